@@ -1,0 +1,105 @@
+"""The ResNet of the hybrid models (paper, section 3.1 "Hybrid architecture" and 4.1).
+
+A post-activation ResNet with group normalisation and standardised convolutions, as in the
+official code. It is not the pre-activation ResNet of BiT: weights are divided by (std + 1e-5),
+and the activation follows the addition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+GROUP_NORM_EPSILON = 1e-6
+WEIGHT_STANDARDIZATION_EPSILON = 1e-5
+
+
+def weight_standardize(kernel: jax.Array) -> jax.Array:
+    """Zero mean and unit deviation per output channel: [kh, kw, Cin, Cout] -> the same shape.
+
+    Epsilon is added to the standard deviation, outside the root (Qiao et al., 1903.10520, in the
+    form of the official code).
+    """
+    axes = tuple(range(kernel.ndim - 1))
+    centred = kernel - jnp.mean(kernel, axis=axes, keepdims=True)
+    return centred / (jnp.std(centred, axis=axes, keepdims=True) + WEIGHT_STANDARDIZATION_EPSILON)
+
+
+class StdConv(nn.Conv):
+    """Convolution whose kernel is standardised at every call: [B, H, W, Cin] -> [B, h, w, Cout]."""
+
+    def param(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        value = super().param(name, *args, **kwargs)
+        return weight_standardize(value) if name == "kernel" else value
+
+
+class ResidualUnit(nn.Module):
+    """Bottleneck unit: [B, H, W, C] -> [B, H/s, W/s, 4 * features] for stride s.
+
+    y = gn3(conv3(relu(gn2(conv2(relu(gn1(conv1(x)))))))); out = relu(y + shortcut(x)).
+    """
+
+    features: int
+    strides: tuple[int, int] = (1, 1)
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def conv(features: int, size: int, strides: tuple[int, int], name: str) -> nn.Module:
+            return StdConv(
+                features, (size, size), strides, use_bias=False, dtype=self.dtype, name=name
+            )
+
+        def norm(name: str, **kwargs: Any) -> nn.Module:
+            return nn.GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=self.dtype, name=name, **kwargs)
+
+        features_out = 4 * self.features
+        shortcut = x
+        if x.shape[-1] != features_out or self.strides != (1, 1):
+            shortcut = conv(features_out, 1, self.strides, "conv_proj")(x)
+            shortcut = norm("gn_proj")(shortcut)  # [B, H/s, W/s, 4F]
+
+        y = conv(self.features, 1, (1, 1), "conv1")(x)
+        y = nn.relu(norm("gn1")(y))  # [B, H, W, F]
+        y = conv(self.features, 3, self.strides, "conv2")(y)
+        y = nn.relu(norm("gn2")(y))  # [B, H/s, W/s, F]
+        y = conv(features_out, 1, (1, 1), "conv3")(y)
+        # Scale 0: at initialisation the unit is its shortcut.
+        y = norm("gn3", scale_init=nn.initializers.zeros_init())(y)  # [B, H/s, W/s, 4F]
+        return nn.relu(y + shortcut)
+
+
+class ResNetStage(nn.Module):
+    """`num_units` residual units, the first with stride: [B, H, W, C] -> [B, H/s, W/s, 4F]."""
+
+    num_units: int
+    features: int
+    first_stride: tuple[int, int]
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for i in range(self.num_units):
+            strides = self.first_stride if i == 0 else (1, 1)
+            x = ResidualUnit(self.features, strides, dtype=self.dtype, name=f"unit{i + 1}")(x)
+        return x
+
+
+def resnet_features(x: jax.Array, layers: Sequence[int], width: int, dtype: Any) -> jax.Array:
+    """Stem and stages: [B, H, W, C] -> [B, H/d, W/d, C'], d = 4 * 2^(stages - 1), or 4 for no stage.
+
+    Called inside the model's compact `__call__`, so that the parameters stand at the root of the
+    tree (`conv_root`, `gn_root`, `block1/unit1/...`), where published files have them.
+    """
+    x = StdConv(width, (7, 7), (2, 2), use_bias=False, dtype=dtype, name="conv_root")(x)
+    x = nn.GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=dtype, name="gn_root")(x)
+    x = nn.relu(x)  # [B, H/2, W/2, width]
+    x = nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="SAME")  # [B, H/4, W/4, width]
+    for i, num_units in enumerate(layers):
+        first_stride = (1, 1) if i == 0 else (2, 2)
+        x = ResNetStage(num_units, width * 2**i, first_stride, dtype=dtype, name=f"block{i + 1}")(x)
+    return x

@@ -1,0 +1,80 @@
+"""Model sizes as one table, without importing JAX.
+
+Sizes Ti to L and H are those of the paper (table 1) and of "How to train your ViT" (2106.10270,
+table 1); M, So400m, g, G, g-opt and G-opt are those of big_vision and "Scaling Vision
+Transformers" (2106.04560). Hybrids follow section 4.1 of the paper and the official code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vit_jax.errors import UserError, nearest
+
+# name: (hidden_size, num_layers, mlp_dim, num_heads)
+SIZES: dict[str, tuple[int, int, int, int]] = {
+    "Ti": (192, 12, 768, 3),
+    "S": (384, 12, 1536, 6),
+    "M": (512, 12, 2048, 8),
+    "B": (768, 12, 3072, 12),
+    "L": (1024, 24, 4096, 16),
+    "So400m": (1152, 27, 4304, 16),
+    "H": (1280, 32, 5120, 16),
+    "g": (1408, 40, 6144, 16),
+    "g-opt": (1536, 40, 6144, 16),
+    "G": (1664, 48, 8192, 16),
+    "G-opt": (1536, 48, 8192, 16),
+}
+
+# Side of a square patch in pixels. 8 to 32 are published; the rest are those of FlexiViT
+# (2212.08013) and the small ones that suit 32-pixel images.
+PATCH_SIZES = (2, 4, 6, 7, 8, 10, 12, 14, 15, 16, 20, 24, 28, 30, 32, 40, 48)
+
+# name: (size, units per ResNet stage, patch size on the feature map).
+# The number after the slash names the ResNet's down-sampling. R+Ti/16 keeps its published name,
+# although its stem (4x) and its 8x8 patches give 7x7 tokens at 224 pixels, as a /32 would.
+HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
+    "R+Ti/16": ("Ti", (), 8),
+    "R26+S/32": ("S", (2, 2, 2, 2), 1),
+    "R26+B/32": ("B", (2, 2, 2, 2), 1),
+    "R50+B/16": ("B", (3, 4, 9), 1),
+    "R50+B/32": ("B", (3, 4, 6, 3), 1),
+    "R50+L/16": ("L", (3, 4, 9), 1),
+    "R50+L/32": ("L", (3, 4, 6, 3), 1),
+}
+
+
+def _row(size: str, patch_size: int) -> dict[str, Any]:
+    hidden_size, num_layers, mlp_dim, num_heads = SIZES[size]
+    return {
+        "name": "vit",
+        "patch_size": patch_size,
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "mlp_dim": mlp_dim,
+        "num_heads": num_heads,
+    }
+
+
+# `create_model(**VARIANTS["B/16"], num_classes=1000)`
+VARIANTS: dict[str, dict[str, Any]] = {
+    f"{size}/{patch}": _row(size, patch) for size in SIZES for patch in PATCH_SIZES
+} | {
+    name: _row(size, patch) | {"resnet_layers": layers}
+    for name, (size, layers, patch) in HYBRIDS.items()
+}
+
+
+def get_variant(name: str) -> dict[str, Any]:
+    """Returns a copy of the row called `name`, such as `B/16` or `R50+L/32`.
+
+    Raises:
+      UserError: no such row; the message lists sizes, patch sizes and hybrids.
+    """
+    if name not in VARIANTS:
+        raise UserError(
+            f"unknown model variant {name!r}.{nearest(name, VARIANTS)} Known: SIZE/PATCH with SIZE "
+            f"one of {', '.join(SIZES)} and PATCH one of {', '.join(map(str, PATCH_SIZES))}; "
+            f"hybrids {', '.join(HYBRIDS)}."
+        )
+    return dict(VARIANTS[name])

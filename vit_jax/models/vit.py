@@ -1,0 +1,369 @@
+"""The Vision Transformer of "An Image is Worth 16x16 Words" (arXiv 2010.11929).
+
+Equation numbers are those of the paper. Modules and parameters carry the names of the official
+code, so published weights load by name. B: batch, N: tokens, D: hidden size, M: MLP width.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.models.resnet import resnet_features
+
+CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
+
+# What the backward pass finds saved and what it computes again.
+REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
+    "none": None,  # everything is saved
+    "full": jax.checkpoint_policies.nothing_saveable,  # only each block's input is saved
+    "dots": jax.checkpoint_policies.dots_saveable,  # all matrix products are saved
+    # Products with weights are saved, those between queries and keys are not.
+    "dots_with_no_batch_dims": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+class AddPositionEmbs(nn.Module):
+    """Adds a learned embedding per token, E_pos of equation 1: [B, N, D] -> [B, N, D]."""
+
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape = (1, *x.shape[1:])
+        pos_embedding = self.param("pos_embedding", nn.initializers.normal(stddev=0.02), shape)
+        return x + jnp.asarray(pos_embedding, self.dtype)
+
+
+class MlpBlock(nn.Module):
+    """MLP(x) = gelu(x W1 + b1) W2 + b2 with dropout after each layer: [B, N, D] -> [B, N, D].
+
+    GELU is the tanh form, which the published weights were trained with.
+    """
+
+    mlp_dim: int
+    dropout_rate: float = 0.0
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        dense = functools.partial(
+            nn.Dense,
+            dtype=self.dtype,
+            kernel_init=nn.initializers.xavier_uniform(),
+            bias_init=nn.initializers.normal(stddev=1e-6),
+        )
+        hidden_size = x.shape[-1]
+        x = nn.gelu(dense(self.mlp_dim)(x), approximate=True)  # [B, N, M]
+        x = nn.Dropout(self.dropout_rate)(x, deterministic=not train)
+        x = dense(hidden_size)(x)  # [B, N, D]
+        return nn.Dropout(self.dropout_rate)(x, deterministic=not train)
+
+
+def _layer_norm(dtype: Any, name: str | None = None) -> nn.LayerNorm:
+    # Flax takes mean and variance in float32 whatever `dtype` is.
+    return nn.LayerNorm(epsilon=1e-6, dtype=dtype, name=name)
+
+
+def _attention(num_heads: int, dropout_rate: float, dtype: Any, train: bool) -> nn.Module:
+    """Equations 5 to 8, with biases on query, key, value and output as the official code has."""
+    return nn.MultiHeadDotProductAttention(
+        num_heads=num_heads,
+        dropout_rate=dropout_rate,
+        broadcast_dropout=False,
+        deterministic=not train,
+        kernel_init=nn.initializers.xavier_uniform(),
+        force_fp32_for_softmax=True,
+        dtype=dtype,
+    )
+
+
+class Encoder1DBlock(nn.Module):
+    """One Transformer layer, [B, N, D] -> [B, N, D].
+
+    z' = MSA(LN(z)) + z (equation 2); z = MLP(LN(z')) + z' (equation 3).
+    """
+
+    mlp_dim: int
+    num_heads: int
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        y = _layer_norm(self.dtype)(x)
+        y = _attention(self.num_heads, self.attention_dropout_rate, self.dtype, train)(y)
+        y = nn.Dropout(self.dropout_rate)(y, deterministic=not train)
+        x = x + y
+
+        y = _layer_norm(self.dtype)(x)
+        y = MlpBlock(self.mlp_dim, self.dropout_rate, dtype=self.dtype)(y, train=train)
+        return x + y
+
+
+class Encoder(nn.Module):
+    """Position embeddings, `num_layers` blocks and the last layer norm: [B, N, D] -> [B, N, D].
+
+    With `scan` the blocks are one block applied in a loop that XLA compiles once; its parameters
+    are those of the loop form stacked along a leading axis (`vit_jax.tree.stack_blocks`).
+    """
+
+    num_layers: int
+    mlp_dim: int
+    num_heads: int
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    remat: str = "none"
+    scan: bool = False
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        x = AddPositionEmbs(dtype=self.dtype, name="posembed_input")(x)
+        x = nn.Dropout(self.dropout_rate)(x, deterministic=not train)
+        block = functools.partial(
+            Encoder1DBlock,
+            mlp_dim=self.mlp_dim,
+            num_heads=self.num_heads,
+            dropout_rate=self.dropout_rate,
+            attention_dropout_rate=self.attention_dropout_rate,
+            dtype=self.dtype,
+        )
+
+        def apply_block(module: nn.Module, x: jax.Array) -> jax.Array:
+            return module(x, train=train)
+
+        if self.remat != "none":
+            # Inside a scan the loop itself keeps XLA from merging the two forward passes.
+            apply_block = nn.remat(
+                apply_block, prevent_cse=not self.scan, policy=REMAT_POLICIES[self.remat]
+            )
+        if self.scan:
+            scan = nn.scan(
+                lambda module, x, _: (apply_block(module, x), None),
+                variable_axes={"params": 0, "intermediates": 0},
+                split_rngs={"params": True, "dropout": True},
+                length=self.num_layers,
+            )
+            x, _ = scan(block(name="encoderblock"), x, None)
+        else:
+            for i in range(self.num_layers):
+                x = apply_block(block(name=f"encoderblock_{i}"), x)
+        return _layer_norm(self.dtype, name="encoder_norm")(x)  # equation 4
+
+
+class MAPHead(nn.Module):
+    """Multihead attention pooling by a learned probe: [B, N, D] -> [B, D].
+
+    x = MSA(probe, tokens); x + MLP(LN(x)) ("Scaling Vision Transformers", 2106.04560, section 3).
+    """
+
+    mlp_dim: int
+    num_heads: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        batch_size, _, hidden_size = x.shape
+        xavier = nn.initializers.xavier_uniform()
+        probe = self.param("probe", xavier, (1, 1, hidden_size))
+        probe = jnp.tile(jnp.asarray(probe, self.dtype), (batch_size, 1, 1))  # [B, 1, D]
+        x = _attention(self.num_heads, 0.0, self.dtype, train)(probe, x)  # [B, 1, D]
+        y = _layer_norm(self.dtype)(x)
+        x = x + MlpBlock(self.mlp_dim, dtype=self.dtype)(y, train=train)
+        return x[:, 0]  # [B, D]
+
+
+class IdentityLayer(nn.Module):
+    """Gives a name to a value, for those who look at intermediates."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x
+
+
+class VisionTransformer(nn.Module):
+    """Images to logits, [B, H, W, C] -> [B, num_classes] float32.
+
+    Attributes:
+      num_classes: number of logits; 0 returns the representation instead.
+      patch_size: side of a patch in pixels, or (height, width); for a hybrid, in cells of the
+        ResNet's feature map. Rows and columns that do not fill a patch are dropped.
+      hidden_size, num_layers, mlp_dim, num_heads: table 1 of the paper. `num_layers=None` leaves
+        the Transformer out altogether (the official code's `transformer=None`).
+      dropout_rate: after every dense layer but query, key and value, and after adding the
+        position embeddings (paper, B.1).
+      representation_size: width of the tanh layer before the head (pre-training head, section
+        3.1), or None for no such layer.
+      classifier: what the head sees: `token` (class token), `gap` (mean over tokens), `map`
+        (attention pooling), or every token: `unpooled` (without class token) and
+        `token_unpooled` (with it), which give [B, N, num_classes].
+      head_bias_init: constant; -10 where the loss is a sigmoid over many classes.
+      resnet_layers: units per stage of a hybrid's ResNet; () is its stem alone; None no ResNet.
+      remat: one of `REMAT_POLICIES`.
+      scan: compile the blocks as one loop.
+      dtype: of the computation; parameters, softmax, norms' statistics and logits are float32.
+    """
+
+    num_classes: int
+    patch_size: int | tuple[int, int]
+    hidden_size: int
+    num_layers: int | None
+    mlp_dim: int
+    num_heads: int
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    representation_size: int | None = None
+    classifier: str = "token"
+    head_bias_init: float = 0.0
+    resnet_layers: tuple[int, ...] | None = None
+    resnet_width_factor: int = 1
+    remat: str = "none"
+    scan: bool = False
+    dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        _one_of("model.classifier", self.classifier, CLASSIFIERS)
+        _one_of("model.remat", self.remat, tuple(REMAT_POLICIES))
+        if self.hidden_size % self.num_heads:
+            raise UserError(
+                f"model.hidden_size={self.hidden_size} does not divide into "
+                f"model.num_heads={self.num_heads} heads; choose a multiple."
+            )
+        super().__post_init__()
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens that stand before the grid in the position embeddings: 1 for a class token."""
+        return int(self.classifier in ("token", "token_unpooled"))
+
+    @nn.compact
+    def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
+        """Images in [-1, 1], [B, H, W, C] -> logits [B, K] ([B, N, K] unpooled) float32."""
+        x = jnp.asarray(images, self.dtype)
+        if self.resnet_layers is not None:
+            width = 64 * self.resnet_width_factor
+            x = resnet_features(x, self.resnet_layers, width, self.dtype)  # [B, H/d, W/d, C']
+
+        x = self._embed_patches(x)  # [B, h, w, D]
+        if self.num_layers is not None:
+            x = self._encode(x, train=train)  # [B, N, D]
+        x = self._pool(x, train=train)  # [B, D] or [B, N, D]
+        return self._classify(x)  # [B, K] or [B, N, K]
+
+    def _embed_patches(self, x: jax.Array) -> jax.Array:
+        """x_p E of equation 1, as a convolution: [B, H, W, C] -> [B, h, w, D]."""
+        patch = patch_shape(self.patch_size)
+        if x.shape[1] < patch[0] or x.shape[2] < patch[1]:
+            raise UserError(
+                f"model.patch_size={self.patch_size} is larger than its input of "
+                f"{x.shape[1]}x{x.shape[2]}; use larger images or a smaller patch."
+            )
+        embedding = nn.Conv(
+            self.hidden_size, patch, patch, padding="VALID", dtype=self.dtype, name="embedding"
+        )
+        return embedding(x)
+
+    def _encode(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """Equations 1 to 4 on a grid of embeddings: [B, h, w, D] -> [B, N, D]."""
+        assert self.num_layers is not None
+        batch_size, height, width, hidden_size = x.shape
+        x = jnp.reshape(x, (batch_size, height * width, hidden_size))  # [B, h*w, D]
+        if self.num_prefix_tokens:
+            cls = self.param("cls", nn.initializers.zeros_init(), (1, 1, hidden_size))
+            cls = jnp.tile(jnp.asarray(cls, self.dtype), (batch_size, 1, 1))
+            x = jnp.concatenate([cls, x], axis=1)  # [B, 1 + h*w, D]
+        encoder = Encoder(
+            num_layers=self.num_layers,
+            mlp_dim=self.mlp_dim,
+            num_heads=self.num_heads,
+            dropout_rate=self.dropout_rate,
+            attention_dropout_rate=self.attention_dropout_rate,
+            remat=self.remat,
+            scan=self.scan,
+            dtype=self.dtype,
+            name="Transformer",
+        )
+        return encoder(x, train=train)
+
+    def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """[B, N, D] -> [B, D], or all tokens for the unpooled classifiers."""
+        if self.classifier == "token":
+            return x[:, 0]
+        if self.classifier == "gap":
+            return jnp.mean(x, axis=tuple(range(1, x.ndim - 1)))
+        if self.classifier == "map":
+            x = jnp.reshape(x, (x.shape[0], -1, x.shape[-1]))  # also when there is no Transformer
+            return MAPHead(self.mlp_dim, self.num_heads, dtype=self.dtype)(x, train=train)
+        return x
+
+    def _classify(self, x: jax.Array) -> jax.Array:
+        """[..., D] -> [..., K] float32; the representation where num_classes is 0."""
+        if self.representation_size is None:
+            x = IdentityLayer(name="pre_logits")(x)
+        else:
+            pre_logits = nn.Dense(self.representation_size, dtype=self.dtype, name="pre_logits")
+            x = nn.tanh(pre_logits(x))  # [..., R]
+        x = jnp.asarray(x, jnp.float32)
+        if not self.num_classes:
+            return x
+        head = nn.Dense(
+            self.num_classes,
+            kernel_init=nn.initializers.zeros_init(),
+            bias_init=nn.initializers.constant(self.head_bias_init),
+            name="head",
+        )
+        return head(x)
+
+
+def patch_shape(patch_size: int | tuple[int, ...]) -> tuple[int, int]:
+    """(height, width) from an int, a 1-tuple or a pair of positive ints, else UserError."""
+    sides = (patch_size,) if isinstance(patch_size, int) else tuple(patch_size)
+    if len(sides) not in (1, 2) or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise UserError(
+            f"model.patch_size={patch_size!r} must be a positive int or a pair (height, width)."
+        )
+    return sides[0], sides[-1]
+
+
+def token_grid(
+    image_size: tuple[int, int],
+    patch_size: int | tuple[int, int],
+    resnet_layers: tuple[int, ...] | None = None,
+) -> tuple[int, int]:
+    """Rows and columns of tokens that images of (height, width) pixels give.
+
+    Raises:
+      UserError: the patch does not divide the image (for a hybrid: its feature map), naming the
+        nearest sizes that fit.
+    """
+    patch = patch_shape(patch_size)
+    downsampling = 1 if resnet_layers is None else 4 * 2 ** max(len(resnet_layers) - 1, 0)
+    for pixels, side in zip(image_size, patch, strict=True):
+        stride = side * downsampling
+        if pixels % stride or not pixels:
+            below = pixels // stride * stride
+            fitting = f"{below} or {below + stride}" if below else f"{stride}"
+            raise UserError(
+                f"model.patch_size={patch_size} (times the ResNet's down-sampling, {downsampling}) "
+                f"does not divide images of {image_size[0]}x{image_size[1]} pixels; resize them in "
+                f"the preprocessing so that {pixels} becomes {fitting}."
+            )
+    return (
+        image_size[0] // (patch[0] * downsampling),
+        image_size[1] // (patch[1] * downsampling),
+    )
+
+
+def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(
+            f"{key}={value!r} is unknown.{nearest(str(value), known)} Known: {', '.join(known)}."
+        )
