@@ -1,7 +1,7 @@
 """Model sizes as one table, without importing JAX.
 
 Sizes Ti to L and H are those of the paper (table 1) and of "How to train your ViT" (2106.10270,
-table 1); M, So400m, g, G, g-opt and G-opt are those of big_vision and "Scaling Vision
+table 1); mu, M, So400m, g, G, g-opt, G-opt and e are those of big_vision and "Scaling Vision
 Transformers" (2106.04560). Hybrids follow section 4.1 of the paper and the official code.
 """
 
@@ -13,6 +13,7 @@ from vit_jax.errors import UserError, nearest
 
 # name: (hidden_size, num_layers, mlp_dim, num_heads)
 SIZES: dict[str, tuple[int, int, int, int]] = {
+    "mu": (32, 1, 128, 2),  # for tests
     "Ti": (192, 12, 768, 3),
     "S": (384, 12, 1536, 6),
     "M": (512, 12, 2048, 8),
@@ -24,6 +25,7 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "g-opt": (1536, 40, 6144, 16),
     "G": (1664, 48, 8192, 16),
     "G-opt": (1536, 48, 8192, 16),
+    "e": (1792, 56, 15360, 16),
 }
 
 # Side of a square patch in pixels. 8 to 32 are published; the rest are those of FlexiViT

@@ -1,0 +1,88 @@
+"""Numbers of the reference implementation (tests/data/golden), and how to rebuild their inputs.
+
+Parameters are not stored: a generator seeded by each parameter's name makes them. The recipe
+`r02` (all 0.02 * z) sees a wrong epsilon in the layer norms; `fanin` sees attention, bias and
+position errors.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.models.create import create_model
+from vit_jax.models.variants import VARIANTS
+from vit_jax.tree import unflatten_names
+
+FOLDER = Path(__file__).parent / "data" / "golden"
+RECIPES = ("r02", "fanin")
+
+
+@functools.cache
+def arrays(name: str) -> dict[str, np.ndarray]:
+    with np.load(FOLDER / f"{name}.npz") as file:
+        return dict(file)
+
+
+@functools.cache
+def table(name: str) -> Any:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def fill(name: str, shape: tuple[int, ...], recipe: str) -> np.ndarray:
+    """The parameter called `name` (flat, without prefix)."""
+    z = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+    *_, parent, last = ["", *name.split("/")]
+    if last == "scale":
+        value = 1.0 + (0.02 if recipe == "r02" else 0.1) * z
+    elif recipe == "r02":
+        value = 0.02 * z
+    elif last == "kernel":
+        fan_in = shape[0] if parent in ("query", "key", "value") else math.prod(shape[:-1])
+        value = z / math.sqrt(fan_in)
+    else:
+        value = 0.1 * z
+    return value.astype(np.float32)
+
+
+def params(shapes: dict[str, tuple[int, ...]], recipe: str) -> dict[str, Any]:
+    """A nested tree from flat names and shapes."""
+    return unflatten_names({name: fill(name, tuple(s), recipe) for name, s in shapes.items()})
+
+
+def images(n: int, height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, (n, height, width, 3)).astype(np.float32)
+
+
+def abstract_params(model: Any, image_shape: tuple[int, ...] = (1, 224, 224, 3)) -> Any:
+    """Shapes of a model's parameters, without computing any."""
+    image = jnp.zeros(image_shape)
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), image, train=False))["params"]
+
+
+TESTING = {
+    "name": "vit",
+    "patch_size": 16,
+    "hidden_size": 10,
+    "num_layers": 1,
+    "mlp_dim": 10,
+    "num_heads": 2,
+}
+
+
+def model(config: str, **kwargs: Any) -> Any:
+    """Our model for a name of the golden files, such as `R26+ViT-S_32` or `ViT-S_16-gap-norep`."""
+    if config.startswith("testing"):
+        classifier = "unpooled" if config == "testing-unpooled" else "token"
+        return create_model(**TESTING, **{"classifier": classifier, **kwargs})
+    name = config.replace("ViT-", "").replace("_", "/").removesuffix("-gap-norep")
+    classifier = "gap" if config.endswith("-gap-norep") else "token"
+    return create_model(**{**VARIANTS[name], "classifier": classifier, **kwargs})

@@ -1,0 +1,67 @@
+"""A manifest of a folder: size and SHA-256 of each file, so that changed bytes are noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "checksums.json"
+_THREADS = 8
+
+
+def write_manifest(folder: Path, note: dict[str, Any]) -> None:
+    """Writes `folder/checksums.json` over all files below the folder, with a note to go with it.
+
+    The file is {"files": {relative name: [bytes, sha256]}, "note": note, "sha256": of the rest}.
+    """
+    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    with ThreadPoolExecutor(_THREADS) as pool:
+        digests = pool.map(lambda name: _digest(folder / name), names)
+        content = {"files": dict(zip(names, digests, strict=True)), "note": note}
+    manifest = {**content, "sha256": _digest_of_json(content)}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder, or None where it is missing or damaged itself."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        intact = manifest.pop("sha256") == _digest_of_json(manifest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return manifest if intact else None
+
+
+def damaged_files(folder: Path) -> list[str]:
+    """Names, relative to the folder, of files that are missing, unreadable or changed.
+
+    Files that the manifest does not list are not looked at.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return [MANIFEST]
+
+    def intact(name: str) -> bool:
+        try:
+            return _digest(folder / name) == manifest["files"][name]
+        except OSError:
+            return False
+
+    names = sorted(manifest["files"])
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [name for name, good in zip(names, pool.map(intact, names), strict=True) if not good]
+
+
+def _digest(path: Path) -> list[Any]:
+    """[size in bytes, sha256 in hex] of a file."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        return [size, hashlib.file_digest(file, "sha256").hexdigest()]
+
+
+def _digest_of_json(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,24 @@
+"""Evaluator names to objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.evaluators.classification import ClassificationEvaluator
+
+EVALUATORS = {"classification": ClassificationEvaluator}
+
+
+def create_evaluator(name: str, **kwargs: Any) -> Any:
+    """Builds the evaluator called `name`: a function from parameters to `{metric: float}`.
+
+    Raises:
+      UserError: unknown name; unknown keyword arguments are a TypeError.
+    """
+    if name not in EVALUATORS:
+        raise UserError(
+            f"evaluator name {name!r} is unknown.{nearest(name, EVALUATORS)} "
+            f"Known: {', '.join(EVALUATORS)}."
+        )
+    return EVALUATORS[name](**kwargs)

@@ -1,0 +1,168 @@
+"""How a script starts: flags, config, processes, logging, and errors in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from vit_jax.errors import UserError, nearest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLAGS = flags.FLAGS
+
+
+def define_flags(default_config: str | None) -> None:
+    """Flags shared by the scripts that run a config."""
+    # Recipes import their defaults as `configs.default`, wherever the command is given.
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    config_flags.DEFINE_config_file(
+        "config", default_config, "Recipe, as configs/finetune.py:B/16,cifar10.", lock_config=True
+    )
+    flags.DEFINE_string("workdir", None, "Folder of this run; given again, the run goes on.")
+    flags.DEFINE_enum(
+        *("resume", "auto", ["auto", "force"]),
+        "auto refuses a workdir that belongs to another config; force continues it all the same.",
+    )
+    flags.DEFINE_string(
+        "coordinator_address", None, "host:port of process 0, for a run of several processes."
+    )
+    flags.DEFINE_integer("num_processes", None, "How many processes, each started by hand.")
+    flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
+
+
+def main(
+    run: Callable[[Any, str], Any], *, doc: str | None, default_config: str | None = None
+) -> None:
+    """Parses the command line and calls `run(config, workdir)`.
+
+    A `UserError` ends the process with one line on stderr and status 2, a diverged training with
+    status 1; anything else is a bug and shows its traceback.
+    """
+    define_flags(default_config)
+    with one_line_errors():
+        if any(argument in ("--help", "-h", "--helpfull", "-help") for argument in sys.argv[1:]):
+            print(help_text(doc))
+            return
+        parse_flags()
+        for name in ("config", "workdir"):
+            if getattr(FLAGS, name) is None:
+                raise UserError(f"--{name} is missing; see --help.")
+        start_logging()
+        start_processes()
+        run(FLAGS.config, FLAGS.workdir)
+
+
+def parse_flags() -> None:
+    """absl's parsing, with every mistake in a flag or a config turned into a UserError."""
+    try:
+        rest = FLAGS(sys.argv)
+        if FLAGS.config is not None:
+            FLAGS.config.lock()  # a missing file is noticed at the first access
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        raise UserError(_flag_error(error)) from error
+    if len(rest) > 1:
+        raise UserError(f"unexpected arguments: {' '.join(rest[1:])}; overrides are --config.x=y.")
+
+
+def _flag_error(error: BaseException) -> str:
+    """One line that says what is wrong with the command line."""
+    text = " ".join(str(error.args[0] if error.args else error).split())
+    raised_by_recipe = re.search(r"vit_jax\.errors\.UserError: (.*)$", text)
+    if raised_by_recipe:
+        return raised_by_recipe[1]
+    from configs import default
+
+    known = _keys(default.get_config())
+    for argument in sys.argv[1:]:
+        match = re.match(r"--?config\.([^=\[]+)", argument)
+        if match and match[1] not in known and not match[1].startswith("evaluators."):
+            return (
+                f"--config.{match[1]} is no key of the config.{nearest(match[1], known)} "
+                "--help lists all keys."
+            )
+    return f"{text} (see --help)"
+
+
+def _keys(config: Any, prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in config.items():
+        nested = _keys(value, f"{prefix}{key}.") if hasattr(value, "items") else []
+        keys += nested or [prefix + key]
+    return keys
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Ends the process with the message alone where the message says it all."""
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RuntimeError as error:
+        if type(error).__name__ != "TrainingDivergedError":
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def start_logging() -> None:
+    """Progress goes to stdout; libraries speak from warnings on."""
+    process = f"[{FLAGS.process_id}] " if FLAGS.num_processes else ""
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s {process}%(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stdout,
+        force=True,
+    )
+    for name in ("absl", "orbax", "jax", "grain"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def start_processes() -> None:
+    """Joins the other processes of this run, if the flags name any."""
+    given = [FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id]
+    if all(value is None for value in given):
+        return
+    if any(value is None for value in given):
+        raise UserError(
+            "--coordinator_address, --num_processes and --process_id belong together: "
+            "give all three or none."
+        )
+    import jax
+
+    # Read only on CPU, where the default would not let processes talk to each other.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        FLAGS.coordinator_address,
+        num_processes=FLAGS.num_processes,
+        process_id=FLAGS.process_id,
+    )
+
+
+def help_text(doc: str | None) -> str:
+    """The script's docstring, its flags, and every config key with its default and comment."""
+    own = [FLAGS[name] for name in ("config", "workdir", "resume", "coordinator_address")]
+    own += [FLAGS[name] for name in ("num_processes", "process_id")]
+    lines = [inspect.cleandoc(doc or ""), "", "Flags:"]
+    lines += [f"  --{flag.name}: {flag.help} (default: {flag.default})" for flag in own]
+    lines += ["", "Config keys, as --config.KEY=VALUE:"]
+    source = (ROOT / "configs" / "default.py").read_text()
+    pattern = r"^    config\.(?P<key>[\w.]+) = (?P<value>.*?)(?:  # (?P<comment>.*))?$"
+    for match in re.finditer(pattern, source, re.MULTILINE):
+        if match["value"] == "ConfigDict()":
+            continue
+        comment = f"  # {match['comment']}" if match["comment"] else ""
+        lines.append(f"  {match['key']} = {match['value']}{comment}")
+    return "\n".join(lines)

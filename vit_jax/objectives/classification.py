@@ -1,0 +1,89 @@
+"""Supervised classification (paper, section 4.1; losses as in facts of the released models)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.losses import LOSSES, one_hot_targets
+
+Batch = dict[str, jax.Array]
+
+
+def scale_images(images: jax.Array) -> jax.Array:
+    """uint8 [B, H, W, C] -> float32 in [-1, 1], the range of the published models.
+
+    Floats come back as they are: the preprocessing has scaled them (`value_range`).
+    """
+    if images.dtype == jnp.uint8:
+        return jnp.asarray(images, jnp.float32) / 127.5 - 1.0
+    return images
+
+
+class Classification:
+    """One label per image.
+
+    A batch holds `image` [B, H, W, C] (uint8, or float scaled by the preprocessing), `label` [B]
+    int32 and `mask` [B] float32, 1 for a real example.
+    """
+
+    def __init__(self, *, model: Any, loss: str = "softmax", label_smoothing: float = 0.0):
+        """
+        Args:
+          model: linen module from images to logits [B, K].
+          loss: a key of `LOSSES`.
+          label_smoothing: mass taken from the label and spread over all classes.
+
+        Raises:
+          UserError: unknown loss, smoothing outside [0, 1), or a model without one row of logits
+            per image.
+        """
+        if loss not in LOSSES:
+            raise UserError(
+                f"objective.loss={loss!r} is unknown.{nearest(loss, LOSSES)} "
+                f"Known: {', '.join(LOSSES)}."
+            )
+        if not 0.0 <= label_smoothing < 1.0:
+            raise UserError(f"objective.label_smoothing={label_smoothing} must be in [0, 1).")
+        if model.classifier in ("unpooled", "token_unpooled"):
+            raise UserError(
+                f"model.classifier={model.classifier!r} gives logits per token; classification "
+                "needs one of token, gap, map."
+            )
+        self._model = model
+        self._loss = LOSSES[loss]
+        self._label_smoothing = label_smoothing
+
+    def init(self, rng: jax.Array, batch: Batch) -> Any:
+        """Random parameters for batches of this shape."""
+        return self._model.init(rng, scale_images(batch["image"]), train=False)["params"]
+
+    def loss(
+        self, params: Any, batch: Batch, rng: jax.Array, *, train: bool
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Mean loss over the real examples, and `accuracy`; both scalars."""
+        values = self._values(self._logits(params, batch, rng, train=train), batch)
+        weights = batch["mask"] / jnp.maximum(jnp.sum(batch["mask"]), 1.0)
+        means = {name: jnp.sum(value * weights) for name, value in values.items()}
+        return means.pop("loss"), means
+
+    def evaluate(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+        """`loss` and `accuracy` per example, [B] each."""
+        return self._values(self.predict(params, batch), batch)
+
+    def predict(self, params: Any, batch: Batch) -> jax.Array:
+        """Logits [B, K]."""
+        return self._logits(params, batch, None, train=False)
+
+    def _logits(self, params: Any, batch: Batch, rng: Any, *, train: bool) -> jax.Array:
+        rngs = {"dropout": rng} if train else {}
+        images = scale_images(batch["image"])
+        return self._model.apply({"params": params}, images, train=train, rngs=rngs)
+
+    def _values(self, logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+        targets = one_hot_targets(batch["label"], logits.shape[-1], self._label_smoothing)  # [B, K]
+        correct = jnp.argmax(logits, axis=-1) == batch["label"]
+        return {"loss": self._loss(logits, targets), "accuracy": jnp.asarray(correct, jnp.float32)}

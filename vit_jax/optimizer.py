@@ -1,0 +1,157 @@
+"""Learning-rate schedules and optimizers (paper, section 4.1 and tables 3 and 4)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.errors import UserError, nearest
+
+Schedule = Callable[[Any], jax.Array]
+
+SCHEDULES = ("cosine", "linear", "rsqrt", "constant")
+DECAY_MASKS = {
+    # Weights of dense layers, attention and convolutions: not biases, norms, cls, positions.
+    "kernels": r".*/kernel",
+    "all": r".*",
+}
+MOMENTUM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def create_schedule(
+    name: str,
+    *,
+    learning_rate: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    linear_end: float = 1e-5,
+    timescale_steps: int = 10_000,
+    cooldown_steps: int = 0,
+) -> Schedule:
+    """A function from the number of finished updates to the learning rate of the next one.
+
+    Args:
+      name: `cosine`: base * (1 + cos(pi p)) / 2; `linear`: from base to `linear_end` in p;
+        `rsqrt`: base / sqrt(1 + (step - warmup) / timescale); `constant`. p runs from 0 at the end
+        of the warm-up to 1 at `total_steps`.
+      learning_rate: the base.
+      total_steps: updates in all.
+      warmup_steps: the result is multiplied by step / warmup_steps up to there; the first update
+        of a warm-up has rate 0, as in the official code.
+      linear_end: last value of `linear`.
+      timescale_steps: of `rsqrt`.
+      cooldown_steps: the result is multiplied by a line to 0 over so many last updates.
+
+    Raises:
+      UserError: unknown name, or warm-up and cool-down do not fit into `total_steps`.
+    """
+    if name not in SCHEDULES:
+        raise UserError(
+            f"schedule.name={name!r} is unknown.{nearest(name, SCHEDULES)} "
+            f"Known: {', '.join(SCHEDULES)}."
+        )
+    if warmup_steps < 0 or cooldown_steps < 0 or warmup_steps + cooldown_steps >= total_steps:
+        raise UserError(
+            f"schedule.warmup_steps={warmup_steps} and schedule.cooldown_steps={cooldown_steps} "
+            f"must be positive and leave room in a training of {total_steps} steps."
+        )
+
+    def schedule(step: Any) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        progress = jnp.clip((step - warmup_steps) / (total_steps - warmup_steps), 0.0, 1.0)
+        if name == "cosine":
+            rate = learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+        elif name == "linear":
+            rate = linear_end + (learning_rate - linear_end) * (1.0 - progress)
+        elif name == "rsqrt":
+            past_warmup = jnp.maximum(step - warmup_steps, 0.0)
+            rate = learning_rate / jnp.sqrt(1.0 + past_warmup / timescale_steps)
+        else:
+            rate = jnp.full_like(step, learning_rate)
+        if warmup_steps:
+            rate = rate * jnp.minimum(1.0, step / warmup_steps)
+        if cooldown_steps:
+            rate = rate * jnp.clip((total_steps - step) / cooldown_steps, 0.0, 1.0)
+        return rate
+
+    return schedule
+
+
+def decay_mask(params: Any, pattern: str) -> Any:
+    """A tree like `params` with True where the whole name matches `pattern`."""
+
+    def matches(path: Any, _: Any) -> bool:
+        return re.fullmatch(pattern, "/".join(str(entry.key) for entry in path)) is not None
+
+    return jax.tree_util.tree_map_with_path(matches, params)
+
+
+def create_optimizer(
+    name: str,
+    *,
+    schedule: Schedule,
+    clip_norm: float | None = None,
+    weight_decay: float = 0.0,
+    decay_parameters: str = "kernels",
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    momentum: float = 0.9,
+    momentum_dtype: str = "float32",
+) -> optax.GradientTransformation:
+    """Clip, precondition, decay, scale by the learning rate, in this order.
+
+    Weight decay is decoupled and multiplied by the learning rate: each update subtracts
+    `rate * weight_decay * parameter` (the paper's 0.1 is this 0.1; big_vision's is 0.1 * base).
+
+    Args:
+      name: `adamw`, `adam` (no decay) or `sgd`.
+      schedule: from `create_schedule`.
+      clip_norm: upper bound of the gradient's global norm, or None.
+      weight_decay: see above.
+      decay_parameters: which parameters decay, a key of `DECAY_MASKS`.
+      b1, b2, eps: of Adam.
+      momentum: of SGD.
+      momentum_dtype: in which Adam's first moment and SGD's momentum are stored; `bfloat16` halves
+        their memory (the decay of SGD then is bfloat16(0.9) = 0.8984375, as in the official code).
+
+    Raises:
+      UserError: unknown name or value.
+    """
+    optimizers = {
+        "adamw": lambda: optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype),
+        "adam": lambda: optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype),
+        "sgd": lambda: optax.trace(decay=momentum, accumulator_dtype=dtype),
+    }
+    for key, value, known in (
+        ("optimizer.name", name, optimizers),
+        ("optimizer.decay_parameters", decay_parameters, DECAY_MASKS),
+        ("optimizer.momentum_dtype", momentum_dtype, MOMENTUM_DTYPES),
+    ):
+        if value not in known:
+            raise UserError(
+                f"{key}={value!r} is unknown.{nearest(str(value), known)} "
+                f"Known: {', '.join(known)}."
+            )
+    if name == "adam" and weight_decay:
+        raise UserError(
+            f"optimizer.weight_decay={weight_decay} is not read by optimizer.name='adam'; "
+            "the paper's Adam with decoupled decay is 'adamw'."
+        )
+    if clip_norm is not None and clip_norm <= 0:
+        raise UserError(f"optimizer.clip_norm={clip_norm} must be positive, or None for no clipping.")
+    dtype = MOMENTUM_DTYPES[momentum_dtype]
+    steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
+    steps.append(optimizers[name]())
+    if weight_decay:
+        pattern = DECAY_MASKS[decay_parameters]
+        steps.append(
+            optax.add_decayed_weights(weight_decay, mask=lambda params: decay_mask(params, pattern))
+        )
+    steps.append(optax.scale_by_learning_rate(schedule))
+    return optax.chain(*steps)

@@ -1,0 +1,120 @@
+"""One update of the parameters: a pure function of (state, batch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, PartitionSpec
+
+from vit_jax.errors import UserError
+from vit_jax.sharding import BATCH_AXES, batch_sharding, replicated
+from vit_jax.train_state import TrainState
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+def accumulate_gradients(
+    value_and_grad: Callable[[Any, Batch, jax.Array], tuple[tuple[jax.Array, Metrics], Any]],
+    params: Any,
+    batch: Batch,
+    rng: jax.Array,
+    num_steps: int,
+) -> tuple[tuple[jax.Array, Metrics], Any]:
+    """Means of loss, metrics and gradient over `num_steps` parts of the batch, one at a time.
+
+    Only one gradient is held besides the sum. Part k takes rows k, k + num_steps, ..., so that
+    every device cuts its own rows and nothing moves between devices.
+    """
+
+    def split(x: jax.Array) -> jax.Array:
+        parts = jnp.reshape(x, (x.shape[0] // num_steps, num_steps, *x.shape[1:]))
+        parts = jnp.swapaxes(parts, 0, 1)  # [num_steps, B / num_steps, ...]
+        return jax.lax.with_sharding_constraint(parts, PartitionSpec(None, BATCH_AXES))
+
+    def body(carry: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+        micro_batch, index = part
+        result = value_and_grad(params, micro_batch, jax.random.fold_in(rng, index))
+        return jax.tree.map(jnp.add, carry, result), None
+
+    parts = (jax.tree.map(split, batch), jnp.arange(num_steps))
+    shapes = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], parts[0]), rng)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    sums, _ = jax.lax.scan(body, zeros, parts)
+    return jax.tree.map(lambda x: x / num_steps, sums)
+
+
+def make_train_step(
+    objective: Any,
+    tx: optax.GradientTransformation,
+    *,
+    seed: int,
+    accumulation_steps: int = 1,
+    polyak_decay: float = 0.0,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Returns `train_step(state, batch) -> (state, metrics)`.
+
+    Args:
+      objective: has `loss(params, batch, rng, train=True) -> (scalar, metrics)`.
+      tx: the optimizer.
+      seed: all randomness of update t is a function of (seed, t).
+      accumulation_steps: parts that the batch is cut into.
+      polyak_decay: d of average = d * average + (1 - d) * params; 0 for no average.
+
+    Metrics are float32 scalars: `loss`, `grad_norm` (before clipping) and the objective's own.
+    """
+    if not 0.0 <= polyak_decay < 1.0:
+        raise UserError(f"train_step.polyak_decay={polyak_decay} must be in [0, 1).")
+
+    def loss_fn(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
+        return objective.loss(params, batch, rng, train=True)
+
+    value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        rng = jax.random.fold_in(jax.random.key(seed), state.step)
+        if accumulation_steps == 1:
+            (loss, metrics), grads = value_and_grad(state.params, batch, rng)
+        else:
+            (loss, metrics), grads = accumulate_gradients(
+                value_and_grad, state.params, batch, rng, accumulation_steps
+            )
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        polyak_params = state.polyak_params
+        if polyak_decay:
+            polyak_params = optax.incremental_update(params, polyak_params, 1.0 - polyak_decay)
+        state = TrainState(state.step + 1, params, opt_state, polyak_params)
+        return state, {"loss": loss, "grad_norm": optax.global_norm(grads), **metrics}
+
+    return train_step
+
+
+def jit_train_step(
+    objective: Any,
+    tx: optax.GradientTransformation,
+    shardings: TrainState,
+    mesh: Mesh,
+    *,
+    seed: int,
+    accumulation_steps: int = 1,
+    polyak_decay: float = 0.0,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """`make_train_step` compiled for the mesh; the state passed in is used up (donated)."""
+    train_step = make_train_step(
+        objective,
+        tx,
+        seed=seed,
+        accumulation_steps=accumulation_steps,
+        polyak_decay=polyak_decay,
+    )
+    return jax.jit(
+        train_step,
+        in_shardings=(shardings, batch_sharding(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
+        donate_argnums=0,
+    )

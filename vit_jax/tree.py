@@ -1,0 +1,95 @@
+"""Parameter trees: names joined by slashes, and the two forms of the encoder's blocks.
+
+A parameter tree is a nested dict of arrays. Its flat form `{"a/b/c": array}` is what `.npz` files
+hold. The encoder's blocks come as `encoderblock_0 ... encoderblock_{L-1}` (loop form, the one of
+published files) or as one `encoderblock` whose leaves have a leading axis of length L (scan form).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.errors import UserError
+
+_BLOCK = re.compile(r"^(?P<head>(?:.*/)?encoderblock)_(?P<index>\d+)/(?P<tail>.*)$")
+_SCANNED = re.compile(r"^(?P<head>(?:.*/)?encoderblock)/(?P<tail>.*)$")
+
+
+def flatten_names(tree: Any) -> dict[str, Any]:
+    """Nested dict -> `{"a/b": leaf}` in sorted order; `None` leaves are left out."""
+    flat: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        flat["/".join(str(entry.key) for entry in path)] = leaf
+    return flat
+
+
+def unflatten_names(flat: dict[str, Any]) -> dict[str, Any]:
+    """`{"a/b": leaf}` -> nested dict; the inverse of `flatten_names`.
+
+    Raises:
+      UserError: one name is a leaf and also the prefix of another.
+    """
+    tree: dict[str, Any] = {}
+    for name, leaf in flat.items():
+        *parents, last = name.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise UserError(f"{name!r} stands below {parent!r}, which is an array.")
+        if last in node:
+            raise UserError(f"{name!r} is both an array and a group of arrays.")
+        node[last] = leaf
+    return tree
+
+
+def count_parameters(tree: Any) -> int:
+    """Number of scalars in all leaves (arrays or ShapeDtypeStructs)."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def is_scanned(flat: dict[str, Any]) -> bool:
+    """Whether flat names show the scan form."""
+    return any(_SCANNED.match(name) for name in flat)
+
+
+def stack_blocks(tree: Any) -> dict[str, Any]:
+    """Loop form -> scan form: L leaves [...] become one [L, ...]. Scan form comes back as it is.
+
+    Raises:
+      UserError: a block lacks a leaf that another has, or a number is missing.
+    """
+    groups: dict[str, dict[int, Any]] = {}
+    flat: dict[str, Any] = {}
+    for name, leaf in flatten_names(tree).items():
+        match = _BLOCK.match(name)
+        if match is None:
+            flat[name] = leaf
+        else:
+            stacked = f"{match['head']}/{match['tail']}"
+            groups.setdefault(stacked, {})[int(match["index"])] = leaf
+    depth = max((max(leaves) + 1 for leaves in groups.values()), default=0)
+    for name, leaves in groups.items():
+        missing = sorted(set(range(depth)) - set(leaves))
+        if missing:
+            raise UserError(f"{name!r} is missing in encoder blocks {missing} of {depth}.")
+        flat[name] = np.stack([np.asarray(leaves[i]) for i in range(depth)])  # [L, ...]
+    return unflatten_names(flat)
+
+
+def unstack_blocks(tree: Any) -> dict[str, Any]:
+    """Scan form -> loop form, the inverse of `stack_blocks`. Loop form comes back as it is."""
+    flat: dict[str, Any] = {}
+    for name, leaf in flatten_names(tree).items():
+        match = _SCANNED.match(name)
+        if match is None:
+            flat[name] = leaf
+        else:
+            for i in range(leaf.shape[0]):
+                flat[f"{match['head']}_{i}/{match['tail']}"] = leaf[i]  # [...]
+    return unflatten_names(flat)

@@ -1,0 +1,287 @@
+"""One workdir, one run: nothing in a workdir is overwritten by a different run.
+
+`config.json` and `dataset.json` say whose workdir it is, `.lock` says who works in it now.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from vit_jax.errors import UserError
+
+_LOG = logging.getLogger(__name__)
+_CONFIG = "config.json"
+_DATASET = "dataset.json"
+_LOCK = ".lock"
+# What a run leaves behind that another run must not mix with its own.
+_RESULTS = ("checkpoints", "params.npz")
+# Locked by this process: workdir -> open file. The kernel drops the lock when the process dies.
+_HELD: dict[Path, int] = {}
+_ABSENT = object()
+
+T = TypeVar("T")
+
+
+def run_on_first_process(function: Callable[[], T]) -> T:
+    """Runs `function` on process 0 and gives its result, or its error, to every process.
+
+    Every process must call it. The result has to survive JSON. A UserError is raised with the
+    same text everywhere; any other error is raised on process 0, and as a RuntimeError on the
+    others, so that nobody waits for a process that has stopped.
+    """
+    if jax.process_count() == 1:
+        return function()
+    outcome: dict[str, Any] = {}
+    failure: Exception | None = None
+    if jax.process_index() == 0:
+        try:
+            outcome = {"result": function()}
+        except UserError as error:
+            outcome = {"user_error": str(error)}
+        except Exception as error:
+            failure = error
+            outcome = {"error": f"process 0 failed: {error!r}"}
+    outcome = json.loads(_broadcast(json.dumps(outcome)))
+    if failure is not None:
+        raise failure
+    if "user_error" in outcome:
+        raise UserError(outcome["user_error"])
+    if "error" in outcome:
+        raise RuntimeError(outcome["error"])
+    return outcome["result"]
+
+
+def _broadcast(text: str) -> str:
+    """The text of process 0. Every process must know the size before it can receive."""
+    sent = np.frombuffer(text.encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(sent.size)))
+    buffer = sent if jax.process_index() == 0 else np.zeros(size, np.uint8)
+    received = np.asarray(multihost_utils.broadcast_one_to_all(buffer))
+    return received.astype(np.uint8).tobytes().decode()
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes a JSON file that is either the old one or the new one, whenever the power goes."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+      UserError: the file is missing, unreadable or not JSON; names the file.
+    """
+    try:
+        return json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:  # JSON and UTF-8 errors both
+        raise UserError(f"{path} is damaged, not a JSON file: {error}.") from error
+
+
+def claim_workdir(
+    workdir: str | os.PathLike[str],
+    config: dict[str, Any],
+    dataset_fingerprint: dict[str, Any],
+    *,
+    resume: str,
+    runtime_keys: tuple[str, ...],
+) -> None:
+    """Makes the workdir ours until the process ends or calls `release_workdir`.
+
+    Called by every process; the work is done on process 0. Creates the folder, locks it, and
+    compares `config.json` and `dataset.json` in it with this run's; writes them into a new one.
+
+    Args:
+      config: plain nested dict of int, float, str, bool, None, list and tuple.
+      dataset_fingerprint: what the order and content of the data depend on.
+      resume: `auto` refuses the workdir of another config; `force` keeps its `config.json` as
+        `config.<n>.json` and goes on with this one.
+      runtime_keys: dotted keys of the config that may change between restarts. One that ends in
+        a dot stands for the section (`mesh.`).
+
+    Raises:
+      UserError: the folder cannot be created or written, another process works in it, or it
+        belongs to another run.
+    """
+    if resume not in ("auto", "force"):
+        raise UserError(f"--resume={resume} is not known. Known: auto, force.")
+    folder = Path(workdir).absolute()
+
+    def claim() -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _lock(folder)
+            try:
+                _take_over(folder, config, dataset_fingerprint, resume, runtime_keys)
+            except BaseException:
+                _unlock(folder)
+                raise
+        except OSError as error:
+            raise UserError(
+                f"Workdir {workdir} cannot be written: {error.strerror or error} "
+                f"({error.filename or folder}). Choose another --workdir."
+            ) from error
+
+    run_on_first_process(claim)
+
+
+def release_workdir(workdir: str | os.PathLike[str]) -> None:
+    """Lets other processes work in the workdir; harmless where it was not claimed."""
+    _unlock(Path(workdir).absolute())
+
+
+def _unlock(folder: Path) -> None:
+    if folder in _HELD:
+        os.close(_HELD.pop(folder))
+
+
+def _lock(folder: Path) -> None:
+    """Takes the exclusive lock; a process that has it already keeps it.
+
+    A record lock (lockf), because it is not inherited: a worker process that outlives a killed
+    parent must not keep the workdir shut, as it would with flock.
+    """
+    if folder in _HELD:
+        return
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise UserError(
+                f"Workdir {folder} is in use by another process ({holder}). "
+                "Wait for it, stop it, or choose another --workdir."
+            ) from None
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            _LOG.warning("%s: this file system has no locks; start one run at a time.", folder)
+            return
+        raise
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    _HELD[folder] = lock
+
+
+def _take_over(
+    folder: Path,
+    config: dict[str, Any],
+    fingerprint: dict[str, Any],
+    resume: str,
+    runtime_keys: tuple[str, ...],
+) -> None:
+    """Compares what the workdir says it is with this run; writes the files where it may."""
+    if resume == "auto":
+        if not (folder / _CONFIG).exists():
+            foreign = [name for name in _RESULTS if (folder / name).exists()]
+            if foreign:
+                raise UserError(
+                    f"Workdir {folder} holds {' and '.join(foreign)} but no {_CONFIG}: it belongs "
+                    "to something else. Choose another --workdir, or --resume=force."
+                )
+        else:
+            _refuse_other_run(folder, _CONFIG, config, runtime_keys)
+            if (folder / _DATASET).exists():
+                _refuse_other_run(folder, _DATASET, fingerprint, ())
+    for name, value in ((_DATASET, fingerprint), (_CONFIG, config)):
+        path = folder / name
+        if not path.exists():
+            write_json(path, value)
+        elif resume == "force" and not _same_file(path, value):
+            shutil.copy2(path, _free_name(path))
+            write_json(path, value)
+
+
+def _same_file(path: Path, value: dict[str, Any]) -> bool:
+    try:
+        return not list(_differences(read_json(path), value, ()))
+    except UserError:
+        return False
+
+
+def _free_name(path: Path) -> Path:
+    """`config.<n>.json` with the first n not taken."""
+    number = 1
+    while (candidate := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    return candidate
+
+
+def _refuse_other_run(
+    folder: Path, name: str, value: dict[str, Any], runtime_keys: tuple[str, ...]
+) -> None:
+    """Raises a UserError that names the keys in which the file and `value` differ."""
+    way_out = "Choose another --workdir, or --resume=force to go on with the new values."
+    try:
+        saved = read_json(folder / name)
+    except UserError as error:
+        raise UserError(f"{error} {way_out}") from error
+    if not isinstance(saved, dict):
+        raise UserError(f"{folder / name} is damaged, it holds no keys. {way_out}")
+    found = list(_differences(saved, value, runtime_keys))
+    if found:
+        shown = ", ".join(f"{key}: {old} -> {new}" for key, old, new in found[:10])
+        more = f" and {len(found) - 10} more" if len(found) > 10 else ""
+        what = "config" if name == _CONFIG else "dataset"
+        raise UserError(
+            f"Workdir {folder} belongs to a run with another {what}: {shown}{more}. {way_out}"
+        )
+
+
+def _differences(
+    saved: Any, value: dict[str, Any], runtime_keys: tuple[str, ...]
+) -> Iterator[tuple[str, str, str]]:
+    """Yields (dotted key, saved value, new value) where they differ, in the order of the keys."""
+    old = dict(_flatten(saved))
+    new = dict(_flatten(json.loads(json.dumps(value))))  # tuples become lists, as in the file
+    absent = dict.fromkeys(sorted(old.keys() | new.keys()), _ABSENT)
+    old, new = absent | old, absent | new
+    for key in absent:
+        runtime = any(key == k or (k.endswith(".") and key.startswith(k)) for k in runtime_keys)
+        if not runtime and not _equal(old[key], new[key]):
+            yield key, _show(old[key]), _show(new[key])
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, value); an empty section and a list are values."""
+    if isinstance(value, dict) and (value or not prefix):
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Equality in which 1 is 1.0 but not True, and NaN is NaN."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, bool) != isinstance(b, bool):
+        return False
+    return a == b or (a != a and b != b)
+
+
+def _show(value: Any) -> str:
+    return "(absent)" if value is _ABSENT else json.dumps(value)
