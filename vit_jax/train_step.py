@@ -89,7 +89,7 @@ def make_train_step(
         if polyak_decay:
             polyak_params = optax.incremental_update(params, polyak_params, 1.0 - polyak_decay)
         state = TrainState(state.step + 1, params, opt_state, polyak_params)
-        return state, {"loss": loss, "grad_norm": optax.global_norm(grads), **metrics}
+        return state, {"loss": loss, "grad_norm": optax.tree.norm(grads), **metrics}
 
     return train_step
 
