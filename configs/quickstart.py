@@ -7,7 +7,9 @@ from configs import default
 
 def get_config(stage: str = "pretrain") -> ConfigDict:
     config = default.get_config()
-    config.model.update({"patch_size": 4, "hidden_size": 64, "num_layers": 2, "mlp_dim": 128, "num_heads": 4})
+    config.model.update(
+        {"patch_size": 4, "hidden_size": 64, "num_layers": 2, "mlp_dim": 128, "num_heads": 4}
+    )
     config.dataset.name = "digits"
     config.dataset.preprocess = "decode|resize(16)"
     config.dataset.eval_preprocess = "decode|resize(16)"

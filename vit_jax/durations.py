@@ -42,6 +42,6 @@ def to_steps(
     if steps < 1:
         raise UserError(
             f"duration comes to {steps} steps (duration.steps={steps}, "
-            f"examples={examples}, epochs={epochs}, batch_size={batch_size}); it must be at least 1."
+            f"examples={examples}, epochs={epochs}, batch_size={batch_size}); at least 1 is needed."
         )
     return steps

@@ -123,10 +123,10 @@ def create_optimizer(
     Raises:
       UserError: unknown name or value.
     """
-    optimizers = {
-        "adamw": lambda: optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype),
-        "adam": lambda: optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype),
-        "sgd": lambda: optax.trace(decay=momentum, accumulator_dtype=dtype),
+    optimizers: dict[str, Callable[[Any], optax.GradientTransformation]] = {
+        "adamw": lambda dtype: optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype),
+        "adam": lambda dtype: optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype),
+        "sgd": lambda dtype: optax.trace(decay=momentum, accumulator_dtype=dtype),
     }
     for key, value, known in (
         ("optimizer.name", name, optimizers),
@@ -144,10 +144,11 @@ def create_optimizer(
             "the paper's Adam with decoupled decay is 'adamw'."
         )
     if clip_norm is not None and clip_norm <= 0:
-        raise UserError(f"optimizer.clip_norm={clip_norm} must be positive, or None for no clipping.")
-    dtype = MOMENTUM_DTYPES[momentum_dtype]
+        raise UserError(
+            f"optimizer.clip_norm={clip_norm} must be positive, or None for no clipping."
+        )
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
-    steps.append(optimizers[name]())
+    steps.append(optimizers[name](MOMENTUM_DTYPES[momentum_dtype]))
     if weight_decay:
         pattern = DECAY_MASKS[decay_parameters]
         steps.append(

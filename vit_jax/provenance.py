@@ -41,7 +41,7 @@ def _git(*args: str) -> str | None:
 
 def collect_provenance() -> dict[str, Any]:
     """Commit, versions, devices, command line and time of this process."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

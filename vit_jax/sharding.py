@@ -32,7 +32,9 @@ LOGICAL_TO_MESH: dict[str | None, str | None] = {
 
 _ATTENTION = r"(?:Transformer/encoderblock(?:_\d+)?|MAPHead_0)/MultiHeadDotProductAttention_0"
 _MLP = r"(?:Transformer/encoderblock(?:_\d+)?|MAPHead_0)/MlpBlock_0"
-_NORM = r"(?:Transformer/(?:encoderblock(?:_\d+)?/LayerNorm_[01]|encoder_norm)|MAPHead_0/LayerNorm_0)"
+_NORM = (
+    r"(?:Transformer/(?:encoderblock(?:_\d+)?/LayerNorm_[01]|encoder_norm)|MAPHead_0/LayerNorm_0)"
+)
 
 # Every parameter of every model matches exactly one row (tests/test_sharding.py).
 PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
@@ -120,12 +122,14 @@ def parameter_axes(name: str, ndim: int) -> tuple[str | None, ...]:
     if "encoderblock/" in name:  # scan form: a leading axis of layers
         axes = (None, *axes)
     if len(axes) != ndim:
-        raise ValueError(f"parameter {name!r} has {ndim} axes, sharding.PARAMETER_AXES says {axes}.")
+        raise ValueError(
+            f"parameter {name!r} has {ndim} axes, sharding.PARAMETER_AXES says {axes}."
+        )
     return axes
 
 
 def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """Mesh axes per dimension; an axis that does not divide its dimension is dropped, and logged."""
+    """Mesh axes per dimension; one that does not divide its dimension is dropped, and logged."""
     spec: list[str | None] = []
     for size, logical in zip(shape, parameter_axes(name, len(shape)), strict=True):
         axis = LOGICAL_TO_MESH[logical]
@@ -157,7 +161,9 @@ def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
         shape, spec = params.get(_dict_keys(path), (None, None))
-        return NamedSharding(mesh, spec if spec is not None and shape == leaf.shape else PartitionSpec())
+        return NamedSharding(
+            mesh, spec if spec is not None and shape == leaf.shape else PartitionSpec()
+        )
 
     return jax.tree_util.tree_map_with_path(sharding, abstract_state)
 

@@ -72,7 +72,8 @@ def train_and_evaluate(
     """Trains the model that `config` describes, from where `workdir` stands, and evaluates it.
 
     A work directory holds `config.json`, `model.json`, `parameters.txt`, `provenance.jsonl`,
-    `metrics.jsonl`, `tensorboard/`, `checkpoints/`, and, once the run has ended, `params.npz` and `results.json`.
+    `metrics.jsonl`, `tensorboard/`, `checkpoints/`, and, once the run has ended, `params.npz` and
+    `results.json`.
 
     Args:
       config: with the keys of `configs/default.py`.
@@ -109,9 +110,7 @@ def train_and_evaluate(
         state = initial_state(run, checkpoints)
         start_step = int(state.step)
         write_provenance(workdir, start_step=start_step)
-        writer = MetricWriter(
-            workdir, start_step=start_step, tensorboard=config.log.tensorboard
-        )
+        writer = MetricWriter(workdir, start_step=start_step, tensorboard=config.log.tensorboard)
         stack.callback(writer.close)
         return train(run, state, workdir, checkpoints, writer)
 
@@ -134,11 +133,10 @@ class Run:
         self.total_steps = to_steps(
             **config.duration, num_examples=self.dataset.num_examples, batch_size=self.batch_size
         )
-        self.image_shape = self.dataset.element_spec["image"].shape  # (H, W, C)
+        height, width, channels = self.dataset.element_spec["image"].shape
+        self.image_shape = (height, width, channels)
         model_config = config.model
-        self.grid = token_grid(
-            self.image_shape[:2], model_config.patch_size, model_config.resnet_layers
-        )
+        self.grid = token_grid((height, width), model_config.patch_size, model_config.resnet_layers)
         self.model = create_model(**model_config, num_classes=self.dataset.num_classes)
         self.objective = create_objective(**config.objective, model=self.model)
         optimizer = dict(config.optimizer)
@@ -205,9 +203,7 @@ class Run:
 
     def start_state(self, params: Any) -> TrainState:
         """The state before the first update of these parameters."""
-        return create_train_state(
-            params, self.tx, polyak_decay=self.config.train_step.polyak_decay
-        )
+        return create_train_state(params, self.tx, polyak_decay=self.config.train_step.polyak_decay)
 
 
 def describe(run: Run, workdir: str) -> None:
@@ -245,14 +241,14 @@ def initial_state(run: Run, checkpoints: CheckpointManager) -> TrainState:
     if not path:
         return jax.jit(run.init_state, out_shardings=shardings)(rng)
     loaded = load_pretrained(path, abstract_state.params, target_grid=run.grid, **pretrained)
-    random = jax.jit(
-        lambda rng: run.init_state(rng).params, out_shardings=shardings.params
-    )(rng)
+    random = jax.jit(lambda rng: run.init_state(rng).params, out_shardings=shardings.params)(rng)
     # Leaves that the checkpoint does not give (a new head) are still shapes here.
     params = jax.tree.map(
-        lambda new, old, sharding: old
-        if isinstance(new, jax.ShapeDtypeStruct)
-        else jax.make_array_from_callback(new.shape, sharding, lambda index: new[index]),
+        lambda new, old, sharding: (
+            old
+            if isinstance(new, jax.ShapeDtypeStruct)
+            else jax.make_array_from_callback(new.shape, sharding, lambda index: new[index])
+        ),
         *(loaded, random, shardings.params),
     )
     return jax.jit(run.start_state, out_shardings=shardings)(params)
@@ -296,7 +292,9 @@ def train(
 
             # From here on the host waits for the devices, so only now and then.
             last = step == total_steps
-            evaluates = any(_is_due(evaluator, step, total_steps) for evaluator in config.evaluators.values())
+            evaluates = any(
+                _is_due(evaluator, step, total_steps) for evaluator in config.evaluators.values()
+            )
             saves = checkpoints.should_save(step, total_steps)
             if step % config.log.every_steps == 0 or evaluates or saves or last:
                 log(run, pending, checkpoints, writer, progress)
@@ -344,7 +342,11 @@ def log(
         bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
         if bad:
             good = checkpoints.latest_step()
-            kept = "there is no checkpoint yet" if good is None else f"the checkpoint of step {good} is kept"
+            kept = (
+                "there is no checkpoint yet"
+                if good is None
+                else f"the checkpoint of step {good} is kept"
+            )
             raise TrainingDivergedError(
                 f"step {step}: {', '.join(f'{name}={value}' for name, value in bad.items())}; "
                 f"{kept}. Try a lower optimizer.learning_rate, a longer schedule.warmup_steps, "
@@ -372,9 +374,15 @@ def evaluate(
         for key, evaluator in run.evaluators.items():
             if not _is_due(run.config.evaluators[key], step, run.total_steps):
                 continue
-            values = {f"{key}/{name}": value for name, value in evaluator(state.eval_params).items()}
+            values = {
+                f"{key}/{name}": value for name, value in evaluator(state.eval_params).items()
+            }
             results |= values
-            text = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if "num_examples" not in name)
+            text = "  ".join(
+                f"{name} {value:.4f}"
+                for name, value in values.items()
+                if "num_examples" not in name
+            )
             logging.info("step %d/%d  %s", step, run.total_steps, text)
         if results:
             writer.write(step, {**results, "elapsed_seconds": progress.elapsed_seconds})

@@ -125,8 +125,10 @@ def test_intermediates_loss_and_gradients(key: str) -> None:
     (loss, captured), grads = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(params)
     assert float(loss) == pytest.approx(expected["loss"], abs=2e-5)
 
-    values = {name.rpartition("__call__")[0].strip("/") or "(output)": value
-              for name, value in flatten_captured(captured).items()}
+    values = {
+        name.rpartition("__call__")[0].strip("/") or "(output)": value
+        for name, value in flatten_captured(captured).items()
+    }
     assert set(expected["intermediates"]) <= set(values)
     for name, numbers in expected["intermediates"].items():
         value = np.asarray(values[name])
@@ -200,7 +202,8 @@ def test_big_vision_logits(key: str) -> None:
 def test_big_vision_counts(key: str) -> None:
     name, pool = key.split(",")
     classifier = {"tok": "token", "gap": "gap", "map": "map"}[pool]
-    model = create_model(**VARIANTS[name], num_classes=1000, classifier=classifier)
+    # The scan form has as many parameters and is traced once, not per layer.
+    model = create_model(**VARIANTS[name], num_classes=1000, classifier=classifier, scan=True)
     # big_vision's class token has no position embedding of its own.
     extra = VARIANTS[name]["hidden_size"] if pool == "tok" else 0
     expected = golden.table("bv_param_counts_1000")[key] + extra

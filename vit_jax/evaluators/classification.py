@@ -27,11 +27,12 @@ class ClassificationEvaluator:
           dataset: from `create_dataset`, with the evaluation preprocessing.
           mesh: devices; `batch_size` must divide over them.
           batch_size: examples per step over all devices.
-          loader: keyword arguments of the reader (`num_threads`, `num_workers`, `prefetch`).
+          loader: keyword arguments of the reader; threads are used, workers are not.
         """
         self._dataset = dataset
         self._batch_size = batch_size
-        self._loader = loader
+        # Workers are for long training: each evaluation would wait for its own to start.
+        self._loader = {**loader, "num_workers": 0}
         self._sharding = batch_sharding(mesh)
 
         def eval_step(params: Any, batch: Any) -> dict[str, clu_metrics.Average]:
@@ -57,7 +58,7 @@ class ClassificationEvaluator:
                 values = self._eval_step(params, batch)
                 total = values if total is None else self._merge(total, values)
         total = jax.device_get(total)
-        count = {int(round(float(value.count))) for value in total.values()}
+        count = {int(value.count) for value in total.values()}
         if count != {self._dataset.num_examples}:
             raise RuntimeError(f"counted {count} examples of {self._dataset.num_examples}.")
         means = {name: float(value.compute()) for name, value in total.items()}

@@ -90,7 +90,7 @@ class ResNetStage(nn.Module):
 
 
 def resnet_features(x: jax.Array, layers: Sequence[int], width: int, dtype: Any) -> jax.Array:
-    """Stem and stages: [B, H, W, C] -> [B, H/d, W/d, C'], d = 4 * 2^(stages - 1), or 4 for no stage.
+    """Stem and stages: [B, H, W, C] -> [B, H/d, W/d, C'], d = 4 * 2^(stages - 1); 4 for no stage.
 
     Called inside the model's compact `__call__`, so that the parameters stand at the root of the
     tree (`conv_root`, `gn_root`, `block1/unit1/...`), where published files have them.
@@ -101,5 +101,6 @@ def resnet_features(x: jax.Array, layers: Sequence[int], width: int, dtype: Any)
     x = nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="SAME")  # [B, H/4, W/4, width]
     for i, num_units in enumerate(layers):
         first_stride = (1, 1) if i == 0 else (2, 2)
-        x = ResNetStage(num_units, width * 2**i, first_stride, dtype=dtype, name=f"block{i + 1}")(x)
+        stage = ResNetStage(num_units, width * 2**i, first_stride, dtype, name=f"block{i + 1}")
+        x = stage(x)
     return x

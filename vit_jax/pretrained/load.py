@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from vit_jax.checkpoint import restore_params
 from vit_jax.errors import UserError
 from vit_jax.pretrained.adapt import adapt_params
@@ -71,15 +73,18 @@ def load_pretrained(
       reset_head: take the head from `like`; with False it must fit.
 
     Returns:
-      A nested dict of numpy arrays with the structure and shapes of `like`.
+      A nested dict of numpy arrays with the structure and shapes of `like`; leaves that are reset
+      are those of `like`, which may be mere shapes (jax.ShapeDtypeStruct).
 
     Raises:
       UserError: see `read_params` and `adapt_params`.
     """
     scanned = is_scanned(flatten_names(like))
     loaded = flatten_names(read_params(path))
-    flat_like = flatten_names(unstack_blocks(like))
-    source_grid = tuple(grid) if grid else stored_grid(path)
+    # Only shapes matter for what is loaded; what is reset is taken from `like` as it stands there.
+    flat_like = flatten_names(jax.eval_shape(unstack_blocks, like))
+    flat_like |= {name: leaf for name, leaf in flatten_names(like).items() if name in flat_like}
+    source_grid = (grid[0], grid[1]) if grid else stored_grid(path)
     flat, report = adapt_params(
         loaded, flat_like, grid=target_grid, source_grid=source_grid, reset_head=reset_head
     )

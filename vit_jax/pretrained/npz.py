@@ -22,10 +22,11 @@ def write_npz(path: str | os.PathLike[str], params: Any) -> None:
     """
     path = Path(path)
     flat = flatten_names(unstack_blocks(params))
+    arrays: dict[str, Any] = {name: np.asarray(x, np.float32) for name, x in flat.items()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            np.savez(file, **{name: np.asarray(leaf, np.float32) for name, leaf in flat.items()})
+            np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -43,14 +44,21 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     flat: dict[str, np.ndarray] = {}
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise UserError(f"{path} holds a single array, not an .npz of named parameters.")
             for name in archive.files:
                 flat[name] = archive[name]
     except UserError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as e:
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+    ) as e:
         raise UserError(f"cannot read {path} as an .npz of parameters: {e}.") from e
     if not flat:
         raise UserError(f"{path} holds no arrays.")

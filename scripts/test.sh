@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Every check of the repository: linter, formatter, type checker, all tests (the slow ones too).
+# Arguments go to pytest: ./scripts/test.sh -m 'not slow' tests/models
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+./scripts/setup.sh
+unset PYTHONPATH PYTHONHOME # as in setup.sh
+
+failed=()
+check() {
+  echo "== $*"
+  .venv/bin/python -m "$@" || failed+=("$*")
+}
+check ruff check .
+check ruff format --check .
+check mypy
+check pytest "$@"
+
+# pytest's summary is the last line on stdout; a failure it cannot know of is said after it.
+if ((${#failed[@]})); then
+  printf 'FAILED: %s\n' "${failed[@]}" >&2
+  exit 1
+fi

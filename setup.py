@@ -1,0 +1,51 @@
+"""The package and its dependencies: lower bounds here, tested exact versions in constraints/."""
+
+from setuptools import find_packages, setup
+
+# The oldest versions we know to work. Upper bounds live in constraints/pyX.Y.txt only, so that
+# this package can be installed next to others and still be installed exactly as tested.
+INSTALL_REQUIRES = [
+    "absl-py>=2.1",
+    "array_record>=0.8",
+    "clu>=0.0.12",
+    "etils[epath]>=1.12",
+    "flax>=0.12.8",
+    "grain>=0.2.18",
+    "importlib_resources>=6.0",  # tensorflow-datasets imports it without declaring it
+    "jax>=0.10.2",
+    "ml_collections>=1.1",
+    "numpy>=2.0",
+    "opencv-python-headless>=4.10",
+    "optax>=0.2.8",
+    "orbax-checkpoint>=0.12.8",
+    "tensorboardX>=2.6.4",
+    "tensorflow-datasets>=4.9.9",
+]
+
+EXTRAS_REQUIRE = {
+    # The data that comes with the code (scans, glyphs) and pictures of predictions.
+    "embedded": ["matplotlib>=3.9", "scikit-learn>=1.5"],
+    # Preparing those TensorFlow Datasets whose builders call TensorFlow; never needed to train.
+    "tf": ["tensorboard>=2.19", "tensorflow-cpu>=2.21"],
+    # Paths on Google Cloud Storage.
+    "gcs": ["gcsfs>=2024.6"],
+    # Accelerators: the extras of jax itself.
+    "cuda12": ["jax[cuda12]"],
+    "cuda13": ["jax[cuda13]"],
+    "tpu": ["jax[tpu]"],
+    # scripts/test.sh.
+    "dev": ["mypy>=1.14", "pillow>=10.0", "pytest>=9.0", "ruff>=0.9"],
+}
+
+setup(
+    name="vit_jax",
+    version="0.1.0",
+    description="Vision Transformers in JAX and Flax: pre-training, fine-tuning, analysis.",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    # configs/ and scripts/ stay where they are: recipes are loaded by path.
+    packages=find_packages(include=["vit_jax", "vit_jax.*"]),
+    install_requires=INSTALL_REQUIRES,
+    extras_require=EXTRAS_REQUIRE,
+)

@@ -1,0 +1,95 @@
+"""The climate every test runs in; all of it must be in force before JAX is imported.
+
+* CPU only, as 8 virtual devices, so that sharding is tested on any machine (a GPU box included).
+* `jax_numpy_rank_promotion=raise`: [N] + [B, N] must be written out.
+* TensorFlow Datasets reads and writes a folder of this session only, never the user's.
+* No network: a connection to anything but this machine fails with a clear error.
+* matplotlib draws without a display.
+
+The settings are environment variables, so processes that tests start live in the same climate.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+import tempfile
+from typing import Any
+
+NUM_DEVICES = 8
+_DEVICES_FLAG = "--xla_force_host_platform_device_count"
+_TFDS_DIR = tempfile.TemporaryDirectory(prefix="vit_jax_tests_tfds_")
+
+
+def _set_environment() -> None:
+    # A flag given twice counts as given last: keep the caller's other flags, drop his count.
+    flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if not f.startswith(_DEVICES_FLAG)]
+    os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICES_FLAG}={NUM_DEVICES}"])
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+    os.environ["TFDS_DATA_DIR"] = _TFDS_DIR.name
+    os.environ["MPLBACKEND"] = "Agg"
+
+
+if "jax" in sys.modules:
+    raise RuntimeError(
+        "jax was imported before tests/conftest.py could choose its devices; "
+        "find the pytest plugin that imports it and disable it with -p no:NAME."
+    )
+_set_environment()
+
+
+class NetworkBlocked(RuntimeError):
+    """A test tried to reach another machine. Not an OSError: fall-backs must not swallow it."""
+
+
+def _is_local(address: Any) -> bool:
+    """Whether a socket address, or a host name, means this machine."""
+    host = address[0] if isinstance(address, tuple) else address
+    if isinstance(host, bytes):
+        host = host.decode(errors="replace")
+    if host in (None, "", "localhost", socket.gethostname()):
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _block_network() -> None:
+    connect, connect_ex, getaddrinfo = (
+        socket.socket.connect,
+        socket.socket.connect_ex,
+        socket.getaddrinfo,
+    )
+
+    def check(address: Any) -> None:
+        if not _is_local(address):
+            raise NetworkBlocked(f"Tests run without the network, but one asked for {address!r}.")
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        if self.family != socket.AF_UNIX:
+            check(address)
+        connect(self, address)
+
+    def guarded_connect_ex(self: socket.socket, address: Any) -> int:
+        if self.family != socket.AF_UNIX:
+            check(address)
+        return connect_ex(self, address)
+
+    def guarded_getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        check(host)
+        return getaddrinfo(host, *args, **kwargs)
+
+    socket.socket.connect = guarded_connect
+    socket.socket.connect_ex = guarded_connect_ex
+    socket.getaddrinfo = guarded_getaddrinfo
+
+
+_block_network()
+
+
+def pytest_unconfigure() -> None:
+    _TFDS_DIR.cleanup()

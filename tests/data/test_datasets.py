@@ -1,0 +1,152 @@
+"""`create_dataset`: what it makes of a name, and what every dataset offers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pathlib
+import pickle
+import shutil
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vit_jax.data
+from tests import fixtures_data
+from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.errors import UserError
+
+SPEC = "decode|resize(12)"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    counts = {"train": {"cat": 5, "dog": 4}, "test": {"cat": 2, "dog": 2}}
+    return fixtures_data.write_folder(tmp_path_factory.mktemp("folder"), counts)
+
+
+@pytest.fixture(scope="module")
+def all_kinds(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
+    data_dir = tmp_path_factory.mktemp("tfds")
+    fixtures_data.tiny_tfds("cifar10", data_dir, {"train": 9}, file_format="tfrecord", shards=2)
+    names = {"folder": str(folder), "cifar10": "cifar10", "digits": "digits"}
+    return {
+        kind: create_dataset(name=name, split="train[:9]", preprocess=SPEC, data_dir=str(data_dir))
+        for kind, name in names.items()
+    }
+
+
+KINDS = ["folder", "cifar10", "digits"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_every_dataset_offers(all_kinds: dict[str, Dataset], kind: str) -> None:
+    dataset = all_kinds[kind].check()
+    assert dataset.num_examples == 9
+    assert dataset.num_classes == len(dataset.class_names) == (2 if kind == "folder" else 10)
+    assert dataset.element_spec["image"].shape == (12, 12, 3)
+    assert dataset.element_spec["image"].dtype == np.uint8
+    assert dataset.element_spec["label"].shape == ()
+    for index in range(dataset.num_examples):
+        example = dataset.example(index, np.random.default_rng(index))
+        assert example["image"].shape == (12, 12, 3)
+        assert 0 <= example["label"] < dataset.num_classes
+
+
+def read_all(dataset: Dataset) -> list[bytes]:
+    rng = np.random.default_rng(0)
+    return [dataset.example(i, rng)["image"].tobytes() for i in range(dataset.num_examples)]
+
+
+def test_a_spawned_process_reads_the_same(all_kinds: dict[str, Dataset]) -> None:
+    datasets = [all_kinds[kind] for kind in KINDS]
+    expected = [read_all(dataset) for dataset in datasets]  # so files are open when they are sent
+    assert len({image for images in expected for image in images}) > 20
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(read_all, datasets) == expected
+
+
+def test_fingerprint_tells_data_apart(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    def fingerprint(root: pathlib.Path, split: str = "train", preprocess: str = SPEC) -> str:
+        dataset = create_dataset(name=str(root), split=split, preprocess=preprocess)
+        assert pickle.loads(pickle.dumps(dataset)).fingerprint == dataset.fingerprint
+        return dataset.fingerprint
+
+    one = fingerprint(folder)
+    assert one == fingerprint(folder)
+    assert one == fingerprint(folder, preprocess="decode|resize(24)")  # the same data
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved)
+    assert one == fingerprint(moved)
+    assert len({one, fingerprint(folder, "train[:9]"), fingerprint(folder, "test")}) == 3
+    (moved / "train" / "dog").rename(moved / "train" / "wolf")
+    renamed = fingerprint(moved)
+    (moved / "train" / "wolf" / "000.jpg").write_bytes(b"other")
+    assert len({one, renamed, fingerprint(moved)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": ""}, "dataset.name is empty"),
+        ({"on_bad_image": "ignore"}, "dataset.on_bad_image='ignore': it is 'error' or 'skip'"),
+        ({"label_key": "fine"}, "dataset.label_key='fine' is for TFDS names"),
+        ({"preprocess": "decode|resise(3)"}, "unknown op 'resise'"),
+        ({"split": "trian"}, "dataset.split='trian': unknown split.*Did you mean 'train'"),
+    ],
+)
+def test_bad_arguments(folder: pathlib.Path, arguments: dict[str, str], message: str) -> None:
+    defaults = {"name": str(folder), "split": "train", "preprocess": SPEC}
+    with pytest.raises(UserError, match=message) as caught:
+        create_dataset(**{**defaults, **arguments})
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_names(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    for name in (folder.name, f"./{folder.name}", f"~/{folder.name}", f"{folder}/"):
+        dataset = create_dataset(name=name, split="test", preprocess=SPEC)
+        assert dataset.class_names == ("cat", "dog")
+    monkeypatch.chdir(folder)
+    assert create_dataset(name=".", split="test", preprocess=SPEC).num_examples == 4
+
+
+def test_glyphs_take_arguments_and_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Drawn:
+        class_names = ("A", "B")
+
+        def __init__(self, size: int, first: int):
+            self.size, self.first = size, first
+
+        def __len__(self) -> int:
+            return 50
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            image = np.full((self.size, self.size, 1), self.first + index, np.uint8)
+            return {"image": image, "label": index % 2}
+
+    def glyph_splits(*, size: int = 8, fonts: str = "all") -> dict[str, Drawn]:
+        return {"train": Drawn(size, 0), "test": Drawn(size, 100)}
+
+    stub = types.SimpleNamespace(glyph_splits=glyph_splits)
+    monkeypatch.setattr(vit_jax.data, "glyphs", stub, raising=False)
+    plain = create_dataset(name="glyphs", split="train[10:12]+test[:1]", preprocess="decode")
+    rng = np.random.default_rng(0)
+    values = [plain.example(i, rng)["image"][0, 0, 0] for i in range(plain.num_examples)]
+    assert values == [10, 11, 100]
+    assert plain.check() is plain
+    larger = create_dataset(name="glyphs(size=16)", split="train", preprocess="decode(channels=1)")
+    assert larger.element_spec["image"].shape == (16, 16, 1)
+    assert larger.class_names == ("A", "B")
+    same_split = create_dataset(name="glyphs", split="train", preprocess="decode(channels=1)")
+    assert same_split.fingerprint != larger.fingerprint
+    for name, message in {
+        "glyphs(sise=16)": "glyphs takes no 'sise'; known: size, fonts.*Did you mean 'size'",
+        "glyphs(16)": r"write glyphs\(key=value, ...\)",
+        "glyphs(size=print())": r"write glyphs\(key=value, ...\)",
+        "glyphs(size=16": r"write glyphs\(key=value, ...\)",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            create_dataset(name=name, split="train", preprocess="decode")

@@ -1,0 +1,260 @@
+"""Image folders: classes, order, layout errors, damaged files."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import pickle
+
+import numpy as np
+import pytest
+
+from tests import fixtures_data
+from vit_jax.data import image_check
+from vit_jax.data.datasets import create_dataset
+from vit_jax.data.folder import FolderSource, open_folder
+from vit_jax.errors import UserError
+
+
+def labels(source: FolderSource) -> list[int]:
+    return [source[i]["label"] for i in range(len(source))]
+
+
+def touch_folder(root: pathlib.Path, counts: dict[str, int], split: str = "train") -> pathlib.Path:
+    """Files without content, for what depends on names only."""
+    for name, count in counts.items():
+        (root / split / name).mkdir(parents=True)
+        for number in range(count):
+            (root / split / name / f"{number:05d}.jpg").touch()
+    return root
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    counts = {"train": {"cat": 6, "dog": 9, "Ant": 3}, "test": {"dog": 2, "cat": 4}}
+    return fixtures_data.write_folder(tmp_path_factory.mktemp("small"), counts)
+
+
+def test_classes_counts_and_contents(small: pathlib.Path) -> None:
+    source, classes = open_folder(str(small), "train")
+    assert classes == ("Ant", "cat", "dog")
+    assert np.bincount(labels(source)).tolist() == [3, 6, 9]
+    for index in range(len(source)):
+        path = pathlib.Path(source.describe(index))
+        assert path.read_bytes() == source[index]["image"]
+        assert path.parent.name == classes[source[index]["label"]]
+    for outside in (-1, len(source)):
+        with pytest.raises(IndexError):
+            source[outside]
+
+
+def test_other_splits_use_the_numbers_of_train(small: pathlib.Path) -> None:
+    source, classes = open_folder(str(small), "test")
+    assert classes == ("Ant", "cat", "dog")  # although test has no Ant
+    assert np.bincount(labels(source), minlength=3).tolist() == [0, 4, 2]
+    both, _ = open_folder(str(small), "test+train[:3]")
+    assert labels(both) == labels(source) + labels(open_folder(str(small), "train")[0])[:3]
+
+
+def test_without_train_the_classes_are_those_of_all_splits(tmp_path: pathlib.Path) -> None:
+    touch_folder(tmp_path, {"b": 1, "c": 2}, "fold0")
+    touch_folder(tmp_path, {"a": 1, "c": 1}, "fold1")
+    source, classes = open_folder(str(tmp_path), "fold1")
+    assert classes == ("a", "b", "c")
+    assert sorted(labels(source)) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"a": 50, "b": 50, "c": 50},
+        {"a": 200, "b": 2, "c": 7, "d": 31},
+        {"a": 2, "b": 3},
+        {"a": 90, "b": 1, "c": 40},  # b's only image
+    ],
+)
+def test_prefixes_and_suffixes_hold_every_class(
+    tmp_path: pathlib.Path, counts: dict[str, int]
+) -> None:
+    source, classes = open_folder(str(touch_folder(tmp_path, counts)), "train")
+    order = labels(source)
+    assert len(order) == sum(counts.values())
+    all_classes = set(range(len(classes)))
+    several = {number for number, name in enumerate(classes) if counts[name] > 1}
+    for count in range(len(classes), len(order) + 1):
+        assert set(order[:count]) == all_classes
+        assert set(order[-count:]) >= several
+    # In between, each class has its share: at most two examples away from it.
+    for number, name in enumerate(classes):
+        seen = np.cumsum(np.array(order) == number) / counts[name]
+        expected = np.arange(1, len(order) + 1) / len(order)
+        assert np.abs(seen - expected).max() * counts[name] <= len(classes)
+
+
+def test_percent_splits_are_disjoint_and_complete(tmp_path: pathlib.Path) -> None:
+    root = str(touch_folder(tmp_path, {"a": 40, "b": 60, "c": 13}))
+    whole, head, tail = (
+        open_folder(root, split)[0] for split in ("train", "train[:90%]", "train[90%:]")
+    )
+    names = [[each.describe(i) for i in range(len(each))] for each in (whole, head, tail)]
+    assert names[1] + names[2] == names[0]
+    assert set(labels(tail)) == {0, 1, 2}
+
+
+def test_order_depends_on_relative_names_only(tmp_path: pathlib.Path) -> None:
+    counts = {"a": 20, "b": 30}
+    one, two = touch_folder(tmp_path / "x", counts), tmp_path / "y"
+    for name in reversed(counts):  # created in another order, elsewhere
+        (two / "train" / name).mkdir(parents=True)
+        for number in reversed(range(counts[name])):
+            (two / "train" / name / f"{number:05d}.jpg").touch()
+    names = []
+    for root in (one, two):
+        source, _ = open_folder(str(root), "train")
+        names.append([source.describe(i).removeprefix(str(root)) for i in range(len(source))])
+    assert names[0] == names[1]
+    assert names[0] != sorted(names[0])
+    # Fixed for ever: another order would change every percent split and every resumed run.
+    assert names[0][:3] == ["/train/a/00004.jpg", "/train/b/00013.jpg", "/train/b/00012.jpg"]
+
+
+def test_extensions_in_any_case_and_hidden_files(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch_folder(tmp_path, {"a": 1, "b": 1})
+    for name in ("x.JPG", "y.Jpeg", "z.PNG", "w.WebP", "ä ö.jpg", "t.bmp", ".hidden.jpg", "no"):
+        (tmp_path / "train" / "a" / name).touch()
+    (tmp_path / "train" / ".DS_Store").touch()
+    (tmp_path / ".git" / "a").mkdir(parents=True)
+    with caplog.at_level(logging.WARNING):
+        source, classes = open_folder(str(tmp_path), "train")
+    assert classes == ("a", "b")
+    assert np.bincount(labels(source)).tolist() == [6, 1]
+    assert "not used: 1 .bmp, 1 no" in caplog.text
+    assert any("ä ö.jpg" in source.describe(i) for i in range(len(source)))
+
+
+def test_layout_errors(tmp_path: pathlib.Path) -> None:
+    def fails(name: str, message: str, split: str = "train") -> None:
+        with pytest.raises(UserError, match=message) as caught:
+            open_folder(str(tmp_path / name), split)
+        assert "\n" not in str(caught.value)
+        assert str(tmp_path / name) in str(caught.value) or "dataset.split" in str(caught.value)
+
+    fails("missing", "No such file or directory")
+    (tmp_path / "empty").mkdir()
+    fails("empty", "the folder is empty; expected train/CLASS_NAME")
+    touch_folder(tmp_path, {"cat": 2, "dog": 2}, "flat")
+    fails("flat", "no split folders.*are cat, dog classes.*into .*/flat/train")
+    touch_folder(tmp_path / "one", {"cat": 2})
+    fails("one", "only one class, 'cat'")
+    touch_folder(tmp_path / "bare", {"cat": 2, "dog": 0})
+    fails("bare", "class 'dog' of split 'train' has no image")
+    (tmp_path / "bare/train/dog/x.tiff").touch()
+    fails("bare", "has no image.*other files there: 1.*take.*jpg")
+    touch_folder(tmp_path / "more", {"cat": 2, "dog": 2})
+    touch_folder(tmp_path / "more", {"cow": 1}, "test")
+    fails("more", "class 'cow' of split 'test' is not a class of 'train'", "test")
+    fails("more", "unknown split 'val'; known splits: test, train", "val")
+    fails("more", "selects no example", "train[:10%]")
+    (tmp_path / "file").touch()
+    fails("file", "Not a directory")
+
+
+def test_damaged_images_are_reported_before_training(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = fixtures_data.write_folder(tmp_path, {"train": {"a": 8, "b": 8}})
+    broken = fixtures_data.broken_images()
+    for name, data in broken.items():
+        (root / "train" / "b" / name).write_bytes(data)
+    for name, data in fixtures_data.odd_images().items():
+        (root / "train" / "a" / name).write_bytes(data)
+    dataset = create_dataset(name=str(root), split="train", preprocess="decode|resize(16)")
+    with pytest.raises(UserError, match="mend or delete them") as caught:
+        dataset.check()
+    assert f"{len(broken)} of {dataset.num_examples} images cannot be read" in str(caught.value)
+    for name in broken:
+        assert f"/train/b/{name}" in str(caught.value)
+
+    skipping = create_dataset(
+        name=str(root), split="train", preprocess="decode|resize(16)", on_bad_image="skip"
+    )
+    with caplog.at_level(logging.WARNING):
+        kept = skipping.check()
+    assert "skipped" in caplog.text
+    assert kept.num_examples == dataset.num_examples - len(broken)
+    assert kept.fingerprint != dataset.fingerprint
+    assert kept.fingerprint == skipping.check().fingerprint  # the same ones are dropped
+    for index in range(kept.num_examples):  # and all that is left can be used
+        example = kept.example(index, np.random.default_rng(0))
+        assert example["image"].shape == (16, 16, 3)
+        assert example["image"].dtype == np.uint8
+
+
+def test_a_report_of_many_names_ten(tmp_path: pathlib.Path) -> None:
+    touch_folder(tmp_path, {"a": 7, "b": 7})
+    source, _ = open_folder(str(tmp_path), "train")
+    with pytest.raises(UserError, match="14 of 14 images cannot be read.* and 4 more;") as caught:
+        source.check("error")
+    assert str(caught.value).count(".jpg") == 10
+    with pytest.raises(UserError, match="no image is left"):
+        source.check("skip")
+
+
+def test_a_clean_folder_passes_and_a_lost_file_is_named(small: pathlib.Path) -> None:
+    source, _ = open_folder(str(small), "train")
+    assert source.check("error") is source
+    lost = FolderSource(str(small), np.array([b"train/cat/gone.jpg"]), np.array([0], np.int32))
+    with pytest.raises(UserError, match=r"gone\.jpg: No such file"):
+        lost[0]
+    with pytest.raises(UserError, match=r"1 of 1 images.*gone\.jpg"):
+        lost.check("error")
+
+
+def test_truncation_is_seen_wherever_it_is() -> None:
+    image = fixtures_data.picture(0, size=(64, 80))
+    for format, options in (
+        ("JPEG", {}),
+        ("JPEG", {"progressive": True}),
+        ("PNG", {}),
+        ("WEBP", {}),
+    ):
+        data = fixtures_data.encoded(image, format, **options)
+        assert image_check.decodes(data)
+        for cut in (*range(0, len(data), max(len(data) // 8, 1)), len(data) - 4, len(data) - 1):
+            assert not image_check.decodes(data[:cut]), f"{format} {options} {cut}/{len(data)}"
+
+
+def test_the_verdict_on_a_big_folder_is_remembered(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(image_check, "REMEMBER_FROM", 5)
+    root = fixtures_data.write_folder(tmp_path / "data", {"train": {"a": 3, "b": 3}})
+    damaged = root / "train" / "a" / "000.jpg"
+    sound = damaged.read_bytes()
+    damaged.write_bytes(b"x")
+    reads = []
+    real = image_check.decodes
+
+    def counting(data: bytes) -> bool:
+        reads.append(len(data))
+        return real(data)
+
+    monkeypatch.setattr(image_check, "decodes", counting)
+    source, _ = open_folder(str(root), "train")
+    for _ in range(2):
+        assert len(source.check("skip")) == 5
+    assert len(reads) == 6  # the second verdict came from the cache
+    damaged.write_bytes(sound)
+    assert len(source.check("skip")) == 6  # a changed file is looked at again
+    assert len(reads) == 12
+
+
+def test_pickled_sources_are_small_and_equal(tmp_path: pathlib.Path) -> None:
+    source, _ = open_folder(str(touch_folder(tmp_path, {"a": 300, "b": 300})), "train")
+    data = pickle.dumps(source)
+    assert len(data) < 600 * 30
+    copy = pickle.loads(data)
+    assert [copy.describe(i) for i in range(600)] == [source.describe(i) for i in range(600)]

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from vit_jax.data import preprocess
+from vit_jax.data.order import order
+from vit_jax.data.pipeline import eval_batches, train_batches
+from vit_jax.errors import UserError
+
+SPEC = "decode(1)|random_affine(10, translate=0.1)|random_crop(6)|flip_lr"
+
+
+@dataclasses.dataclass(frozen=True)
+class Digits:
+    """PNG files of 8 x 8 noise, whose label is their index; `broken` ones do not decode."""
+
+    size: int
+    broken: tuple[int, ...] = ()
+    large: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        side = 9 if index in self.large else 8
+        noise = np.random.default_rng(index).integers(0, 256, (side, side), np.uint8)
+        data = cv2.imencode(".png", noise)[1].tobytes()
+        return {"image": data[:40] if index in self.broken else data, "label": index}
+
+    def describe(self, index: int) -> str:
+        return f"/data/{index}.png"
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    source: Digits
+    preprocess: preprocess.Chain
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.source)
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+        return self.preprocess(self.source[index], rng)
+
+
+def dataset(size=23, spec=SPEC, **kwargs):
+    return Examples(Digits(size, **kwargs), preprocess.parse(spec))
+
+
+def collect(batches):
+    with batches:
+        out = list(batches)
+    return {key: np.stack([batch[key] for batch in out]) for key in out[0]}
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    for key in one:
+        assert one[key].dtype == other[key].dtype
+        np.testing.assert_array_equal(one[key], other[key])
+
+
+def train(data, **kwargs):
+    arguments = {"batch_size": 8, "seed": 5, "start_step": 0, "total_steps": 7} | kwargs
+    return collect(train_batches(data, **arguments))
+
+
+def test_train_batches_are_what_the_order_says():
+    batches = train(dataset())
+    assert batches["image"].shape == (7, 8, 6, 6, 1)
+    assert batches["image"].dtype == np.uint8
+    assert batches["label"].dtype == np.int32
+    np.testing.assert_array_equal(batches["label"].ravel(), order(5, 23, np.arange(56)))
+    assert batches["mask"].dtype == np.float32
+    assert batches["mask"].min() == 1
+
+
+def test_augmentation_changes_from_epoch_to_epoch_and_with_the_seed():
+    one = train(dataset(4), batch_size=4, total_steps=30)
+    labels, images = one["label"].ravel(), one["image"].reshape(120, -1)
+    for label in range(4):
+        assert len(np.unique(images[labels == label], axis=0)) > 25
+    # The order is fixed by the labels; what differs for the same index is the augmentation.
+    other = train(dataset(1), batch_size=4, seed=6)
+    assert not np.array_equal(train(dataset(1), batch_size=4)["image"], other["image"])
+
+
+@pytest.mark.parametrize("options", [{"num_threads": 1}, {"num_threads": 3, "prefetch": 5}])
+def test_threads_do_not_change_batches(options):
+    assert_equal(train(dataset(), **options), train(dataset()))
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_rows_of_all_processes_make_the_global_batch(hosts):
+    expected = train(dataset())
+    for split in (np.arange(8).reshape(hosts, -1), np.arange(8).reshape(-1, hosts).T):
+        for rows in split:
+            part = train(dataset(), rows=rows)
+            assert_equal(part, {key: value[:, rows] for key, value in expected.items()})
+
+
+@pytest.mark.parametrize("start", [1, 3, 6])
+def test_any_start_continues_the_run(start):
+    expected = {key: value[start:] for key, value in train(dataset()).items()}
+    assert_equal(train(dataset(), start_step=start, num_threads=2), expected)
+
+
+def test_starts_far_into_a_run():
+    step = 10**9
+    batch = train(dataset(), start_step=step, total_steps=step + 1)
+    np.testing.assert_array_equal(batch["label"][0], order(5, 23, np.arange(8) + 8 * step))
+
+
+@pytest.mark.parametrize("start", [7, 9])
+def test_nothing_left_to_do(start):
+    with train_batches(
+        dataset(), batch_size=8, seed=0, start_step=start, total_steps=7, num_threads=2
+    ) as batches:
+        assert len(batches) == 0
+        assert list(batches) == []
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 8])
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 23])
+def test_eval_batches_count_every_example_once(size, hosts):
+    data = dataset(size)
+    parts = [collect(eval_batches(data, batch_size=8, rows=np.arange(8)[h::hosts]))
+             for h in range(hosts)]  # fmt: skip
+    assert {len(part["label"]) for part in parts} == {-(-size // 8)}
+    labels = np.concatenate([part["label"][part["mask"] == 1] for part in parts])
+    np.testing.assert_array_equal(np.sort(labels), np.arange(size))
+    assert sum(part["mask"].sum() for part in parts) == size
+    if hosts == 1:
+        np.testing.assert_array_equal(labels, np.arange(size))
+        padding = parts[0]["mask"] == 0
+        assert np.all(parts[0]["label"][padding] == size - 1)
+        for image in parts[0]["image"][padding]:
+            np.testing.assert_array_equal(image, parts[0]["image"][~padding][-1])
+
+
+def test_eval_batches_do_not_depend_on_batch_size_or_threads():
+    def flat(**kwargs):
+        batches = collect(eval_batches(dataset(), **kwargs))
+        return {key: value.reshape(-1, *value.shape[2:])[:23] for key, value in batches.items()}
+
+    assert_equal(flat(batch_size=8), flat(batch_size=3, num_threads=2))
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_images_of_different_shapes_are_named(num_threads):
+    data = dataset(spec="decode(1)", large=(9,))
+    message = r"uint8 \[8, 8, 1\] and uint8 \[9, 9, 1\] \(example 9\); .* such as resize"
+    with pytest.raises(UserError, match=message):
+        collect(eval_batches(data, batch_size=8, num_threads=num_threads))
+
+
+def test_batches_of_different_shapes_are_named():
+    """Each batch of one row is fine in itself; a compiled step would be compiled again."""
+    data = dataset(spec="decode(1)", large=(9,))
+    with pytest.raises(UserError, match=r"\[8, 8, 1\] and uint8 \[9, 9, 1\]"):
+        collect(eval_batches(data, batch_size=1))
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_bad_example_is_named(num_threads):
+    data = dataset(broken=(12,))
+    with pytest.raises(UserError, match=r"^example 12 \(/data/12.png\): .* cannot be decoded") as e:
+        collect(eval_batches(data, batch_size=8, num_threads=num_threads))
+    assert "\n" not in str(e.value)
+
+
+def test_a_bug_keeps_its_traceback():
+    class Buggy(Examples):
+        def example(self, index, rng):
+            raise KeyError("nolabel")
+
+    with pytest.raises(RuntimeError, match=r"example 0 .*: KeyError: 'nolabel'") as caught:
+        collect(eval_batches(Buggy(Digits(3), preprocess.parse("decode")), batch_size=2))
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_close_ends_the_threads():
+    def ours():
+        return [t for t in threading.enumerate() if t.name.startswith("grain-prefetch")]
+
+    before = len(ours())
+    batches = train_batches(dataset(), batch_size=8, seed=0, total_steps=10**6, num_threads=2)
+    next(batches)
+    threads = ours()
+    assert len(threads) > before
+    batches.close()
+    batches.close()
+    assert next(batches, None) is None
+    for thread in threads[before:]:
+        thread.join(timeout=10)
+        assert not thread.is_alive()

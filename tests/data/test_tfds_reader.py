@@ -1,0 +1,331 @@
+"""Prepared TFDS directories: both formats, every way to name them, damaged and missing ones."""
+
+from __future__ import annotations
+
+import io
+import json
+import pathlib
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from tests import fixtures_data
+from vit_jax.data.datasets import create_dataset
+from vit_jax.data.records import index_tfrecord
+from vit_jax.data.tfds_reader import TfdsSource, find_prepared, open_prepared
+from vit_jax.errors import UserError
+
+SIZES = {"train": 50, "test": 13}
+FORMATS = {"array_record": 1, "tfrecord": 3}  # format: shards
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def file_format(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def data_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
+    roots = {}
+    for name, shards in FORMATS.items():
+        roots[name] = tmp_path_factory.mktemp(name)
+        fixtures_data.tiny_tfds("cifar10", roots[name], SIZES, file_format=name, shards=shards)
+        fixtures_data.tiny_tfds(
+            "imagenet2012", roots[name], {"train": 9, "validation": 4}, file_format=name
+        )
+    return roots
+
+
+def open_cifar(data_dir: pathlib.Path, split: str, label_key: str = "") -> TfdsSource:
+    return open_prepared(find_prepared("cifar10", str(data_dir)), split, label_key).source
+
+
+def contents(source: TfdsSource) -> list[tuple[bytes, int]]:
+    return [(source[i]["image"], source[i]["label"]) for i in range(len(source))]
+
+
+@pytest.mark.parametrize(
+    "split", ["train", "test", "train[:98%]", "train[-7:]+test[3:5]", "train[10:40]", "all"]
+)
+def test_same_examples_as_tfds(
+    data_dirs: dict[str, pathlib.Path], file_format: str, split: str
+) -> None:
+    builder = tfds.builder("cifar10", data_dir=data_dirs["array_record"])
+    expected = builder.as_data_source("train+test" if split == "all" else split)
+    dataset = create_dataset(
+        name="cifar10", split=split, preprocess="decode", data_dir=str(data_dirs[file_format])
+    ).check()
+    assert dataset.num_examples == len(expected)
+    assert dataset.class_names == tuple(builder.info.features["label"].names)
+    rng = np.random.default_rng(0)
+    wanted = sorted(range(len(expected)), key=lambda i: expected[i]["id"]) if split == "all" else []
+    for index in range(len(expected)):
+        example = dataset.example(index, rng)
+        if not wanted:
+            np.testing.assert_array_equal(example["image"], expected[index]["image"])
+            assert example["label"] == expected[index]["label"]
+    if wanted:  # TFDS and we need not agree on the order of `all`
+        assert sorted(dataset.source[i]["label"] for i in range(len(expected))) == sorted(
+            expected[i]["label"] for i in wanted
+        )
+
+
+def test_shards_of_tfds_can_be_named(data_dirs: dict[str, pathlib.Path]) -> None:
+    root = data_dirs["tfrecord"]
+    assert contents(open_cifar(root, "train[1shard:2shard]")) == contents(
+        open_cifar(root, "train[17:34]")
+    )
+    with pytest.raises(UserError, match=r"dataset\.split='train\[9shard:\]' selects no example"):
+        open_cifar(root, "train[9shard:]")
+
+
+def test_imagenet_layout(data_dirs: dict[str, pathlib.Path], file_format: str) -> None:
+    dataset = create_dataset(
+        name="imagenet2012:5.1.0",
+        split="validation",
+        preprocess="decode|resize(32)",
+        data_dir=str(data_dirs[file_format]),
+    )
+    assert (dataset.num_examples, dataset.num_classes) == (4, 1000)
+    assert dataset.class_names[0] == "n01440764"
+    assert dataset.element_spec["image"].shape == (32, 32, 3)
+
+
+def test_reading_needs_no_tensorflow_and_no_jax(
+    data_dirs: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    for name in ("tensorflow", "jax"):  # found before the real ones, if these are installed
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"print('imported {name}', flush=True)")
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from vit_jax.data.datasets import create_dataset
+for data_dir in sys.argv[2:]:
+    for name in ("cifar10", "imagenet2012"):
+        dataset = create_dataset(name=name, split="train", preprocess="decode", data_dir=data_dir)
+        print(dataset.check().element_spec["image"].shape, dataset.source[1]["label"])
+"""
+    command = [sys.executable, "-c", code, str(tmp_path), *map(str, data_dirs.values())]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, lines
+    assert lines[:2] == lines[2:]
+
+
+def test_threads_and_copies_read_the_same(
+    data_dirs: dict[str, pathlib.Path], file_format: str
+) -> None:
+    source = open_cifar(data_dirs[file_format], "train")
+    unread = pickle.loads(pickle.dumps(source))
+    expected = contents(source)
+    assert contents(pickle.loads(pickle.dumps(source))) == expected  # with files open
+    order = np.random.default_rng(0).integers(0, len(source), 2000)
+    with ThreadPoolExecutor(8) as pool:
+        for index, example in zip(order, pool.map(unread.__getitem__, order), strict=True):
+            assert (example["image"], example["label"]) == expected[index]
+    for outside in (-1, len(source)):
+        with pytest.raises(IndexError):
+            source[outside]
+
+
+def shard(directory: pathlib.Path, split: str) -> pathlib.Path:
+    return sorted(directory.glob(f"cifar10-{split}.*"))[0]
+
+
+def copied(data_dirs: dict[str, pathlib.Path], file_format: str, to: pathlib.Path) -> pathlib.Path:
+    shutil.copytree(data_dirs[file_format], to, dirs_exist_ok=True)
+    return pathlib.Path(find_prepared("cifar10", str(to)))
+
+
+@pytest.mark.parametrize("keep", [0, 0.3, 0.999])
+def test_truncated_files_are_named(
+    data_dirs: dict[str, pathlib.Path], file_format: str, tmp_path: pathlib.Path, keep: float
+) -> None:
+    file = shard(copied(data_dirs, file_format, tmp_path), "train")
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * keep)])
+    source = open_cifar(tmp_path, "train")
+    with pytest.raises(UserError, match=re.escape(str(file))) as caught:
+        source.check("skip")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=re.escape(str(file))):
+        source[0]
+    open_cifar(tmp_path, "test").check("error")  # the other split is whole
+
+
+def test_missing_and_swapped_files_are_named(
+    data_dirs: dict[str, pathlib.Path], file_format: str, tmp_path: pathlib.Path
+) -> None:
+    directory = copied(data_dirs, file_format, tmp_path)
+    shutil.copy(shard(directory, "train"), shard(directory, "test"))
+    with pytest.raises(UserError, match=r"cifar10-test.*holds \d+ records, but .* says \d+"):
+        open_cifar(tmp_path, "test").check("error")
+    shard(directory, "train").unlink()
+    with pytest.raises(UserError, match=r"cifar10-train.*: No such file"):
+        open_cifar(tmp_path, "train").check("error")
+
+
+def test_an_undecodable_example_is_located(
+    data_dirs: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    file = shard(copied(data_dirs, "tfrecord", tmp_path), "train")
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"\x89PNG", b"\x89GNP"))  # same length: only decoding can see it
+    dataset = create_dataset(
+        name="cifar10", split="train[5:]", preprocess="decode", data_dir=str(tmp_path)
+    )
+    with pytest.raises(UserError, match=r"example 2 of cifar10 .*00000-of-00003, record 7\)"):
+        dataset.check().example(2, np.random.default_rng(0))
+
+
+def test_splits_without_labels_are_refused(tmp_path: pathlib.Path) -> None:
+    def unlabelled(split: str, index: int) -> dict[str, Any]:
+        return {**fixtures_data.image_example(split, index), "label": -1}  # as in ImageNet's test
+
+    fixtures_data.tiny_tfds("imagenet2012", tmp_path, {"test": 3}, example=unlabelled)
+    source = open_prepared(find_prepared("imagenet2012", str(tmp_path)), "test").source
+    with pytest.raises(UserError, match=r"record 1: label -1 is not in 0 \.\. 999"):
+        source[1]
+
+
+def test_index_of_offsets(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.tfrecord"
+    fixtures_data.write_tfrecord(path, [b"abc", b"", b"x" * 1000])
+    assert index_tfrecord(str(path)).tolist() == [0, 19, 35, 1051]
+
+
+def test_masked_crc_of_the_fixture() -> None:
+    # RFC 3720 B.4: 32 bytes of zeros have CRC-32C 0x8a9136aa; TFRecord rotates and adds.
+    crc = 0x8A9136AA
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    assert fixtures_data._masked_crc(bytes(32)) == masked.to_bytes(4, "little")
+
+
+class Captions(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """No supervised keys; two labels, neither called `label`; two configs."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS: ClassVar[Any] = [
+        tfds.core.BuilderConfig(name="big"),
+        tfds.core.BuilderConfig(name="small"),
+    ]
+    name = "captions"
+    pkg_dir_path = ROOT
+
+    def _info(self) -> Any:
+        features = {
+            "photo": tfds.features.Image(encoding_format="jpeg"),
+            "coarse": tfds.features.ClassLabel(names=["plant", "animal"]),
+            "fine": tfds.features.ClassLabel(names=["oak", "fir", "cat"]),
+            "text": tfds.features.Text(),
+        }
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager: Any) -> Any:
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self) -> Any:
+        for index in range(6):
+            jpeg = io.BytesIO(fixtures_data.encoded(fixtures_data.picture(index)))
+            fine = index % 3
+            yield str(index), {"photo": jpeg, "coarse": fine // 2, "fine": fine, "text": "é"}
+
+
+@pytest.fixture(scope="module")
+def captions_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = str(tmp_path_factory.mktemp("captions"))
+    for config in ("big", "small"):
+        Captions(data_dir=root, config=config, file_format="array_record").download_and_prepare()
+    return root
+
+
+def test_label_key(captions_dir: str) -> None:
+    directory = find_prepared("captions/small", captions_dir)
+    with pytest.raises(UserError, match=r"set dataset\.label_key to a ClassLabel.*coarse \(Class"):
+        open_prepared(directory, "train")
+    with pytest.raises(UserError, match=r"label_key='text' is no class label.*text \(Text"):
+        open_prepared(directory, "train", "text")
+    source, names = open_prepared(directory, "train", "fine")
+    assert names == ("oak", "fir", "cat")
+    assert sorted(source[i]["label"] for i in range(6)) == [0, 0, 1, 1, 2, 2]
+    source, names = open_prepared(directory, "train", "coarse")
+    assert names == ("plant", "animal")
+    assert sorted(source[i]["label"] for i in range(6)) == [0, 0, 0, 0, 1, 1]
+
+
+def test_configs_and_versions(captions_dir: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match="several configs.*captions/big, captions/small"):
+        find_prepared("captions", captions_dir)
+    with pytest.raises(UserError, match="prepared there: captions/big:1.0.0, captions/small:1.0.0"):
+        find_prepared("captions/medium", captions_dir)
+    for version in ("1.0.0", "1.2.0", "1.10.0"):
+        shutil.copytree(f"{captions_dir}/captions/big/1.0.0", tmp_path / "captions/big" / version)
+    (tmp_path / "captions/big/incomplete.XYZ_1.11.0").mkdir()
+    (tmp_path / "captions/big/2.0.0").mkdir()  # made by a kill: it has no metadata
+    assert find_prepared("captions", str(tmp_path)).endswith("big/1.10.0")
+    assert find_prepared("captions/big:1.2.0", str(tmp_path)).endswith("big/1.2.0")
+    with pytest.raises(UserError, match="prepared there: .*big:1.10.0"):
+        find_prepared("captions:9.0.0", str(tmp_path))
+
+
+def test_names_without_data_are_errors_at_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(name: str, message: str, data_dir: str = "") -> None:
+        with pytest.raises(UserError, match=message) as caught:
+            create_dataset(name=name, split="train", preprocess="decode", data_dir=data_dir)
+        assert "\n" not in str(caught.value)
+        assert "dataset.name=" in str(caught.value)
+        assert name in str(caught.value) or name.startswith(".")
+
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "env"))
+    fails("cifar10", rf"not prepared in {tmp_path}/env .*download_and_prepare\(\)")
+    fails("cifar10", rf"not prepared in {tmp_path}/arg ", str(tmp_path / "arg"))
+    fails("cifar10:1.0.0", "not prepared in")
+    with pytest.raises(UserError, match="data_dir='gs://x': only paths of this machine"):
+        find_prepared("cifar10", "gs://x")
+    fails("cifar11", "no such dataset.*'digits', 'glyphs', the path of an image.*mean 'cifar10")
+    fails("digit", "Did you mean 'digits'")
+    fails("no/such/folder", "No such file or directory")
+    fails("./nowhere", "No such file or directory")
+    fails("cifar 10", "is no TFDS name")
+    monkeypatch.delenv("TFDS_DATA_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    fails("cifar10", rf"not prepared in {tmp_path}/home/tensorflow_datasets")
+
+
+def test_a_prepared_directory_is_a_name_too(
+    data_dirs: dict[str, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = find_prepared("cifar10", str(data_dirs["tfrecord"]))
+    dataset = create_dataset(name=directory, split="test", preprocess="decode")
+    assert dataset.num_examples == 13
+    monkeypatch.chdir(data_dirs["tfrecord"])  # ./cifar10 is a folder here, but not of images
+    dataset = create_dataset(name="cifar10", split="test", preprocess="decode", data_dir=".")
+    assert dataset.num_examples == 13
+
+
+def test_formats_without_random_access_are_refused(
+    data_dirs: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    info_file = copied(data_dirs, "tfrecord", tmp_path) / "dataset_info.json"
+    info = json.loads(info_file.read_text())
+    info["fileFormat"] = "parquet"
+    info_file.write_text(json.dumps(info))
+    with pytest.raises(UserError, match="stored as parquet.*file_format='array_record'"):
+        open_cifar(tmp_path, "train")
+    info_file.write_text("{")
+    with pytest.raises(UserError, match="cannot read its metadata"):
+        open_cifar(tmp_path, "train")

@@ -1,0 +1,216 @@
+"""Promises of the model that the golden numbers do not show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import golden
+from vit_jax.errors import UserError
+from vit_jax.models.create import create_model
+from vit_jax.models.variants import PATCH_SIZES, SIZES, VARIANTS, get_variant
+from vit_jax.models.vit import REMAT_POLICIES, patch_shape, token_grid
+from vit_jax.tree import flatten_names, stack_blocks
+
+SMALL = {
+    "name": "vit",
+    "patch_size": 8,
+    "hidden_size": 32,
+    "num_layers": 3,
+    "mlp_dim": 64,
+    "num_heads": 4,
+    "num_classes": 5,
+}
+IMAGES = golden.images(2, 32, 32)
+
+
+def fan_in_params(model: Any, images: np.ndarray = IMAGES) -> Any:
+    flat = flatten_names(golden.abstract_params(model, images.shape))
+    return golden.params({name: leaf.shape for name, leaf in flat.items()}, "fanin")
+
+
+def logits_and_grads(model: Any, params: Any) -> tuple[jax.Array, Any]:
+    def loss(p: Any) -> tuple[jax.Array, jax.Array]:
+        logits = model.apply({"params": p}, IMAGES, train=False)
+        return jnp.sum(logits**2), logits
+
+    (_, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    return logits, grads
+
+
+@pytest.mark.parametrize("remat", [name for name in REMAT_POLICIES if name != "none"])
+@pytest.mark.parametrize("scan", [False, True])
+def test_remat_and_scan_give_the_same_numbers(remat: str, scan: bool) -> None:
+    plain = create_model(**SMALL)
+    other = create_model(**SMALL, remat=remat, scan=scan)
+    assert (other.remat, other.scan) != (plain.remat, plain.scan)
+    params = fan_in_params(plain)
+    logits, grads = logits_and_grads(plain, params)
+    other_logits, other_grads = logits_and_grads(other, stack_blocks(params) if scan else params)
+    np.testing.assert_allclose(other_logits, logits, rtol=0, atol=1e-5)
+    expected = flatten_names(stack_blocks(grads) if scan else grads)
+    for name, grad in flatten_names(other_grads).items():
+        scale = np.abs(expected[name]).max() + 1.0
+        np.testing.assert_allclose(grad, expected[name], rtol=0, atol=1e-5 * scale, err_msg=name)
+
+
+def test_scan_form_is_the_loop_form_stacked() -> None:
+    loop = golden.abstract_params(create_model(**SMALL), IMAGES.shape)
+    scan = golden.abstract_params(create_model(**SMALL, scan=True), IMAGES.shape)
+    stacked = jax.eval_shape(lambda: stack_blocks(jax.tree.map(lambda x: np.zeros(x.shape), loop)))
+    shapes = {name: leaf.shape for name, leaf in flatten_names(scan).items()}
+    assert shapes == {name: leaf.shape for name, leaf in flatten_names(stacked).items()}
+
+
+def test_remat_saves_memory() -> None:
+    """Read from the compiler's own analysis of the scan form (a loop shows nothing on CPU)."""
+
+    def temporary_bytes(remat: str) -> int:
+        model = create_model(**{**SMALL, "num_layers": 8}, scan=True, remat=remat)
+        params = golden.abstract_params(model, IMAGES.shape)
+        images = jax.ShapeDtypeStruct((64, 32, 32, 3), jnp.float32)
+
+        def loss(p: Any, x: jax.Array) -> jax.Array:
+            return jnp.sum(model.apply({"params": p}, x, train=False) ** 2)
+
+        return (
+            jax.jit(jax.grad(loss))
+            .lower(params, images)
+            .compile()
+            .memory_analysis()
+            .temp_size_in_bytes
+        )
+
+    none, dots, full = (temporary_bytes(remat) for remat in ("none", "dots", "full"))
+    assert full < dots < none
+    assert full < none / 2
+
+
+def test_every_intermediate_has_the_compute_dtype() -> None:
+    """bfloat16 in every layer; parameters and logits stay float32."""
+    model = create_model(
+        **{**SMALL, "representation_size": 16},
+        dtype="bfloat16",
+        resnet_layers=(1,),
+        classifier="map",
+    )
+    images = golden.images(2, 64, 64)
+    variables = model.init(jax.random.key(0), images, train=False)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(variables["params"])} == {"float32"}
+    logits, captured = model.apply(variables, images, train=False, capture_intermediates=True)
+    assert logits.dtype == jnp.float32
+    seen = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(captured["intermediates"]):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        expected = jnp.float32 if name.startswith(("head/", "__call__")) else jnp.bfloat16
+        assert leaf.dtype == expected, name
+        seen += 1
+    assert seen > 40
+
+
+def test_bfloat16_stays_close_to_float32() -> None:
+    model = create_model(**SMALL)
+    low = create_model(**SMALL, dtype="bfloat16")
+    params = fan_in_params(model)
+    logits = np.asarray(model.apply({"params": params}, IMAGES, train=False))
+    low_logits = np.asarray(low.apply({"params": params}, IMAGES, train=False))
+    difference = np.abs(low_logits - logits).max()
+    # bfloat16 has 8 bits: 2^-8 of a unit-variance logit, times a few layers.
+    assert 0 < difference < 0.05
+
+
+def test_dropout_acts_in_training_only_and_at_every_place() -> None:
+    model = create_model(**SMALL, dropout_rate=0.5, attention_dropout_rate=0.5)
+    params = fan_in_params(model)
+    evaluated = [np.asarray(model.apply({"params": params}, IMAGES, train=False)) for _ in "ab"]
+    np.testing.assert_array_equal(*evaluated)
+    for kwargs in ({"dropout_rate": 0.5}, {"attention_dropout_rate": 0.5}):
+        one = create_model(**SMALL, **kwargs)
+        trained = [
+            one.apply({"params": params}, IMAGES, train=True, rngs={"dropout": jax.random.key(i)})
+            for i in range(2)
+        ]
+        assert np.abs(np.asarray(trained[0]) - np.asarray(trained[1])).max() > 1e-3
+
+
+def test_rectangles_and_any_number_of_channels() -> None:
+    model = create_model(**{**SMALL, "patch_size": (4, 8)})
+    images = np.random.default_rng(0).normal(size=(2, 24, 40, 5)).astype(np.float32)
+    params = model.init(jax.random.key(0), images, train=False)["params"]
+    assert params["embedding"]["kernel"].shape == (4, 8, 5, 32)
+    assert params["Transformer"]["posembed_input"]["pos_embedding"].shape == (1, 1 + 6 * 5, 32)
+    assert model.apply({"params": params}, images, train=False).shape == (2, 5)
+    assert token_grid((24, 40), (4, 8)) == (6, 5)
+
+
+def test_initialisation_is_the_papers() -> None:
+    model = create_model(**{**SMALL, "hidden_size": 256, "num_heads": 4}, head_bias_init=-10.0)
+    params = flatten_names(model.init(jax.random.key(0), IMAGES, train=False)["params"])
+    block = "Transformer/encoderblock_0"
+    assert not np.any(params["head/kernel"])
+    assert not np.any(params["cls"])
+    np.testing.assert_array_equal(params["head/bias"], -10.0)
+    assert np.std(params["Transformer/posembed_input/pos_embedding"]) == pytest.approx(
+        0.02, rel=0.1
+    )
+    limit = np.sqrt(6 / (256 + 256))  # Glorot uniform, heads counted together
+    query = params[f"{block}/MultiHeadDotProductAttention_0/query/kernel"]
+    assert np.abs(query).max() == pytest.approx(limit, rel=0.01)
+    assert np.std(params[f"{block}/MlpBlock_0/Dense_0/bias"]) == pytest.approx(1e-6, rel=0.5)
+    assert np.std(params["embedding/kernel"]) == pytest.approx(1 / np.sqrt(8 * 8 * 3), rel=0.1)
+
+
+def test_the_last_norm_of_a_residual_unit_starts_at_zero() -> None:
+    model = create_model(**SMALL, resnet_layers=(1, 1))
+    params = flatten_names(model.init(jax.random.key(0), golden.images(1, 64, 64), train=False))
+    scales = {name: value for name, value in params.items() if name.endswith("gn3/scale")}
+    assert len(scales) == 2
+    assert not any(np.any(value) for value in scales.values())
+
+
+def test_all_sizes_at_all_patch_sizes() -> None:
+    assert {"Ti/16", "S/8", "M/32", "B/16", "L/14", "H/14", "g/14", "G/14", "So400m/14"} <= set(
+        VARIANTS
+    )
+    assert {"R+Ti/16", "R50+B/32", "R50+L/16"} <= set(VARIANTS)
+    assert all(f"{size}/{patch}" in VARIANTS for size in SIZES for patch in PATCH_SIZES)
+    with pytest.raises(UserError, match="Did you mean"):
+        get_variant("B16")
+    get_variant("B/16")["num_layers"] = 1
+    assert VARIANTS["B/16"]["num_layers"] == 12
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"name": "vitt"}, "Did you mean 'vit'"),
+        ({"hiden_size": 3}, "Did you mean 'hidden_size'"),
+        ({"classifier": "cls"}, "Known: token, gap"),
+        ({"remat": "ful"}, "Did you mean 'full'"),
+        ({"dtype": "float16"}, "float32, bfloat16"),
+        ({"num_heads": 5}, "hidden_size=32"),
+    ],
+)
+def test_mistakes_are_named(kwargs: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        create_model(**{**SMALL, **kwargs})
+
+
+@pytest.mark.parametrize("patch_size", [0, -1, (4, 8, 16), (4.0, 8), ()])
+def test_patch_sizes_that_are_none(patch_size: Any) -> None:
+    with pytest.raises(UserError, match="patch_size"):
+        patch_shape(patch_size)
+
+
+def test_a_patch_must_divide_the_image() -> None:
+    assert token_grid((224, 160), 16) == (14, 10)
+    assert token_grid((224, 224), 1, (3, 4, 9)) == (14, 14)
+    assert token_grid((224, 224), 8, ()) == (7, 7)
+    with pytest.raises(UserError, match="70 becomes 64 or 80"):
+        token_grid((70, 64), 16)
+    with pytest.raises(UserError, match="12 becomes 16"):
+        token_grid((16, 12), 16)

@@ -1,0 +1,339 @@
+"""The architecture, checked by reading the imports of every file (nothing is executed).
+
+A file imports only from layers strictly below its own; files of one package (data, models, ...)
+in one layer may import each other, but never in a circle. An import inside a function counts as
+much as one at the top: it couples the two files all the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A row names a module, or a package with all its files; the longest matching row decides.
+LAYERS: dict[int, tuple[str, ...]] = {
+    5: ("scripts",),
+    4: ("vit_jax.launch", "vit_jax.train", "vit_jax.benchmark"),
+    3: (
+        "vit_jax.objectives",
+        "vit_jax.evaluators",
+        "vit_jax.analysis",
+        "vit_jax.train_step",
+        "vit_jax.pretrained.load",
+    ),
+    2: (
+        "vit_jax.models",
+        "vit_jax.data",
+        "vit_jax.pretrained",
+        "vit_jax.train_state",
+        "vit_jax.optimizer",
+        "vit_jax.checkpoint",
+        "vit_jax.progress",
+        "vit_jax.provenance",
+        "vit_jax.writers",
+    ),
+    # Recipes are plain numbers: they may look up names and sizes, and build nothing.
+    1: ("vit_jax.sharding", "vit_jax.workdir", "configs"),
+    0: (
+        "vit_jax.tree",
+        "vit_jax.losses",
+        "vit_jax.durations",
+        "vit_jax.checksums",
+        "vit_jax.models.variants",
+    ),
+    -1: ("vit_jax.errors",),  # anyone may have to say what the user did wrong
+}
+
+# The loop hands these to each other; variants.py (layer 0) is common ground.
+STRANGERS = ("vit_jax.models", "vit_jax.objectives", "vit_jax.evaluators")
+
+# Slow to import, or not installed everywhere: imported in the function that needs them.
+HEAVY = (
+    "PIL",
+    "huggingface_hub",
+    "matplotlib",
+    "sklearn",
+    "tensorboardX",
+    "tensorflow",
+    "torch",
+    "wandb",
+)
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def row_of(module: str) -> tuple[int, str] | None:
+    """Layer and table row of a module: the longest row that contains it."""
+    rows = [(len(row), layer, row) for layer in LAYERS for row in LAYERS[layer]]
+    matching = [(n, layer, row) for n, layer, row in rows if within(module, row)]
+    return max(matching)[1:] if matching else None
+
+
+def package_of(module: str) -> str:
+    """`vit_jax.data.sources` -> `vit_jax.data`; a file directly in vit_jax/ stands alone."""
+    parts = module.split(".")
+    if parts[0] == "vit_jax":
+        return ".".join(parts[:2])
+    return parts[0]
+
+
+def imports_of(module: str, tree: ast.AST, modules: set[str]) -> Iterator[tuple[str, int]]:
+    """(imported module, line) for every import anywhere in the file, relative ones resolved."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = module.split(".")[: -node.level]
+                base = ".".join(package + ([node.module] if node.module else []))
+            for alias in node.names:
+                member = f"{base}.{alias.name}"
+                yield (member if member in modules else base), node.lineno
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            for argument in node.args[:1]:
+                if isinstance(argument, ast.Constant):
+                    yield str(argument.value), node.lineno
+
+
+def top_level_imports(body: list[ast.stmt]) -> Iterator[tuple[str, int]]:
+    """What importing the file imports: all but function bodies and `if TYPE_CHECKING` blocks."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", node.lineno
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield from top_level_imports(node.orelse)
+        else:
+            for field in ("body", "orelse", "finalbody"):
+                yield from top_level_imports(getattr(node, field, []))
+            for handler in getattr(node, "handlers", []):
+                yield from top_level_imports(handler.body)
+
+
+def find_cycle(graph: dict[str, set[str]]) -> list[str] | None:
+    """One import cycle as [a, b, ..., a], or None."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str] | None:
+        if module in path:
+            return path[path.index(module) :] + [module]
+        if module in done:
+            return None
+        for target in sorted(graph.get(module, ())):
+            if cycle := visit(target, path + [module]):
+                return cycle
+        done.add(module)
+        return None
+
+    for module in sorted(graph):
+        if cycle := visit(module, []):
+            return cycle
+    return None
+
+
+def forbidden(source: str, target: str) -> str | None:
+    """Why module `source` may not import module `target` (both ours), or None if it may."""
+    source_row, target_row = row_of(source), row_of(target)
+    if source_row is None or target_row is None:
+        return None  # reported as a file without a layer
+    (source_layer, _), (target_layer, _) = source_row, target_row
+    if target_layer > 0:
+        for a in STRANGERS:
+            for b in STRANGERS:
+                if a != b and within(source, a) and within(target, b):
+                    return f"{a} and {b} never import each other"
+    if target_layer > source_layer:
+        return f"layer {source_layer} imports layer {target_layer}"
+    if target_layer == source_layer and package_of(source) != package_of(target):
+        return f"both are in layer {source_layer}"
+    return None
+
+
+def violations(sources: dict[str, str]) -> list[str]:
+    """Every broken rule in {module name: source text}; packages are named `a.b.__init__`."""
+    modules = set(sources)
+    found: list[str] = []
+    graph: dict[str, set[str]] = {}
+    for module, text in sorted(sources.items()):
+        name = module.rpartition(".")[2]
+        if name == "__init__":
+            if text.strip():
+                found.append(f"{module}: is not empty")
+            continue
+        if name == "utils":
+            found.append(f"{module}: name the file after what it does")
+        if row_of(module) is None:
+            found.append(f"{module}: is in no layer; place it in LAYERS of tests/test_layers.py")
+        tree = ast.parse(text)
+        graph[module] = set()
+        for target, line in sorted(set(imports_of(module, tree, modules))):
+            if target.partition(".")[0] not in ("vit_jax", "configs", "scripts"):
+                continue
+            if target in modules:
+                graph[module].add(target)
+            if reason := forbidden(module, target):
+                found.append(f"{module}:{line}: imports {target}, but {reason}")
+        if within(module, "vit_jax"):
+            for target, line in top_level_imports(tree.body):
+                if target.partition(".")[0] in HEAVY:
+                    found.append(f"{module}:{line}: import {target} inside the function")
+        found.extend(f"{module}:{line}: .get( on a config" for line in config_gets(tree))
+    if cycle := find_cycle(graph):
+        found.append("import cycle: " + " -> ".join(cycle))
+    return found
+
+
+def config_gets(tree: ast.AST) -> Iterator[int]:
+    """Lines with `config...get(`: a default outside default.py hides a misspelt key."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "get"
+            and "config" in ast.unparse(node.func.value).lower()
+        ):
+            yield node.lineno
+
+
+def read_sources() -> dict[str, str]:
+    tops = ("vit_jax", "configs", "scripts")
+    files = [path for top in tops for path in ROOT.glob(f"{top}/**/*.py")]
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
+        for path in files
+    }
+
+
+def test_the_repository_keeps_its_layers() -> None:
+    sources = read_sources()
+    assert "vit_jax.models.vit" in sources  # the files were found at all
+    assert not violations(sources), "\n" + "\n".join(violations(sources))
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        pytest.param(
+            {"vit_jax.tree": "from vit_jax.sharding import x", "vit_jax.sharding": ""},
+            "vit_jax.tree:1: imports vit_jax.sharding, but layer 0 imports layer 1",
+            id="upwards",
+        ),
+        pytest.param(
+            {"vit_jax.tree": "from vit_jax import sharding", "vit_jax.sharding": ""},
+            "vit_jax.tree:1: imports vit_jax.sharding, but layer 0 imports layer 1",
+            id="upwards through the package",
+        ),
+        pytest.param(
+            {"vit_jax.data.sources": "from ..train import x", "vit_jax.train": ""},
+            "vit_jax.data.sources:1: imports vit_jax.train, but layer 2 imports layer 4",
+            id="upwards, relative",
+        ),
+        pytest.param(
+            {"vit_jax.tree": "def f():\n    import vit_jax.train", "vit_jax.train": ""},
+            "vit_jax.tree:2: imports vit_jax.train, but layer 0 imports layer 4",
+            id="upwards, inside a function",
+        ),
+        pytest.param(
+            {"vit_jax.tree": "import importlib\nimportlib.import_module('vit_jax.train')"},
+            "vit_jax.tree:2: imports vit_jax.train, but layer 0 imports layer 4",
+            id="upwards, by name",
+        ),
+        pytest.param(
+            {"vit_jax.pretrained.npz": "from vit_jax.pretrained.load import x"},
+            "vit_jax.pretrained.npz:1: imports vit_jax.pretrained.load, "
+            "but layer 2 imports layer 3",
+            id="upwards inside a package",
+        ),
+        pytest.param(
+            {"vit_jax.data.sources": "import vit_jax.models.vit"},
+            "vit_jax.data.sources:1: imports vit_jax.models.vit, but both are in layer 2",
+            id="sideways",
+        ),
+        pytest.param(
+            {"vit_jax.objectives.classification": "import vit_jax.models.vit"},
+            "vit_jax.objectives.classification:1: imports vit_jax.models.vit, "
+            "but vit_jax.objectives and vit_jax.models never import each other",
+            id="strangers",
+        ),
+        pytest.param(
+            {"configs.b16": "from vit_jax.models import create"},
+            "configs.b16:1: imports vit_jax.models, but layer 1 imports layer 2",
+            id="a recipe that builds",
+        ),
+        pytest.param(
+            {"vit_jax.data.a": "import vit_jax.data.b", "vit_jax.data.b": "from . import a"},
+            "import cycle: vit_jax.data.a -> vit_jax.data.b -> vit_jax.data.a",
+            id="cycle",
+        ),
+        pytest.param(
+            {"vit_jax.tree": "try:\n    import tensorflow as tf\nexcept ImportError:\n    tf = 0"},
+            "vit_jax.tree:2: import tensorflow inside the function",
+            id="heavy",
+        ),
+        pytest.param(
+            {"vit_jax.train": "steps = config.model.get('steps', 3)"},
+            "vit_jax.train:1: .get( on a config",
+            id="get",
+        ),
+        pytest.param({"vit_jax.data.utils": ""}, "name the file after what it does", id="utils"),
+        pytest.param({"vit_jax.new": ""}, "vit_jax.new: is in no layer", id="no layer"),
+        pytest.param({"vit_jax.data.__init__": "x = 1"}, "is not empty", id="init"),
+    ],
+)
+def test_the_checker_sees(sources: dict[str, str], expected: str) -> None:
+    found = violations(sources)
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+def test_the_checker_accepts_what_is_allowed() -> None:
+    assert not violations(
+        {
+            "scripts.train": "from vit_jax import launch, train",
+            "vit_jax.__init__": "\n",
+            "vit_jax.launch": "import os\nname = os.environ.get('NAME')",
+            "vit_jax.train": "from vit_jax.objectives.create import create_objective",
+            "vit_jax.objectives.create": "from vit_jax.models.variants import VARIANTS",
+            "vit_jax.models.vit": "from vit_jax.models import variants\nfrom vit_jax import tree",
+            "vit_jax.models.variants": "import vit_jax.errors",
+            "vit_jax.errors": "def f():\n    import matplotlib",
+            "vit_jax.tree": "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n    import tensorflow",
+            "configs.b16": "from configs import default\nfrom vit_jax.models import variants",
+        }
+    )
+
+
+def test_every_module_imports_without_the_heavy_packages() -> None:
+    """The core has to run where TensorFlow and plotting are absent; here they are made absent."""
+    modules = sorted(m.removesuffix(".__init__") for m in read_sources() if within(m, "vit_jax"))
+    program = f"""
+import importlib, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {HEAVY!r}:
+            raise ModuleNotFoundError(f"{{name}} is kept away by this test", name=name)
+
+sys.meta_path.insert(0, Absent())
+for name in {modules!r}:
+    importlib.import_module(name)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr

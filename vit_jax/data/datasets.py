@@ -1,0 +1,202 @@
+"""`create_dataset`: one interface for TFDS, image folders and the embedded sets."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import glob
+import hashlib
+import inspect
+import os
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data import folder
+from vit_jax.data.preprocess import Chain, parse
+from vit_jax.data.sources import CheckedSource, SlicedSource, Source, resolve_split
+from vit_jax.errors import UserError, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of an array, as `jax.eval_shape` takes them."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dataset:
+    """A part of a dataset with its preprocessing; picklable.
+
+    Attributes:
+      name: as given to `create_dataset`.
+      split: the split expression.
+      source: random access to the stored examples.
+      preprocess: `(example, rng) -> example`.
+      class_names: one per class, in the order of the labels.
+      on_bad_image: "error" or "skip"; what `check` does with images that do not decode.
+    """
+
+    name: str
+    split: str
+    source: Source
+    preprocess: Chain
+    class_names: tuple[str, ...]
+    on_bad_image: str = "error"
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.source)
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+        """The preprocessed example `index`: {"image": [H, W, C], "label": int, ...}.
+
+        Raises:
+          UserError: its image cannot be decoded or cropped; the message says where it is stored.
+        """
+        example = self.source[index]
+        try:
+            return self.preprocess(example, rng)
+        except ValueError as error:
+            where = f"example {index} of {self.name} {self.split}"
+            if isinstance(self.source, CheckedSource):
+                where += f" ({self.source.describe(index)})"
+            raise UserError(f"{where}: {error}") from error
+
+    @functools.cached_property
+    def element_spec(self) -> dict[str, ArraySpec]:
+        """Shapes and dtypes of a preprocessed example, found by making the first one."""
+        example = self.example(0, np.random.default_rng(0))
+        arrays = {key: np.asarray(value) for key, value in example.items()}
+        return {key: ArraySpec(array.shape, array.dtype) for key, array in arrays.items()}
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Short hash that changes when the examples, their order or their classes change.
+
+        A folder may be moved: the relative paths and the sizes of its files stand for it. A TFDS
+        set is known by its full name, version and shards.
+        """
+        digest = hashlib.blake2b(digest_size=8)
+        identity = self.source.identity() if isinstance(self.source, CheckedSource) else [self.name]
+        for line in (self.split, str(self.num_examples), *self.class_names, *identity):
+            digest.update(line.encode(errors="surrogateescape") + b"\0")
+        return digest.hexdigest()
+
+    def check(self) -> Dataset:
+        """Looks for damaged files before the training does; returns the dataset to train on.
+
+        Reads every image of a folder (0.7 ms of a core for a 500 x 375 JPEG), opens every file of
+        a TFDS set, does nothing for drawn images.
+
+        Raises:
+          UserError: a file is damaged, and `on_bad_image` is not "skip" or cannot help.
+        """
+        if not isinstance(self.source, CheckedSource):
+            return self
+        return dataclasses.replace(self, source=self.source.check(self.on_bad_image))
+
+
+def create_dataset(
+    *,
+    name: str,
+    split: str,
+    preprocess: str,
+    data_dir: str = "",
+    on_bad_image: str = "error",
+    label_key: str = "",
+) -> Dataset:
+    """Opens a dataset; reads its metadata or lists its files, but reads no example.
+
+    Args:
+      name: `digits`; `glyphs` or `glyphs(size=32, ...)`; the path of an image folder
+        (`folder.LAYOUT`); else a TFDS name with optional config and version
+        (`cifar10`, `imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`) or a prepared directory's path.
+      split: split expression, see `sources.resolve_split`.
+      preprocess: spec string, see `preprocess.parse`.
+      data_dir: where TFDS data lies; "" for $TFDS_DATA_DIR or TFDS's default.
+      on_bad_image: `error` or `skip`; for image folders.
+      label_key: the class label to learn, for TFDS sets that have another than the usual one.
+
+    Raises:
+      UserError: see the readers; nothing is ever downloaded.
+    """
+    if on_bad_image not in ("error", "skip"):
+        raise UserError(f"dataset.on_bad_image={on_bad_image!r}: it is 'error' or 'skip'.")
+    chain = parse(preprocess)
+    source, class_names = _open(name, split, data_dir, label_key)
+    return Dataset(name, split, source, chain, class_names, on_bad_image)
+
+
+def _open(name: str, split: str, data_dir: str, label_key: str) -> tuple[Source, tuple[str, ...]]:
+    """The source and the class names; TFDS is imported where it is needed, others start faster."""
+    if not name:
+        raise UserError("dataset.name is empty; set it to a dataset or to an image folder's path.")
+    path = os.path.expanduser(name)
+    if name == "digits":
+        from vit_jax.data import digits, tfds_reader
+
+        return tfds_reader.open_prepared(digits.prepare_digits(data_dir), split, label_key)
+    if os.path.isfile(os.path.join(path, "dataset_info.json")):
+        from vit_jax.data import tfds_reader
+
+        return tfds_reader.open_prepared(path, split, label_key)
+    is_glyphs = name.partition("(")[0].strip() == "glyphs"
+    if is_glyphs or _is_image_folder(name):
+        if label_key:
+            raise UserError(f"dataset.label_key={label_key!r} is for TFDS names, not for {name!r}.")
+        return _open_glyphs(name, split) if is_glyphs else folder.open_folder(path, split)
+    from vit_jax.data import tfds_reader
+
+    return tfds_reader.open_prepared(tfds_reader.find_prepared(name, data_dir), split, label_key)
+
+
+def _is_image_folder(name: str) -> bool:
+    """Whether a name is a path rather than a TFDS name, which may hold one separator too."""
+    path = os.path.expanduser(name)
+    if name.startswith(("/", "./", "../", "~")) or name.count(os.sep) > 1 or name in (".", ".."):
+        return True
+    return os.path.isdir(path) and not _is_tfds_folder(path)
+
+
+def _is_tfds_folder(path: str) -> bool:
+    """Whether `path` is TFDS's folder for a dataset, met by running in the data_dir itself."""
+    return any(glob.glob(os.path.join(path, depth, "dataset_info.json")) for depth in ("*", "*/*"))
+
+
+def _open_glyphs(name: str, split: str) -> tuple[Source, tuple[str, ...]]:
+    from vit_jax.data import glyphs
+
+    kwargs = _call_arguments(name)
+    known = inspect.signature(glyphs.glyph_splits).parameters
+    unknown = sorted(set(kwargs) - set(known))
+    if unknown:
+        raise UserError(
+            f"dataset.name={name!r}: glyphs takes no {unknown[0]!r}; known: {', '.join(known)}."
+            f"{nearest(unknown[0], known)}"
+        )
+    sources = glyphs.glyph_splits(**kwargs)
+    parts = resolve_split(split, sources, lambda each: len(sources[each]))
+    return SlicedSource(sources, parts), tuple(sources[parts[0].name].class_names)
+
+
+def _call_arguments(name: str) -> dict[str, Any]:
+    """The keyword arguments in `name(key=literal, ...)`; none for a bare name."""
+    try:
+        node = ast.parse(name.strip(), mode="eval").body
+        if isinstance(node, ast.Name):
+            return {}
+        if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
+            raise ValueError
+        return {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+    except (SyntaxError, ValueError):
+        raise UserError(
+            f"dataset.name={name!r}: cannot read it; write glyphs(key=value, ...)."
+        ) from None

@@ -1,0 +1,64 @@
+"""Encoded image files to uint8 arrays, through OpenCV.
+
+What becomes of unusual files (compared with Pillow in tests/data/test_preprocess.py):
+
+* grayscale, palette and CMYK images are converted to the channels asked for;
+* transparency is dropped, not blended, as TensorFlow's decoders do;
+* of 16-bit samples the high byte is kept;
+* of animations the first frame is kept.
+"""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+
+# One image is too little work to share among threads; the pipeline's threads take whole batches.
+cv2.setNumThreads(1)
+
+_COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}
+
+
+def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.ndarray:
+    """An image file, or pixels that need no decoding, as uint8 [H, W, channels].
+
+    Args:
+      image: the content of a JPEG, PNG, WebP, GIF, BMP or TIFF file, or uint8 [H, W] or [H, W, C].
+      channels: 3 (RGB) or 1 (luma).
+      exif: turn the image upright as its orientation tag says (else: pixels as they are stored).
+
+    Raises:
+      ValueError: the bytes are not a complete image file, or the array is not an image.
+    """
+    if isinstance(image, np.ndarray):
+        return _convert(image, channels)
+    if not image:
+        raise ValueError("the image file is empty")
+    flags = _COLOR[channels]
+    if not exif:
+        flags |= cv2.IMREAD_IGNORE_ORIENTATION
+    try:
+        pixels = cv2.imdecode(np.frombuffer(image, np.uint8), flags)
+    except cv2.error as error:
+        raise ValueError(f"the image file cannot be decoded ({error.err})") from None
+    if pixels is None:
+        raise ValueError(
+            f"the image file cannot be decoded ({len(image)} bytes that start with {image[:8]!r})"
+        )
+    return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
+
+
+def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]  # [H, W, 1]
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4):
+        raise ValueError(
+            f"an image must be uint8 [H, W, 1, 3 or 4], not {pixels.dtype} {list(pixels.shape)}"
+        )
+    if pixels.shape[2] == 4:
+        pixels = pixels[:, :, :3]  # [H, W, 3]
+    if pixels.shape[2] == channels:
+        return pixels
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=2)  # [H, W, 3]
+    return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)[:, :, None]  # [H, W, 1]

@@ -1,0 +1,67 @@
+"""Host batches to global arrays on the devices."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from vit_jax.data.pipeline import Batch
+
+DeviceBatch = dict[str, jax.Array]
+
+
+def local_rows(sharding: Sharding, batch_size: int) -> np.ndarray:
+    """Rows of a batch that devices of this process hold, sorted and without repetition.
+
+    Args:
+      sharding: of the batch's leading axis; the rows may be replicated, as over a tensor axis.
+      batch_size: global.
+    """
+    indices = sharding.addressable_devices_indices_map((batch_size,)).values()
+    held = np.zeros(batch_size, bool)
+    for index in indices:
+        assert index is not None
+        held[index] = True
+    return np.flatnonzero(held)
+
+
+def to_device(batch: Batch, sharding: Sharding, batch_size: int) -> DeviceBatch:
+    """The global batch, of which `batch` holds the rows `local_rows(sharding, batch_size)`."""
+    rows = local_rows(sharding, batch_size)
+
+    def place(local: np.ndarray) -> jax.Array:
+        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None
+            start, stop, _ = index[0].indices(batch_size)
+            first = np.searchsorted(rows, start)  # a device's rows are consecutive in `rows` too
+            return local[first : first + stop - start]
+
+        return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
+
+    return {name: place(local) for name, local in batch.items()}
+
+
+def device_batches(
+    host_batches: Iterable[Batch], sharding: Sharding, *, batch_size: int, prefetch: int = 2
+) -> Iterator[DeviceBatch]:
+    """Global batches, of which the next `prefetch` are on their way while one is in use.
+
+    Plain look-ahead does that without a thread: JAX starts a transfer and returns, as it does with
+    a step, so the devices compute while this waits for the host's next batch.
+
+    Args:
+      host_batches: this process's rows of every batch, as `train_batches` gives them.
+      sharding: of the leading axis.
+      batch_size: global.
+      prefetch: how many batches to hold besides the one in use.
+    """
+    queue: collections.deque[DeviceBatch] = collections.deque()
+    for batch in host_batches:
+        queue.append(to_device(batch, sharding, batch_size))
+        if len(queue) > prefetch:
+            yield queue.popleft()
+    yield from queue

@@ -1,0 +1,186 @@
+"""Image folders: `root/{train,test,...}/class_name/*.{jpg,jpeg,png,webp}` as a source.
+
+Order of the files. A folder lists one class after the other, so a plain `train[:98%]` would lose
+whole classes. Here the files of a class are shuffled by a hash of their path relative to the root
+(the same on every machine), the k-th of a class's n files gets the rank k / (n - 1), and all
+files are sorted by rank, ties by hash. Every prefix that has as many examples as there are classes
+then holds every class, and so does every such suffix: the first file of each class has rank 0 and
+the last has rank 1. A class with a single file has rank 0, so it is in every such prefix only.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data import image_check
+from vit_jax.data.sources import Part, resolve_split
+from vit_jax.errors import UserError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+LAYOUT = "train/CLASS_NAME/IMAGE.{jpg,jpeg,png,webp}"
+
+
+class FolderSource:
+    """Encoded image files with their class numbers.
+
+    Args:
+      root: the folder that `paths` are relative to.
+      paths: file names relative to `root`, as bytes [N] (compact to send to worker processes).
+      labels: class numbers, int32 [N].
+    """
+
+    def __init__(self, root: str, paths: np.ndarray, labels: np.ndarray):
+        self._root = os.fsencode(root)
+        self._paths = paths
+        self._labels = labels
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} outside of {len(self)} images")
+        return {"image": self.read(index), "label": int(self._labels[index])}
+
+    def path(self, index: int) -> bytes:
+        return os.path.join(self._root, bytes(self._paths[index]))
+
+    def read(self, index: int) -> bytes:
+        """The bytes of image file `index`; UserError when it cannot be read."""
+        try:
+            with open(self.path(index), "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise UserError(f"{self.describe(index)}: {error.strerror}") from None
+
+    def describe(self, index: int) -> str:
+        return os.fsdecode(self.path(index))
+
+    def identity(self) -> Iterable[str]:
+        """Relative path and size of every file, in order."""
+        sizes = image_check.map_threads(os.path.getsize, map(self.path, range(len(self))))
+        for path, size in zip(self._paths, sizes, strict=True):
+            yield f"{os.fsdecode(bytes(path))} {size}"
+
+    def check(self, on_bad_image: str) -> FolderSource:
+        """Decodes every file once; see `image_check.unreadable` for what it costs.
+
+        Raises:
+          UserError: some files do not decode and `on_bad_image` is "error", or none does.
+        """
+        bad = image_check.unreadable([self.path(index) for index in range(len(self))])
+        if not bad:
+            return self
+        names = ", ".join(self.describe(index) for index in bad[:10])
+        more = f" and {len(bad) - 10} more" if len(bad) > 10 else ""
+        report = f"{len(bad)} of {len(self)} images cannot be read: {names}{more}"
+        if on_bad_image == "error":
+            raise UserError(f"{report}; mend or delete them, or set dataset.on_bad_image='skip'.")
+        if len(bad) == len(self):
+            raise UserError(f"{report}; no image is left.")
+        logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
+        keep = np.setdiff1d(np.arange(len(self)), bad)
+        return FolderSource(os.fsdecode(self._root), self._paths[keep], self._labels[keep])
+
+
+def open_folder(root: str, split: str) -> tuple[FolderSource, tuple[str, ...]]:
+    """Lists the files that a split expression selects; opens none of them.
+
+    The classes are the sub-folders of `train` (of all splits where there is no `train`), sorted.
+
+    Args:
+      root: folder with one sub-folder per split.
+      split: expression such as `train[:98%]`.
+
+    Returns:
+      The source and the class names.
+
+    Raises:
+      UserError: the folder is missing, empty or laid out otherwise, has one class only, a class
+        without images, or a class in this split that `train` does not have.
+    """
+    root = os.path.abspath(os.path.expanduser(root))
+    splits = _splits(root)
+    naming = ["train"] if "train" in splits else list(splits)
+    classes = sorted({name for each in naming for name in splits[each]})
+    if len(classes) < 2:
+        raise UserError(
+            f"dataset.name={root!r}: only one class, {classes[0]!r}; a classifier needs two "
+            f"(expected {LAYOUT})."
+        )
+    numbers = {name: number for number, name in enumerate(classes)}
+    listed: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def list_once(name: str) -> int:
+        if name not in listed:
+            unknown = sorted(set(splits[name]) - set(classes))
+            if unknown:
+                raise UserError(
+                    f"dataset.name={root!r}: class {unknown[0]!r} of split {name!r} is not a class "
+                    f"of 'train' ({len(unknown)} such)."
+                )
+            listed[name] = _list_split(root, name, splits[name], numbers)
+        return len(listed[name][0])
+
+    parts: list[Part] = resolve_split(split, splits, list_once)
+    paths = np.concatenate([listed[part.name][0][part.start : part.stop] for part in parts])
+    labels = np.concatenate([listed[part.name][1][part.start : part.stop] for part in parts])
+    return FolderSource(root, paths, labels), tuple(classes)
+
+
+def _subfolders(path: str) -> list[str]:
+    with os.scandir(path) as entries:
+        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith((".", "__")))
+
+
+def _splits(root: str) -> dict[str, list[str]]:
+    """Class folders per split folder; UserError when the layout is another one."""
+    try:
+        top = _subfolders(root)
+        splits = {name: folders for name in top if (folders := _subfolders(f"{root}/{name}"))}
+    except OSError as error:
+        raise UserError(
+            f"dataset.name={root!r}: {error.strerror}; it takes a folder with {LAYOUT}."
+        ) from None
+    if splits:
+        return splits
+    if not os.listdir(root):
+        raise UserError(f"dataset.name={root!r}: the folder is empty; expected {LAYOUT} in it.")
+    hint = f"; are {', '.join(top[:3])} classes? Then move them into {root}/train" if top else ""
+    raise UserError(f"dataset.name={root!r}: no split folders; expected {LAYOUT} in it{hint}.")
+
+
+def _list_split(
+    root: str, split: str, classes: Sequence[str], numbers: dict[str, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ordered relative paths (bytes [N]) and labels (int32 [N]) of one split."""
+    rows: list[tuple[float, bytes, bytes, int]] = []
+    ignored: collections.Counter[str] = collections.Counter()
+    for name in classes:
+        with os.scandir(f"{root}/{split}/{name}") as entries:
+            files = [entry.name for entry in entries if not entry.name.startswith(".")]
+        images = [file for file in files if file.lower().endswith(EXTENSIONS)]
+        ignored.update(os.path.splitext(file)[1] or file for file in set(files).difference(images))
+        if not images:
+            found = f" (other files there: {len(files)})" if files else ""
+            raise UserError(
+                f"dataset.name={root!r}: class {name!r} of split {split!r} has no image{found}; "
+                f"it takes files that end in {', '.join(EXTENSIONS)}."
+            )
+        paths = [os.fsencode(f"{split}/{name}/{image}") for image in images]
+        hashed = sorted((hashlib.blake2b(path, digest_size=8).digest(), path) for path in paths)
+        last = max(len(hashed) - 1, 1)
+        rows += [(k / last, digest, path, numbers[name]) for k, (digest, path) in enumerate(hashed)]
+    if ignored:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ignored.items())[:5])
+        logging.getLogger(__name__).warning("%s/%s: not used: %s", root, split, kinds)
+    rows.sort()
+    paths_sorted = np.array([row[2] for row in rows], dtype=np.bytes_)
+    return paths_sorted, np.array([row[3] for row in rows], dtype=np.int32)

@@ -1,0 +1,106 @@
+"""Finds image files that do not decode, before the training does."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import cv2
+import numpy as np
+
+# From this number of files on, the verdict is remembered: reading a big folder takes minutes, and
+# a job that is preempted often would pay for it at every start.
+REMEMBER_FROM = 20_000
+LOG_EVERY = 20_000
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def map_threads(
+    function: Callable[[A], B], arguments: Iterable[A], *, chunk: int = 64
+) -> Iterator[B]:
+    """`map` in a few more threads than there are cores; files and OpenCV release the GIL.
+
+    A thread takes `chunk` arguments at a time, as a future costs 40 us and `os.stat` only 2.
+    """
+
+    def several(part: tuple[A, ...]) -> list[B]:
+        return [function(argument) for argument in part]
+
+    rest = iter(arguments)
+    parts = iter(lambda: tuple(itertools.islice(rest, chunk)), ())
+    with ThreadPoolExecutor((os.cpu_count() or 1) + 2) as pool:
+        for results in pool.map(several, parts):
+            yield from results
+
+
+def decodes(data: bytes) -> bool:
+    """Whether the whole image file can be decoded.
+
+    JPEG is decoded at 1/8 scale, which reads all of the entropy-coded data and skips two thirds of
+    the rest: 0.7 ms for 500 x 375 against 1.1 ms in full. PNG and WebP have no such shortcut.
+    """
+    try:
+        return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_REDUCED_COLOR_8) is not None
+    except cv2.error:  # an empty file, an image larger than OpenCV accepts
+        return False
+
+
+def unreadable(paths: Sequence[bytes]) -> list[int]:
+    """Positions of the files in `paths` that cannot be read or decoded, in order."""
+    cache = _cache_file(paths) if len(paths) >= REMEMBER_FROM else None
+    if cache is not None and os.path.exists(cache):
+        with open(cache) as file:
+            return json.load(file)
+    bad = []
+    for position, is_bad in enumerate(map_threads(_is_bad, paths)):
+        if position % LOG_EVERY == 0:
+            logging.getLogger(__name__).info("checked %d of %d images", position, len(paths))
+        if is_bad:
+            bad.append(position)
+    if cache is not None:
+        _write(cache, json.dumps(bad))
+    return bad
+
+
+def _is_bad(path: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return not decodes(file.read())
+    except OSError:
+        return True
+
+
+def _cache_file(paths: Sequence[bytes]) -> str:
+    """Where the verdict on exactly these files (path, size and time of change) is kept."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path, stamp in zip(paths, map_threads(_stamp, paths), strict=True):
+        digest.update(path + stamp + b"\n")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(home, "vit_jax", "checked_images", f"{digest.hexdigest()}.json")
+
+
+def _stamp(path: bytes) -> bytes:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return b" gone"
+    return f" {status.st_size} {status.st_mtime_ns}".encode()
+
+
+def _write(path: str, text: str) -> None:
+    """Writes atomically; a cache that cannot be written costs time, not the run."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(f"{path}.{os.getpid()}", "w") as file:
+            file.write(text)
+        os.replace(f"{path}.{os.getpid()}", path)
+    except OSError as error:
+        logging.getLogger(__name__).warning("cannot remember the image check: %s", error)

@@ -1,0 +1,244 @@
+"""Prepared TFDS directories as random-access sources, without TensorFlow.
+
+The directories are found and read through the metadata in them, so any dataset that TFDS has ever
+written will do, with or without its builder's code. Nothing here downloads or prepares anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core import registered
+from tensorflow_datasets.proto import tf_example_pb2
+
+from vit_jax.data.records import Extent, Records
+from vit_jax.data.sources import resolve_split
+from vit_jax.errors import UserError, nearest
+
+NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
+INFO_FILE = "dataset_info.json"
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+
+
+class TfdsSource:
+    """Encoded images and class numbers from the records of a prepared directory.
+
+    Args:
+      records: the serialized `tf.train.Example`s.
+      image_key, label_key: names of the two features to read; the others are not looked at.
+      num_classes: labels are below it.
+      full_name: `name/config/version`.
+    """
+
+    def __init__(
+        self, records: Records, image_key: str, label_key: str, num_classes: int, full_name: str
+    ):
+        self._records = records
+        self._image_key = image_key
+        self._label_key = label_key
+        self._num_classes = num_classes
+        self._full_name = full_name
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} outside of {len(self)} examples")
+        feature = tf_example_pb2.Example.FromString(self._records[index]).features.feature
+        label = feature[self._label_key].int64_list.value[0]
+        if not 0 <= label < self._num_classes:
+            # ImageNet's test split has -1 everywhere; training on it would fail silently.
+            raise UserError(
+                f"{self.describe(index)}: label {label} is not in 0 .. {self._num_classes - 1}; "
+                "this split may have no labels."
+            )
+        return {"image": feature[self._image_key].bytes_list.value[0], "label": label}
+
+    def check(self, on_bad_image: str) -> TfdsSource:
+        """Opens every file and compares its number of records with the directory's metadata.
+
+        Raises:
+          UserError: a file is missing, truncated or of another length; whatever `on_bad_image`
+            says, since skipping a file would drop thousands of examples.
+        """
+        self._records.check()
+        return self
+
+    def describe(self, index: int) -> str:
+        return self._records.describe(index)
+
+    def identity(self) -> Iterable[str]:
+        """The dataset's full name with its version, and the files with their sizes."""
+        yield self._full_name
+        yield from self._records.identity()
+
+
+class Prepared(NamedTuple):
+    """A part of a prepared dataset."""
+
+    source: TfdsSource
+    class_names: tuple[str, ...]
+
+
+def default_data_dir() -> str:
+    """Where TFDS keeps its data: $TFDS_DATA_DIR, else the folder that it uses by itself."""
+    return os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
+
+
+def find_prepared(name: str, data_dir: str) -> str:
+    """The directory in which a dataset lies prepared.
+
+    Args:
+      name: `name`, `name/config`, each with an optional `:1.2.3`. Without a version, the newest
+        one that is there; without a config, the only one that is there.
+      data_dir: folder to look in; "" for TFDS's default.
+
+    Raises:
+      UserError: nothing of that name is there, or several configs are.
+    """
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise UserError(f"dataset.name={name!r} is no TFDS name; write NAME[/CONFIG][:1.2.3].")
+    root = data_dir or default_data_dir()
+    if "://" in root:
+        raise UserError(
+            f"dataset.data_dir={root!r}: only paths of this machine can be read; copy the dataset, "
+            "or mount the bucket."
+        )
+    root = os.path.abspath(os.path.expanduser(root))
+    found = [
+        (config, version, path)
+        for config, version, path in _prepared_versions(os.path.join(root, match["name"]))
+        if match["config"] in (None, config) and match["version"] in (None, version)
+    ]
+    if not found:
+        raise UserError(_not_prepared(name, match["name"], root))
+    configs = sorted({config for config, _, _ in found})
+    if len(configs) > 1:
+        choices = ", ".join(f"{match['name']}/{config}" for config in configs if config)
+        raise UserError(f"dataset.name={name!r}: several configs are prepared: {choices}.")
+    return max(found, key=lambda row: tuple(map(int, row[1].split("."))))[2]
+
+
+def _prepared_versions(path: str) -> list[tuple[str, str, str]]:
+    """All (config or "", version, directory) below `data_dir/name`."""
+    found = []
+    for first in _listdir(path):
+        for second in [""] if _VERSION.fullmatch(first) else _listdir(os.path.join(path, first)):
+            config, version = (first, second) if second else ("", first)
+            directory = os.path.join(path, first, second).rstrip(os.sep)
+            if _VERSION.fullmatch(version) and os.path.isfile(os.path.join(directory, INFO_FILE)):
+                found.append((config, version, directory))
+    return found
+
+
+def _listdir(path: str) -> list[str]:
+    return sorted(os.listdir(path)) if os.path.isdir(path) else []
+
+
+def _not_prepared(name: str, base: str, root: str) -> str:
+    """One line on a dataset that is not there: unknown, or known and how to prepare it."""
+    there = [
+        f"{base}/{config}:{version}" if config else f"{base}:{version}"
+        for config, version, _ in _prepared_versions(os.path.join(root, base))
+    ]
+    where = f"dataset.name={name!r}: not prepared in {root} (dataset.data_dir, else $TFDS_DATA_DIR)"
+    if there:
+        return f"{where}; prepared there: {', '.join(there)}."
+    # The community register would be asked over the network, and needs TensorFlow to fail well.
+    known = registered.list_imported_builders()
+    if base not in known:
+        return (
+            f"dataset.name={name!r}: no such dataset. It takes 'digits', 'glyphs', the path of an "
+            f"image folder, or a TFDS name; nothing of that name is prepared in {root}."
+            f"{nearest(base, [*known, 'digits', 'glyphs'])}"
+        )
+    return (
+        f'{where}; prepare it with: python -c "import tensorflow_datasets as tfds; '
+        f"tfds.builder({name!r}, data_dir={root!r}, file_format='array_record')"
+        '.download_and_prepare()"'
+    )
+
+
+def open_prepared(directory: str, split: str, label_key: str = "") -> Prepared:
+    """Reads the metadata of a prepared directory; no record yet.
+
+    Args:
+      directory: the folder that holds `dataset_info.json`.
+      split: split expression, with TFDS's own meaning.
+      label_key: the feature to classify; "" for the supervised one, or `label`.
+
+    Raises:
+      UserError: a bad split, no image or no class label among the features, a file format that
+        has no random access.
+    """
+    try:
+        builder = tfds.builder_from_directory(directory)
+    except Exception as error:  # TFDS raises many kinds, over several lines
+        reason = str(error).splitlines()[0]
+        raise UserError(f"dataset {directory}: cannot read its metadata ({reason}).") from None
+    info = builder.info
+    image_key, label_key = _feature_keys(info, label_key)
+    file_format = info.file_format.value if info.file_format else "unknown"
+    if file_format not in ("array_record", "tfrecord"):
+        raise UserError(
+            f"dataset {directory} is stored as {file_format}; prepare it again with "
+            "file_format='array_record'."
+        )
+    extents = _extents(info.splits, split)
+    records = Records(file_format, extents)
+    class_names = tuple(info.features[label_key].names)
+    source = TfdsSource(records, image_key, label_key, len(class_names), info.full_name)
+    return Prepared(source, class_names)
+
+
+def _extents(splits: Any, split: str) -> list[Extent]:
+    """Where the examples of a split expression lie; also takes TFDS's `train[:2shard]`."""
+    if "shard" in split:
+        terms = [split]
+    else:
+        parts = resolve_split(split, splits, lambda name: splits[name].num_examples)
+        terms = [f"{part.name}[{part.start}:{part.stop}]" for part in parts]
+    try:
+        instructions = [each for term in terms for each in splits[term].file_instructions]
+    except Exception as error:  # likewise
+        raise UserError(f"dataset.split={split!r}: {str(error).splitlines()[0]}") from None
+    if not instructions:
+        raise UserError(f"dataset.split={split!r} selects no example.")
+    return [
+        Extent(str(each.filename), each.skip, each.take, each.examples_in_shard)
+        for each in instructions
+    ]
+
+
+def _feature_keys(info: Any, label_key: str) -> tuple[str, str]:
+    """Names of the image and the label feature; UserError when they are not usable."""
+    features = info.features
+    supervised = info.supervised_keys
+    pair = supervised if isinstance(supervised, tuple) and len(supervised) == 2 else ("", "")
+    images = [key for key, each in features.items() if isinstance(each, tfds.features.Image)]
+    image_key = next((key for key in (pair[0], "image", *images) if key in images), "")
+    listing = ", ".join(f"{key} ({type(each).__name__})" for key, each in features.items())
+    where = f"dataset {info.full_name}"
+    if not image_key:
+        raise UserError(f"{where} has no image feature; its features: {listing}.")
+    dtype = np.dtype(features[image_key].np_dtype).name
+    if dtype not in ("uint8", "uint16"):  # others are stored as bytes in a PNG's channels
+        raise UserError(f"{where}: its images are {dtype}; only uint8 and uint16 can be read.")
+    labels = [key for key, each in features.items() if isinstance(each, tfds.features.ClassLabel)]
+    if label_key:
+        chosen = label_key if label_key in labels else ""
+    else:
+        chosen = next((key for key in (pair[1], "label") if key in labels), "")
+    if not chosen or not features[chosen].num_classes:
+        asked = f"dataset.label_key={label_key!r} is no class label" if label_key else "no label"
+        raise UserError(
+            f"{where}: {asked}; set dataset.label_key to a ClassLabel of its features: {listing}."
+        )
+    return image_key, chosen
