@@ -40,7 +40,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.writers",
     ),
     # Recipes are plain numbers: they may look up names and sizes, and build nothing.
-    1: ("vit_jax.sharding", "vit_jax.workdir", "configs"),
+    1: ("vit_jax.sharding", "vit_jax.workdir", "vit_jax.orbax_parts", "configs"),
     0: (
         "vit_jax.tree",
         "vit_jax.losses",

@@ -11,8 +11,6 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,15 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from vit_jax.checksums import damaged_files, read_manifest, write_manifest
+from vit_jax.checksums import damaged_files, read_manifest
 from vit_jax.errors import UserError, nearest
+from vit_jax.orbax_parts import (
+    ChecksummedHandler,
+    differing_leaves,
+    is_disk_error,
+    open_manager,
+)
 from vit_jax.workdir import run_on_first_process
 
 _LOG = logging.getLogger(__name__)
@@ -31,42 +34,6 @@ _CHECKPOINTS = "checkpoints"
 _DAMAGED = "checkpoints_damaged"
 _ITEM = "state"
 _UNFINISHED = ".orbax-checkpoint-tmp"  # how Orbax names a step before it is complete
-# What TensorStore and the OS say when the disk, not the program, is at fault.
-_DISK_ERRORS = ("RESOURCE_EXHAUSTED", "No space left", "PERMISSION_DENIED", "File too large")
-
-
-class _ChecksummedHandler(ocp.StandardCheckpointHandler):
-    """Writes the manifest as the last file of the item, before Orbax commits the step.
-
-    Orbax calls `finalize` on the primary process only, after every process has written its
-    shards and their index has been merged.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.metrics: dict[str, float] = {}
-
-    def finalize(self, directory: epath.Path) -> None:
-        super().finalize(directory)
-        write_manifest(Path(os.fspath(directory)), {"metrics": self.metrics})
-
-
-@dataclass
-class _KeepBest(preservation_policy.PreservationPolicy):
-    """Keeps the `number` steps with the highest score; a step without one is never best."""
-
-    scores: dict[int, float]
-    number: int
-
-    def should_preserve(
-        self,
-        checkpoints: Any,
-        *,
-        context: preservation_policy.PreservationContext,
-    ) -> list[bool]:
-        scored = [info.step for info in checkpoints if info.step in self.scores]
-        scored.sort(key=lambda step: (self.scores[step], step), reverse=True)
-        return [info.step in scored[: self.number] for info in checkpoints]
 
 
 class CheckpointManager:
@@ -107,7 +74,7 @@ class CheckpointManager:
         self._keep_best = keep_best
         self._best_metric = best_metric
         self._best_sign = 1 if best_mode == "max" else -1
-        self._handler = _ChecksummedHandler()
+        self._handler = ChecksummedHandler()
         self._saving: int | None = None
         self._orbax = self._open()
 
@@ -117,21 +84,14 @@ class CheckpointManager:
         for step in self._steps():
             manifest = read_manifest(self._step_dir(step) / _ITEM)
             self._record_score(step, manifest["note"]["metrics"] if manifest else {})
-        policies: list[preservation_policy.PreservationPolicy] = [
-            preservation_policy.LatestN(self._keep)
-        ]
-        if self._best_metric:
-            policies.append(_KeepBest(self._scores, self._keep_best))
-        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        registry.add(_ITEM, ocp.args.StandardSave, self._handler)
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
-            # Orbax's own metadata may be damaged and is not needed: ours is in the manifest.
-            lightweight_initialize=True,
-        )
         run_on_first_process(self._prepare_folder)
-        return ocp.CheckpointManager(
-            self._workdir / _CHECKPOINTS, options=options, handler_registry=registry
+        return open_manager(
+            self._workdir / _CHECKPOINTS,
+            self._handler,
+            item=_ITEM,
+            keep=self._keep,
+            scores=self._scores,
+            keep_best=self._keep_best,
         )
 
     def _prepare_folder(self) -> None:
@@ -188,7 +148,8 @@ class CheckpointManager:
             args = ocp.args.Composite(**{_ITEM: ocp.args.StandardSave(state)})
             self._orbax.save(step, args=args, force=True)
         except Exception as error:
-            raise self._explain(error) from error
+            self._raise_if_of_the_disk(error)
+            raise
 
     def wait(self) -> None:
         """Blocks until the save under way is committed.
@@ -199,7 +160,8 @@ class CheckpointManager:
         try:
             self._orbax.wait_until_finished()
         except Exception as error:
-            raise self._explain(error) from error
+            self._raise_if_of_the_disk(error)
+            raise
         self._saving = None
 
     def close(self) -> None:
@@ -207,19 +169,19 @@ class CheckpointManager:
         self.wait()
         self._orbax.close()
 
-    def _explain(self, error: Exception) -> Exception:
-        """A UserError for what the user can put right, else the error itself."""
+    def _raise_if_of_the_disk(self, error: Exception) -> None:
+        """Turns an error that the user can put right into a UserError."""
         step, self._saving = self._saving, None
-        self._scores.pop(-1 if step is None else step, None)
-        if not isinstance(error, OSError) and not any(text in str(error) for text in _DISK_ERRORS):
-            return error
-        steps = self._steps()
-        kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
-        reason = " ".join(str(error).split())[:200]
-        return UserError(
-            f"The checkpoint of step {step} could not be written to "
-            f"{self._workdir / _CHECKPOINTS}: {reason}. {kept}. Make room, then start again."
-        )
+        if step in self._scores:
+            del self._scores[step]
+        if is_disk_error(error):
+            steps = self._steps()
+            kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"The checkpoint of step {step} could not be written to "
+                f"{self._workdir / _CHECKPOINTS}: {reason}. {kept}. Make room, then start again."
+            ) from error
 
     def latest_step(self) -> int | None:
         """The newest step on disk (not checked against its checksums), or None."""
@@ -254,7 +216,12 @@ class CheckpointManager:
             return None
         item = epath.Path(self._step_dir(step) / _ITEM)
         handler = ocp.StandardCheckpointHandler()
-        _check_fits(self._step_dir(step), handler.metadata(item).tree, abstract_state)
+        differing = differing_leaves(handler.metadata(item).tree, abstract_state)
+        if differing:
+            raise UserError(
+                f"Checkpoint {self._step_dir(step)} is of another model or optimizer: "
+                f"{_listed(differing)}. Use the config it was written with, or another --workdir."
+            )
         return step, handler.restore(item, args=ocp.args.StandardRestore(abstract_state))
 
     def _choose_step(self) -> tuple[int | None, bool]:
@@ -279,7 +246,8 @@ class CheckpointManager:
         number = 1
         while (target / f"{step}-{number}").exists():
             number += 1
-        os.rename(self._step_dir(step), target / f"{step}-{number}")
+        # Not os.rename: `checkpoints` may be a link to another disk.
+        shutil.move(self._step_dir(step), target / f"{step}-{number}")
         _LOG.warning("Moved it to %s.", target / f"{step}-{number}")
 
 
@@ -352,27 +320,3 @@ def _none_intact(folder: Path, damaged: dict[int, list[str]]) -> str:
         f"No checkpoint in {folder} is intact (damaged files of {steps}). Bring back a copy, "
         "or move them away to start over."
     )
-
-
-def _leaves(tree: Any) -> Iterator[tuple[str, tuple[tuple[int, ...], Any]]]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield jax.tree_util.keystr(path, simple=True, separator="/"), (leaf.shape, leaf.dtype)
-
-
-def _check_fits(step_dir: Path, saved_tree: Any, abstract_state: Any) -> None:
-    """Raises where leaves differ in name, shape or dtype: Orbax would cast without a word."""
-    saved, wanted = dict(_leaves(saved_tree)), dict(_leaves(abstract_state))
-
-    def show(leaves: dict[str, Any], name: str) -> str:
-        return f"{leaves[name][1]}{list(leaves[name][0])}" if name in leaves else "nothing"
-
-    differing = [
-        f"{name} (saved {show(saved, name)}, needed {show(wanted, name)})"
-        for name in sorted(saved.keys() | wanted.keys())
-        if name not in saved or name not in wanted or saved[name] != wanted[name]
-    ]
-    if differing:
-        raise UserError(
-            f"Checkpoint {step_dir} is of another model or optimizer: {_listed(differing)}. "
-            "Use the config it was written with, or another --workdir."
-        )

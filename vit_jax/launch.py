@@ -41,9 +41,19 @@ def define_flags(default_config: str | None) -> None:
 
 
 def main(
-    run: Callable[[Any, str], Any], *, doc: str | None, default_config: str | None = None
+    run: Callable[[Any, str], Any],
+    *,
+    doc: str | None,
+    default_config: str | None = None,
+    workdir: bool = True,
 ) -> None:
     """Parses the command line and calls `run(config, workdir)`.
+
+    Args:
+      run: the script's work.
+      doc: the script's docstring, shown by --help.
+      default_config: recipe that is used when --config is not given.
+      workdir: whether the script needs --workdir.
 
     A `UserError` ends the process with one line on stderr and status 2, a diverged training with
     status 1; anything else is a bug and shows its traceback.
@@ -54,7 +64,7 @@ def main(
             print(help_text(doc))
             return
         parse_flags()
-        for name in ("config", "workdir"):
+        for name in ("config", "workdir") if workdir else ("config",):
             if getattr(FLAGS, name) is None:
                 raise UserError(f"--{name} is missing; see --help.")
         start_logging()

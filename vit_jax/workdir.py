@@ -27,7 +27,7 @@ _CONFIG = "config.json"
 _DATASET = "dataset.json"
 _LOCK = ".lock"
 # What a run leaves behind that another run must not mix with its own.
-_RESULTS = ("checkpoints", "params.npz")
+_RESULTS = ("checkpoints", "params.npz", "metrics.jsonl")
 # Locked by this process: workdir -> open file. The kernel drops the lock when the process dies.
 _HELD: dict[Path, int] = {}
 _ABSENT = object()
@@ -126,7 +126,7 @@ def claim_workdir(
     """
     if resume not in ("auto", "force"):
         raise UserError(f"--resume={resume} is not known. Known: auto, force.")
-    folder = Path(workdir).absolute()
+    folder = Path(workdir).resolve()
 
     def claim() -> None:
         try:
@@ -148,7 +148,7 @@ def claim_workdir(
 
 def release_workdir(workdir: str | os.PathLike[str]) -> None:
     """Lets other processes work in the workdir; harmless where it was not claimed."""
-    _unlock(Path(workdir).absolute())
+    _unlock(Path(workdir).resolve())
 
 
 def _unlock(folder: Path) -> None:
@@ -163,7 +163,11 @@ def _lock(folder: Path) -> None:
     parent must not keep the workdir shut, as it would with flock.
     """
     if folder in _HELD:
-        return
+        if (folder / _LOCK).exists() and os.path.samestat(
+            os.fstat(_HELD[folder]), os.stat(folder / _LOCK)
+        ):
+            return
+        _unlock(folder)  # the folder was deleted meanwhile
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,26 +195,35 @@ def _take_over(
     resume: str,
     runtime_keys: tuple[str, ...],
 ) -> None:
-    """Compares what the workdir says it is with this run; writes the files where it may."""
-    if resume == "auto":
-        if not (folder / _CONFIG).exists():
-            foreign = [name for name in _RESULTS if (folder / name).exists()]
-            if foreign:
-                raise UserError(
-                    f"Workdir {folder} holds {' and '.join(foreign)} but no {_CONFIG}: it belongs "
-                    "to something else. Choose another --workdir, or --resume=force."
-                )
-        else:
-            _refuse_other_run(folder, _CONFIG, config, runtime_keys)
-            if (folder / _DATASET).exists():
-                _refuse_other_run(folder, _DATASET, fingerprint, ())
-    for name, value in ((_DATASET, fingerprint), (_CONFIG, config)):
+    """Compares what the workdir says it is with this run; writes the files where it may.
+
+    A start that failed before its first update left a config but nothing to lose: the next start
+    may bring another config.
+    """
+    results = [name for name in _RESULTS if _holds_something(folder / name)]
+    known = (folder / _CONFIG).exists() and bool(results)
+    foreign = [] if (folder / _CONFIG).exists() else results
+    if foreign and resume == "auto":
+        raise UserError(
+            f"Workdir {folder} holds {' and '.join(foreign)} but no {_CONFIG}: it belongs "
+            "to something else. Choose another --workdir, or --resume=force."
+        )
+    # config.json is written last: until then the workdir counts as new.
+    for name, value, may_differ in ((_DATASET, fingerprint, ()), (_CONFIG, config, runtime_keys)):
         path = folder / name
-        if not path.exists():
+        if not known or not path.exists():
             write_json(path, value)
-        elif resume == "force" and not _same_file(path, value):
+        elif resume == "auto":
+            _refuse_other_run(path, value, may_differ)
+        elif not _same_file(path, value):
             shutil.copy2(path, _free_name(path))
             write_json(path, value)
+
+
+def _holds_something(path: Path) -> bool:
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.exists() and path.stat().st_size > 0
 
 
 def _same_file(path: Path, value: dict[str, Any]) -> bool:
@@ -228,24 +241,22 @@ def _free_name(path: Path) -> Path:
     return candidate
 
 
-def _refuse_other_run(
-    folder: Path, name: str, value: dict[str, Any], runtime_keys: tuple[str, ...]
-) -> None:
+def _refuse_other_run(path: Path, value: dict[str, Any], runtime_keys: tuple[str, ...]) -> None:
     """Raises a UserError that names the keys in which the file and `value` differ."""
     way_out = "Choose another --workdir, or --resume=force to go on with the new values."
     try:
-        saved = read_json(folder / name)
+        saved = read_json(path)
     except UserError as error:
         raise UserError(f"{error} {way_out}") from error
     if not isinstance(saved, dict):
-        raise UserError(f"{folder / name} is damaged, it holds no keys. {way_out}")
+        raise UserError(f"{path} is damaged, it holds no keys. {way_out}")
     found = list(_differences(saved, value, runtime_keys))
     if found:
         shown = ", ".join(f"{key}: {old} -> {new}" for key, old, new in found[:10])
         more = f" and {len(found) - 10} more" if len(found) > 10 else ""
-        what = "config" if name == _CONFIG else "dataset"
         raise UserError(
-            f"Workdir {folder} belongs to a run with another {what}: {shown}{more}. {way_out}"
+            f"Workdir {path.parent} belongs to a run with another {path.stem}: "
+            f"{shown}{more}. {way_out}"
         )
 
 

@@ -99,9 +99,11 @@ def test_every_intermediate_has_the_compute_dtype() -> None:
         classifier="map",
     )
     images = golden.images(2, 64, 64)
-    variables = model.init(jax.random.key(0), images, train=False)
+    variables = jax.jit(lambda rng: model.init(rng, images, train=False))(jax.random.key(0))
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(variables["params"])} == {"float32"}
-    logits, captured = model.apply(variables, images, train=False, capture_intermediates=True)
+    logits, captured = jax.jit(
+        lambda variables: model.apply(variables, images, train=False, capture_intermediates=True)
+    )(variables)
     assert logits.dtype == jnp.float32
     seen = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(captured["intermediates"]):
@@ -166,7 +168,9 @@ def test_initialisation_is_the_papers() -> None:
 
 def test_the_last_norm_of_a_residual_unit_starts_at_zero() -> None:
     model = create_model(**SMALL, resnet_layers=(1, 1))
-    params = flatten_names(model.init(jax.random.key(0), golden.images(1, 64, 64), train=False))
+    images = golden.images(1, 64, 64)
+    init = jax.jit(lambda rng: model.init(rng, images, train=False))
+    params = flatten_names(init(jax.random.key(0)))
     scales = {name: value for name, value in params.items() if name.endswith("gn3/scale")}
     assert len(scales) == 2
     assert not any(np.any(value) for value in scales.values())

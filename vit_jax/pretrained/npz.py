@@ -44,11 +44,13 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     flat: dict[str, np.ndarray] = {}
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise UserError(f"{path} holds a single array, not an .npz of named parameters.")
-            for name in archive.files:
-                flat[name] = archive[name]
+            with archive:
+                for name in archive.files:
+                    flat[name] = archive[name]
     except UserError:
         raise
     except (

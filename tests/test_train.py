@@ -1,0 +1,277 @@
+"""The loop, from config to files, on real scans."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests import fixtures_data, tiny
+from vit_jax.checkpoint import CheckpointManager
+from vit_jax.errors import UserError
+from vit_jax.train import TrainingDivergedError, train_and_evaluate
+from vit_jax.writers import read_metrics
+
+
+class StopHere(Exception):
+    """Stands for a power cut."""
+
+
+def stop_after_saving(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    save = CheckpointManager.save
+
+    def stopping(self: CheckpointManager, saved_step: int, *args: Any) -> None:
+        save(self, saved_step, *args)
+        if saved_step == step:
+            self.wait()
+            raise StopHere
+
+    monkeypatch.setattr(CheckpointManager, "save", stopping)
+
+
+ALL_ON = {
+    "model__dropout_rate": 0.1,
+    "train_step__accumulation_steps": 2,
+    "train_step__polyak_decay": 0.9,
+    "optimizer__clip_norm": 1.0,
+    "optimizer__weight_decay": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with everything on, that nothing has disturbed."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
+    return workdir
+
+
+def test_a_run_leaves_what_it_promises(finished: Path) -> None:
+    files = {path.name for path in finished.iterdir()}
+    assert {
+        *("config.json", "model.json", "dataset.json", "parameters.txt", "provenance.jsonl"),
+        *("metrics.jsonl", "checkpoints", "params.npz", "results.json"),
+    } <= files
+    results = json.loads((finished / "results.json").read_text())
+    assert results["step"] == 8
+    assert results["test/num_examples"] == 50
+    assert 0 <= results["test/accuracy"] <= 1
+    rows = read_metrics(finished)
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 9))
+    model = json.loads((finished / "model.json").read_text())
+    assert model["grid"] == [2, 2]
+    assert model["class_names"] == [str(i) for i in range(10)]
+    assert "head/kernel" in (finished / "parameters.txt").read_text()
+    provenance = json.loads((finished / "provenance.jsonl").read_text().splitlines()[0])
+    assert provenance["packages"]["jax"] == jax.__version__
+
+
+def test_the_logged_rate_is_the_one_that_the_update_used(finished: Path) -> None:
+    rates = [row["learning_rate"] for row in read_metrics(finished) if "loss" in row]
+    assert rates[:3] == pytest.approx([0.0, 0.0005, 0.001])  # warm-up of 2 steps to 1e-3
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mid-epoch (100 examples, 64 seen), under accumulation, dropout and averaging."""
+    with monkeypatch.context() as patch, pytest.raises(StopHere):
+        stop_after_saving(patch, 4)
+        train_and_evaluate(tiny.config(**ALL_ON), str(tmp_path / "run"))
+    assert not (tmp_path / "run" / "params.npz").exists()
+    train_and_evaluate(tiny.config(**ALL_ON), str(tmp_path / "run"))
+    ours, theirs = ((p / "params.npz").read_bytes() for p in (tmp_path / "run", finished))
+    assert ours == theirs
+    losses = [[row["loss"] for row in read_metrics(p) if "loss" in row]
+              for p in (tmp_path / "run", finished)]
+    assert losses[0] == losses[1]
+
+
+def test_a_finished_run_returns_its_results_at_once(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (finished / "params.npz").stat().st_mtime_ns
+    monkeypatch.setattr("vit_jax.train.initial_state", None)  # would fail if it were called
+    results = train_and_evaluate(tiny.config(**ALL_ON), str(finished))
+    assert results["step"] == 8
+    assert (finished / "params.npz").stat().st_mtime_ns == before
+
+
+def test_the_workdir_of_another_run_is_refused_and_forced(finished: Path) -> None:
+    other = tiny.config(**{**ALL_ON, "optimizer__learning_rate": 0.5})
+    with pytest.raises(UserError, match=r"optimizer.learning_rate: 0.001 -> 0.5"):
+        train_and_evaluate(other, str(finished))
+    # How a run is carried out may change; here another mesh, and it has ended anyway.
+    same = tiny.config(**{**ALL_ON, "mesh__fsdp": 2, "log__every_steps": 3})
+    assert train_and_evaluate(same, str(finished))["step"] == 8
+
+
+def test_another_mesh_continues_the_run(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(StopHere):
+        stop_after_saving(patch, 4)
+        train_and_evaluate(tiny.config(**ALL_ON), str(tmp_path / "run"))
+    layout = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
+    train_and_evaluate(tiny.config(**ALL_ON, **layout), str(tmp_path / "run"))
+    losses = [[row["loss"] for row in read_metrics(p) if "loss" in row]
+              for p in (tmp_path / "run", finished)]
+    # Sums over devices come in another order: a unit or two in the last place.
+    np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-6)
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
+    finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workdir = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(StopHere):
+        stop_after_saving(patch, 8)
+        train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
+    files = [p for p in (workdir / "checkpoints" / "8").rglob("*") if "/d/" in str(p)]
+    victim = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
+    assert victim.name in caplog.text
+    assert (workdir / "params.npz").read_bytes() == (finished / "params.npz").read_bytes()
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_fine_tuning_at_twice_the_resolution(finished: Path, tmp_path: Path, scan: bool) -> None:
+    """From a work directory, into a rectangle of tokens, with new classes and a zero head."""
+    root = fixtures_data.write_folder(
+        tmp_path / "photos", {"train": {"cat": 20, "dog": 20}, "test": {"cat": 5, "dog": 6}}
+    )
+    config = tiny.config(
+        dataset__name=str(root),
+        dataset__split="train",
+        dataset__preprocess="decode|resize(32, 16)",
+        dataset__eval_preprocess="decode|resize(32, 16)",
+        evaluators__test__split="test",
+        evaluators__test__at_start=True,
+        pretrained__path=str(finished),
+        model__scan=scan,
+        duration__steps=2,
+        schedule__warmup_steps=0,
+    )
+    results = train_and_evaluate(config, str(tmp_path / "run"))
+    start = read_metrics(tmp_path / "run")[0]
+    assert start["step"] == 0
+    # A zero head gives both classes the same logit: ln 2, and the first class wins.
+    assert start["test/loss"] == pytest.approx(np.log(2), abs=1e-6)
+    assert start["test/accuracy"] == pytest.approx(5 / 11)
+    assert results["test/num_examples"] == 11
+    model = json.loads((tmp_path / "run" / "model.json").read_text())
+    assert model["grid"] == [4, 2]
+    with np.load(tmp_path / "run" / "params.npz") as params:
+        assert params["Transformer/posembed_input/pos_embedding"].shape == (1, 9, 16)
+        assert params["head/kernel"].shape == (16, 2)
+        assert "Transformer/encoderblock_0/LayerNorm_0/scale" in params.files
+
+
+def test_fine_tuning_starts_from_the_pretrained_values(finished: Path, tmp_path: Path) -> None:
+    config = tiny.config(
+        pretrained__path=str(finished / "params.npz"), duration__steps=1, schedule__warmup_steps=0,
+        optimizer__learning_rate=0.0,
+    )
+    train_and_evaluate(config, str(tmp_path / "run"))
+    with np.load(finished / "params.npz") as before, np.load(tmp_path / "run" / "params.npz") as after:
+        for name in before.files:
+            if name.startswith("head/"):
+                assert not after[name].any()
+            else:
+                np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+
+
+def test_nan_stops_the_run_with_its_step_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+    config = tiny.config(
+        optimizer__name="sgd", optimizer__learning_rate=1e30, schedule__name="constant",
+        duration__steps=12, log__every_steps=100, checkpoint__every_steps=3,
+    )
+    with pytest.raises(TrainingDivergedError, match=r"step \d+: .*=(nan|inf)") as error:
+        train_and_evaluate(config, str(tmp_path / "run"))
+    bad_step = int(str(error.value).split(":")[0].removeprefix("step "))
+    kept = CheckpointManager(tmp_path / "run", every_steps=1, keep=1).latest_step()
+    assert kept is None or kept < bad_step
+    assert not (tmp_path / "run" / "params.npz").exists()
+
+
+BAD_CONFIGS = {
+    "batch": ({"dataset__batch_size": 12}, r"dataset.batch_size=12 .* use 8 or 16"),
+    "mesh": ({"mesh__data": 3}, r"mesh.data=3"),
+    "patch": ({"model__patch_size": 7}, r"model.patch_size=7 .* becomes 14 or 21"),
+    "dataset": ({"dataset__name": "cifar11"}, r"cifar11"),
+    "split": ({"dataset__split": "trian"}, r"trian"),
+    "op": ({"dataset__preprocess": "decode|resise(16)"}, r"resise"),
+    "warmup": ({"schedule__warmup_steps": 8}, r"warmup_steps=8"),
+    "sizes differ": ({"dataset__eval_preprocess": "decode|resize(24)"}, r"eval_preprocess"),
+    "pretrained": ({"pretrained__path": "/nowhere.npz"}, r"pretrained.path='/nowhere.npz'"),
+    "unpooled": ({"model__classifier": "unpooled"}, r"model.classifier='unpooled'"),
+    "objective": ({"objective__name": "classify"}, r"objective.name='classify'"),
+    "loss": ({"objective__loss": "hinge"}, r"objective.loss='hinge'"),
+}
+
+
+@pytest.mark.parametrize("case", list(BAD_CONFIGS))
+def test_bad_configs_end_in_one_line_before_any_compilation(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("compiled something")
+
+    monkeypatch.setattr("jax._src.compiler.backend_compile_and_load", compiled)
+    overrides, message = BAD_CONFIGS[case]
+    with pytest.raises(UserError, match=message) as error:
+        train_and_evaluate(tiny.config(**overrides), str(tmp_path / "run"))
+    assert "\n" not in str(error.value)
+
+
+def test_folders_that_cannot_be_trained_on_are_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    one = fixtures_data.write_folder(tmp_path / "one", {"train": {"cat": 3}, "test": {"cat": 3}})
+    for root in (empty, one, tmp_path / "missing"):
+        with pytest.raises(UserError, match=root.name):
+            train_and_evaluate(tiny.config(dataset__name=str(root)), str(tmp_path / "run"))
+
+
+def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
+    """The config of a start that failed before its first update is not held against the next."""
+    workdir = str(tmp_path / "run")
+    with pytest.raises(UserError, match="nowhere"):
+        train_and_evaluate(tiny.config(pretrained__path="/nowhere.npz"), workdir)
+    assert train_and_evaluate(tiny.config(duration__steps=1, schedule__warmup_steps=0), workdir)
+
+
+@pytest.mark.parametrize("num_examples", [1, 7, 50, 64])
+def test_every_example_counts_once(num_examples: int, tmp_path: Path) -> None:
+    """Against plain numpy over the same scans; 8 devices, batches of 24."""
+    from vit_jax.sharding import create_mesh
+    from vit_jax.train import Run
+
+    config = tiny.config(
+        evaluators__test__split=f"test[:{num_examples}]", evaluators__test__batch_size=24
+    )
+    mesh = create_mesh()
+    with jax.set_mesh(mesh):
+        run = Run(config, mesh)
+        params = jax.jit(run.init_state)(jax.random.key(0)).params
+        params["head"]["kernel"] = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
+        values = run.evaluators["test"](params)
+        dataset = run.eval_datasets["test"]
+        examples = [dataset.example(i, np.random.default_rng(0)) for i in range(num_examples)]
+        batch = {
+            "image": np.stack([example["image"] for example in examples]),
+            "label": np.array([example["label"] for example in examples], np.int32),
+        }
+        expected = jax.jit(run.objective.evaluate)(params, batch)
+    assert values["num_examples"] == num_examples
+    assert values["accuracy"] == pytest.approx(float(np.mean(expected["accuracy"])), abs=1e-6)
+    assert values["loss"] == pytest.approx(float(np.mean(expected["loss"])), rel=1e-5)

@@ -1,0 +1,74 @@
+"""The smallest runs that still go through everything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import default
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Overrides as a command line gives them.
+OVERRIDES: dict[str, Any] = {
+    "dataset.name": "digits",
+    "dataset.split": "train[:100]",
+    "dataset.batch_size": 16,
+    "dataset.preprocess": "decode|resize(16)|random_affine(degrees=10)",
+    "dataset.eval_preprocess": "decode|resize(16)",
+    "loader.num_threads": 1,
+    "model.patch_size": 8,
+    "model.hidden_size": 16,
+    "model.num_layers": 1,
+    "model.mlp_dim": 16,
+    "model.num_heads": 2,
+    "duration.steps": 8,
+    "schedule.warmup_steps": 2,
+    "checkpoint.every_steps": 4,
+    "log.every_steps": 1,
+    "log.tensorboard": False,
+    "evaluators.test.split": "test[:50]",
+}
+
+
+def config(**overrides: Any) -> ConfigDict:
+    """The tiny config; `section__key=value` overrides one more key."""
+    result = default.get_config()
+    given = {name.replace("__", "."): value for name, value in overrides.items()}
+    for name, value in {**OVERRIDES, **given}.items():
+        section, key = name.rsplit(".", 1)
+        node = result
+        for part in section.split("."):
+            node = node[part]
+        node[key] = value
+    return result
+
+
+def command(script: str, workdir: Path, *arguments: str, recipe: str = "default.py") -> list[str]:
+    """The command line of the tiny run."""
+    overrides = [f"--config.{name}={value}" for name, value in OVERRIDES.items()]
+    start = [sys.executable, str(ROOT / "scripts" / script)]
+    config_flag = f"--config={ROOT / 'configs' / recipe}"
+    return [*start, config_flag, f"--workdir={workdir}", *overrides, *arguments]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """For subprocesses: they import the package from here, whatever is installed."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+
+
+def run(
+    script: str, workdir: Path, *arguments: str, **kwargs: Any
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(script, workdir, *arguments, **kwargs),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )

@@ -1,0 +1,141 @@
+"""What the loop costs over the bare update, measured against a plain reference in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax.checkpoint import CheckpointManager
+from vit_jax.data.datasets import Dataset
+from vit_jax.data.preprocess import parse
+from vit_jax.sharding import batch_sharding, create_mesh
+from vit_jax.train import Run, initial_state, train
+from vit_jax.train_state import TrainState
+from vit_jax.train_step import Batch, Metrics
+from vit_jax.writers import MetricWriter
+
+
+@dataclasses.dataclass(frozen=True)
+class InMemory:
+    """Examples that are ready: reading costs nothing, so that the loop itself is what is timed."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self.images[index], "label": int(self.labels[index])}
+
+
+def in_memory(dataset: Dataset, num_examples: int) -> Dataset:
+    """The first examples of a dataset, preprocessed once and for all."""
+    count = min(num_examples, dataset.num_examples)
+    examples = [dataset.example(i, np.random.default_rng(i)) for i in range(count)]
+    images = np.stack([example["image"] for example in examples])
+    labels = np.array([example["label"] for example in examples])
+    channels = images.shape[-1]
+    return dataclasses.replace(
+        dataset, source=InMemory(images, labels), preprocess=parse(f"decode(channels={channels})")
+    )
+
+
+def reference_step(
+    run: Run, tx: optax.GradientTransformation
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """The update as one writes it first: no mesh, no accumulation, no average."""
+
+    @jax.jit
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        rng = jax.random.fold_in(jax.random.key(run.config.seed), state.step)
+
+        def loss_fn(params: Any) -> tuple[jax.Array, Metrics]:
+            return run.objective.loss(params, batch, rng, train=True)
+
+        (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, opt_state), {"loss": loss}
+
+    return step
+
+
+def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, Any]:
+    """Images per second of our loop and of the reference, in turn.
+
+    The loop is `vit_jax.train.train` with everything it does between two checkpoints: reading
+    ahead, transfer, sharded update, fetching and checking of metrics, `metrics.jsonl`, TensorBoard.
+    The reference runs its update on one batch that is on the device already. Compilation is left
+    out on both sides.
+
+    Args:
+      config: recipe; its model, batch size and optimizer are used on examples held in memory.
+      steps: updates per round.
+      rounds: loop and reference take turns so many times.
+
+    Returns:
+      `{"loop": [images/s per round], "reference": [...], "ratios": [...], "overhead": 1 - median
+      ratio of loop to reference}`.
+    """
+    config = config.copy_and_resolve_references()
+    config.unlock()
+    config.evaluators = ConfigDict()
+    config.duration.steps = steps + 1  # the first compiles and is not timed
+    config.schedule.warmup_steps = config.schedule.cooldown_steps = 0
+    config.lock()
+    mesh = create_mesh(**config.mesh)
+    result: dict[str, Any] = {"loop": [], "reference": []}
+    with jax.set_mesh(mesh):
+        run = Run(config, mesh)
+        run.dataset = in_memory(run.dataset, 4 * run.batch_size)
+        reference = reference_step(run, run.tx)
+        for _ in range(rounds):
+            result["loop"].append(_time_loop(run))
+            result["reference"].append(_time_reference(run, reference, steps))
+    pairs = zip(result["loop"], result["reference"], strict=True)
+    result["ratios"] = [loop / plain for loop, plain in pairs]
+    result["overhead"] = 1.0 - statistics.median(result["ratios"])
+    return result
+
+
+def _time_loop(run: Run) -> float:
+    with tempfile.TemporaryDirectory() as workdir:
+        checkpoints = CheckpointManager(workdir, every_steps=10**9, keep=1)
+        state = initial_state(run, checkpoints)
+        writer = MetricWriter(workdir, start_step=0, tensorboard=run.config.log.tensorboard)
+        results = train(run, state, str(Path(workdir)), checkpoints, writer)
+        writer.close()
+        checkpoints.close()
+    return results["images_per_second"]
+
+
+def _time_reference(
+    run: Run, step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]], steps: int
+) -> float:
+    state = jax.jit(run.init_state)(jax.random.key(run.config.seed))
+    examples = [run.dataset.example(i % len(run.dataset.source), np.random.default_rng(i))
+                for i in range(run.batch_size)]
+    batch = {
+        "image": np.stack([example["image"] for example in examples]),
+        "label": np.array([example["label"] for example in examples], np.int32),
+        "mask": np.ones(run.batch_size, np.float32),
+    }
+    batch = jax.device_put(batch, batch_sharding(run.mesh))
+    state, _ = step(state, batch)
+    jax.block_until_ready(state)
+    start = time.perf_counter()
+    for _ in range(steps):
+        state, _ = step(state, batch)
+    jax.block_until_ready(state)
+    return steps * run.batch_size / (time.perf_counter() - start)

@@ -1,0 +1,113 @@
+"""What checkpoint.py adds to Orbax: checksums, retention by a metric, a check of the leaves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint.checkpoint_managers import preservation_policy
+
+from vit_jax.checksums import write_manifest
+
+# In the ValueErrors that TensorStore makes of what the system says.
+_DISK_ERRORS = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "os_error_code")
+
+
+class ChecksummedHandler(ocp.StandardCheckpointHandler):
+    """Writes the manifest as the last file of the item, before Orbax commits the step.
+
+    Orbax calls `finalize` on the primary process only, after every process has written its
+    shards and their index has been merged.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics: dict[str, float] = {}
+
+    def finalize(self, directory: epath.Path) -> None:
+        super().finalize(directory)
+        write_manifest(Path(os.fspath(directory)), {"metrics": self.metrics})
+
+
+@dataclass
+class KeepBest(preservation_policy.PreservationPolicy):
+    """Keeps the `number` steps with the highest score; a step without one is never best."""
+
+    scores: dict[int, float]
+    number: int
+
+    def should_preserve(
+        self,
+        checkpoints: Any,
+        *,
+        context: preservation_policy.PreservationContext,
+    ) -> list[bool]:
+        scored = [info.step for info in checkpoints if info.step in self.scores]
+        scored.sort(key=lambda step: (self.scores[step], step), reverse=True)
+        return [info.step in scored[: self.number] for info in checkpoints]
+
+
+def open_manager(
+    folder: Path,
+    handler: ChecksummedHandler,
+    *,
+    item: str,
+    keep: int,
+    scores: dict[int, float],
+    keep_best: int,
+) -> ocp.CheckpointManager:
+    """Orbax's manager over an existing folder: asynchronous, keeps the latest and the best steps.
+
+    Args:
+      item: name of the folder that each step's state goes to.
+      scores: by step, higher is better; looked at after each save.
+    """
+    policies = [preservation_policy.LatestN(keep), KeepBest(scores, keep_best)]
+    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    registry.add(item, ocp.args.StandardSave, handler)
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
+        # Orbax's own metadata may be damaged and is not needed: ours is in the manifest.
+        lightweight_initialize=True,
+        # Otherwise a save that fails early leaves threads that wait minutes for its folder.
+        async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
+    )
+    return ocp.CheckpointManager(folder, options=options, handler_registry=registry)
+
+
+def is_disk_error(error: Exception) -> bool:
+    """Whether a save failed for want of room or rights, not for a fault of the program."""
+    if isinstance(error, TimeoutError):  # an OSError, but of another process that hangs
+        return False
+    tensorstore = isinstance(error, ValueError) and any(t in str(error) for t in _DISK_ERRORS)
+    return tensorstore or isinstance(error, OSError)
+
+
+def _leaves(tree: Any) -> Iterator[tuple[str, tuple[tuple[int, ...], Any]]]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        yield jax.tree_util.keystr(path, simple=True, separator="/"), (leaf.shape, leaf.dtype)
+
+
+def differing_leaves(saved_tree: Any, abstract_state: Any) -> list[str]:
+    """Leaves that differ in name, shape or dtype, each with both: Orbax casts without a word.
+
+    Args:
+      saved_tree: of a handler's metadata.
+      abstract_state: pytree of jax.ShapeDtypeStruct.
+    """
+    saved, wanted = dict(_leaves(saved_tree)), dict(_leaves(abstract_state))
+
+    def show(leaves: dict[str, Any], name: str) -> str:
+        return f"{leaves[name][1]}{list(leaves[name][0])}" if name in leaves else "nothing"
+
+    return [
+        f"{name} (saved {show(saved, name)}, needed {show(wanted, name)})"
+        for name in sorted(saved.keys() | wanted.keys())
+        if name not in saved or name not in wanted or saved[name] != wanted[name]
+    ]
