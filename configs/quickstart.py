@@ -1,22 +1,94 @@
-"""Draft."""
+"""The embedded default: a small Vision Transformer on data that come with the installation.
+
+    ./scripts/quickstart.sh                      all three stages, a table and a picture
+    python scripts/train.py --config=configs/quickstart.py --workdir=/tmp/pretrain
+    python scripts/finetune.py --config=configs/quickstart.py:finetune \\
+        --config.pretrained.path=/tmp/pretrain --workdir=/tmp/finetune
+    python scripts/train.py --config=configs/quickstart.py:scratch --workdir=/tmp/scratch
+
+Stages:
+  pretrain  51 classes of letters and digits, drawn from fonts at 12x12 pixels; every image is
+            drawn once; the test set is in a typeface that training never shows.
+  finetune  handwritten digits at 24x24 pixels: 300 labelled scans, a new zero head, position
+            embeddings interpolated from 3x3 to 6x6.
+  scratch   the same model on the same scans for the same number of updates, from random weights.
+
+Fine-tuning and scratch train on the first 300 scans. Their learning rates (1e-3 of 5e-4, 1e-3,
+2e-3; 2e-3 of 5e-4, 1e-3, 2e-3, 4e-3) and the augmentation were chosen on the next 300. The test
+scans, the last 300, were written by other people. About three minutes on 2 CPU cores; accuracies
+measured over 3 seeds stand in the README.
+"""
 
 from ml_collections import ConfigDict
 
 from configs import default
+from vit_jax.errors import UserError
+
+PRETRAIN_PIXELS = 12
+FINETUNE_PIXELS = 2 * PRETRAIN_PIXELS
 
 
 def get_config(stage: str = "pretrain") -> ConfigDict:
+    stages = {"pretrain": pretrain, "finetune": finetune, "scratch": scratch}
+    if stage not in stages:
+        raise UserError(f"configs/quickstart.py:{stage}: the stages are {', '.join(stages)}.")
+    return stages[stage]()
+
+
+def base() -> ConfigDict:
     config = default.get_config()
-    config.model.update(
-        {"patch_size": 4, "hidden_size": 64, "num_layers": 2, "mlp_dim": 128, "num_heads": 4}
-    )
-    config.dataset.name = "digits"
-    config.dataset.preprocess = "decode|resize(16)"
-    config.dataset.eval_preprocess = "decode|resize(16)"
-    config.dataset.batch_size = 64
-    config.duration.steps = 100
-    config.schedule.warmup_steps = 10
+    config.model.patch_size = 4
+    config.model.hidden_size = 128
+    config.model.num_layers = 4
+    config.model.mlp_dim = 256
+    config.model.num_heads = 4
+    config.optimizer.name = "adamw"
     config.optimizer.clip_norm = 1.0
+    config.loader.num_threads = 1
+    config.log.every_steps = 25
+    return config
+
+
+def pretrain() -> ConfigDict:
+    config = base()
+    config.dataset.name = "glyphs(size=12, num_examples=192_000)"
+    config.dataset.preprocess = f"decode(channels=1)|resize({PRETRAIN_PIXELS})"
+    config.dataset.eval_preprocess = config.dataset.preprocess
+    config.dataset.batch_size = 128
+    config.duration.steps = 1500
+    config.optimizer.learning_rate = 2e-3
+    config.optimizer.weight_decay = 0.05
+    config.schedule.warmup_steps = 100
+    config.checkpoint.every_steps = 250
+    return config
+
+
+def digits() -> ConfigDict:
+    config = base()
+    config.dataset.name = "digits"
+    config.dataset.split = "train[:300]"
+    resize = f"decode(channels=1)|resize({FINETUNE_PIXELS})"
+    # Up to 10 degrees, 6 % of the side, 10 % of the size, 6 degrees of slant.
+    config.dataset.preprocess = f"{resize}|random_affine(10, 0.06, (0.9, 1.1), 6)"
+    config.dataset.eval_preprocess = resize
+    config.dataset.batch_size = 50
+    config.duration.steps = 250
+    config.objective.label_smoothing = 0.1
+    config.schedule.warmup_steps = 25
     config.checkpoint.every_steps = 50
-    config.log.every_steps = 10
+    with config.unlocked():
+        config.evaluators.validation = default.evaluator("train[300:600]")
+    return config
+
+
+def finetune() -> ConfigDict:
+    config = digits()
+    config.optimizer.learning_rate = 1e-3
+    config.evaluators.test.at_start = True
+    return config
+
+
+def scratch() -> ConfigDict:
+    config = digits()
+    config.optimizer.learning_rate = 2e-3
     return config

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A row names a module, or a package with all its files; the longest matching row decides.
 LAYERS: dict[int, tuple[str, ...]] = {
-    5: ("scripts",),
+    6: ("scripts",),
+    5: ("vit_jax.quickstart",),
     4: ("vit_jax.launch", "vit_jax.train", "vit_jax.benchmark"),
     3: (
         "vit_jax.objectives",

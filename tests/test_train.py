@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from tests import fixtures_data, tiny
 from vit_jax.checkpoint import CheckpointManager
@@ -22,7 +23,8 @@ class StopHere(Exception):
     """Stands for a power cut."""
 
 
-def stop_after_saving(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def run_until_saved(config: ConfigDict, workdir: Path, step: int) -> None:
+    """A run that the power cut ends as soon as the checkpoint of `step` is complete."""
     save = CheckpointManager.save
 
     def stopping(self: CheckpointManager, saved_step: int, *args: Any) -> None:
@@ -31,7 +33,10 @@ def stop_after_saving(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             self.wait()
             raise StopHere
 
-    monkeypatch.setattr(CheckpointManager, "save", stopping)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointManager, "save", stopping)
+        with pytest.raises(StopHere):
+            train_and_evaluate(config, str(workdir))
 
 
 ALL_ON = {
@@ -76,19 +81,17 @@ def test_the_logged_rate_is_the_one_that_the_update_used(finished: Path) -> None
     assert rates[:3] == pytest.approx([0.0, 0.0005, 0.001])  # warm-up of 2 steps to 1e-3
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_goes_on_bit_for_bit(finished: Path, tmp_path: Path) -> None:
     """Mid-epoch (100 examples, 64 seen), under accumulation, dropout and averaging."""
-    with monkeypatch.context() as patch, pytest.raises(StopHere):
-        stop_after_saving(patch, 4)
-        train_and_evaluate(tiny.config(**ALL_ON), str(tmp_path / "run"))
+    run_until_saved(tiny.config(**ALL_ON), tmp_path / "run", 4)
     assert not (tmp_path / "run" / "params.npz").exists()
     train_and_evaluate(tiny.config(**ALL_ON), str(tmp_path / "run"))
     ours, theirs = ((p / "params.npz").read_bytes() for p in (tmp_path / "run", finished))
     assert ours == theirs
-    losses = [[row["loss"] for row in read_metrics(p) if "loss" in row]
-              for p in (tmp_path / "run", finished)]
+    losses = [
+        [row["loss"] for row in read_metrics(p) if "loss" in row]
+        for p in (tmp_path / "run", finished)
+    ]
     assert losses[0] == losses[1]
 
 
@@ -111,27 +114,23 @@ def test_the_workdir_of_another_run_is_refused_and_forced(finished: Path) -> Non
     assert train_and_evaluate(same, str(finished))["step"] == 8
 
 
-def test_another_mesh_continues_the_run(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(StopHere):
-        stop_after_saving(patch, 4)
-        train_and_evaluate(tiny.config(**ALL_ON), str(tmp_path / "run"))
+def test_another_mesh_continues_the_run(finished: Path, tmp_path: Path) -> None:
+    run_until_saved(tiny.config(**ALL_ON), tmp_path / "run", 4)
     layout = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
     train_and_evaluate(tiny.config(**ALL_ON, **layout), str(tmp_path / "run"))
-    losses = [[row["loss"] for row in read_metrics(p) if "loss" in row]
-              for p in (tmp_path / "run", finished)]
+    losses = [
+        [row["loss"] for row in read_metrics(p) if "loss" in row]
+        for p in (tmp_path / "run", finished)
+    ]
     # Sums over devices come in another order: a unit or two in the last place.
     np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-6)
 
 
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
-    finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     workdir = tmp_path / "run"
-    with monkeypatch.context() as patch, pytest.raises(StopHere):
-        stop_after_saving(patch, 8)
-        train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
+    run_until_saved(tiny.config(**ALL_ON), workdir, 8)
     files = [p for p in (workdir / "checkpoints" / "8").rglob("*") if "/d/" in str(p)]
     victim = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(victim.read_bytes())
@@ -178,11 +177,16 @@ def test_fine_tuning_at_twice_the_resolution(finished: Path, tmp_path: Path, sca
 
 def test_fine_tuning_starts_from_the_pretrained_values(finished: Path, tmp_path: Path) -> None:
     config = tiny.config(
-        pretrained__path=str(finished / "params.npz"), duration__steps=1, schedule__warmup_steps=0,
+        pretrained__path=str(finished / "params.npz"),
+        duration__steps=1,
+        schedule__warmup_steps=0,
         optimizer__learning_rate=0.0,
     )
     train_and_evaluate(config, str(tmp_path / "run"))
-    with np.load(finished / "params.npz") as before, np.load(tmp_path / "run" / "params.npz") as after:
+    with (
+        np.load(finished / "params.npz") as before,
+        np.load(tmp_path / "run" / "params.npz") as after,
+    ):
         for name in before.files:
             if name.startswith("head/"):
                 assert not after[name].any()
@@ -192,8 +196,12 @@ def test_fine_tuning_starts_from_the_pretrained_values(finished: Path, tmp_path:
 
 def test_nan_stops_the_run_with_its_step_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     config = tiny.config(
-        optimizer__name="sgd", optimizer__learning_rate=1e30, schedule__name="constant",
-        duration__steps=12, log__every_steps=100, checkpoint__every_steps=3,
+        optimizer__name="sgd",
+        optimizer__learning_rate=1e30,
+        schedule__name="constant",
+        duration__steps=12,
+        log__every_steps=100,
+        checkpoint__every_steps=3,
     )
     with pytest.raises(TrainingDivergedError, match=r"step \d+: .*=(nan|inf)") as error:
         train_and_evaluate(config, str(tmp_path / "run"))

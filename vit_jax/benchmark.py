@@ -124,8 +124,10 @@ def _time_reference(
     run: Run, step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]], steps: int
 ) -> float:
     state = jax.jit(run.init_state)(jax.random.key(run.config.seed))
-    examples = [run.dataset.example(i % len(run.dataset.source), np.random.default_rng(i))
-                for i in range(run.batch_size)]
+    examples = [
+        run.dataset.example(i % len(run.dataset.source), np.random.default_rng(i))
+        for i in range(run.batch_size)
+    ]
     batch = {
         "image": np.stack([example["image"] for example in examples]),
         "label": np.array([example["label"] for example in examples], np.int32),

@@ -1,0 +1,170 @@
+"""Scripts as a user meets them: their errors, their help, and power cuts at any moment."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from vit_jax.writers import read_metrics
+
+BAD_COMMANDS = {
+    "misspelt key": (
+        ["--config.optimizer.learing_rate=1"],
+        "Did you mean 'optimizer.learning_rate'",
+    ),
+    "ill-typed value": (["--config.duration.steps=many"], "duration.steps=many"),
+    "misspelt flag": (["--wrkdir=x"], "Did you mean: workdir"),
+    "stray argument": (["config.seed=3"], "config.seed=3"),
+    "bad resume": (["--resume=never"], "auto"),
+    "half a cluster": (["--num_processes=2"], "--coordinator_address"),
+    "missing dataset": (["--config.dataset.name=cifar11"], "cifar11"),
+    "patch": (["--config.model.patch_size=3,5"], "model.patch_size=(3, 5)"),
+}
+
+
+@pytest.mark.parametrize("case", list(BAD_COMMANDS))
+def test_mistakes_end_in_one_line_and_status_2(case: str, tmp_path: Path) -> None:
+    arguments, message = BAD_COMMANDS[case]
+    result = tiny.run("train.py", tmp_path / "run", *arguments)
+    assert result.returncode == 2, result.stdout + result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert lines[-1].startswith("error: ")
+    assert message in lines[-1]
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_an_unknown_variant_and_a_missing_recipe(tmp_path: Path) -> None:
+    for recipe, message in (("finetune.py:B16,cifar10", "B16"), ("nowhere.py", "nowhere.py")):
+        result = tiny.run("train.py", tmp_path / "run", recipe=recipe)
+        assert result.returncode == 2
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_fine_tuning_without_a_start_says_so(tmp_path: Path) -> None:
+    result = tiny.run("finetune.py", tmp_path / "run")
+    assert result.returncode == 2
+    assert "--config.pretrained.path is missing" in result.stderr
+
+
+def test_an_unwritable_workdir_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = tiny.run("train.py", tmp_path / "file" / "run")
+    assert result.returncode == 2
+    assert str(tmp_path / "file") in result.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("script", ["train.py", "finetune.py", "quickstart.py", "benchmark.py"])
+def test_help_helps(script: str, tmp_path: Path) -> None:
+    result = subprocess.run(
+        [*tiny.command(script, tmp_path)[:2], "--help"],
+        env=tiny.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "--workdir" in result.stdout
+    assert "optimizer.learning_rate = 1e-3  # peak" in result.stdout
+
+
+# Everything on that a restart could get wrong: accumulation, dropout, averaging, workers.
+LONG = [
+    "--config.duration.steps=40",
+    "--config.checkpoint.every_steps=3",
+    "--config.train_step.accumulation_steps=2",
+    "--config.train_step.polyak_decay=0.9",
+    "--config.model.dropout_rate=0.1",
+]
+
+
+def kill_when(process: subprocess.Popen, workdir: Path, rows: int) -> bool:
+    """SIGKILLs the process group once so many lines are logged; False if it ended by itself."""
+    while process.poll() is None:
+        if len(read_metrics(workdir)) >= rows:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return True
+        time.sleep(0.005)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_devices", [1, 8])
+def test_sigkill_at_random_moments_changes_nothing(num_devices: int, tmp_path: Path) -> None:
+    flags = f"--xla_force_host_platform_device_count={num_devices}"
+    environment = tiny.environment(XLA_FLAGS=flags)
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    subprocess.run(tiny.command("train.py", straight, *LONG), env=environment, check=True)
+
+    chance = random.Random(num_devices)
+    kills, rows = 0, 0
+    while True:
+        rows += chance.randint(5, 18)
+        process = subprocess.Popen(
+            tiny.command("train.py", killed, *LONG), env=environment, start_new_session=True
+        )
+        if not kill_when(process, killed, rows):
+            break
+        kills += 1
+    assert process.returncode == 0
+    assert kills >= 2
+    assert (killed / "params.npz").read_bytes() == (straight / "params.npz").read_bytes()
+    losses = [
+        [(row["step"], row["loss"]) for row in read_metrics(path) if "loss" in row]
+        for path in (straight, killed)
+    ]
+    assert losses[0] == losses[1]
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_one_process_of_eight_devices_goes_on_as_two_of_four(tmp_path: Path) -> None:
+    straight, split = tmp_path / "straight", tmp_path / "split"
+    for workdir, steps in ((straight, 12), (split, 12)):
+        process = subprocess.Popen(
+            tiny.command("train.py", workdir, "--config.duration.steps=12"),
+            env=tiny.environment(),
+            start_new_session=True,
+        )
+        if workdir is straight:
+            assert process.wait() == 0
+        else:
+            assert kill_when(process, workdir, steps // 2)
+    assert not (split / "params.npz").exists()
+
+    address = f"127.0.0.1:{free_port()}"
+    flags = "--xla_force_host_platform_device_count=4"
+    processes = [
+        subprocess.Popen(
+            tiny.command(
+                *("train.py", split, "--config.duration.steps=12"),
+                *(f"--coordinator_address={address}", "--num_processes=2", f"--process_id={i}"),
+            ),
+            env=tiny.environment(XLA_FLAGS=flags),
+        )
+        for i in range(2)
+    ]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    losses = [
+        [row["loss"] for row in read_metrics(path) if "loss" in row] for path in (straight, split)
+    ]
+    assert len(losses[0]) == len(losses[1]) == 12
+    ulp = np.spacing(np.float32(max(losses[0])))
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=2 * ulp)
+    results = [read_metrics(path)[-1] for path in (straight, split)]
+    assert results[0]["test/num_examples"] == results[1]["test/num_examples"] == 50
