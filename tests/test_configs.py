@@ -23,8 +23,8 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.classification import Classification
 from vit_jax.optimizer import create_optimizer, create_schedule
 from vit_jax.pretrained.load import load_pretrained
+from vit_jax.run import Run
 from vit_jax.sharding import create_mesh
-from vit_jax.train import Run
 from vit_jax.train_step import jit_train_step
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +57,7 @@ def test_every_model_key_is_an_attribute_and_back() -> None:
 
 
 def test_every_other_key_is_read_by_the_loop() -> None:
-    source = (ROOT / "vit_jax" / "train.py").read_text()
+    source = "".join((ROOT / "vit_jax" / f"{name}.py").read_text() for name in ("run", "train"))
     config = default.get_config()
     keys = [f"{s}.{key}" for s in ("dataset", "log") for key in config[s]]
     keys += [f"evaluators.{key}" for key in config.evaluators.test]

@@ -261,8 +261,8 @@ def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_examples", [1, 7, 50, 64])
 def test_every_example_counts_once(num_examples: int, tmp_path: Path) -> None:
     """Against plain numpy over the same scans; 8 devices, batches of 24."""
+    from vit_jax.run import Run
     from vit_jax.sharding import create_mesh
-    from vit_jax.train import Run
 
     config = tiny.config(
         evaluators__test__split=f"test[:{num_examples}]", evaluators__test__batch_size=24

@@ -18,8 +18,9 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoint import CheckpointManager
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.preprocess import parse
+from vit_jax.run import Run, initial_state
 from vit_jax.sharding import batch_sharding, create_mesh
-from vit_jax.train import Run, initial_state, train
+from vit_jax.train import train
 from vit_jax.train_state import TrainState
 from vit_jax.train_step import Batch, Metrics
 from vit_jax.writers import MetricWriter

@@ -11,7 +11,7 @@ import bisect
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from vit_jax.errors import UserError, nearest
@@ -138,7 +138,7 @@ def _bounds(start: str, stop: str, count: int) -> tuple[int, int]:
 class SlicedSource:
     """Parts of other sources, one after the other; for sources that cannot be damaged."""
 
-    def __init__(self, sources: dict[str, Source], parts: Sequence[Part]):
+    def __init__(self, sources: Mapping[str, Source], parts: Sequence[Part]):
         self._sources = {part.name: sources[part.name] for part in parts}
         self._parts = list(parts)
         self._ends = list(itertools.accumulate(part.stop - part.start for part in parts))

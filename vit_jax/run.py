@@ -1,0 +1,172 @@
+"""The parts that a training is made of, built from a config and checked against each other."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from clu import parameter_overview
+from ml_collections import ConfigDict
+
+from vit_jax.checkpoint import CheckpointManager
+from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.durations import to_steps
+from vit_jax.errors import UserError
+from vit_jax.evaluators.create import create_evaluator
+from vit_jax.models.create import create_model
+from vit_jax.models.vit import token_grid
+from vit_jax.objectives.create import create_objective
+from vit_jax.optimizer import Schedule, create_optimizer, create_schedule
+from vit_jax.pretrained.load import MODEL_FILE, load_pretrained
+from vit_jax.sharding import check_batch_size, state_shardings
+from vit_jax.train_state import TrainState, create_train_state
+from vit_jax.tree import count_parameters
+from vit_jax.workdir import write_json
+
+PARAMETERS_FILE = "parameters.txt"
+
+
+class Run:
+    """Datasets, model, objective, optimizer and evaluators of one config.
+
+    Building it opens the data and compares all sizes with each other, but computes nothing: what a
+    user got wrong is a `UserError` here.
+    """
+
+    def __init__(self, config: ConfigDict, mesh: jax.sharding.Mesh):
+        self.config = config
+        self.mesh = mesh
+        data = config.dataset
+        self.batch_size = data.batch_size
+        accumulation_steps = config.train_step.accumulation_steps
+        check_batch_size("dataset.batch_size", self.batch_size, mesh, accumulation_steps)
+        self.dataset = self._dataset(data.split, data.preprocess)
+        self.eval_datasets = {
+            key: self._dataset(evaluator.split, evaluator.preprocess or data.eval_preprocess)
+            for key, evaluator in config.evaluators.items()
+        }
+        self.total_steps = to_steps(
+            **config.duration, num_examples=self.dataset.num_examples, batch_size=self.batch_size
+        )
+        height, width, channels = self.dataset.element_spec["image"].shape
+        self.image_shape = (height, width, channels)
+        model_config = config.model
+        self.grid = token_grid((height, width), model_config.patch_size, model_config.resnet_layers)
+        self.model = create_model(**model_config, num_classes=self.dataset.num_classes)
+        self.objective = create_objective(**config.objective, model=self.model)
+        optimizer = dict(config.optimizer)
+        self.schedule: Schedule = create_schedule(
+            **config.schedule,
+            learning_rate=optimizer.pop("learning_rate"),
+            total_steps=self.total_steps,
+        )
+        self.tx = create_optimizer(**optimizer, schedule=self.schedule)
+        self.evaluators = {key: self._evaluator(key) for key in self.eval_datasets}
+
+    def _dataset(self, split: str, preprocess: str) -> Dataset:
+        """Opens a split; unreadable files are found here, before any training."""
+        data = self.config.dataset
+        keys = ("name", "data_dir", "on_bad_image", "label_key")
+        source = {key: data[key] for key in keys}
+        return create_dataset(split=split, preprocess=preprocess, **source).check()
+
+    def _evaluator(self, key: str) -> Any:
+        evaluator, dataset = self.config.evaluators[key], self.eval_datasets[key]
+        if dataset.class_names != self.dataset.class_names:
+            raise UserError(
+                f"evaluators.{key}.split={evaluator.split!r} has other classes than "
+                f"dataset.split={self.config.dataset.split!r}."
+            )
+        if dataset.element_spec["image"].shape != self.image_shape:
+            raise UserError(
+                f"evaluators.{key} reads images of {dataset.element_spec['image'].shape}, training "
+                f"reads {self.image_shape}; make dataset.eval_preprocess="
+                f"{self.config.dataset.eval_preprocess!r} give the same size."
+            )
+        batch_size = evaluator.batch_size or self.batch_size
+        check_batch_size(f"evaluators.{key}.batch_size", batch_size, self.mesh)
+        return create_evaluator(
+            evaluator.name,
+            objective=self.objective,
+            dataset=dataset,
+            mesh=self.mesh,
+            batch_size=batch_size,
+            loader=dict(self.config.loader),
+        )
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Identity of the data, so that a resumed run notices when they have changed."""
+        datasets = {"train": self.dataset, **self.eval_datasets}
+        return {key: dataset.fingerprint for key, dataset in datasets.items()}
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a user of the parameters has to know: sizes, grid of tokens, classes, inputs."""
+        return {
+            "model": {**self.config.model, "num_classes": self.dataset.num_classes},
+            "image_shape": self.image_shape,
+            "grid": self.grid,
+            "class_names": self.dataset.class_names,
+            "eval_preprocess": self.config.dataset.eval_preprocess,
+        }
+
+    def init_state(self, rng: jax.Array) -> TrainState:
+        """A random state; pure, so that its shapes can be had without computing it."""
+        image = jnp.zeros((1, *self.image_shape), self.dataset.element_spec["image"].dtype)
+        return self.start_state(self.objective.init(rng, {"image": image}))
+
+    def start_state(self, params: Any) -> TrainState:
+        """The state before the first update of these parameters."""
+        return create_train_state(params, self.tx, polyak_decay=self.config.train_step.polyak_decay)
+
+
+def describe(run: Run, workdir: str) -> None:
+    """Writes `model.json` and the table of parameters, and logs what is about to be trained."""
+    params = jax.eval_shape(run.init_state, jax.random.key(0)).params
+    if jax.process_index() == 0:
+        write_json(Path(workdir) / MODEL_FILE, run.description)
+        table = parameter_overview.get_parameter_overview(params, include_stats=False)
+        (Path(workdir) / PARAMETERS_FILE).write_text(table + "\n")
+    logging.info(
+        "%s: %s parameters, %d classes, %d training images of %s, %d steps of %d, %d devices.",
+        *(workdir, f"{count_parameters(params):,}", run.dataset.num_classes),
+        *(run.dataset.num_examples, "x".join(map(str, run.image_shape)), run.total_steps),
+        *(run.batch_size, jax.device_count()),
+    )
+
+
+def initial_state(run: Run, checkpoints: CheckpointManager) -> TrainState:
+    """Shapes first, then shardings, then arrays: workdir checkpoint, pre-trained, or random."""
+    rng = jax.random.key(run.config.seed)
+    abstract_state = jax.eval_shape(run.init_state, rng)
+    shardings = state_shardings(abstract_state, run.mesh)
+    abstract_state = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        *(abstract_state, shardings),
+    )
+    restored = checkpoints.restore(abstract_state)
+    if restored is not None:
+        step, state = restored
+        logging.info("Continuing from the checkpoint of step %d.", step)
+        return state
+
+    pretrained = dict(run.config.pretrained)
+    path = pretrained.pop("path")
+    if not path:
+        return jax.jit(run.init_state, out_shardings=shardings)(rng)
+    loaded = load_pretrained(path, abstract_state.params, target_grid=run.grid, **pretrained)
+    random = jax.jit(lambda rng: run.init_state(rng).params, out_shardings=shardings.params)(rng)
+    # Leaves that the checkpoint does not give (a new head) are still shapes here.
+    params = jax.tree.map(
+        lambda new, old, sharding: (
+            old
+            if isinstance(new, jax.ShapeDtypeStruct)
+            else jax.make_array_from_callback(new.shape, sharding, lambda index: new[index])
+        ),
+        *(loaded, random, shardings.params),
+    )
+    return jax.jit(run.start_state, out_shardings=shardings)(params)
