@@ -28,7 +28,6 @@ EXTRAS_REQUIRE = {
     # Preparing those TensorFlow Datasets whose builders call TensorFlow; never needed to train.
     "tf": ["tensorboard>=2.19", "tensorflow-cpu>=2.21"],
     # Paths on Google Cloud Storage.
-    "gcs": ["gcsfs>=2024.6"],
     # Accelerators: the extras of jax itself.
     "cuda12": ["jax[cuda12]"],
     "cuda13": ["jax[cuda13]"],

@@ -25,9 +25,7 @@ def get_config() -> ConfigDict:
     config.dataset.batch_size = 512  # examples per update over all devices and hosts
     config.dataset.preprocess = "official_train(224)"  # ops for training, see data/preprocess.py
     config.dataset.eval_preprocess = "official_eval(224)"  # ops for evaluators without their own
-    config.dataset.on_bad_image = (
-        "error"  # error | skip; unreadable files are found before training
-    )
+    config.dataset.on_bad_image = "error"  # error | skip: files that cannot be decoded
 
     config.loader = ConfigDict()  # none of these changes a batch
     config.loader.num_threads = 2  # reading threads per worker; 0 reads in the main thread

@@ -71,7 +71,7 @@ def digits() -> ConfigDict:
     # Up to 10 degrees, 6 % of the side, 10 % of the size, 6 degrees of slant.
     config.dataset.preprocess = f"{resize}|random_affine(10, 0.06, (0.9, 1.1), 6)"
     config.dataset.eval_preprocess = resize
-    config.dataset.batch_size = 50
+    config.dataset.batch_size = 48
     config.duration.steps = 250
     config.objective.label_smoothing = 0.1
     config.schedule.warmup_steps = 25

@@ -6,6 +6,7 @@ Loop and reference take turns in one process, on examples held in memory; images
 each round and the ratios are printed, the median ratio gives the overhead.
 """
 
+import logging
 import statistics
 import sys
 
@@ -18,8 +19,10 @@ BENCHMARKS = ("step",)
 
 
 def run(config, workdir):
+    logging.getLogger().setLevel(logging.WARNING)  # the loop's own progress is not wanted here
     from vit_jax.benchmark import benchmark_step
 
+    del workdir
     result = benchmark_step(config, steps=flags.FLAGS.steps, rounds=flags.FLAGS.rounds)
     for name in ("loop", "reference"):
         speeds = "  ".join(f"{speed:.1f}" for speed in result[name])
@@ -34,11 +37,10 @@ if __name__ == "__main__":
     flags.DEFINE_integer("steps", 50, "Updates per round.", lower_bound=1)
     flags.DEFINE_integer("rounds", 5, "How often loop and reference take turns.", lower_bound=1)
     with launch.one_line_errors():
-        asks_for_help = any("help" in argument or argument == "-h" for argument in sys.argv[1:])
-        if not asks_for_help and (len(sys.argv) < 2 or sys.argv[1] not in BENCHMARKS):
-            raise UserError(f"name a benchmark: {', '.join(BENCHMARKS)}; see --help.")
-    if not asks_for_help:
-        del sys.argv[1]
+        if not launch.asks_for_help():
+            if len(sys.argv) < 2 or sys.argv[1] not in BENCHMARKS:
+                raise UserError(f"name a benchmark: {', '.join(BENCHMARKS)}; see --help.")
+            del sys.argv[1]
     launch.main(
         run, doc=__doc__, default_config=str(launch.ROOT / "configs/quickstart.py"), workdir=False
     )

@@ -2,19 +2,22 @@
 
     ./scripts/quickstart.sh [WORKDIR]
 
-which sets up the environment and calls this script. The same command again goes on where an
-interrupted one was.
+which sets up the environment and calls this script with --workdir=WORKDIR. The same command again
+goes on where an interrupted one was.
 """
+
+import argparse
 
 from vit_jax import launch
 
-
-def run(config, workdir):
-    del config  # the three stages have their own
-    from vit_jax.quickstart import run_quickstart
-
-    run_quickstart(workdir)
-
-
 if __name__ == "__main__":
-    launch.main(run, doc=__doc__, default_config=str(launch.ROOT / "configs/quickstart.py"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workdir", required=True, help="folder of the three runs")
+    workdir = parser.parse_args().workdir
+    launch.start_logging()
+    with launch.one_line_errors():
+        from vit_jax.quickstart import run_quickstart
+
+        run_quickstart(workdir)

@@ -62,8 +62,9 @@ def test_every_other_key_is_read_by_the_loop() -> None:
     keys = [f"{s}.{key}" for s in ("dataset", "log") for key in config[s]]
     keys += [f"evaluators.{key}" for key in config.evaluators.test]
     for key in keys:
-        last = key.rpartition(".")[2]
-        assert f".{last}" in source or f'"{last}"' in source, key
+        section, _, last = key.rpartition(".")
+        name = {"dataset": "data", "evaluators": "evaluator", "log": "log"}[section]
+        assert f"{name}.{last}" in source or f'"{last}"' in source, key
     handed_over = {*SECTIONS, "model", "dataset", "log", "evaluators", "seed"}
     assert set(config) == handed_over
 
@@ -161,3 +162,4 @@ def test_help_lists_every_key_with_its_comment() -> None:
             for key in keys:
                 assert f"  {section}.{key} = " in text
     assert "# updates" in text
+    assert "evaluators.test.every_steps = 0  # 0 is only after the last step" in text

@@ -64,7 +64,7 @@ def test_an_unwritable_workdir_is_named(tmp_path: Path) -> None:
     assert str(tmp_path / "file") in result.stderr.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("script", ["train.py", "finetune.py", "quickstart.py", "benchmark.py"])
+@pytest.mark.parametrize("script", ["train.py", "finetune.py", "benchmark.py"])
 def test_help_helps(script: str, tmp_path: Path) -> None:
     result = subprocess.run(
         [*tiny.command(script, tmp_path)[:2], "--help"],
@@ -74,7 +74,8 @@ def test_help_helps(script: str, tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "--workdir" in result.stdout
-    assert "optimizer.learning_rate = 1e-3  # peak" in result.stdout
+    assert "optimizer.learning_rate = 0.001  # peak" in result.stdout
+    assert "evaluators.test.split = 'test'" in result.stdout
 
 
 # Everything on that a restart could get wrong: accumulation, dropout, averaging, workers.
@@ -164,7 +165,8 @@ def test_one_process_of_eight_devices_goes_on_as_two_of_four(tmp_path: Path) -> 
         [row["loss"] for row in read_metrics(path) if "loss" in row] for path in (straight, split)
     ]
     assert len(losses[0]) == len(losses[1]) == 12
-    ulp = np.spacing(np.float32(max(losses[0])))
-    np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=2 * ulp)
+    # Sums over processes come in another order: one unit in the last place.
+    for ours, theirs in zip(losses[1], losses[0], strict=True):
+        assert abs(ours - theirs) <= np.spacing(np.float32(theirs))
     results = [read_metrics(path)[-1] for path in (straight, split)]
     assert results[0]["test/num_examples"] == results[1]["test/num_examples"] == 50

@@ -13,9 +13,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from tests import fixtures_data, tiny
-from vit_jax.checkpoint import CheckpointManager
+from vit_jax.checkpoint import CheckpointManager, restore_params
 from vit_jax.errors import UserError
 from vit_jax.train import TrainingDivergedError, train_and_evaluate
+from vit_jax.tree import flatten_names
 from vit_jax.writers import read_metrics
 
 
@@ -195,20 +196,59 @@ def test_fine_tuning_starts_from_the_pretrained_values(finished: Path, tmp_path:
 
 
 def test_nan_stops_the_run_with_its_step_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+    """The rate explodes on the way: after some good checkpoints, between two lines of the log."""
     config = tiny.config(
         optimizer__name="sgd",
-        optimizer__learning_rate=1e30,
+        optimizer__learning_rate=3e4,
+        schedule__warmup_steps=0,
         schedule__name="constant",
-        duration__steps=12,
+        duration__steps=60,
         log__every_steps=100,
-        checkpoint__every_steps=3,
+        checkpoint__every_steps=1,
     )
     with pytest.raises(TrainingDivergedError, match=r"step \d+: .*=(nan|inf)") as error:
         train_and_evaluate(config, str(tmp_path / "run"))
     bad_step = int(str(error.value).split(":")[0].removeprefix("step "))
-    kept = CheckpointManager(tmp_path / "run", every_steps=1, keep=1).latest_step()
-    assert kept is None or kept < bad_step
+    checkpoints = CheckpointManager(tmp_path / "run", every_steps=1, keep=1)
+    assert checkpoints.latest_step() == bad_step - 1
+    assert f"the checkpoint of step {bad_step - 1} is kept" in str(error.value)
+    kept = flatten_names(restore_params(tmp_path / "run"))
+    assert all(np.isfinite(array).all() for array in kept.values())
     assert not (tmp_path / "run" / "params.npz").exists()
+
+
+def test_parameters_that_overflow_without_a_bad_loss_are_noticed(tmp_path: Path) -> None:
+    config = tiny.config(optimizer__learning_rate=1e30, schedule__warmup_steps=0, duration__steps=1)
+    with pytest.raises(TrainingDivergedError, match="param_norm"):
+        train_and_evaluate(config, str(tmp_path / "run"))
+    assert not (tmp_path / "run" / "params.npz").exists()
+
+
+def test_force_sets_the_old_results_aside(tmp_path: Path) -> None:
+    workdir = tmp_path / "run"
+    short = {"duration__steps": 2, "schedule__warmup_steps": 0}
+    train_and_evaluate(tiny.config(**short), str(workdir))
+    first = (workdir / "params.npz").read_bytes()
+    longer = tiny.config(**{**short, "duration__steps": 3})
+    results = train_and_evaluate(longer, str(workdir), resume="force")
+    assert results["step"] == 3
+    assert (workdir / "params.1.npz").read_bytes() == first
+    assert (workdir / "params.npz").read_bytes() != first
+    with pytest.raises(UserError, match="past the 2 steps"):
+        train_and_evaluate(tiny.config(**short), str(workdir), resume="force")
+
+
+def test_a_recipe_shortened_below_its_warm_up_still_runs(tmp_path: Path) -> None:
+    results = train_and_evaluate(
+        tiny.config(duration__steps=2, schedule__warmup_steps=100), str(tmp_path / "run")
+    )
+    assert results["step"] == 2
+
+
+def test_a_trace_is_written_also_when_it_would_end_after_the_run(tmp_path: Path) -> None:
+    config = tiny.config(log__profile_steps=(2, 50), duration__steps=3, schedule__warmup_steps=0)
+    train_and_evaluate(config, str(tmp_path / "run"))
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
 
 BAD_CONFIGS = {
@@ -218,7 +258,16 @@ BAD_CONFIGS = {
     "dataset": ({"dataset__name": "cifar11"}, r"cifar11"),
     "split": ({"dataset__split": "trian"}, r"trian"),
     "op": ({"dataset__preprocess": "decode|resise(16)"}, r"resise"),
-    "warmup": ({"schedule__warmup_steps": 8}, r"warmup_steps=8"),
+    "cooldown": ({"schedule__cooldown_steps": 8}, r"cooldown_steps=8"),
+    "rate": ({"optimizer__learning_rate": float("nan")}, r"learning_rate=nan"),
+    "log": ({"log__every_steps": 0}, r"log.every_steps=0"),
+    "parts": ({"train_step__accumulation_steps": 0}, r"accumulation_steps=0"),
+    "average": ({"train_step__polyak_decay": 2.0}, r"polyak_decay=2.0"),
+    "heads": ({"model__num_heads": 0}, r"model.num_heads=0"),
+    "dropout": ({"model__dropout_rate": 1.0}, r"dropout_rate=1.0"),
+    "metric": ({"checkpoint__best_metric": "tset/accuracy"}, r"Did you mean 'test'"),
+    "cloud": ({"dataset__name": "gs://bucket/photos"}, r"dataset.name='gs://bucket/photos'"),
+    "evaluator": ({"evaluators__test__split": "tset"}, r"evaluators.test \(split='tset'\)"),
     "sizes differ": ({"dataset__eval_preprocess": "decode|resize(24)"}, r"eval_preprocess"),
     "pretrained": ({"pretrained__path": "/nowhere.npz"}, r"pretrained.path='/nowhere.npz'"),
     "unpooled": ({"model__classifier": "unpooled"}, r"model.classifier='unpooled'"),

@@ -166,8 +166,10 @@ class CheckpointManager:
 
     def close(self) -> None:
         """Waits, as `wait`, and frees the threads. The manager cannot be used afterwards."""
-        self.wait()
-        self._orbax.close()
+        try:
+            self.wait()
+        finally:
+            self._orbax.close()
 
     def _raise_if_of_the_disk(self, error: Exception) -> None:
         """Turns an error that the user can put right into a UserError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import re
@@ -60,16 +61,20 @@ def main(
     """
     define_flags(default_config)
     with one_line_errors():
-        if any(argument in ("--help", "-h", "--helpfull", "-help") for argument in sys.argv[1:]):
+        if asks_for_help():
             print(help_text(doc))
             return
         parse_flags()
         for name in ("config", "workdir") if workdir else ("config",):
             if getattr(FLAGS, name) is None:
                 raise UserError(f"--{name} is missing; see --help.")
-        start_logging()
+        start_logging(FLAGS.process_id)
         start_processes()
         run(FLAGS.config, FLAGS.workdir)
+
+
+def asks_for_help() -> bool:
+    return any(argument in ("--help", "-h", "--helpfull", "-help") for argument in sys.argv[1:])
 
 
 def parse_flags() -> None:
@@ -119,6 +124,12 @@ def one_line_errors() -> Iterator[None]:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # a full disk, a folder that went away
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("Interrupted. The same command goes on from the last checkpoint.", file=sys.stderr)
+        sys.exit(130)
     except RuntimeError as error:
         if type(error).__name__ != "TrainingDivergedError":
             raise
@@ -126,9 +137,9 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(1)
 
 
-def start_logging() -> None:
+def start_logging(process_id: int | None = None) -> None:
     """Progress goes to stdout; libraries speak from warnings on."""
-    process = f"[{FLAGS.process_id}] " if FLAGS.num_processes else ""
+    process = "" if process_id is None else f"[{process_id}] "
     logging.basicConfig(
         level=logging.INFO,
         format=f"%(asctime)s {process}%(message)s",
@@ -168,11 +179,19 @@ def help_text(doc: str | None) -> str:
     lines = [inspect.cleandoc(doc or ""), "", "Flags:"]
     lines += [f"  --{flag.name}: {flag.help} (default: {flag.default})" for flag in own]
     lines += ["", "Config keys, as --config.KEY=VALUE:"]
-    source = (ROOT / "configs" / "default.py").read_text()
-    pattern = r"^    config\.(?P<key>[\w.]+) = (?P<value>.*?)(?:  # (?P<comment>.*))?$"
-    for match in re.finditer(pattern, source, re.MULTILINE):
-        if match["value"] == "ConfigDict()":
-            continue
-        comment = f"  # {match['comment']}" if match["comment"] else ""
-        lines.append(f"  {match['key']} = {match['value']}{comment}")
+    comments = _comments((ROOT / "configs" / "default.py").read_text())
+    from configs import default
+
+    config = default.get_config()
+    for key in _keys(config):
+        value = functools.reduce(lambda node, part: node[part], key.split("."), config)
+        comment = comments[key.rpartition(".")[2] if key.startswith("evaluators.") else key]
+        lines.append(f"  {key} = {value!r}{comment}")
     return "\n".join(lines)
+
+
+def _comments(source: str) -> dict[str, str]:
+    """`section.key`, and `key` of an evaluator, to the comment on its line in default.py."""
+    pattern = r"^ +(?:config\.([\w.]+) =|\"(\w+)\":) .*?(  # .*)?$"
+    found = re.finditer(pattern, source, re.MULTILINE)
+    return {match[1] or match[2]: match[3] or "" for match in found}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -48,13 +49,16 @@ def create_schedule(
       cooldown_steps: the result is multiplied by a line to 0 over so many last updates.
 
     Raises:
-      UserError: unknown name, or warm-up and cool-down do not fit into `total_steps`.
+      UserError: unknown name, a rate that is none, or warm-up and cool-down do not fit into
+        `total_steps`.
     """
     if name not in SCHEDULES:
         raise UserError(
             f"schedule.name={name!r} is unknown.{nearest(name, SCHEDULES)} "
             f"Known: {', '.join(SCHEDULES)}."
         )
+    if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
+        raise UserError(f"optimizer.learning_rate={learning_rate} must be finite and not negative.")
     if warmup_steps < 0 or cooldown_steps < 0 or warmup_steps + cooldown_steps >= total_steps:
         raise UserError(
             f"schedule.warmup_steps={warmup_steps} and schedule.cooldown_steps={cooldown_steps} "

@@ -11,7 +11,8 @@ class Progress:
     """Counts time for training apart from time for everything else.
 
     Images per second are those of training alone: time inside `pause` (evaluation, waiting for a
-    checkpoint, the first compilation) is left out. The ETA adds the pauses in the proportion seen.
+    checkpoint) and the first step, which compiles, are left out. The ETA adds the pauses in the
+    proportion seen.
     """
 
     def __init__(self, *, start_step: int, total_steps: int, batch_size: int, elapsed: float = 0.0):
@@ -27,21 +28,25 @@ class Progress:
         self._batch_size = batch_size
         self._elapsed_before = elapsed
         self._start = time.monotonic()
-        self._training_seconds = 0.0
-        self._once = 0.0  # seconds that will not come again: the first compilation
+        self._once = 0.0  # seconds that will not come again: the first step compiles
         self._window = (start_step, self._start)  # since the last `report`
         self._paused_in_window = 0.0
 
     @contextlib.contextmanager
-    def pause(self, *, once: bool = False) -> Iterator[None]:
-        """Time spent inside does not count as training; with `once` nor for the ETA."""
+    def pause(self) -> Iterator[None]:
+        """Time spent inside does not count as training."""
         start = time.monotonic()
         try:
             yield
         finally:
-            seconds = time.monotonic() - start
-            self._paused_in_window += seconds
-            self._once += seconds if once else 0.0
+            self._paused_in_window += time.monotonic() - start
+
+    def first_step_done(self, step: int) -> float:
+        """Starts the clock of training anew; returns the seconds since the start."""
+        now = time.monotonic()
+        self._once = now - self._start
+        self._window, self._paused_in_window = (step, now), 0.0
+        return self._once
 
     @property
     def elapsed_seconds(self) -> float:
@@ -49,23 +54,20 @@ class Progress:
         return self._elapsed_before + time.monotonic() - self._start
 
     def report(self, step: int) -> dict[str, float]:
-        """`images_per_second` since the last call, `elapsed_seconds`, and `eta_seconds`."""
+        """`images_per_second` since the last call, `elapsed_seconds` and `eta_seconds`.
+
+        No speed is given where nothing but the first step has been done.
+        """
         now = time.monotonic()
         step_before, time_before = self._window
         training = max(now - time_before - self._paused_in_window, 1e-9)
-        self._training_seconds += training
         self._window, self._paused_in_window = (step, now), 0.0
         done = max(step - self._start_step, 1)
         eta = (now - self._start - self._once) / done * (self._total_steps - step)
-        return {
-            "images_per_second": (step - step_before) * self._batch_size / training,
-            "elapsed_seconds": self.elapsed_seconds,
-            "eta_seconds": eta,
-        }
-
-    def mean_images_per_second(self, step: int) -> float:
-        """Over this session, up to the last `report`."""
-        return (step - self._start_step) * self._batch_size / max(self._training_seconds, 1e-9)
+        report = {"elapsed_seconds": self.elapsed_seconds, "eta_seconds": eta}
+        if step > step_before:
+            report["images_per_second"] = (step - step_before) * self._batch_size / training
+        return report
 
 
 def format_seconds(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from vit_jax.train import train_and_evaluate
 from vit_jax.workdir import write_json
 from vit_jax.writers import read_metrics
 
+ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("pretrain", "finetune", "scratch")
 
 
@@ -32,6 +34,7 @@ def run_quickstart(workdir: str) -> dict[str, Any]:
       What `summary.json` holds: per stage `accuracy` (on its test set), `images_per_second`,
       `seconds`; for `finetune` also `initial_accuracy`, before the first update.
     """
+    sys.path.append(str(ROOT))  # for configs/, which is not part of the package
     from configs import quickstart
 
     root = Path(workdir)
@@ -41,7 +44,7 @@ def run_quickstart(workdir: str) -> dict[str, Any]:
         config = quickstart.get_config(stage)
         config.dataset.data_dir = str(root.absolute() / "data")
         if stage == "finetune":
-            config.pretrained.path = str(root / "pretrain")
+            config.pretrained.path = str(root.absolute() / "pretrain")
         results = train_and_evaluate(config, str(root / stage))
         summary[stage] = {
             "accuracy": results["test/accuracy"],

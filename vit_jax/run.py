@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoint import CheckpointManager
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.durations import to_steps
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest
 from vit_jax.evaluators.create import create_evaluator
 from vit_jax.models.create import create_model
 from vit_jax.models.vit import token_grid
@@ -40,12 +41,17 @@ class Run:
         self.config = config
         self.mesh = mesh
         data = config.dataset
+        _check_ranges(config)
         self.batch_size = data.batch_size
         accumulation_steps = config.train_step.accumulation_steps
         check_batch_size("dataset.batch_size", self.batch_size, mesh, accumulation_steps)
-        self.dataset = self._dataset(data.split, data.preprocess)
+        self.dataset = self._dataset("dataset", data.split, data.preprocess)
         self.eval_datasets = {
-            key: self._dataset(evaluator.split, evaluator.preprocess or data.eval_preprocess)
+            key: self._dataset(
+                f"evaluators.{key}",
+                evaluator.split,
+                evaluator.preprocess or data.eval_preprocess,
+            )
             for key, evaluator in config.evaluators.items()
         }
         self.total_steps = to_steps(
@@ -58,20 +64,39 @@ class Run:
         self.model = create_model(**model_config, num_classes=self.dataset.num_classes)
         self.objective = create_objective(**config.objective, model=self.model)
         optimizer = dict(config.optimizer)
+        schedule = dict(config.schedule)
+        schedule["warmup_steps"] = self._fitting_warmup(**schedule)
         self.schedule: Schedule = create_schedule(
-            **config.schedule,
+            **schedule,
             learning_rate=optimizer.pop("learning_rate"),
             total_steps=self.total_steps,
         )
         self.tx = create_optimizer(**optimizer, schedule=self.schedule)
         self.evaluators = {key: self._evaluator(key) for key in self.eval_datasets}
 
-    def _dataset(self, split: str, preprocess: str) -> Dataset:
+    def _fitting_warmup(self, warmup_steps: int, cooldown_steps: int, **_: Any) -> int:
+        """A tenth of the training where a recipe was shortened below its own warm-up."""
+        if 0 < self.total_steps <= warmup_steps + cooldown_steps and not cooldown_steps:
+            fitting = self.total_steps // 10
+            logging.info(
+                "schedule.warmup_steps=%d does not fit into %d steps; warming up over %d.",
+                *(warmup_steps, self.total_steps, fitting),
+            )
+            return fitting
+        return warmup_steps
+
+    def _dataset(self, key: str, split: str, preprocess: str) -> Dataset:
         """Opens a split; unreadable files are found here, before any training."""
         data = self.config.dataset
         keys = ("name", "data_dir", "on_bad_image", "label_key")
         source = {key: data[key] for key in keys}
-        return create_dataset(split=split, preprocess=preprocess, **source).check()
+        try:
+            return create_dataset(split=split, preprocess=preprocess, **source).check()
+        except UserError as error:
+            if key == "dataset":
+                raise
+            # The readers speak of dataset.split: the evaluator's is meant.
+            raise UserError(f"{key} (split={split!r}): {error}") from error
 
     def _evaluator(self, key: str) -> Any:
         evaluator, dataset = self.config.evaluators[key], self.eval_datasets[key]
@@ -114,6 +139,11 @@ class Run:
             "eval_preprocess": self.config.dataset.eval_preprocess,
         }
 
+    @functools.cached_property
+    def abstract_state(self) -> TrainState:
+        """Shapes and types of the state."""
+        return jax.eval_shape(self.init_state, jax.random.key(0))
+
     def init_state(self, rng: jax.Array) -> TrainState:
         """A random state; pure, so that its shapes can be had without computing it."""
         image = jnp.zeros((1, *self.image_shape), self.dataset.element_spec["image"].dtype)
@@ -126,7 +156,7 @@ class Run:
 
 def describe(run: Run, workdir: str) -> None:
     """Writes `model.json` and the table of parameters, and logs what is about to be trained."""
-    params = jax.eval_shape(run.init_state, jax.random.key(0)).params
+    params = run.abstract_state.params
     if jax.process_index() == 0:
         write_json(Path(workdir) / MODEL_FILE, run.description)
         table = parameter_overview.get_parameter_overview(params, include_stats=False)
@@ -142,11 +172,10 @@ def describe(run: Run, workdir: str) -> None:
 def initial_state(run: Run, checkpoints: CheckpointManager) -> TrainState:
     """Shapes first, then shardings, then arrays: workdir checkpoint, pre-trained, or random."""
     rng = jax.random.key(run.config.seed)
-    abstract_state = jax.eval_shape(run.init_state, rng)
-    shardings = state_shardings(abstract_state, run.mesh)
+    shardings = state_shardings(run.abstract_state, run.mesh)
     abstract_state = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        *(abstract_state, shardings),
+        *(run.abstract_state, shardings),
     )
     restored = checkpoints.restore(abstract_state)
     if restored is not None:
@@ -170,3 +199,32 @@ def initial_state(run: Run, checkpoints: CheckpointManager) -> TrainState:
         *(loaded, random, shardings.params),
     )
     return jax.jit(run.start_state, out_shardings=shardings)(params)
+
+
+def _check_ranges(config: ConfigDict) -> None:
+    """Raises UserError for numbers and names that nothing below would notice in time."""
+    for key, value, low in (
+        ("log.every_steps", config.log.every_steps, 1),
+        ("loader.num_threads", config.loader.num_threads, 0),
+        ("loader.num_workers", config.loader.num_workers, 0),
+        ("loader.prefetch", config.loader.prefetch, 1),
+    ):
+        if value < low:
+            raise UserError(f"{key}={value} must be at least {low}.")
+    for key, path in (
+        ("dataset.name", config.dataset.name),
+        ("pretrained.path", config.pretrained.path),
+    ):
+        if "://" in path:
+            raise UserError(f"{key}={path!r}: only paths of the file system are read.")
+    best_metric = config.checkpoint.best_metric
+    evaluator = best_metric.partition("/")[0]
+    if best_metric and evaluator not in config.evaluators:
+        raise UserError(
+            f"checkpoint.best_metric={best_metric!r} is EVALUATOR/METRIC, such as test/accuracy."
+            f"{nearest(evaluator, config.evaluators)} Evaluators: {', '.join(config.evaluators)}."
+        )
+    given = [key for key in ("steps", "examples", "epochs") if config.duration[key] is not None]
+    if len(given) > 1:
+        ignored = " and ".join(f"duration.{key}" for key in given[1:])
+        logging.warning("duration.%s counts; %s is ignored.", given[0], ignored)

@@ -8,10 +8,9 @@ functions of (seed, step), so a checkpoint needs nothing but the state to contin
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
-import time
+import statistics
 from pathlib import Path
 
 import jax
@@ -21,6 +20,7 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoint import CheckpointManager
 from vit_jax.data.device import device_batches, local_rows
 from vit_jax.data.pipeline import HostBatches, train_batches
+from vit_jax.errors import UserError
 from vit_jax.pretrained.load import PARAMS_FILE
 from vit_jax.pretrained.npz import write_npz
 from vit_jax.progress import Progress, format_seconds
@@ -33,7 +33,13 @@ from vit_jax.sharding import (
 )
 from vit_jax.train_state import TrainState
 from vit_jax.train_step import jit_train_step
-from vit_jax.workdir import claim_workdir, release_workdir, write_json
+from vit_jax.workdir import (
+    claim_workdir,
+    read_json,
+    release_workdir,
+    run_on_first_process,
+    write_json,
+)
 from vit_jax.writers import MetricWriter, read_metrics
 
 RESULTS_FILE = "results.json"
@@ -50,7 +56,7 @@ RUNTIME_KEYS = (
 
 
 class TrainingDivergedError(RuntimeError):
-    """The loss or the gradient is NaN or infinite; the message names the step."""
+    """Loss, gradient or parameters are NaN or infinite; the message names the step."""
 
 
 def train_and_evaluate(
@@ -87,7 +93,7 @@ def train_and_evaluate(
             runtime_keys=RUNTIME_KEYS,
         )
         stack.callback(release_workdir, workdir)
-        finished = _finished_results(workdir, run.total_steps)
+        finished = run_on_first_process(lambda: _finished_results(workdir, run.total_steps))
         if finished is not None:
             logging.info("%s: this run has ended at step %d.", workdir, run.total_steps)
             return finished
@@ -96,6 +102,11 @@ def train_and_evaluate(
         stack.callback(checkpoints.close)
         state = initial_state(run, checkpoints)
         start_step = int(state.step)
+        if start_step > run.total_steps:
+            raise UserError(
+                f"{workdir} stands at step {start_step}, past the {run.total_steps} steps "
+                "that duration asks for; ask for more, or choose another --workdir."
+            )
         write_provenance(workdir, start_step=start_step)
         writer = MetricWriter(workdir, start_step=start_step, tensorboard=config.log.tensorboard)
         stack.callback(writer.close)
@@ -121,21 +132,25 @@ def train(
         batch_size=run.batch_size,
         elapsed=_elapsed_seconds(workdir),
     )
-    results = evaluate(run, state, start_step, writer, progress)
+    results: dict[str, float] = {}
+    if start_step in (0, total_steps):  # elsewhere it was done before the checkpoint
+        results = _evaluated(workdir, start_step) or evaluate(
+            run, state, start_step, writer, progress
+        )
     pending: list[tuple[int, dict[str, jax.Array]]] = []
-    with train_iterator(run, start_step) as host_batches:
+    with (
+        train_iterator(run, start_step) as host_batches,
+        Trace(config.log.profile_steps, workdir) as trace,
+    ):
         sharding = batch_sharding(run.mesh)
         batches = device_batches(host_batches, sharding, batch_size=run.batch_size)
         for step, batch in zip(range(start_step + 1, total_steps + 1), batches, strict=False):
-            profile(config.log.profile_steps, step, workdir)
-            first = step == start_step + 1
-            with progress.pause(once=True) if first else contextlib.nullcontext():
-                before = time.monotonic()
-                state, metrics = step_fn(state, batch)
-                if first:
-                    jax.block_until_ready(state.step)
-                    seconds = time.monotonic() - before
-                    logging.info("First step, with compilation, took %.1fs.", seconds)
+            trace.before(step)
+            state, metrics = step_fn(state, batch)
+            if step == start_step + 1:
+                jax.block_until_ready(state.step)
+                seconds = progress.first_step_done(step)
+                logging.info("The first step, compilation included, took %.1fs.", seconds)
             pending.append((step, metrics))
 
             # From here on the host waits for the devices, so only now and then.
@@ -144,10 +159,12 @@ def train(
                 _is_due(evaluator, step, total_steps) for evaluator in config.evaluators.values()
             )
             saves = checkpoints.should_save(step, total_steps)
+            saves |= evaluates and bool(config.checkpoint.best_metric)
             if step % config.log.every_steps == 0 or evaluates or saves or last:
                 log(run, pending, checkpoints, writer, progress)
             if evaluates:
                 results = evaluate(run, state, step, writer, progress)
+                check_finite(step, results, checkpoints)
             if saves:
                 with progress.pause():
                     checkpoints.save(step, state, results if evaluates else None)
@@ -179,7 +196,8 @@ def log(
     """Fetches the metrics of all steps since the last call, checks them, and writes the last.
 
     Raises:
-      TrainingDivergedError: naming the first step whose loss or gradient is not finite.
+      TrainingDivergedError: naming the first step whose loss, gradient or parameters are not
+        finite.
     """
     fetched = [
         (step, {name: float(value) for name, value in metrics.items()})
@@ -187,29 +205,33 @@ def log(
     ]
     pending.clear()
     for step, metrics in fetched:
-        bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
-        if bad:
-            good = checkpoints.latest_step()
-            kept = (
-                "there is no checkpoint yet"
-                if good is None
-                else f"the checkpoint of step {good} is kept"
-            )
-            raise TrainingDivergedError(
-                f"step {step}: {', '.join(f'{name}={value}' for name, value in bad.items())}; "
-                f"{kept}. Try a lower optimizer.learning_rate, a longer schedule.warmup_steps, "
-                "or optimizer.clip_norm=1.0."
-            )
+        check_finite(step, metrics, checkpoints)
     step, metrics = fetched[-1]
     speed = progress.report(step)
     eta = speed.pop("eta_seconds")
+    images_per_second = speed.get("images_per_second", math.nan)
     learning_rate = float(run.schedule(step - 1))  # the one that update `step` used
     writer.write(step, {**metrics, "learning_rate": learning_rate, **speed})
     others = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "loss")
     logging.info(
         "step %d/%d  loss %.4f  %s  lr %.3g  %.0f images/s  ETA %s",
         *(step, run.total_steps, metrics["loss"], others, learning_rate),
-        *(speed["images_per_second"], format_seconds(eta)),
+        *(images_per_second, format_seconds(eta)),
+    )
+
+
+def check_finite(step: int, metrics: dict[str, float], checkpoints: CheckpointManager) -> None:
+    """Raises TrainingDivergedError if any value is NaN or infinite."""
+    bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
+    if not bad:
+        return
+    checkpoints.wait()
+    good = checkpoints.latest_step()
+    kept = "there is no checkpoint" if good is None else f"the checkpoint of step {good} is kept"
+    values = ", ".join(f"{name}={value}" for name, value in bad.items())
+    raise TrainingDivergedError(
+        f"step {step}: {values}; {kept}. Try a lower optimizer.learning_rate, a longer "
+        "schedule.warmup_steps, or optimizer.clip_norm=1.0."
     )
 
 
@@ -242,10 +264,12 @@ def finish(
 ) -> dict[str, float]:
     """Writes `params.npz`, then `results.json`, whose existence means that the run has ended."""
     params = to_host(state.eval_params)
+    rows = read_metrics(workdir)
+    speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
     results = {
         "step": run.total_steps,
         "seconds": progress.elapsed_seconds,
-        "images_per_second": progress.mean_images_per_second(run.total_steps),
+        "images_per_second": statistics.median(speeds) if speeds else 0.0,
         **results,
     }
     if jax.process_index() == 0:
@@ -255,13 +279,32 @@ def finish(
     return results
 
 
-def profile(profile_steps: tuple[int, int], step: int, workdir: str) -> None:
-    """Traces updates first <= step < last into WORKDIR/profile, for TensorBoard or xprof."""
-    first, last = profile_steps
-    if first < last and step == first:
-        profiler.start(str(Path(workdir) / "profile"))
-    elif first < last and step == last:
-        profiler.stop()
+class Trace:
+    """Records updates first <= step < last into WORKDIR/profile, for TensorBoard or xprof."""
+
+    def __init__(self, profile_steps: tuple[int, int], workdir: str):
+        self._first, self._last = profile_steps
+        self._folder = str(Path(workdir) / "profile")
+        self._active = False
+
+    def before(self, step: int) -> None:
+        """To be called before each update."""
+        if not self._active and self._first <= step < self._last:
+            profiler.start(self._folder)
+            self._active = True
+        elif self._active and step >= self._last:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._active:
+            profiler.stop()
+            self._active = False
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
 
 
 def _is_due(evaluator: ConfigDict, step: int, total_steps: int) -> bool:
@@ -276,9 +319,15 @@ def _elapsed_seconds(workdir: str) -> float:
     return rows[-1]["elapsed_seconds"] if rows else 0.0
 
 
+def _evaluated(workdir: str, step: int) -> dict[str, float]:
+    """What a session that was killed after it has evaluated `step` has written of it."""
+    rows = [row for row in read_metrics(workdir) if row["step"] == step and "loss" not in row]
+    return {key: value for row in rows for key, value in row.items() if "/" in key}
+
+
 def _finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
     path = Path(workdir) / RESULTS_FILE
     if not path.exists() or not (Path(workdir) / PARAMS_FILE).exists():
         return None
-    results = json.loads(path.read_text())
-    return results if results["step"] == total_steps else None
+    results = read_json(path)
+    return results if results.get("step") == total_steps else None

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.errors import UserError
+
 
 @flax.struct.dataclass
 class TrainState:
@@ -35,7 +37,13 @@ class TrainState:
 def create_train_state(
     params: Any, tx: optax.GradientTransformation, *, polyak_decay: float
 ) -> TrainState:
-    """State before the first update; the average starts at the parameters."""
+    """State before the first update; the average starts at the parameters.
+
+    Raises:
+      UserError: `polyak_decay` is outside [0, 1).
+    """
+    if not 0.0 <= polyak_decay < 1.0:
+        raise UserError(f"train_step.polyak_decay={polyak_decay} must be in [0, 1).")
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from vit_jax.errors import UserError
 from vit_jax.sharding import BATCH_AXES, batch_sharding, replicated
 from vit_jax.train_state import TrainState
 
@@ -65,10 +64,9 @@ def make_train_step(
       accumulation_steps: parts that the batch is cut into.
       polyak_decay: d of average = d * average + (1 - d) * params; 0 for no average.
 
-    Metrics are float32 scalars: `loss`, `grad_norm` (before clipping) and the objective's own.
+    Metrics are float32 scalars: `loss`, `grad_norm` (before clipping), `param_norm` (after the
+    update) and the objective's own.
     """
-    if not 0.0 <= polyak_decay < 1.0:
-        raise UserError(f"train_step.polyak_decay={polyak_decay} must be in [0, 1).")
 
     def loss_fn(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         return objective.loss(params, batch, rng, train=True)
@@ -89,7 +87,8 @@ def make_train_step(
         if polyak_decay:
             polyak_params = optax.incremental_update(params, polyak_params, 1.0 - polyak_decay)
         state = TrainState(state.step + 1, params, opt_state, polyak_params)
-        return state, {"loss": loss, "grad_norm": optax.tree.norm(grads), **metrics}
+        norms = {"grad_norm": optax.tree.norm(grads), "param_norm": optax.tree.norm(params)}
+        return state, {"loss": loss, **norms, **metrics}
 
     return train_step
 

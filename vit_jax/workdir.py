@@ -28,6 +28,8 @@ _DATASET = "dataset.json"
 _LOCK = ".lock"
 # What a run leaves behind that another run must not mix with its own.
 _RESULTS = ("checkpoints", "params.npz", "metrics.jsonl")
+# What says that the run has ended.
+_FINISHED = ("results.json", "params.npz")
 # Locked by this process: workdir -> open file. The kernel drops the lock when the process dies.
 _HELD: dict[Path, int] = {}
 _ABSENT = object()
@@ -116,7 +118,7 @@ def claim_workdir(
       config: plain nested dict of int, float, str, bool, None, list and tuple.
       dataset_fingerprint: what the order and content of the data depend on.
       resume: `auto` refuses the workdir of another config; `force` keeps its `config.json` as
-        `config.<n>.json` and goes on with this one.
+        `config.<n>.json`, its finished results likewise, and goes on with this one.
       runtime_keys: dotted keys of the config that may change between restarts. One that ends in
         a dot stands for the section (`mesh.`).
 
@@ -126,6 +128,8 @@ def claim_workdir(
     """
     if resume not in ("auto", "force"):
         raise UserError(f"--resume={resume} is not known. Known: auto, force.")
+    if "://" in str(workdir):
+        raise UserError(f"--workdir={workdir}: a work directory is a folder of the file system.")
     folder = Path(workdir).resolve()
 
     def claim() -> None:
@@ -215,7 +219,11 @@ def _take_over(
             write_json(path, value)
         elif resume == "auto":
             _refuse_other_run(path, value, may_differ)
-        elif not _same_file(path, value):
+        elif not _same_file(path, value, ()):
+            if not _same_file(path, value, may_differ):
+                for finished in _FINISHED:  # by a run of other values
+                    if (folder / finished).exists():
+                        os.rename(folder / finished, _free_name(folder / finished))
             shutil.copy2(path, _free_name(path))
             write_json(path, value)
 
@@ -226,9 +234,9 @@ def _holds_something(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _same_file(path: Path, value: dict[str, Any]) -> bool:
+def _same_file(path: Path, value: dict[str, Any], runtime_keys: tuple[str, ...]) -> bool:
     try:
-        return not list(_differences(read_json(path), value, ()))
+        return not list(_differences(read_json(path), value, runtime_keys))
     except UserError:
         return False
 

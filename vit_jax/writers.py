@@ -58,7 +58,7 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of `metrics.jsonl`, without a last one that a killed run left unfinished."""
     path = Path(workdir) / METRICS_FILE
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
             rows.append(json.loads(line))
         except ValueError:

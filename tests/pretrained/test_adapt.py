@@ -34,6 +34,8 @@ def test_squares_with_and_without_class_token(num_tokens: int) -> None:
     side = round((num_tokens - prefix) ** 0.5)
     same = interpolate_posembed(posemb, grid=(side, side), num_prefix_tokens=prefix)
     np.testing.assert_array_equal(same, posemb)
+    larger = interpolate_posembed(posemb, grid=(side + 1, side), num_prefix_tokens=prefix)
+    assert larger.shape == (1, prefix + (side + 1) * side, 3)
     wrong = 1 - prefix
     with pytest.raises(UserError, match="no square"):
         interpolate_posembed(posemb, grid=(side, side), num_prefix_tokens=wrong)
@@ -61,6 +63,13 @@ def test_rectangles_keep_corners_and_are_linear_along_each_axis(
             np.linspace(0, 1, target[0]) if target[0] > 1 else np.zeros(1), target[1]
         ).reshape(1, -1, 1)
     np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+def test_as_many_tokens_as_wanted_stay_as_they_are() -> None:
+    """A rectangle of our own, whose grid a bare .npz does not tell."""
+    posemb = np.random.default_rng(0).normal(size=(1, 13, 4)).astype(np.float32)
+    same = interpolate_posembed(posemb, grid=(2, 6), num_prefix_tokens=1)
+    np.testing.assert_array_equal(same, posemb)
 
 
 def test_a_grid_of_another_size_than_the_tokens_is_refused() -> None:

@@ -232,6 +232,14 @@ class VisionTransformer(nn.Module):
     def __post_init__(self) -> None:
         _one_of("model.classifier", self.classifier, CLASSIFIERS)
         _one_of("model.remat", self.remat, tuple(REMAT_POLICIES))
+        patch_shape(self.patch_size)
+        for key in ("hidden_size", "num_heads", "mlp_dim", "num_layers", "representation_size"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise UserError(f"model.{key}={value} must be at least 1.")
+        for key in ("dropout_rate", "attention_dropout_rate"):
+            if not 0.0 <= getattr(self, key) < 1.0:
+                raise UserError(f"model.{key}={getattr(self, key)} must be in [0, 1).")
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"model.hidden_size={self.hidden_size} does not divide into "
@@ -325,7 +333,7 @@ class VisionTransformer(nn.Module):
 
 def patch_shape(patch_size: int | tuple[int, ...]) -> tuple[int, int]:
     """(height, width) from an int, a 1-tuple or a pair of positive ints, else UserError."""
-    sides = (patch_size,) if isinstance(patch_size, int) else tuple(patch_size)
+    sides = tuple(patch_size) if isinstance(patch_size, tuple | list) else (patch_size,)
     if len(sides) not in (1, 2) or not all(isinstance(side, int) and side > 0 for side in sides):
         raise UserError(
             f"model.patch_size={patch_size!r} must be a positive int or a pair (height, width)."
@@ -351,9 +359,10 @@ def token_grid(
         if pixels % stride or not pixels:
             below = pixels // stride * stride
             fitting = f"{below} or {below + stride}" if below else f"{stride}"
+            resnet = f" (after the ResNet's {downsampling})" if downsampling > 1 else ""
             raise UserError(
-                f"model.patch_size={patch_size} (times the ResNet's down-sampling, {downsampling}) "
-                f"does not divide images of {image_size[0]}x{image_size[1]} pixels; resize them in "
+                f"model.patch_size={patch_size}{resnet} does not divide images of "
+                f"{image_size[0]}x{image_size[1]} pixels; resize them in "
                 f"the preprocessing so that {pixels} becomes {fitting}."
             )
     return (

@@ -65,14 +65,15 @@ class Classification:
         self, params: Any, batch: Batch, rng: jax.Array, *, train: bool
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Mean loss over the real examples, and `accuracy`; both scalars."""
-        values = self._values(self._logits(params, batch, rng, train=train), batch)
+        logits = self._logits(params, batch, rng, train=train)
+        values = self._values(logits, batch, label_smoothing=self._label_smoothing)
         weights = batch["mask"] / jnp.maximum(jnp.sum(batch["mask"]), 1.0)
         means = {name: jnp.sum(value * weights) for name, value in values.items()}
         return means.pop("loss"), means
 
     def evaluate(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
-        """`loss` and `accuracy` per example, [B] each."""
-        return self._values(self.predict(params, batch), batch)
+        """`loss`, without label smoothing so that recipes compare, and `accuracy`: [B] each."""
+        return self._values(self.predict(params, batch), batch, label_smoothing=0.0)
 
     def predict(self, params: Any, batch: Batch) -> jax.Array:
         """Logits [B, K]."""
@@ -83,7 +84,9 @@ class Classification:
         images = scale_images(batch["image"])
         return self._model.apply({"params": params}, images, train=train, rngs=rngs)
 
-    def _values(self, logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-        targets = one_hot_targets(batch["label"], logits.shape[-1], self._label_smoothing)  # [B, K]
+    def _values(
+        self, logits: jax.Array, batch: Batch, *, label_smoothing: float
+    ) -> dict[str, jax.Array]:
+        targets = one_hot_targets(batch["label"], logits.shape[-1], label_smoothing)  # [B, K]
         correct = jnp.argmax(logits, axis=-1) == batch["label"]
         return {"loss": self._loss(logits, targets), "accuracy": jnp.asarray(correct, jnp.float32)}

@@ -41,7 +41,8 @@ def interpolate_posembed(
       posemb: [1, P + h*w, D], with the P embeddings of class tokens first.
       grid: rows and columns of tokens wanted.
       num_prefix_tokens: P; these rows are kept as they are.
-      source_grid: rows and columns of `posemb`; by default it must be a square.
+      source_grid: rows and columns of `posemb`; by default as many tokens as wanted are taken to
+        be in the grid wanted, and any other number must be a square.
 
     Returns:
       [1, P + grid[0] * grid[1], D], of the type of `posemb`.
@@ -55,6 +56,8 @@ def interpolate_posembed(
     if min(grid) < 1:
         raise UserError(f"a grid of {grid} tokens is empty.")
     num_tokens = posemb.shape[1] - num_prefix_tokens
+    if source_grid is None and num_tokens == grid[0] * grid[1]:
+        return posemb  # as many as wanted: whatever their grid was, there is nothing to resize
     if source_grid is None:
         side = math.isqrt(max(num_tokens, 0))
         if side * side != num_tokens or not side:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from pathlib import Path
@@ -15,9 +14,11 @@ from vit_jax.errors import UserError
 from vit_jax.pretrained.adapt import adapt_params
 from vit_jax.pretrained.npz import read_npz
 from vit_jax.tree import flatten_names, is_scanned, stack_blocks, unflatten_names, unstack_blocks
+from vit_jax.workdir import read_json
 
 PARAMS_FILE = "params.npz"
 MODEL_FILE = "model.json"
+CHECKPOINTS = "checkpoints"
 
 
 def read_params(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -42,17 +43,27 @@ def read_params(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def stored_grid(path: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """Rows and columns of tokens that a run of ours wrote in `model.json`, near `path`."""
-    path = Path(path)
-    for folder in (path, *list(path.parents)[:2]):
-        file = folder / MODEL_FILE
-        if file.is_file():
-            try:
-                height, width = json.loads(file.read_text())["grid"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"cannot read the grid of tokens from {file}: {error}.") from error
-            return int(height), int(width)
-    return None
+    """Rows and columns of tokens, from the `model.json` of the work directory that `path` is in.
+
+    None for a file that is not the `params.npz` of a run of ours.
+    """
+    path = Path(path).absolute()
+    if path.is_file():
+        workdir = path.parent if path.name == PARAMS_FILE else None
+    elif path.parent.name == CHECKPOINTS:
+        workdir = path.parent.parent
+    else:
+        workdir = path.parent if path.name == CHECKPOINTS else path
+    if workdir is None or not (workdir / MODEL_FILE).is_file():
+        return None
+    try:
+        height, width = read_json(workdir / MODEL_FILE)["grid"]
+        return int(height), int(width)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{workdir / MODEL_FILE} does not tell the grid of tokens ({error!r}); give it as "
+            "pretrained.grid, or restore the file."
+        ) from error
 
 
 def load_pretrained(
