@@ -7,16 +7,17 @@
     python scripts/train.py --config=configs/quickstart.py:scratch --workdir=/tmp/scratch
 
 Stages:
-  pretrain  51 classes of letters and digits, drawn from fonts at 12x12 pixels; every image is
+  pretrain  50 classes of letters and digits, drawn from fonts at 12x12 pixels; every image is
             drawn once; the test set is in a typeface that training never shows.
   finetune  handwritten digits at 24x24 pixels: 300 labelled scans, a new zero head, position
             embeddings interpolated from 3x3 to 6x6.
   scratch   the same model on the same scans for the same number of updates, from random weights.
 
 Fine-tuning and scratch train on the first 300 scans. Their learning rates (1e-3 of 5e-4, 1e-3,
-2e-3; 2e-3 of 5e-4, 1e-3, 2e-3, 4e-3) and the augmentation were chosen on the next 300. The test
-scans, the last 300, were written by other people. About three minutes on 2 CPU cores; accuracies
-measured over 3 seeds stand in the README.
+2e-3; 2e-3 of 5e-4, 1e-3, 2e-3, 4e-3) and the augmentation were chosen on the next 300, where one
+run differs from the next by about 1.7 points. The test scans, the last 300, were written by other
+people. A little over three minutes on 2 CPU cores. Accuracies, measured here with JAX 0.10.2:
+glyphs 92.8 %; digits over 3 seeds 93.0, 94.7, 92.3 % fine-tuned and 86.0, 87.0, 83.7 % from scratch.
 """
 
 from ml_collections import ConfigDict

@@ -147,7 +147,7 @@ def start_logging(process_id: int | None = None) -> None:
         stream=sys.stdout,
         force=True,
     )
-    for name in ("absl", "orbax", "jax", "grain"):
+    for name in ("absl", "orbax", "jax", "grain", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -92,7 +92,7 @@ def svm_accuracy(root: Path) -> float:
 def table(summary: dict[str, Any]) -> str:
     """The comparison as text."""
     rows = [
-        ("pretrain", "glyphs in an unseen typeface (51 classes)"),
+        ("pretrain", "glyphs in an unseen typeface (50 classes)"),
         ("finetune", "handwritten digits, from the glyphs"),
         ("scratch", "handwritten digits, from random weights"),
     ]
