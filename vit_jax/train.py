@@ -134,9 +134,8 @@ def train(
     )
     results: dict[str, float] = {}
     if start_step in (0, total_steps):  # elsewhere it was done before the checkpoint
-        results = _evaluated(workdir, start_step) or evaluate(
-            run, state, start_step, writer, progress
-        )
+        results = run_on_first_process(lambda: _evaluated(workdir, start_step))
+        results = results or evaluate(run, state, start_step, writer, progress)
     pending: list[tuple[int, dict[str, jax.Array]]] = []
     with (
         train_iterator(run, start_step) as host_batches,

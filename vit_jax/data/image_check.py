@@ -61,10 +61,10 @@ def unreadable(paths: Sequence[bytes]) -> list[int]:
             return json.load(file)
     bad = []
     for position, is_bad in enumerate(map_threads(_is_bad, paths)):
-        if position % LOG_EVERY == 0:
-            logging.getLogger(__name__).info("checked %d of %d images", position, len(paths))
         if is_bad:
             bad.append(position)
+        if (position + 1) % LOG_EVERY == 0:
+            logging.getLogger(__name__).info("checked %d of %d images", position + 1, len(paths))
     if cache is not None:
         _write(cache, json.dumps(bad))
     return bad
