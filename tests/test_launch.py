@@ -21,6 +21,10 @@ BAD_COMMANDS = {
         ["--config.optimizer.learing_rate=1"],
         "Did you mean 'optimizer.learning_rate'",
     ),
+    "misspelt key of an evaluator": (
+        ["--config.evaluators.test.splt=test"],
+        "Did you mean 'evaluators.test.split'",
+    ),
     "ill-typed value": (["--config.duration.steps=many"], "duration.steps=many"),
     "misspelt flag": (["--wrkdir=x"], "Did you mean: workdir"),
     "stray argument": (["config.seed=3"], "config.seed=3"),
@@ -44,7 +48,10 @@ def test_mistakes_end_in_one_line_and_status_2(case: str, tmp_path: Path) -> Non
 
 
 def test_an_unknown_variant_and_a_missing_recipe(tmp_path: Path) -> None:
-    for recipe, message in (("finetune.py:B16,cifar10", "B16"), ("nowhere.py", "nowhere.py")):
+    for recipe, message in (
+        ("finetune.py:B16,cifar10", "B16"),
+        ("nowhere.py", "there is no recipe"),
+    ):
         result = tiny.run("train.py", tmp_path / "run", recipe=recipe)
         assert result.returncode == 2
         assert message in result.stderr

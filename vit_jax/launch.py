@@ -95,14 +95,19 @@ def _flag_error(error: BaseException) -> str:
     raised_by_recipe = re.search(r"vit_jax\.errors\.UserError: (.*)$", text)
     if raised_by_recipe:
         return raised_by_recipe[1]
+    missing_recipe = re.search(r"No such file or directory: '([^']+)'", text)
+    if missing_recipe:
+        return f"--config: there is no recipe {missing_recipe[1]!r}."
     from configs import default
 
     known = _keys(default.get_config())
     for argument in sys.argv[1:]:
         match = re.match(r"--?config\.([^=\[]+)", argument)
-        if match and match[1] not in known and not match[1].startswith("evaluators."):
+        # Evaluators have names of the user's choice; what they take is the same for all.
+        key = re.sub(r"^evaluators\.\w+\.", "evaluators.test.", match[1]) if match else ""
+        if match and key not in known:
             return (
-                f"--config.{match[1]} is no key of the config.{nearest(match[1], known)} "
+                f"--config.{match[1]} is no key of the config.{nearest(key, known)} "
                 "--help lists all keys."
             )
     return f"{text} (see --help)"
