@@ -1,9 +1,9 @@
 """Measures what the training loop costs over a plain jitted update.
 
-    python scripts/benchmark.py step --config=configs/quickstart.py [--steps=50] [--rounds=5]
+    python scripts/benchmark.py step [--config=RECIPE] [--steps=5] [--rounds=8]
 
 Loop and reference take turns in one process, on examples held in memory; images per second of
-each round and the ratios are printed, the median ratio gives the overhead.
+each turn and the ratios are printed, the median ratio gives the overhead.
 """
 
 import logging
@@ -27,20 +27,20 @@ def run(config, workdir):
     for name in ("loop", "reference"):
         speeds = "  ".join(f"{speed:.1f}" for speed in result[name])
         median = statistics.median(result[name])
-        print(f"{name:>9}: median {median:.1f} images/s of rounds {speeds}")
+        print(f"{name:>9}: median {median:.1f} images/s of turns {speeds}")
     ratios = "  ".join(f"{ratio:.3f}" for ratio in result["ratios"])
     print(f"loop / reference: {ratios}")
-    print(f"overhead of the loop: {100 * result['overhead']:.1f} % (median of rounds)")
+    print(f"overhead of the loop: {100 * result['overhead']:.1f} % (median of turns)")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_integer("steps", 50, "Updates per round.", lower_bound=1)
-    flags.DEFINE_integer("rounds", 5, "How often loop and reference take turns.", lower_bound=1)
+    flags.DEFINE_integer("steps", 5, "Updates per turn.", lower_bound=1)
+    flags.DEFINE_integer("rounds", 8, "How often loop and reference take turns.", lower_bound=1)
     with launch.one_line_errors():
         if not launch.asks_for_help():
             if len(sys.argv) < 2 or sys.argv[1] not in BENCHMARKS:
                 raise UserError(f"name a benchmark: {', '.join(BENCHMARKS)}; see --help.")
             del sys.argv[1]
     launch.main(
-        run, doc=__doc__, default_config=str(launch.ROOT / "configs/quickstart.py"), workdir=False
+        run, doc=__doc__, default_config=str(launch.ROOT / "configs/benchmark.py"), workdir=False
     )

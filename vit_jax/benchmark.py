@@ -8,7 +8,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -73,6 +72,32 @@ def reference_step(
     return step
 
 
+class TakeTurns(MetricWriter):
+    """A writer that lets the reference run whenever the loop has written a line of metrics.
+
+    So each turn of the loop has a turn of the reference right after it, and a machine whose speed
+    drifts does so for both.
+    """
+
+    def __init__(
+        self, workdir: str, *, tensorboard: bool, images: int, reference: Callable[[], Any]
+    ):
+        super().__init__(workdir, start_step=0, tensorboard=tensorboard)
+        self._images = images
+        self._reference = reference
+        self._start: float | None = None  # of the loop's turn; the first one compiles
+        self.speeds: dict[str, list[float]] = {"loop": [], "reference": []}
+
+    def write(self, step: int, metrics: dict[str, Any]) -> None:
+        super().write(step, metrics)
+        now = time.perf_counter()
+        if self._start is not None:
+            self.speeds["loop"].append(self._images / (now - self._start))
+            self._reference()
+            self.speeds["reference"].append(self._images / (time.perf_counter() - now))
+        self._start = time.perf_counter()
+
+
 def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, Any]:
     """Images per second of our loop and of the reference, in turn.
 
@@ -83,52 +108,44 @@ def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, 
 
     Args:
       config: recipe; its model, batch size and optimizer are used on examples held in memory.
-      steps: updates per round.
+      steps: updates per turn, and between two lines of metrics.
       rounds: loop and reference take turns so many times.
 
     Returns:
-      `{"loop": [images/s per round], "reference": [...], "ratios": [...], "overhead": 1 - median
+      `{"loop": [images/s per turn], "reference": [...], "ratios": [...], "overhead": 1 - median
       ratio of loop to reference}`.
     """
     config = config.copy_and_resolve_references()
-    config.unlock()
-    config.evaluators = ConfigDict()
-    config.duration.steps = steps + 1  # the first compiles and is not timed
-    config.schedule.warmup_steps = config.schedule.cooldown_steps = 0
-    config.lock()
+    with config.unlocked():
+        config.evaluators = ConfigDict()
+    config.log.every_steps = steps
+    config.duration.steps = steps * (rounds + 1)  # the first turn compiles and is not timed
     mesh = create_mesh(**config.mesh)
-    result: dict[str, Any] = {"loop": [], "reference": []}
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as workdir:
         run = Run(config, mesh)
         run.dataset = in_memory(run.dataset, 4 * run.batch_size)
-        reference = reference_step(run, run.tx)
-        for _ in range(rounds):
-            result["loop"].append(_time_loop(run))
-            result["reference"].append(_time_reference(run, reference, steps))
-    pairs = zip(result["loop"], result["reference"], strict=True)
-    result["ratios"] = [loop / plain for loop, plain in pairs]
-    result["overhead"] = 1.0 - statistics.median(result["ratios"])
-    return result
-
-
-def _time_loop(run: Run) -> float:
-    with tempfile.TemporaryDirectory() as workdir:
         checkpoints = CheckpointManager(workdir, every_steps=10**9, keep=1)
-        state = initial_state(run, checkpoints)
-        writer = MetricWriter(workdir, start_step=0, tensorboard=run.config.log.tensorboard)
-        results = train(run, state, str(Path(workdir)), checkpoints, writer)
+        writer = TakeTurns(
+            workdir,
+            tensorboard=config.log.tensorboard,
+            images=steps * run.batch_size,
+            reference=compiled_reference(run, steps),
+        )
+        train(run, initial_state(run, checkpoints), workdir, checkpoints, writer)
         writer.close()
         checkpoints.close()
-    return results["images_per_second"]
+    pairs = zip(writer.speeds["loop"], writer.speeds["reference"], strict=True)
+    ratios = [loop / plain for loop, plain in pairs]
+    return {**writer.speeds, "ratios": ratios, "overhead": 1.0 - statistics.median(ratios)}
 
 
-def _time_reference(
-    run: Run, step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]], steps: int
-) -> float:
+def compiled_reference(run: Run, steps: int) -> Callable[[], None]:
+    """A function that runs so many updates of the reference and waits for them."""
+    step = reference_step(run, run.tx)
     state = jax.jit(run.init_state)(jax.random.key(run.config.seed))
+    size = run.dataset.num_examples
     examples = [
-        run.dataset.example(i % len(run.dataset.source), np.random.default_rng(i))
-        for i in range(run.batch_size)
+        run.dataset.example(i % size, np.random.default_rng(i)) for i in range(run.batch_size)
     ]
     batch = {
         "image": np.stack([example["image"] for example in examples]),
@@ -138,8 +155,11 @@ def _time_reference(
     batch = jax.device_put(batch, batch_sharding(run.mesh))
     state, _ = step(state, batch)
     jax.block_until_ready(state)
-    start = time.perf_counter()
-    for _ in range(steps):
-        state, _ = step(state, batch)
-    jax.block_until_ready(state)
-    return steps * run.batch_size / (time.perf_counter() - start)
+
+    def turn() -> None:
+        nonlocal state
+        for _ in range(steps):
+            state, _ = step(state, batch)
+        jax.block_until_ready(state)
+
+    return turn

@@ -208,14 +208,15 @@ def log(
     step, metrics = fetched[-1]
     speed = progress.report(step)
     eta = speed.pop("eta_seconds")
-    images_per_second = speed.get("images_per_second", math.nan)
+    # After nothing but the first step there is no speed to tell.
+    pace = f"{speed['images_per_second']:.0f} images/s  " if "images_per_second" in speed else ""
     learning_rate = float(run.schedule(step - 1))  # the one that update `step` used
     writer.write(step, {**metrics, "learning_rate": learning_rate, **speed})
     others = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "loss")
     logging.info(
-        "step %d/%d  loss %.4f  %s  lr %.3g  %.0f images/s  ETA %s",
-        *(step, run.total_steps, metrics["loss"], others, learning_rate),
-        *(images_per_second, format_seconds(eta)),
+        "step %d/%d  loss %.4f  %s  lr %.3g  %sETA %s",
+        *(step, run.total_steps, metrics["loss"], others, learning_rate, pace),
+        format_seconds(eta),
     )
 
 

@@ -1,0 +1,25 @@
+"""What `scripts/benchmark.py` measures unless told otherwise: Ti/16 at 224 pixels, batch 8.
+
+    python scripts/benchmark.py step
+
+Small enough for two CPU cores (about a second per update), and in proportion of images to
+arithmetic like the models that people train.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import default
+from vit_jax.models.variants import get_variant
+
+
+def get_config() -> ConfigDict:
+    config = default.get_config()
+    config.model.update(get_variant("Ti/16"))
+    config.dataset.name = "glyphs(size=224, num_examples=32)"
+    config.dataset.preprocess = "decode"
+    config.dataset.eval_preprocess = "decode"
+    config.dataset.batch_size = 8
+    config.optimizer.clip_norm = 1.0
+    config.optimizer.weight_decay = 0.1
+    config.loader.num_threads = 1
+    return config
