@@ -92,7 +92,7 @@ def test_three_updates_of_the_official_code(key: str) -> None:
             for leaf_name, leaf in flatten_names(state.params).items():
                 golden_name = f"{name}/step{i + 1}/params/{leaf_name}"
                 if clip == "1.0" and accum == "2" and golden_name in stored:
-                    # 1.5e-5: a few bfloat16 momentum words round the other way (facts/parity).
+                    # 1.5e-5: a few bfloat16 momentum words round the other way.
                     np.testing.assert_allclose(
                         leaf, stored[golden_name], rtol=0, atol=1.5e-5, err_msg=golden_name
                     )

@@ -1,4 +1,4 @@
-"""Supervised classification (paper, section 4.1; losses as in facts of the released models)."""
+"""Supervised classification (paper, section 4.1)."""
 
 from __future__ import annotations
 
