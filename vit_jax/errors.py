@@ -19,3 +19,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     lowered = {candidate.lower(): candidate for candidate in known}
     matches = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
     return f" Did you mean {lowered[matches[0]]!r}?" if matches else ""
+
+
+def check_known(key: str, value: object, known: Iterable[str]) -> None:
+    """Raises a UserError that lists the known names, unless `value` is one of them."""
+    known = list(known)
+    if value not in known:
+        raise UserError(
+            f"{key}={value!r} is unknown.{nearest(str(value), known)} Known: {', '.join(known)}."
+        )

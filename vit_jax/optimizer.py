@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, check_known
 
 Schedule = Callable[[Any], jax.Array]
 
@@ -52,11 +52,7 @@ def create_schedule(
       UserError: unknown name, a rate that is none, or warm-up and cool-down do not fit into
         `total_steps`.
     """
-    if name not in SCHEDULES:
-        raise UserError(
-            f"schedule.name={name!r} is unknown.{nearest(name, SCHEDULES)} "
-            f"Known: {', '.join(SCHEDULES)}."
-        )
+    check_known("schedule.name", name, SCHEDULES)
     if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
         raise UserError(f"optimizer.learning_rate={learning_rate} must be finite and not negative.")
     if warmup_steps < 0 or cooldown_steps < 0 or warmup_steps + cooldown_steps >= total_steps:
@@ -132,16 +128,9 @@ def create_optimizer(
         "adam": lambda dtype: optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype),
         "sgd": lambda dtype: optax.trace(decay=momentum, accumulator_dtype=dtype),
     }
-    for key, value, known in (
-        ("optimizer.name", name, optimizers),
-        ("optimizer.decay_parameters", decay_parameters, DECAY_MASKS),
-        ("optimizer.momentum_dtype", momentum_dtype, MOMENTUM_DTYPES),
-    ):
-        if value not in known:
-            raise UserError(
-                f"{key}={value!r} is unknown.{nearest(str(value), known)} "
-                f"Known: {', '.join(known)}."
-            )
+    check_known("optimizer.name", name, optimizers)
+    check_known("optimizer.decay_parameters", decay_parameters, DECAY_MASKS)
+    check_known("optimizer.momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
     if name == "adam" and weight_decay:
         raise UserError(
             f"optimizer.weight_decay={weight_decay} is not read by optimizer.name='adam'; "

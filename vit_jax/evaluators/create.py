@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import check_known
 from vit_jax.evaluators.classification import ClassificationEvaluator
 
 EVALUATORS = {"classification": ClassificationEvaluator}
@@ -16,9 +16,5 @@ def create_evaluator(name: str, **kwargs: Any) -> Any:
     Raises:
       UserError: unknown name; unknown keyword arguments are a TypeError.
     """
-    if name not in EVALUATORS:
-        raise UserError(
-            f"evaluator name {name!r} is unknown.{nearest(name, EVALUATORS)} "
-            f"Known: {', '.join(EVALUATORS)}."
-        )
+    check_known("evaluators.*.name", name, EVALUATORS)
     return EVALUATORS[name](**kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, check_known, nearest
 from vit_jax.models.vit import VisionTransformer
 
 MODELS: dict[str, type[nn.Module]] = {"vit": VisionTransformer}
@@ -31,10 +31,7 @@ def create_model(name: str, *, num_classes: int, dtype: Any = "float32", **kwarg
     Raises:
       UserError: unknown name, attribute or value.
     """
-    if name not in MODELS:
-        raise UserError(
-            f"model.name={name!r} is unknown.{nearest(name, MODELS)} Known: {', '.join(MODELS)}."
-        )
+    check_known("model.name", name, MODELS)
     module = MODELS[name]
     known = [f.name for f in dataclasses.fields(module) if f.name not in ("parent", "name")]  # type: ignore[arg-type]
     for key in kwargs:
@@ -44,8 +41,7 @@ def create_model(name: str, *, num_classes: int, dtype: Any = "float32", **kwarg
                 f"Known: {', '.join(known)}."
             )
     if isinstance(dtype, str):
-        if dtype not in DTYPES:
-            raise UserError(f"model.dtype={dtype!r} is unknown. Known: {', '.join(DTYPES)}.")
+        check_known("model.dtype", dtype, DTYPES)
         dtype = DTYPES[dtype]
     # Lists become tuples: linen hashes a module's attributes.
     attributes = {k: tuple(v) if isinstance(v, list) else v for k, v in kwargs.items()}

@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, check_known
 from vit_jax.models.resnet import resnet_features
 
 CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
@@ -230,8 +230,8 @@ class VisionTransformer(nn.Module):
     dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
-        _one_of("model.classifier", self.classifier, CLASSIFIERS)
-        _one_of("model.remat", self.remat, tuple(REMAT_POLICIES))
+        check_known("model.classifier", self.classifier, CLASSIFIERS)
+        check_known("model.remat", self.remat, REMAT_POLICIES)
         patch_shape(self.patch_size)
         for key in ("hidden_size", "num_heads", "mlp_dim", "num_layers", "representation_size"):
             value = getattr(self, key)
@@ -369,10 +369,3 @@ def token_grid(
         image_size[0] // (patch[0] * downsampling),
         image_size[1] // (patch[1] * downsampling),
     )
-
-
-def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError(
-            f"{key}={value!r} is unknown.{nearest(str(value), known)} Known: {', '.join(known)}."
-        )

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, check_known
 from vit_jax.losses import LOSSES, one_hot_targets
 
 Batch = dict[str, jax.Array]
@@ -41,11 +41,7 @@ class Classification:
           UserError: unknown loss, smoothing outside [0, 1), or a model without one row of logits
             per image.
         """
-        if loss not in LOSSES:
-            raise UserError(
-                f"objective.loss={loss!r} is unknown.{nearest(loss, LOSSES)} "
-                f"Known: {', '.join(LOSSES)}."
-            )
+        check_known("objective.loss", loss, LOSSES)
         if not 0.0 <= label_smoothing < 1.0:
             raise UserError(f"objective.label_smoothing={label_smoothing} must be in [0, 1).")
         if model.classifier in ("unpooled", "token_unpooled"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import check_known
 from vit_jax.objectives.classification import Classification
 
 OBJECTIVES = {"classification": Classification}
@@ -16,9 +16,5 @@ def create_objective(name: str, *, model: Any, **kwargs: Any) -> Any:
     Raises:
       UserError: unknown name; unknown keyword arguments are a TypeError.
     """
-    if name not in OBJECTIVES:
-        raise UserError(
-            f"objective.name={name!r} is unknown.{nearest(name, OBJECTIVES)} "
-            f"Known: {', '.join(OBJECTIVES)}."
-        )
+    check_known("objective.name", name, OBJECTIVES)
     return OBJECTIVES[name](model=model, **kwargs)
