@@ -38,7 +38,7 @@ _NORM = (
 
 # Every parameter of every model matches exactly one row (tests/test_sharding.py).
 PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"cls", (None, None, "embed")),
+    (r"cls|dist", (None, None, "embed")),
     (r"MAPHead_0/probe", (None, None, "embed")),
     (r"Transformer/posembed_input/pos_embedding", (None, None, "embed")),
     (r"embedding/kernel", (None, None, None, "embed")),
@@ -54,8 +54,8 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (_NORM + r"/(?:scale|bias)", ("embed",)),
     (r"pre_logits/kernel", ("embed", None)),
     (r"pre_logits/bias", (None,)),
-    (r"head/kernel", ("embed", "classes")),
-    (r"head/bias", ("classes",)),
+    (r"head(?:_dist)?/kernel", ("embed", "classes")),
+    (r"head(?:_dist)?/bias", ("classes",)),
     (r"(?:conv_root|block\d+/unit\d+/conv(?:[123]|_proj))/kernel", (None, None, None, "features")),
     (r"(?:gn_root|block\d+/unit\d+/gn(?:[123]|_proj))/(?:scale|bias)", ("features",)),
 )

@@ -9,9 +9,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_known, nearest
+from vit_jax.models.deit import DistilledVisionTransformer
 from vit_jax.models.vit import VisionTransformer
 
-MODELS: dict[str, type[nn.Module]] = {"vit": VisionTransformer}
+MODELS: dict[str, type[nn.Module]] = {
+    "vit": VisionTransformer,
+    "deit": DistilledVisionTransformer,
+}
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 

@@ -66,6 +66,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     for name, (size, layers, patch) in HYBRIDS.items()
 }
 
+# DeiT (2012.12877) and its distilled form, with the exact GELU that they were trained with.
+VARIANTS |= {
+    f"{prefix}-{size}/16": _row(size, 16) | {"name": name, "gelu": "exact"}
+    for prefix, name in (("DeiT", "vit"), ("DeiT-distilled", "deit"))
+    for size in ("Ti", "S", "B")
+}
+
 
 def get_variant(name: str) -> dict[str, Any]:
     """Returns a copy of the row called `name`, such as `B/16` or `R50+L/32`.
@@ -77,6 +84,6 @@ def get_variant(name: str) -> dict[str, Any]:
         raise UserError(
             f"unknown model variant {name!r}.{nearest(name, VARIANTS)} Known: SIZE/PATCH with SIZE "
             f"one of {', '.join(SIZES)} and PATCH one of {', '.join(map(str, PATCH_SIZES))}; "
-            f"hybrids {', '.join(HYBRIDS)}."
+            f"hybrids {', '.join(HYBRIDS)}; DeiT-SIZE/16 and DeiT-distilled-SIZE/16."
         )
     return dict(VARIANTS[name])

@@ -13,11 +13,17 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.models.positions import sincos2d
 from vit_jax.models.resnet import resnet_features
 
 CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
+# The tanh form is what Google's weights were trained with; timm and Hugging Face compute the error
+# function itself. Logits of B/16 differ by some 4e-4.
+GELUS = ("tanh", "exact")
+POSITION_EMBEDDINGS = ("learned", "sincos2d")
 
 # What the backward pass finds saved and what it computes again.
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
@@ -42,13 +48,11 @@ class AddPositionEmbs(nn.Module):
 
 
 class MlpBlock(nn.Module):
-    """MLP(x) = gelu(x W1 + b1) W2 + b2 with dropout after each layer: [B, N, D] -> [B, N, D].
-
-    GELU is the tanh form, which the published weights were trained with.
-    """
+    """MLP(x) = gelu(x W1 + b1) W2 + b2 with dropout after each layer: [B, N, D] -> [B, N, D]."""
 
     mlp_dim: int
     dropout_rate: float = 0.0
+    gelu: str = "tanh"
     dtype: Any = jnp.float32
 
     @nn.compact
@@ -60,15 +64,15 @@ class MlpBlock(nn.Module):
             bias_init=nn.initializers.normal(stddev=1e-6),
         )
         hidden_size = x.shape[-1]
-        x = nn.gelu(dense(self.mlp_dim)(x), approximate=True)  # [B, N, M]
+        x = nn.gelu(dense(self.mlp_dim)(x), approximate=self.gelu == "tanh")  # [B, N, M]
         x = nn.Dropout(self.dropout_rate)(x, deterministic=not train)
         x = dense(hidden_size)(x)  # [B, N, D]
         return nn.Dropout(self.dropout_rate)(x, deterministic=not train)
 
 
-def _layer_norm(dtype: Any, name: str | None = None) -> nn.LayerNorm:
+def _layer_norm(epsilon: float, dtype: Any, name: str | None = None) -> nn.LayerNorm:
     # Flax takes mean and variance in float32 whatever `dtype` is.
-    return nn.LayerNorm(epsilon=1e-6, dtype=dtype, name=name)
+    return nn.LayerNorm(epsilon=epsilon, dtype=dtype, name=name)
 
 
 def _attention(num_heads: int, dropout_rate: float, dtype: Any, train: bool) -> nn.Module:
@@ -94,22 +98,26 @@ class Encoder1DBlock(nn.Module):
     num_heads: int
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
+    gelu: str = "tanh"
+    layer_norm_epsilon: float = 1e-6
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        y = _layer_norm(self.dtype)(x)
+        y = _layer_norm(self.layer_norm_epsilon, self.dtype)(x)
         y = _attention(self.num_heads, self.attention_dropout_rate, self.dtype, train)(y)
         y = nn.Dropout(self.dropout_rate)(y, deterministic=not train)
         x = x + y
 
-        y = _layer_norm(self.dtype)(x)
-        y = MlpBlock(self.mlp_dim, self.dropout_rate, dtype=self.dtype)(y, train=train)
+        y = _layer_norm(self.layer_norm_epsilon, self.dtype)(x)
+        mlp = MlpBlock(self.mlp_dim, self.dropout_rate, self.gelu, dtype=self.dtype)
+        y = mlp(y, train=train)
         return x + y
 
 
 class Encoder(nn.Module):
     """Position embeddings, `num_layers` blocks and the last layer norm: [B, N, D] -> [B, N, D].
+
 
     With `scan` the blocks are one block applied in a loop that XLA compiles once; its parameters
     are those of the loop form stacked along a leading axis (`vit_jax.tree.stack_blocks`).
@@ -120,13 +128,21 @@ class Encoder(nn.Module):
     num_heads: int
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
+    gelu: str = "tanh"
+    layer_norm_epsilon: float = 1e-6
     remat: str = "none"
     scan: bool = False
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        x = AddPositionEmbs(dtype=self.dtype, name="posembed_input")(x)
+    def __call__(
+        self, x: jax.Array, positions: np.ndarray | None = None, *, train: bool
+    ) -> jax.Array:
+        """`positions` [1, N, D] are added as they are; None adds learned ones."""
+        if positions is None:
+            x = AddPositionEmbs(dtype=self.dtype, name="posembed_input")(x)
+        else:
+            x = x + jnp.asarray(positions, self.dtype)
         x = nn.Dropout(self.dropout_rate)(x, deterministic=not train)
         block = functools.partial(
             Encoder1DBlock,
@@ -134,6 +150,8 @@ class Encoder(nn.Module):
             num_heads=self.num_heads,
             dropout_rate=self.dropout_rate,
             attention_dropout_rate=self.attention_dropout_rate,
+            gelu=self.gelu,
+            layer_norm_epsilon=self.layer_norm_epsilon,
             dtype=self.dtype,
         )
 
@@ -156,7 +174,7 @@ class Encoder(nn.Module):
         else:
             for i in range(self.num_layers):
                 x = apply_block(block(name=f"encoderblock_{i}"), x)
-        return _layer_norm(self.dtype, name="encoder_norm")(x)  # equation 4
+        return _layer_norm(self.layer_norm_epsilon, self.dtype, "encoder_norm")(x)  # equation 4
 
 
 class MAPHead(nn.Module):
@@ -167,6 +185,8 @@ class MAPHead(nn.Module):
 
     mlp_dim: int
     num_heads: int
+    gelu: str = "tanh"
+    layer_norm_epsilon: float = 1e-6
     dtype: Any = jnp.float32
 
     @nn.compact
@@ -176,8 +196,8 @@ class MAPHead(nn.Module):
         probe = self.param("probe", xavier, (1, 1, hidden_size))
         probe = jnp.tile(jnp.asarray(probe, self.dtype), (batch_size, 1, 1))  # [B, 1, D]
         x = _attention(self.num_heads, 0.0, self.dtype, train)(probe, x)  # [B, 1, D]
-        y = _layer_norm(self.dtype)(x)
-        x = x + MlpBlock(self.mlp_dim, dtype=self.dtype)(y, train=train)
+        y = _layer_norm(self.layer_norm_epsilon, self.dtype)(x)
+        x = x + MlpBlock(self.mlp_dim, gelu=self.gelu, dtype=self.dtype)(y, train=train)
         return x[:, 0]  # [B, D]
 
 
@@ -206,6 +226,10 @@ class VisionTransformer(nn.Module):
         (attention pooling), or every token: `unpooled` (without class token) and
         `token_unpooled` (with it), which give [B, N, num_classes].
       head_bias_init: constant; -10 where the loss is a sigmoid over many classes.
+      position_embedding: `learned`, or `sincos2d`: fixed (see `positions.py`), without a parameter
+        and for any grid; a class token gets none.
+      gelu: `tanh` or `exact`, see `GELUS`.
+      layer_norm_epsilon: 1e-6 in every published model but Hugging Face's own (1e-12).
       resnet_layers: units per stage of a hybrid's ResNet; () is its stem alone; None no ResNet.
       remat: one of `REMAT_POLICIES`.
       scan: compile the blocks as one loop.
@@ -223,6 +247,9 @@ class VisionTransformer(nn.Module):
     representation_size: int | None = None
     classifier: str = "token"
     head_bias_init: float = 0.0
+    position_embedding: str = "learned"
+    gelu: str = "tanh"
+    layer_norm_epsilon: float = 1e-6
     resnet_layers: tuple[int, ...] | None = None
     resnet_width_factor: int = 1
     remat: str = "none"
@@ -232,6 +259,8 @@ class VisionTransformer(nn.Module):
     def __post_init__(self) -> None:
         check_known("model.classifier", self.classifier, CLASSIFIERS)
         check_known("model.remat", self.remat, REMAT_POLICIES)
+        check_known("model.gelu", self.gelu, GELUS)
+        check_known("model.position_embedding", self.position_embedding, POSITION_EMBEDDINGS)
         patch_shape(self.patch_size)
         for key in ("hidden_size", "num_heads", "mlp_dim", "num_layers", "representation_size"):
             value = getattr(self, key)
@@ -248,9 +277,9 @@ class VisionTransformer(nn.Module):
         super().__post_init__()
 
     @property
-    def num_prefix_tokens(self) -> int:
-        """Tokens that stand before the grid in the position embeddings: 1 for a class token."""
-        return int(self.classifier in ("token", "token_unpooled"))
+    def prefix_tokens(self) -> tuple[str, ...]:
+        """Parameters that stand before the grid of tokens: the class token, if there is one."""
+        return ("cls",) if self.classifier in ("token", "token_unpooled") else ()
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
@@ -284,22 +313,33 @@ class VisionTransformer(nn.Module):
         assert self.num_layers is not None
         batch_size, height, width, hidden_size = x.shape
         x = jnp.reshape(x, (batch_size, height * width, hidden_size))  # [B, h*w, D]
-        if self.num_prefix_tokens:
-            cls = self.param("cls", nn.initializers.zeros_init(), (1, 1, hidden_size))
-            cls = jnp.tile(jnp.asarray(cls, self.dtype), (batch_size, 1, 1))
-            x = jnp.concatenate([cls, x], axis=1)  # [B, 1 + h*w, D]
+        prefix = [
+            self.param(name, nn.initializers.zeros_init(), (1, 1, hidden_size))
+            for name in self.prefix_tokens
+        ]
+        if prefix:
+            tokens = jnp.asarray(jnp.concatenate(prefix, axis=1), self.dtype)  # [1, P, D]
+            tokens = jnp.tile(tokens, (batch_size, 1, 1))  # [B, P, D]
+            x = jnp.concatenate([tokens, x], axis=1)  # [B, P + h*w, D]
+        positions = None
+        if self.position_embedding == "sincos2d":
+            no_position = np.zeros((1, len(prefix), hidden_size), np.float32)
+            table = sincos2d((height, width), hidden_size)
+            positions = np.concatenate([no_position, table], axis=1)  # [1, P + h*w, D]
         encoder = Encoder(
             num_layers=self.num_layers,
             mlp_dim=self.mlp_dim,
             num_heads=self.num_heads,
             dropout_rate=self.dropout_rate,
             attention_dropout_rate=self.attention_dropout_rate,
+            gelu=self.gelu,
+            layer_norm_epsilon=self.layer_norm_epsilon,
             remat=self.remat,
             scan=self.scan,
             dtype=self.dtype,
             name="Transformer",
         )
-        return encoder(x, train=train)
+        return encoder(x, positions, train=train)
 
     def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:
         """[B, N, D] -> [B, D], or all tokens for the unpooled classifiers."""
@@ -309,7 +349,10 @@ class VisionTransformer(nn.Module):
             return jnp.mean(x, axis=tuple(range(1, x.ndim - 1)))
         if self.classifier == "map":
             x = jnp.reshape(x, (x.shape[0], -1, x.shape[-1]))  # also when there is no Transformer
-            return MAPHead(self.mlp_dim, self.num_heads, dtype=self.dtype)(x, train=train)
+            pool = MAPHead(
+                self.mlp_dim, self.num_heads, self.gelu, self.layer_norm_epsilon, self.dtype
+            )
+            return pool(x, train=train)
         return x
 
     def _classify(self, x: jax.Array) -> jax.Array:
@@ -322,11 +365,15 @@ class VisionTransformer(nn.Module):
         x = jnp.asarray(x, jnp.float32)
         if not self.num_classes:
             return x
+        return self._head("head", x)
+
+    def _head(self, name: str, x: jax.Array) -> jax.Array:
+        """[..., D] -> [..., K], zero at first but for its bias."""
         head = nn.Dense(
             self.num_classes,
             kernel_init=nn.initializers.zeros_init(),
             bias_init=nn.initializers.constant(self.head_bias_init),
-            name="head",
+            name=name,
         )
         return head(x)
 

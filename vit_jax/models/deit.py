@@ -1,0 +1,47 @@
+"""The distilled DeiT of "Training data-efficient image transformers" (2012.12877, section 4).
+
+A Vision Transformer with a second token beside the class token, and a head on each of the two. In
+training with a teacher the second head learns what the teacher answers.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError
+from vit_jax.models.vit import VisionTransformer
+
+
+class DistilledVisionTransformer(VisionTransformer):
+    """Images to logits, [B, H, W, C] -> [B, num_classes] float32: the mean of both heads.
+
+    Attributes are those of `VisionTransformer`; parameters are `dist` (the distillation token) and
+    `head_dist` besides. The published models compute `gelu="exact"`.
+    """
+
+    def __post_init__(self) -> None:
+        for key, value in (("classifier", "token"), ("representation_size", None)):
+            if getattr(self, key) != value:
+                raise UserError(
+                    f"model.{key}={getattr(self, key)!r} does not go with model.name='deit', whose "
+                    f"heads stand on its two tokens; leave it at {value!r}."
+                )
+        super().__post_init__()
+
+    @property
+    def prefix_tokens(self) -> tuple[str, ...]:
+        return ("cls", "dist")
+
+    def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """Class and distillation token: [B, N, D] -> [B, 2, D]."""
+        return x[:, :2]
+
+    def _classify(self, x: jax.Array) -> jax.Array:
+        """[B, 2, D] -> [B, K] float32, as timm and Hugging Face combine the heads."""
+        x = jnp.asarray(x, jnp.float32)
+        if not self.num_classes:
+            return jnp.mean(x, axis=1)  # [B, D]
+        logits = self._head("head", x[:, 0])
+        logits_dist = self._head("head_dist", x[:, 1])
+        return (logits + logits_dist) / 2.0
