@@ -49,6 +49,7 @@ def test_every_op_can_be_written_and_pickled():
         "random_crop": "4, 5",
         "inception_crop": "(4, 5)",
         "pad": "2",
+        "normalize": "0.5, std=(1, 2, 3)",
     }
     for name, op in preprocess.OPS.items():
         chain = parse(f"{name}({arguments.get(name, '')})")
@@ -66,6 +67,23 @@ def test_named_pipelines_expand():
     )
     assert parse("big_vision_eval(224, resize=256)") == parse(
         "decode|resize_small(256)|central_crop(224)"
+    )
+
+
+def test_pipelines_of_the_pytorch_world_expand():
+    assert parse("timm_eval(224)") == parse(
+        "decode|resize_small(248, 'pillow_bicubic', 'down')|central_crop(224, rounding='nearest')"
+    )
+    assert parse("timm_eval(384, crop_pct=1)").ops[1].size == 384
+    assert parse("deit_eval(224, exif=False)") == parse(
+        "decode(exif=False)|resize_small(256, 'pillow_bicubic', 'down')"
+        "|central_crop(224, rounding='nearest')"
+        "|normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
+    )
+    assert parse("deit_eval(384)").ops[1].size == 438
+    assert parse("huggingface_eval((32, 64))") == parse("decode|resize(32, 64, 'pillow_bilinear')")
+    assert parse("huggingface_eval(8, mean=0, std=(1, 1, 1))").ops[2:] == (
+        parse("normalize(0.0, (1.0, 1.0, 1.0))").ops
     )
 
 
@@ -103,6 +121,10 @@ def test_a_bar_in_a_string_does_not_split():
             "official_eval(0)",
             r"stands for preprocess 'decode.*resize\(0, 0\)': .* must be positive",
         ),
+        ("timm_eval(224, 1.1)", r"crop_pct=1.1 must be in \(0, 1\]. Arguments: timm_eval\(size,"),
+        ("timm_eval(224, method='cubic')", "'pillow_cubic' must be one of bilinear, area"),
+        ("central_crop(4, rounding='up')", "rounding='up' must be one of nearest, down"),
+        ("normalize(0.5, 0)", "std=0.0 must be positive"),
         ("official_train(8, 8)", r"exif=8 is not True or False. Arguments: official_train\(size"),
     ],
 )
@@ -220,6 +242,51 @@ def test_area_averages():
     np.testing.assert_array_equal(
         run("resize_small(8)", noise), run("resize(8, 12, 'area')", noise)
     )
+
+
+@pytest.mark.parametrize("method", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("shape", [(37, 50), (64, 64), (240, 31), (11, 200)])
+@pytest.mark.parametrize("size", [(25, 33), (64, 64), (31, 31), (5, 90), (37, 7)])
+def test_pillow_methods_are_pillows_to_the_bit(method, shape, size):
+    noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    noise[:4] = np.where(noise[:4] > 127, 255, 0)  # bicubic overshoots: it has to be clipped
+    filters = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+    wide = Image.fromarray(noise).resize((size[1], shape[0]), filters[method])
+    expected = np.asarray(wide.resize(size[::-1], filters[method]))
+    out = run(f"resize({size[0]}, {size[1]}, 'pillow_{method}')", noise)
+    np.testing.assert_array_equal(out, expected)
+    grey = run(f"resize({size[0]}, {size[1]}, 'pillow_{method}')", noise[:, :, :1])
+    np.testing.assert_array_equal(grey, expected[:, :, :1])
+    # In one call Pillow 13 sometimes begins with the other axis, and rounds (and clips) there.
+    grays = noise // 4 + 96
+    at_once = np.asarray(Image.fromarray(grays).resize(size[::-1], filters[method]), int)
+    out = run(f"resize({size[0]}, {size[1]}, 'pillow_{method}')", grays)
+    assert np.abs(out - at_once).max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(375, 500), (500, 334), (300, 301), (260, 333)])
+def test_timm_eval_is_torchvisions(shape):
+    """Resize(248, bicubic) and CenterCrop(224) of torchvision, written out for Pillow images."""
+    image = picture(*shape)
+    long = int(248 * max(shape) / min(shape))
+    size = (248, long) if shape[1] < shape[0] else (long, 248)
+    resized = Image.fromarray(image).resize(size, Image.Resampling.BICUBIC)
+    left, top = (round((side - 224) / 2) for side in resized.size)
+    expected = np.asarray(resized.crop((left, top, left + 224, top + 224)))
+    np.testing.assert_array_equal(run("timm_eval(224)", image), expected)
+    mean, std = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
+    normal = run(f"timm_eval(224, mean={mean.tolist()}, std={std.tolist()})", image)
+    assert normal.dtype == np.float32
+    np.testing.assert_allclose(normal, (expected / 255 - mean) / std, rtol=0, atol=1e-6)
+
+
+def test_normalize_needs_pixels_and_fitting_channels():
+    white = np.full((2, 2, 1), 255, np.uint8)
+    np.testing.assert_array_equal(run("normalize(0.5, 0.25)", white), np.full((2, 2, 1), 2.0))
+    with pytest.raises(ValueError, match=r"cannot take an image of uint8 \[2, 2, 1\]"):
+        run("normalize((0.5, 0.5, 0.5), 1)", white)
+    with pytest.raises(ValueError, match=r"cannot take an image of float32"):
+        run("value_range|normalize(0.5, 1)", white)
 
 
 def test_resize_small_keeps_the_aspect_ratio():

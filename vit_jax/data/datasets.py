@@ -123,7 +123,8 @@ def create_dataset(
       preprocess: spec string, see `preprocess.parse`.
       data_dir: where TFDS data lies; "" for $TFDS_DATA_DIR or TFDS's default.
       on_bad_image: `error` or `skip`; for image folders.
-      label_key: the class label to learn, for TFDS sets that have another than the usual one.
+      label_key: the class label to learn, for TFDS sets that have another than the usual one; also
+        a key of `computed_labels.COMPUTED_LABELS`.
 
     Raises:
       UserError: see the readers; nothing is ever downloaded.

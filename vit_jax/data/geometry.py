@@ -7,14 +7,17 @@ import math
 import cv2
 import numpy as np
 
+from vit_jax.data import resample
+
 # cv2's bilinear and area agree with tf.image.resize within one level (rounding), and like it do
 # not antialias; its bicubic uses a = -0.75 where TensorFlow and Pillow use a = -0.5.
-RESIZE_METHODS = {
+_CV2_METHODS = {
     "bilinear": cv2.INTER_LINEAR,
     "area": cv2.INTER_AREA,
     "bicubic": cv2.INTER_CUBIC,
     "nearest": cv2.INTER_NEAREST_EXACT,
 }
+RESIZE_METHODS = (*_CV2_METHODS, *resample.KERNELS)
 BORDERS = {"constant": cv2.BORDER_CONSTANT, "replicate": cv2.BORDER_REPLICATE}
 
 _CROP_ATTEMPTS = 100
@@ -24,7 +27,9 @@ def resize(image: np.ndarray, height: int, width: int, method: str) -> np.ndarra
     """Scales to [height, width, C], pixel centres at half integers."""
     if image.shape[:2] == (height, width):
         return image
-    resized = cv2.resize(image, (width, height), interpolation=RESIZE_METHODS[method])
+    if method in resample.KERNELS:
+        return resample.resample(image, height, width, method)
+    resized = cv2.resize(image, (width, height), interpolation=_CV2_METHODS[method])
     return resized.reshape(height, width, image.shape[2])  # cv2 drops a channel axis of one
 
 

@@ -21,41 +21,11 @@ import numpy as np
 
 from vit_jax.data import geometry, op_spec
 from vit_jax.data.decode import decode_image
+from vit_jax.data.image_op import Example, ImageOp, check_choice, check_positive, check_range, pair
 from vit_jax.data.named_pipelines import PIPELINES, Size
 from vit_jax.errors import UserError
 
-Example = dict[str, Any]
-
-
-def _pair(size: Size) -> tuple[int, int]:
-    return size if isinstance(size, tuple) else (size, size)
-
-
-def _check_positive(**values: Any) -> None:
-    for name, value in values.items():
-        if value is not None and min(_pair(value)) < 1:
-            raise ValueError(f"{name}={value!r} must be positive")
-
-
-def _check_range(name: str, value: tuple[float, float], limit: float = np.inf) -> None:
-    if not 0 < value[0] <= value[1] <= limit:
-        top = "" if limit == np.inf else f" <= {limit:g}"
-        raise ValueError(f"{name}={value!r} must be (low, high) with 0 < low <= high{top}")
-
-
-def _check_choice(name: str, value: str, known: dict[str, int]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(known)}")
-
-
-class ImageOp:
-    """An op that changes the image and nothing else."""
-
-    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
-        return {**example, "image": self.apply(example["image"], rng)}
-
-    def apply(self, image: Any, rng: np.random.Generator) -> np.ndarray:
-        raise NotImplementedError
+ROUNDINGS: dict[str, Callable[[float], int]] = {"nearest": round, "down": int}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +56,8 @@ class Resize(ImageOp):
     method: str = "bilinear"
 
     def __post_init__(self) -> None:
-        _check_positive(height=self.height, width=self.width)
-        _check_choice("method", self.method, geometry.RESIZE_METHODS)
+        check_positive(height=self.height, width=self.width)
+        check_choice("method", self.method, geometry.RESIZE_METHODS)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return geometry.resize(image, self.height, self.width or self.height, self.method)
@@ -95,35 +65,47 @@ class Resize(ImageOp):
 
 @dataclasses.dataclass(frozen=True)
 class ResizeSmall(ImageOp):
-    """Scales the short side to `size` and keeps the aspect ratio."""
+    """Scales the short side to `size` and keeps the aspect ratio.
+
+    The long side is rounded to the `nearest` pixel as big_vision has it, or `down` as torchvision.
+    """
 
     size: int
     method: str = "area"
+    rounding: str = "nearest"
 
     def __post_init__(self) -> None:
-        _check_positive(size=self.size)
-        _check_choice("method", self.method, geometry.RESIZE_METHODS)
+        check_positive(size=self.size)
+        check_choice("method", self.method, geometry.RESIZE_METHODS)
+        check_choice("rounding", self.rounding, ROUNDINGS)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        short = min(image.shape[:2])
-        height, width = (round(side * self.size / short) for side in image.shape[:2])
+        short, as_whole = min(image.shape[:2]), ROUNDINGS[self.rounding]
+        height, width = (as_whole(side * self.size / short) for side in image.shape[:2])
         return geometry.resize(image, height, width, self.method)
 
 
 @dataclasses.dataclass(frozen=True)
 class CentralCrop(ImageOp):
-    """Cuts height x width (square without width) from the middle."""
+    """Cuts height x width (square without width) from the middle.
+
+    Where there is no middle pixel the corner is rounded `down` as in big_vision, or to the
+    `nearest` even pixel as in torchvision.
+    """
 
     height: int
     width: int | None = None
+    rounding: str = "down"
 
     def __post_init__(self) -> None:
-        _check_positive(height=self.height, width=self.width)
+        check_positive(height=self.height, width=self.width)
+        check_choice("rounding", self.rounding, ROUNDINGS)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         height, width = self.height, self.width or self.height
         geometry.check_holds(image, height, width)
-        top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+        as_whole = ROUNDINGS[self.rounding]
+        top, left = as_whole((image.shape[0] - height) / 2), as_whole((image.shape[1] - width) / 2)
         return geometry.crop(image, top, left, height, width)
 
 
@@ -135,7 +117,7 @@ class RandomCrop(ImageOp):
     width: int | None = None
 
     def __post_init__(self) -> None:
-        _check_positive(height=self.height, width=self.width)
+        check_positive(height=self.height, width=self.width)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         height, width = self.height, self.width or self.height
@@ -158,14 +140,14 @@ class InceptionCrop(ImageOp):
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        _check_positive(size=self.size)
-        _check_range("area", self.area, 1.0)
-        _check_range("ratio", self.ratio)
+        check_positive(size=self.size)
+        check_range("area", self.area, 1.0)
+        check_range("ratio", self.ratio)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         height, width = image.shape[:2]
         box = geometry.sample_crop(rng, height, width, self.area, self.ratio)
-        return geometry.resize(geometry.crop(image, *box), *_pair(self.size), "bilinear")
+        return geometry.resize(geometry.crop(image, *box), *pair(self.size), "bilinear")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +166,7 @@ class Pad(ImageOp):
     pixels: int
 
     def __post_init__(self) -> None:
-        _check_positive(pixels=self.pixels)
+        check_positive(pixels=self.pixels)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return np.pad(image, ((self.pixels,) * 2, (self.pixels,) * 2, (0, 0)))  # [H+2p, W+2p, C]
@@ -210,8 +192,8 @@ class RandomAffine(ImageOp):
                 raise ValueError(f"{name}={getattr(self, name)!r} must not be negative")
         if self.shear >= 90:
             raise ValueError(f"shear={self.shear!r} must be below 90 degrees")
-        _check_range("scale", self.scale)
-        _check_choice("border", self.border, geometry.BORDERS)
+        check_range("scale", self.scale)
+        check_choice("border", self.border, geometry.BORDERS)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         turn, down, right, shear = rng.uniform(-1, 1, 4)
@@ -240,6 +222,30 @@ class ValueRange(ImageOp):
         return image.astype(np.float32) * scale + np.float32(self.low)
 
 
+@dataclasses.dataclass(frozen=True)
+class Normalize(ImageOp):
+    """uint8 -> float32 (image / 255 - mean) / std, one number or one per channel.
+
+    For weights whose training data were scaled so (DeiT: ImageNet's mean and deviation).
+    """
+
+    mean: float | tuple[float, float, float]
+    std: float | tuple[float, float, float]
+
+    def __post_init__(self) -> None:
+        if np.min(self.std) <= 0:
+            raise ValueError(f"std={self.std!r} must be positive")
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
+        if image.dtype != np.uint8 or max(mean.size, std.size) not in (1, image.shape[2]):
+            raise ValueError(
+                f"{self} cannot take an image of {image.dtype} {list(image.shape)}; it takes uint8 "
+                "with as many channels as there are numbers"
+            )
+        return (image / np.float32(255) - mean) / std
+
+
 OPS: dict[str, Callable[..., Any]] = {
     "decode": Decode,
     "resize": Resize,
@@ -251,6 +257,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "pad": Pad,
     "random_affine": RandomAffine,
     "value_range": ValueRange,
+    "normalize": Normalize,
 }
 
 

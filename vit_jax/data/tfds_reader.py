@@ -16,6 +16,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import registered
 from tensorflow_datasets.proto import tf_example_pb2
 
+from vit_jax.data.computed_labels import COMPUTED_LABELS, ComputedLabel
 from vit_jax.data.records import Extent, Records
 from vit_jax.data.sources import resolve_split
 from vit_jax.errors import UserError, nearest
@@ -30,17 +31,23 @@ class TfdsSource:
 
     Args:
       records: the serialized `tf.train.Example`s.
-      image_key, label_key: names of the two features to read; the others are not looked at.
+      image_key: name of the feature that holds the image.
+      label: name of the feature that holds the class, or how the class is computed from others.
       num_classes: labels are below it.
       full_name: `name/config/version`.
     """
 
     def __init__(
-        self, records: Records, image_key: str, label_key: str, num_classes: int, full_name: str
+        self,
+        records: Records,
+        image_key: str,
+        label: str | ComputedLabel,
+        num_classes: int,
+        full_name: str,
     ):
         self._records = records
         self._image_key = image_key
-        self._label_key = label_key
+        self._label = label
         self._num_classes = num_classes
         self._full_name = full_name
 
@@ -48,17 +55,33 @@ class TfdsSource:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"index {index} outside of {len(self)} examples")
-        feature = tf_example_pb2.Example.FromString(self._records[index]).features.feature
-        label = feature[self._label_key].int64_list.value[0]
+        feature = self._features(index)
+        image = feature[self._image_key].bytes_list.value[0]
+        if isinstance(self._label, ComputedLabel):
+            image, label = self._label.image(image), self._label.compute(feature)
+        else:
+            label = feature[self._label].int64_list.value[0]
         if not 0 <= label < self._num_classes:
             # ImageNet's test split has -1 everywhere; training on it would fail silently.
             raise UserError(
                 f"{self.describe(index)}: label {label} is not in 0 .. {self._num_classes - 1}; "
                 "this split may have no labels."
             )
-        return {"image": feature[self._image_key].bytes_list.value[0], "label": label}
+        return {"image": image, "label": label}
+
+    def stored(self, index: int) -> dict[str, list[Any]]:
+        """All features of example `index` but its image, each as a flat list."""
+        values = {}
+        for key, feature in self._features(index).items():
+            kind = feature.WhichOneof("kind")  # None where TFDS stored an empty list
+            if key != self._image_key:
+                values[key] = list(getattr(feature, kind).value) if kind else []
+        return values
+
+    def _features(self, index: int) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} outside of {len(self)} examples")
+        return tf_example_pb2.Example.FromString(self._records[index]).features.feature
 
     def check(self, on_bad_image: str) -> TfdsSource:
         """Opens every file and compares its number of records with the directory's metadata.
@@ -172,7 +195,8 @@ def open_prepared(directory: str, split: str, label_key: str = "") -> Prepared:
     Args:
       directory: the folder that holds `dataset_info.json`.
       split: split expression, with TFDS's own meaning.
-      label_key: the feature to classify; "" for the supervised one, or `label`.
+      label_key: the feature to classify, or a key of COMPUTED_LABELS; "" for the supervised
+        feature, or `label`.
 
     Raises:
       UserError: a bad split, no image or no class label among the features, a file format that
@@ -184,7 +208,7 @@ def open_prepared(directory: str, split: str, label_key: str = "") -> Prepared:
         reason = str(error).splitlines()[0]
         raise UserError(f"dataset {directory}: cannot read its metadata ({reason}).") from None
     info = builder.info
-    image_key, label_key = _feature_keys(info, label_key)
+    image_key, label = _image_key(info), _label(info, label_key)
     file_format = info.file_format.value if info.file_format else "unknown"
     if file_format not in ("array_record", "tfrecord"):
         raise UserError(
@@ -193,8 +217,11 @@ def open_prepared(directory: str, split: str, label_key: str = "") -> Prepared:
         )
     extents = _extents(info.splits, split)
     records = Records(file_format, extents)
-    class_names = tuple(info.features[label_key].names)
-    source = TfdsSource(records, image_key, label_key, len(class_names), info.full_name)
+    if isinstance(label, ComputedLabel):
+        class_names = label.class_names
+    else:
+        class_names = tuple(info.features[label].names)
+    source = TfdsSource(records, image_key, label, len(class_names), info.full_name)
     return Prepared(source, class_names)
 
 
@@ -217,28 +244,56 @@ def _extents(splits: Any, split: str) -> list[Extent]:
     ]
 
 
-def _feature_keys(info: Any, label_key: str) -> tuple[str, str]:
-    """Names of the image and the label feature; UserError when they are not usable."""
-    features = info.features
+def _supervised(info: Any) -> tuple[str, str]:
+    """Names of the image and the label feature where TFDS says what is learned from what."""
     supervised = info.supervised_keys
-    pair = supervised if isinstance(supervised, tuple) and len(supervised) == 2 else ("", "")
+    return supervised if isinstance(supervised, tuple) and len(supervised) == 2 else ("", "")
+
+
+def _listing(info: Any) -> str:
+    return ", ".join(f"{key} ({type(each).__name__})" for key, each in info.features.items())
+
+
+def _image_key(info: Any) -> str:
+    """Name of the image feature; UserError where there is none that can be read."""
+    features = info.features
     images = [key for key, each in features.items() if isinstance(each, tfds.features.Image)]
-    image_key = next((key for key in (pair[0], "image", *images) if key in images), "")
-    listing = ", ".join(f"{key} ({type(each).__name__})" for key, each in features.items())
+    image_key = next((key for key in (_supervised(info)[0], "image", *images) if key in images), "")
     where = f"dataset {info.full_name}"
     if not image_key:
-        raise UserError(f"{where} has no image feature; its features: {listing}.")
+        raise UserError(f"{where} has no image feature; its features: {_listing(info)}.")
     dtype = np.dtype(features[image_key].np_dtype).name
     if dtype not in ("uint8", "uint16"):  # others are stored as bytes in a PNG's channels
         raise UserError(f"{where}: its images are {dtype}; only uint8 and uint16 can be read.")
+    return image_key
+
+
+def _label(info: Any, label_key: str) -> str | ComputedLabel:
+    """Name of the label feature, or how the label is computed; UserError where neither is."""
+    features = info.features
+    where = f"dataset {info.full_name}"
+    if label_key in COMPUTED_LABELS:
+        computed = COMPUTED_LABELS[label_key]
+        if info.name != computed.dataset or not set(computed.features) <= set(features):
+            raise UserError(
+                f"{where}: dataset.label_key={label_key!r} is computed from "
+                f"{' and '.join(computed.features)} of {computed.dataset}; this set's features: "
+                f"{_listing(info)}."
+            )
+        return computed
     labels = [key for key, each in features.items() if isinstance(each, tfds.features.ClassLabel)]
     if label_key:
         chosen = label_key if label_key in labels else ""
     else:
-        chosen = next((key for key in (pair[1], "label") if key in labels), "")
+        # The last is that of imagenet2012_real, whose supervised key is a list of labels.
+        usual = (_supervised(info)[1], "label", "original_label")
+        chosen = next((key for key in usual if key in labels), "")
     if not chosen or not features[chosen].num_classes:
         asked = f"dataset.label_key={label_key!r} is no class label" if label_key else "no label"
+        offered = [key for key, each in COMPUTED_LABELS.items() if each.dataset == info.name]
+        alternative = f", or to one of {', '.join(offered)}" if offered else ""
         raise UserError(
-            f"{where}: {asked}; set dataset.label_key to a ClassLabel of its features: {listing}."
+            f"{where}: {asked}; set dataset.label_key to a ClassLabel of its features: "
+            f"{_listing(info)}{alternative}."
         )
-    return image_key, chosen
+    return chosen
