@@ -1,0 +1,312 @@
+"""Damaged and hostile files by the thousand: the true arrays, or one clear line.
+
+Everything is drawn from fixed seeds. Damage by accident: bytes of a sound file are cut, flipped,
+moved or added; what has checksums must then give the true arrays bit for bit, or a UserError.
+Damage by intent: the content is changed and the checksums are made to fit.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import resource
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from vit_jax.errors import UserError
+from vit_jax.pretrained.containers import open_container
+
+_RNG = np.random.default_rng(0)
+ARRAYS = {
+    "head/kernel": _RNG.standard_normal((4, 5)).astype(np.float32),
+    "head/bias": _RNG.standard_normal(5).astype(np.float16),
+    "step": np.asarray(7, np.int32),
+}
+_MAX_GROWTH_KB = 300 << 10
+
+
+def npz() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **ARRAYS)
+    return file.getvalue()
+
+
+def npz_compressed() -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **ARRAYS)
+    return file.getvalue()
+
+
+def tensors() -> bytes:
+    half = {"half": ARRAYS["head/kernel"].astype(ml_dtypes.bfloat16)}
+    return safetensors.numpy.save(ARRAYS | half, {"format": "pt"})
+
+
+def pth(zipped: bool = True) -> bytes:
+    file = io.BytesIO()
+    state = {name: torch.from_numpy(array.copy()) for name, array in ARRAYS.items()}
+    state["view"] = state["head/kernel"].T[1:]
+    saved = {"model": state, "epoch": 3}
+    torch.save(saved, file, _use_new_zipfile_serialization=zipped)
+    return file.getvalue()
+
+
+def pth_stream() -> bytes:
+    return pth(zipped=False)
+
+
+CHECKED = (npz, npz_compressed, pth)
+UNCHECKED = (tensors, pth_stream)
+
+Arrays = dict[str, tuple[str, tuple[int, ...], bytes]]
+
+
+class Reader:
+    """Reads damaged content from a file and keeps watch over the memory of the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.refused = 0
+        self._before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def read(self, content: bytes) -> Arrays | None:
+        """All arrays (type, shape, bytes), or None where a UserError says why not."""
+        self.path.write_bytes(content)
+        try:
+            with open_container(self.path) as container:
+                arrays = {name: container.read(name) for name in container.arrays}
+        except UserError as error:
+            text = str(error)
+            assert "\n" not in text
+            assert str(self.path) in text
+            assert len(text) < 1000
+            self.refused += 1
+            return None
+        return {name: (str(x.dtype), x.shape, x.tobytes()) for name, x in arrays.items()}
+
+    def check_memory(self) -> None:
+        growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._before
+        assert growth < _MAX_GROWTH_KB
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path / "weights")
+    yield reader
+    reader.check_memory()
+
+
+def truth(reader: Reader, content: bytes) -> Arrays:
+    arrays = reader.read(content)
+    assert arrays is not None
+    return arrays
+
+
+def flips(content: bytes) -> Iterator[bytes]:
+    """Every byte once, in one random bit."""
+    rng = random.Random(1)
+    for position in range(len(content)):
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << rng.randrange(8)
+        yield bytes(damaged)
+
+
+def disorder(content: bytes) -> Iterator[bytes]:
+    """Blocks changed for each other, repeated, dropped, blanked; garbage before and after."""
+    rng = random.Random(2)
+    for _ in range(300):
+        size = rng.choice([1, 8, 64, 512])
+        a, b = (rng.randrange(max(len(content) - size, 1)) for _ in range(2))
+        swapped = bytearray(content)
+        swapped[a : a + size], swapped[b : b + size] = content[b : b + size], content[a : a + size]
+        yield bytes(swapped[: len(content)])
+        yield content[:a] + content[b:]
+        yield content[:a] + bytes(size) + content[a + size :]
+        yield content[:a] + rng.randbytes(size) + content[a + size :]
+    for size in (1, 22, 100, 70_000):
+        yield content + bytes(size)
+        yield content + rng.randbytes(size)
+        yield rng.randbytes(size) + content
+    yield content + content
+
+
+@pytest.mark.parametrize("make", CHECKED + UNCHECKED)
+def test_a_file_cut_short_is_always_refused(reader: Reader, make: Callable[[], bytes]) -> None:
+    content = make()
+    truth(reader, content)
+    for size in [*range(0, len(content), 3), len(content) - 1, len(content) - 2]:
+        assert reader.read(content[:size]) is None, size
+
+
+@pytest.mark.parametrize("make", CHECKED)
+@pytest.mark.parametrize("damage", [flips, disorder])
+def test_with_checksums_damage_never_changes_a_number(
+    reader: Reader, make: Callable[[], bytes], damage: Callable[[bytes], Iterator[bytes]]
+) -> None:
+    content = make()
+    expected = truth(reader, content)
+    for damaged in damage(content):
+        arrays = reader.read(damaged)
+        assert arrays is None or arrays == expected
+    assert reader.refused > 500
+
+
+@pytest.mark.parametrize("make", UNCHECKED)
+@pytest.mark.parametrize("damage", [flips, disorder])
+def test_without_checksums_damage_is_survived(
+    reader: Reader, make: Callable[[], bytes], damage: Callable[[bytes], Iterator[bytes]]
+) -> None:
+    content = make()
+    truth(reader, content)
+    for damaged in damage(content):
+        reader.read(damaged)
+    assert reader.refused > 100
+
+
+def mutations(content: bytes, seed: int, count: int) -> Iterator[bytes]:
+    """A few bytes replaced by random or by telling ones; some pieces inserted or removed."""
+    rng = random.Random(seed)
+    telling = [
+        b"\xff" * 8,
+        b"\0" * 8,
+        b"\x7f\xff\xff\xff",
+        b"9" * 9,
+        b"(",
+        b".",
+        b"-",
+        b"R",
+        b"\x94",
+    ]
+    for _ in range(count):
+        damaged = bytearray(content)
+        for _ in range(rng.randint(1, 4)):
+            position = rng.randrange(len(damaged))
+            piece = rng.choice([rng.randbytes(rng.randint(1, 4)), rng.choice(telling)])
+            removed = rng.choice([0, 1, len(piece)])
+            damaged[position : position + removed] = piece
+        yield bytes(damaged)
+
+
+def rezipped(content: bytes, name: str, replacement: bytes) -> bytes:
+    """A zip file with one member replaced, with the checksum that belongs to it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(file, "w") as new:
+        for member in old.namelist():
+            new.writestr(member, replacement if member == name else old.read(member))
+    return file.getvalue()
+
+
+def pickle_in(content: bytes) -> tuple[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        return name, archive.read(name)
+
+
+def test_pickles_changed_by_intent_are_survived(reader: Reader) -> None:
+    content = pth()
+    name, pickled = pickle_in(content)
+    assert truth(reader, rezipped(content, name, pickled)) == truth(reader, content)
+    for mutated in mutations(pickled, 3, 1000):
+        reader.read(rezipped(content, name, mutated))
+    assert reader.refused > 500
+
+
+def test_array_headers_changed_by_intent_are_survived(reader: Reader) -> None:
+    content = npz()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        member = archive.read("head/kernel.npy")
+    for mutated in mutations(member[:80], 4, 1000):
+        reader.read(rezipped(content, "head/kernel.npy", mutated + member[80:]))
+    assert reader.refused > 500
+
+
+def test_zip_directories_changed_by_intent_are_survived(reader: Reader) -> None:
+    content = npz_compressed()
+    start = content.index(b"PK\1\2")
+    for mutated in mutations(content[start:-22], 5, 1000):
+        end = bytearray(content[-22:])
+        end[12:16] = struct.pack("<L", len(mutated))
+        reader.read(content[:start] + mutated + bytes(end))
+    assert reader.refused > 500
+
+
+def test_compressed_data_changed_by_intent_is_survived(reader: Reader) -> None:
+    """Streams of deflate that are longer, shorter or other than announced; no checksum helps."""
+    member = np.zeros(20_000, np.float32)
+    file = io.BytesIO()
+    np.savez_compressed(file, a=member)
+    content = file.getvalue()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        info = archive.getinfo("a.npy")
+    size = struct.pack("<L", info.compress_size)
+    start = content.index(b"PK\1\2") - info.compress_size
+    for mutated in mutations(content[start : start + info.compress_size], 6, 500):
+        head, tail = content[:start], content[start + info.compress_size :]
+        tail = tail.replace(size, struct.pack("<L", len(mutated)))
+        inflater = zlib.decompressobj(-15)
+        try:
+            inflated = inflater.decompress(mutated, 1 << 20)
+        except zlib.error:
+            inflated = b""
+        tail = tail.replace(struct.pack("<L", info.CRC), struct.pack("<L", zlib.crc32(inflated)))
+        at = tail.index(b"PK\5\6")
+        end = bytearray(tail[at:])
+        end[16:20] = struct.pack("<L", len(head) + len(mutated))
+        reader.read(head + mutated + tail[:at] + bytes(end))
+    assert reader.refused > 200
+
+
+def test_headers_of_safetensors_changed_by_intent_are_survived(reader: Reader) -> None:
+    content = tensors()
+    (size,) = struct.unpack("<Q", content[:8])
+    for mutated in mutations(content[8 : 8 + size], 7, 2000):
+        reader.read(struct.pack("<Q", len(mutated)) + mutated + content[8 + size :])
+    assert reader.refused > 1000
+
+
+def test_random_bytes_behind_each_beginning_are_survived(reader: Reader) -> None:
+    rng = random.Random(8)
+    beginnings = [content()[:n] for content in CHECKED + UNCHECKED for n in (4, 16, 64)]
+    for beginning in beginnings:
+        for _ in range(40):
+            assert reader.read(beginning + rng.randbytes(rng.randrange(300))) is None
+
+
+def test_random_pickles_are_survived(reader: Reader) -> None:
+    """Sequences of opcodes, which get further than random bytes do."""
+    rng = random.Random(9)
+    storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000NK\x02tQ"
+    pieces = [
+        *(bytes([code]) for code in b"()]}NK\x01012abdeghijlostuQRq\x81\x85\x86\x87\x88\x89\x8f"),
+        *(b"K\x00", b"K\x02", b"K\x02\x85", b"X\x01\0\0\0a", b"q\0", b"h\0", b"\x94", storage),
+        *(b"ctorch._utils\n_rebuild_tensor_v2\n", b"ccollections\nOrderedDict\n", b"cos\nsystem\n"),
+        *(b"ctorch\nSize\n", b"cargparse\nNamespace\n", b"ctorch._utils\n_rebuild_parameter\n"),
+    ]
+    content = pth()
+    name, _ = pickle_in(content)
+    for _ in range(2000):
+        pickled = b"\x80\x02" + b"".join(rng.choices(pieces, k=rng.randrange(1, 30))) + b"."
+        reader.read(rezipped(content, name, pickled))
+    assert reader.refused > 1000
+
+
+def test_no_file_stays_open(reader: Reader) -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    content = npz()
+    truth(reader, content)
+    before = count()
+    for damaged in flips(content[-200:]):
+        reader.read(content[:-200] + damaged)
+    assert count() == before
