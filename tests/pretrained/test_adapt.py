@@ -1,81 +1,20 @@
 from __future__ import annotations
 
+import json
+import tracemalloc
+
 import jax
 import numpy as np
 import pytest
 
 from tests import golden
-from vit_jax.errors import UserError
+from tests.flat_params import distilled, shapes, small
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import VARIANTS
-from vit_jax.pretrained.adapt import POSEMB, adapt_params, interpolate_posembed
+from vit_jax.pretrained.adapt import adapt_params
+from vit_jax.pretrained.posemb import POSEMB
+from vit_jax.pretrained.report import LoadReport
 from vit_jax.tree import flatten_names, unflatten_names
-
-KEYS = sorted({key.rpartition("_")[0] for key in golden.arrays("posembed")})
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_interpolation_of_the_official_code(key: str) -> None:
-    kind, _, new = key.split("_")
-    before = golden.arrays("posembed")[f"{key}_in"]
-    after = golden.arrays("posembed")[f"{key}_out"]
-    prefix = int(kind == "tok")
-    result = interpolate_posembed(before, grid=(int(new), int(new)), num_prefix_tokens=prefix)
-    np.testing.assert_allclose(result, after, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(result[:, :prefix], before[:, :prefix])  # class token untouched
-
-
-@pytest.mark.parametrize("num_tokens", [49, 50, 196, 197, 576, 577])
-def test_squares_with_and_without_class_token(num_tokens: int) -> None:
-    prefix = num_tokens % 2 if num_tokens != 49 else 0
-    if num_tokens in (50, 197, 577):
-        prefix = 1
-    posemb = np.random.default_rng(0).normal(size=(1, num_tokens, 3)).astype(np.float32)
-    side = round((num_tokens - prefix) ** 0.5)
-    same = interpolate_posembed(posemb, grid=(side, side), num_prefix_tokens=prefix)
-    np.testing.assert_array_equal(same, posemb)
-    larger = interpolate_posembed(posemb, grid=(side + 1, side), num_prefix_tokens=prefix)
-    assert larger.shape == (1, prefix + (side + 1) * side, 3)
-    wrong = 1 - prefix
-    with pytest.raises(UserError, match="no square"):
-        interpolate_posembed(posemb, grid=(side, side), num_prefix_tokens=wrong)
-
-
-@pytest.mark.parametrize("source", [(3, 5), (5, 3), (1, 7), (4, 4), (2, 9)])
-@pytest.mark.parametrize("target", [(6, 10), (10, 6), (1, 1), (4, 7), (3, 5)])
-def test_rectangles_keep_corners_and_are_linear_along_each_axis(
-    source: tuple[int, int], target: tuple[int, int]
-) -> None:
-    """A field linear in row and column is reproduced exactly, so no axis is swapped."""
-
-    def field(grid: tuple[int, int]) -> np.ndarray:
-        rows = np.linspace(0, 1, grid[0]) if grid[0] > 1 else np.zeros(1)
-        columns = np.linspace(0, 1, grid[1]) if grid[1] > 1 else np.zeros(1)
-        values = 2.0 * rows[:, None] + 5.0 * columns[None, :]
-        return values.reshape(1, -1, 1).astype(np.float32)
-
-    result = interpolate_posembed(
-        field(source), grid=target, num_prefix_tokens=0, source_grid=source
-    )
-    expected = field(target)
-    if source[0] == 1:
-        expected = expected - 2.0 * np.repeat(
-            np.linspace(0, 1, target[0]) if target[0] > 1 else np.zeros(1), target[1]
-        ).reshape(1, -1, 1)
-    np.testing.assert_allclose(result, expected, atol=1e-6)
-
-
-def test_as_many_tokens_as_wanted_stay_as_they_are() -> None:
-    """A rectangle of our own, whose grid a bare .npz does not tell."""
-    posemb = np.random.default_rng(0).normal(size=(1, 13, 4)).astype(np.float32)
-    same = interpolate_posembed(posemb, grid=(2, 6), num_prefix_tokens=1)
-    np.testing.assert_array_equal(same, posemb)
-
-
-def test_a_grid_of_another_size_than_the_tokens_is_refused() -> None:
-    with pytest.raises(UserError, match=r"pretrained.grid=\(3, 5\) asks for 15"):
-        interpolate_posembed(np.zeros((1, 17, 2)), grid=(2, 2), source_grid=(3, 5))
-
 
 LOADS = {
     "ViT-Ti_16,drop_head": ("Ti/16", {}, {"representation_size": 192}, (384, 384)),
@@ -106,11 +45,11 @@ def test_fine_tuning_start_of_the_official_code(key: str) -> None:
         unflatten_names(params), images
     )
     np.testing.assert_allclose(logits, golden.arrays("load_pretrained")[key], rtol=0, atol=1e-5)
-    assert report.adapted == (POSEMB,)
+    assert report.adapted == {POSEMB: "bilinear 14x14 -> 24x24"}
     assert set(report.reset) == {"head/kernel", "head/bias"}
-    assert bool(report.dropped) == (key == "ViT-Ti_16,drop_head")
-    accounted = report.loaded + report.adapted + report.reset
-    assert sorted(accounted) == sorted(like)
+    pre_logits = {name for name in report.dropped if name.startswith("pre_logits/")}
+    assert bool(pre_logits) == (key == "ViT-Ti_16,drop_head")
+    assert set(report.dropped) - pre_logits == {"head/kernel", "head/bias"}
     if key == "ViT-Ti_16,drop_head":
         stats = golden.arrays("load_pretrained")[f"{key},pos_embedding_stats"]
         np.testing.assert_allclose(
@@ -118,36 +57,166 @@ def test_fine_tuning_start_of_the_official_code(key: str) -> None:
         )
 
 
-def small(**kwargs: object) -> dict[str, np.ndarray]:
-    row = {**VARIANTS["mu/16"], "num_classes": 3, **kwargs}
-    flat = flatten_names(golden.abstract_params(create_model(**row), (1, 32, 32, 3)))
-    return {name: np.zeros(leaf.shape, np.float32) for name, leaf in flat.items()}
+def test_several_changes_at_once() -> None:
+    """Grey images of another size, other patches, no class token, other classes."""
+    loaded = small(representation_size=8)
+    like = small((48, 32, 1), patch_size=8, classifier="gap", num_classes=9)
+    params, report = adapt_params(
+        loaded,
+        like,
+        grid=(6, 4),
+        posemb="bicubic",
+        resize_patches=True,
+        channels="sum",
+        class_token="drop",
+        dropped={"opt/state/step": "optimizer state"},
+    )
+    assert report.adapted == {
+        POSEMB: "bicubic 2x2 -> 6x4, class token and its position dropped",
+        "embedding/kernel": "pseudo-inverse resize 16x16 -> 8x8, summed over 3 channels",
+    }
+    assert report.dropped == {
+        "opt/state/step": "optimizer state",
+        "cls": "class token, dropped",
+        "head/bias": "pre-training head, reset",
+        "head/kernel": "pre-training head, reset",
+        "pre_logits/bias": "the model has none",
+        "pre_logits/kernel": "the model has none",
+    }
+    assert report.reset == ("head/bias", "head/kernel")
+    assert list(params) == list(like)
+    for name in report.reset:
+        assert params[name] is like[name]
+    for name in report.loaded:
+        assert params[name] is loaded[name]
+    assert {array.dtype for array in params.values()} == {np.dtype(np.float32)}
+    assert json.loads(json.dumps(report.to_json())) == {
+        "loaded": list(report.loaded),
+        "adapted": report.adapted,
+        "reset": list(report.reset),
+        "dropped": report.dropped,
+    }
+    assert str(report).splitlines() == [
+        f"loaded: {len(like) - 4} arrays as they are",
+        f"adapted: {POSEMB} ({report.adapted[POSEMB]}); "
+        f"embedding/kernel ({report.adapted['embedding/kernel']})",
+        "reset: head/bias, head/kernel",
+        "dropped: opt/state/step (optimizer state); cls (class token, dropped); "
+        "head/bias, head/kernel (pre-training head, reset); "
+        "pre_logits/bias, pre_logits/kernel (the model has none)",
+    ]
 
 
-def test_every_problem_is_named_at_once() -> None:
-    loaded = small()
-    del loaded["embedding/bias"]
-    loaded["extra/kernel"] = np.zeros(2)
-    loaded["embedding/kernel"] = np.zeros((8, 8, 3, 32))
-    with pytest.raises(UserError) as error:
-        adapt_params(loaded, small(), grid=(2, 2))
-    for text in ("missing embedding/bias", "unexpected extra/kernel", "(8, 8, 3, 32)"):
-        assert text in str(error.value)
+def test_a_long_report_stays_short() -> None:
+    report = LoadReport(("a",), {}, (), {f"m/{i}": "optimizer state" for i in range(300)})
+    assert str(report) == (
+        "loaded: 1 array as they are\ndropped: m/0, m/1, m/2, m/3 and 296 more (optimizer state)"
+    )
 
 
-def test_a_kept_head_must_fit() -> None:
-    loaded, like = small(), small(num_classes=4)
-    with pytest.raises(UserError, match="head/kernel"):
-        adapt_params(loaded, like, grid=(2, 2), reset_head=False)
-    same = {name: np.ones_like(array) for name, array in small().items()}
-    params, report = adapt_params(same, small(), grid=(2, 2), reset_head=False)
-    assert not report.reset
-    assert params["head/kernel"].all()
+def test_a_kept_head_is_loaded() -> None:
+    params, report = adapt_params(small(), small(), grid=(2, 2), reset_head=False)
+    assert report == LoadReport(tuple(small()), {}, (), {})
+    np.testing.assert_array_equal(params["head/kernel"], small()["head/kernel"])
 
 
-@pytest.mark.parametrize("direction", ["to gap", "to token"])
-def test_a_class_token_that_does_not_fit_names_the_classifier(direction: str) -> None:
-    token, gap = small(), small(classifier="gap")
-    loaded, like = (token, gap) if direction == "to gap" else (gap, token)
-    with pytest.raises(UserError, match=r"model.classifier"):
-        adapt_params(loaded, like, grid=(2, 2))
+def test_pre_logits_are_kept_with_a_new_head() -> None:
+    loaded, like = small(representation_size=8), small(representation_size=8, num_classes=9)
+    params, report = adapt_params(loaded, like, grid=(2, 2))
+    assert params["pre_logits/kernel"] is loaded["pre_logits/kernel"]
+    assert params["head/kernel"] is like["head/kernel"]
+    assert "pre_logits/kernel" in report.loaded
+
+
+def test_a_model_without_a_head_drops_the_head_in_any_case() -> None:
+    for reset_head in (False, True):
+        _, report = adapt_params(
+            small(representation_size=8), small(num_classes=0), grid=(2, 2), reset_head=reset_head
+        )
+        assert set(report.dropped) == {
+            "head/bias",
+            "head/kernel",
+            "pre_logits/bias",
+            "pre_logits/kernel",
+        }
+
+
+def test_a_class_token_added_and_dropped_again() -> None:
+    loaded, like = small(classifier="gap"), small()
+    params, report = adapt_params(loaded, like, grid=(2, 2), reset_head=False, class_token="add")
+    assert report.adapted == {
+        "cls": "class token added, zero",
+        POSEMB: "zero position of the class token added",
+    }
+    assert not params["cls"].any()
+    assert not params[POSEMB][:, 0].any()
+    np.testing.assert_array_equal(params[POSEMB][:, 1:], loaded[POSEMB])
+    back, _ = adapt_params(params, loaded, grid=(2, 2), reset_head=False, class_token="drop")
+    assert list(back) == list(loaded)
+    for name, array in loaded.items():
+        np.testing.assert_array_equal(back[name], array)
+
+
+def test_the_class_token_s_position_is_that_of_the_class_token() -> None:
+    """Dropped with another grid wanted: what is interpolated is the grid and nothing else."""
+    params, _ = adapt_params(
+        small(), small((48, 48, 3), classifier="gap"), grid=(3, 3), class_token="drop"
+    )
+    grid = small()[POSEMB][0, 1:]
+    np.testing.assert_array_equal(params[POSEMB][0, [0, 2, 6, 8]], grid)  # its corners
+
+
+def test_distilled_models() -> None:
+    loaded = distilled()
+    model = shapes((32, 32, 3), (("name", "deit"),))
+    assert {name: array.shape for name, array in loaded.items()} == model  # it is what they have
+    params, report = adapt_params(loaded, distilled(), grid=(2, 2), reset_head=False)
+    assert report == LoadReport(tuple(distilled()), {}, (), {})
+
+    params, report = adapt_params(loaded, distilled(num_classes=5), grid=(2, 2))
+    assert set(report.reset) == {"head/kernel", "head/bias", "head_dist/kernel", "head_dist/bias"}
+    assert params["dist"] is loaded["dist"]
+
+    larger, _ = adapt_params(loaded, distilled(image=(48, 48, 3)), grid=(3, 3), reset_head=False)
+    np.testing.assert_array_equal(larger[POSEMB][:, :2], loaded[POSEMB][:, :2])
+
+    plain, report = adapt_params(loaded, small(), grid=(2, 2), reset_head=False, class_token="drop")
+    np.testing.assert_array_equal(plain[POSEMB], small()[POSEMB])
+    assert report.adapted == {POSEMB: "distillation token and its position dropped"}
+    assert report.dropped == {
+        "dist": "distillation token, dropped",
+        "head_dist/kernel": "head of the dropped distillation token",
+        "head_dist/bias": "head of the dropped distillation token",
+    }
+
+    again, report = adapt_params(plain, distilled(), grid=(2, 2), class_token="add")
+    assert report.adapted["dist"] == "distillation token added, zero"
+    assert not again[POSEMB][:, 1].any()
+    np.testing.assert_array_equal(again[POSEMB][:, [0, 2, 3, 4, 5]], small()[POSEMB])
+
+
+def test_mere_shapes_will_do_for_the_model() -> None:
+    like = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in small(num_classes=9).items()}
+    params, report = adapt_params(small(classifier="gap"), like, grid=(2, 2), class_token="add")
+    for name in params:
+        assert isinstance(params[name], jax.ShapeDtypeStruct) == (name in report.reset)
+
+
+def test_other_floats_become_float32() -> None:
+    loaded = {name: array.astype(np.float64) for name, array in small().items()}
+    params, _ = adapt_params(loaded, small((48, 48, 3)), grid=(3, 3), reset_head=False)
+    assert {array.dtype for array in params.values()} == {np.dtype(np.float32)}
+
+
+def test_large_arrays_are_not_copied() -> None:
+    large = "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel"
+    loaded, like = small((64, 64, 3)), small((96, 96, 3), num_classes=5)
+    loaded[large] = like[large] = np.ones((32, 2**18), np.float32)  # 2^25 bytes
+    tracemalloc.start()
+    try:
+        params, _ = adapt_params(loaded, like, grid=(6, 6))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert params[large] is loaded[large]
+    assert peak < 2**20

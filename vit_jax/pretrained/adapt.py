@@ -1,180 +1,214 @@
-"""Making loaded parameters fit another model: head, representation layer, position embeddings."""
+"""Making loaded parameters fit another model: heads, tokens, positions, patches and channels."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_known
+from vit_jax.pretrained.mismatch import (
+    HEADS,
+    PATCH_KERNEL,
+    TOKENS,
+    describe_mismatch,
+    has_group,
+    image_kernel,
+)
+from vit_jax.pretrained.patches import CHANNEL_METHODS, mix_channels, resize_patch_kernel
+from vit_jax.pretrained.posemb import (
+    METHODS,
+    POSEMB,
+    find_source_grid,
+    interpolate_posembed,
+    replace_prefix,
+)
+from vit_jax.pretrained.report import LoadReport
 
-POSEMB = "Transformer/posembed_input/pos_embedding"
-
-
-def _interpolation_matrix(size_in: int, size_out: int) -> np.ndarray:
-    """Linear, corner-aligned: output i sits at i * (size_in - 1) / (size_out - 1). [out, in]."""
-    scale = (size_in - 1) / (size_out - 1) if size_out > 1 else 0.0
-    positions = np.arange(size_out) * scale
-    lower = np.clip(np.floor(positions).astype(int), 0, max(size_in - 2, 0))
-    fraction = positions - lower
-    matrix = np.zeros((size_out, size_in))
-    rows = np.arange(size_out)
-    matrix[rows, lower] = 1.0 - fraction
-    matrix[rows, np.minimum(lower + 1, size_in - 1)] += fraction
-    return matrix
-
-
-def interpolate_posembed(
-    posemb: np.ndarray,
-    grid: tuple[int, int],
-    num_prefix_tokens: int = 1,
-    source_grid: tuple[int, int] | None = None,
-) -> np.ndarray:
-    """2-D interpolation of position embeddings by location in the image (paper, section 3.2).
-
-    Bilinear with aligned corners, the official code's method. An unchanged grid gives back the
-    same values.
-
-    Args:
-      posemb: [1, P + h*w, D], with the P embeddings of class tokens first.
-      grid: rows and columns of tokens wanted.
-      num_prefix_tokens: P; these rows are kept as they are.
-      source_grid: rows and columns of `posemb`; by default as many tokens as wanted are taken to
-        be in the grid wanted, and any other number must be a square.
-
-    Returns:
-      [1, P + grid[0] * grid[1], D], of the type of `posemb`.
-
-    Raises:
-      UserError: the source is no square and `source_grid` is not given, or does not match.
-    """
-    posemb = np.asarray(posemb)
-    if posemb.ndim != 3 or posemb.shape[0] != 1:
-        raise UserError(f"position embeddings must have shape [1, N, D], not {posemb.shape}.")
-    if min(grid) < 1:
-        raise UserError(f"a grid of {grid} tokens is empty.")
-    num_tokens = posemb.shape[1] - num_prefix_tokens
-    if source_grid is None and num_tokens == grid[0] * grid[1]:
-        return posemb  # as many as wanted: whatever their grid was, there is nothing to resize
-    if source_grid is None:
-        side = math.isqrt(max(num_tokens, 0))
-        if side * side != num_tokens or not side:
-            raise UserError(
-                f"{posemb.shape[1]} position embeddings less {num_prefix_tokens} for class tokens "
-                "are no square; give the rows and columns they stand for (pretrained.grid)."
-            )
-        source_grid = (side, side)
-    if source_grid[0] * source_grid[1] != num_tokens:
-        raise UserError(
-            f"pretrained.grid={tuple(source_grid)} asks for {source_grid[0] * source_grid[1]} "
-            f"position embeddings; there are {num_tokens}, besides {num_prefix_tokens} for class "
-            "tokens."
-        )
-    if tuple(source_grid) == tuple(grid):
-        return posemb
-    prefix, cells = posemb[0, :num_prefix_tokens], posemb[0, num_prefix_tokens:]
-    cells = cells.reshape(*source_grid, -1).astype(np.float64)  # [h, w, D]
-    rows = _interpolation_matrix(source_grid[0], grid[0])
-    columns = _interpolation_matrix(source_grid[1], grid[1])
-    cells = np.einsum("ab,bcd->acd", rows, cells)  # [H, w, D]
-    cells = np.einsum("ab,cbd->cad", columns, cells)  # [H, W, D]
-    cells = cells.reshape(grid[0] * grid[1], -1).astype(posemb.dtype)  # [H*W, D]
-    return np.concatenate([prefix, cells])[None]  # [1, P + H*W, D]
-
-
-@dataclasses.dataclass(frozen=True)
-class AdaptReport:
-    """What became of every leaf, as flat names."""
-
-    loaded: tuple[str, ...]
-    adapted: tuple[str, ...]
-    reset: tuple[str, ...]
-    dropped: tuple[str, ...]
-
-    def __str__(self) -> str:
-        parts = [f"{len(self.loaded)} arrays loaded"]
-        for verb, names in (("interpolated", self.adapted), ("reset", self.reset)):
-            if names:
-                parts.append(f"{verb}: {', '.join(names)}")
-        if self.dropped:
-            parts.append(f"dropped: {', '.join(self.dropped)}")
-        return "; ".join(parts)
+TOKEN_NAMES = {"cls": "class token", "dist": "distillation token"}
 
 
 def adapt_params(
-    loaded: dict[str, Any],
-    like: dict[str, Any],
+    loaded: Mapping[str, Any],
+    like: Mapping[str, Any],
     *,
     grid: tuple[int, int],
     source_grid: tuple[int, int] | None = None,
     reset_head: bool = True,
-) -> tuple[dict[str, Any], AdaptReport]:
+    posemb: str = "bilinear",
+    resize_patches: bool = False,
+    channels: str = "",
+    class_token: str = "",
+    dropped: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Any], LoadReport]:
     """Fits `loaded` to the names and shapes of `like` for fine-tuning (paper, section 3.2).
 
-    The head is that of `like` (zeros, in a new model) unless `reset_head` is False. `pre_logits`
-    is dropped where `like` has none, and kept where it has. Position embeddings are interpolated.
+    Heads (`head`, and `head_dist` of a distilled model) are those of `like` (zeros, in a new model)
+    unless `reset_head` is False. `pre_logits` is kept where `like` has it, and dropped where it has
+    none and no head that is kept stands on it. Position embeddings are interpolated. Arrays that
+    need no change are passed on and not copied.
 
     Args:
       loaded: flat names to arrays, loop form of the blocks.
-      like: flat names to arrays of a freshly initialised model, loop form.
+      like: flat names to arrays, or shapes, of a freshly initialised model, loop form.
       grid: rows and columns of tokens of the new model.
       source_grid: those of `loaded`, where it is not a square.
-      reset_head: take the head from `like`.
+      reset_head: take the heads from `like`; with False they must fit.
+      posemb: how position embeddings are interpolated, a key of `posemb.METHODS`.
+      resize_patches: give the patch embedding the model's patch size (`resize_patch_kernel`).
+      channels: how the convolution that reads the image is given other input channels, one of
+        `patches.CHANNEL_METHODS`; "" demands equal channels.
+      class_token: "add" gives class and distillation tokens that `loaded` lacks, zero at a zero
+        position; "drop" takes out those that `like` lacks, with their positions; "" demands the
+        same tokens.
+      dropped: names that the reader of the file left out -> why; they become part of the report.
 
     Returns:
-      (flat names to arrays, report). Every name of `like` is in the result, with its shape.
+      (flat names to float32 arrays, report). Every name of `like` is in the result, in its order
+      and with its shape; what is reset is the leaf of `like` itself, which may be a mere shape.
 
     Raises:
-      UserError: a leaf is missing, unexpected or of another shape; all are named.
+      UserError: an array is missing, unexpected or of another shape. All kinds are named, with the
+        config key that would resolve each. Also for unknown options and unknown grids.
     """
-    loaded = dict(loaded)
-    dropped = [
-        name
-        for name in loaded
-        if (name.startswith("head/") and (reset_head or name not in like))
-        or (name.startswith("pre_logits/") and name not in like)
-    ]
-    for name in dropped:
-        del loaded[name]
-    reset = [name for name in like if name.startswith("head/") and reset_head]
-    _check_class_token(loaded, like)
+    check_known("pretrained.posemb", posemb, METHODS)
+    check_known("pretrained.channels", channels, ("", *CHANNEL_METHODS))
+    check_known("pretrained.class_token", class_token, ("", "add", "drop"))
+    arrays = dict(loaded)
+    adapted: dict[str, str] = {}
+    left_out = dict(dropped or {})
 
-    adapted = []
-    if POSEMB in loaded and POSEMB in like:
-        before = loaded[POSEMB]
-        num_prefix_tokens = int("cls" in loaded)
-        loaded[POSEMB] = interpolate_posembed(before, grid, num_prefix_tokens, source_grid)
-        if loaded[POSEMB] is not before:
-            adapted.append(POSEMB)
+    tokens = tuple(token for token in TOKENS if token in arrays)
+    _fit_tokens(arrays, like, class_token, adapted, left_out)
+    reset = _fit_heads(arrays, like, reset_head, left_out)
+    if POSEMB in arrays and POSEMB in like:
+        _fit_posemb(arrays, like, tokens, grid, source_grid, posemb, adapted)
+    if resize_patches:
+        _fit_patches(arrays, like, adapted)
+    if channels:
+        _fit_channels(arrays, like, channels, adapted)
 
-    problems = [f"missing {name}" for name in like if name not in loaded and name not in reset]
-    problems += [f"unexpected {name}" for name in loaded if name not in like]
-    problems += [
-        f"{name} is {tuple(array.shape)}, the model needs {tuple(like[name].shape)}"
-        for name, array in loaded.items()
-        if name in like and tuple(array.shape) != tuple(like[name].shape)
-    ]
-    if problems:
-        more = f", and {len(problems) - 6} more" if len(problems) > 6 else ""
-        raise UserError(
-            f"the pre-trained parameters do not fit the model: {'; '.join(problems[:6])}{more}. "
-            "Check model.* against the checkpoint's sizes."
-        )
-    report = AdaptReport(
-        loaded=tuple(name for name in loaded if name not in adapted),
-        adapted=tuple(adapted),
+    kept = {name: leaf for name, leaf in like.items() if name not in reset}
+    if problem := describe_mismatch(arrays, kept, {**arrays, **loaded}):
+        raise UserError(problem)
+    report = LoadReport(
+        loaded=tuple(name for name in kept if name not in adapted),
+        adapted=adapted,
         reset=tuple(reset),
-        dropped=tuple(name for name in dropped if name not in reset),
+        dropped=left_out,
     )
-    return {name: like[name] if name in reset else loaded[name] for name in like}, report
+    return {
+        name: leaf if name in reset else np.asarray(arrays[name], np.float32)
+        for name, leaf in like.items()
+    }, report
 
 
-def _check_class_token(loaded: dict[str, Any], like: dict[str, Any]) -> None:
-    if ("cls" in loaded) != ("cls" in like):
-        has, needs = ("a", "none") if "cls" in loaded else ("no", "one")
-        raise UserError(
-            f"the pre-trained parameters have {has} class token and the model needs {needs}; set "
-            f"model.classifier to {'token' if 'cls' in loaded else 'gap or map'}."
-        )
+def _fit_tokens(
+    arrays: dict[str, Any],
+    like: Mapping[str, Any],
+    class_token: str,
+    adapted: dict[str, str],
+    left_out: dict[str, str],
+) -> None:
+    """Class and distillation token; their positions are `_fit_posemb`'s."""
+    for token in TOKENS:
+        if class_token == "drop" and token in arrays and token not in like:
+            del arrays[token]
+            left_out[token] = f"{TOKEN_NAMES[token]}, dropped"
+        elif class_token == "add" and token in like and token not in arrays:
+            arrays[token] = np.zeros(like[token].shape, np.float32)  # [1, 1, D]
+            adapted[token] = f"{TOKEN_NAMES[token]} added, zero"
+
+
+def _fit_heads(
+    arrays: dict[str, Any], like: Mapping[str, Any], reset_head: bool, left_out: dict[str, str]
+) -> list[str]:
+    """Takes out what is not to be kept, and returns the names of `like` that are reset."""
+    for prefix in HEADS:
+        for name in [name for name in arrays if name.startswith(prefix)]:
+            if reset_head:
+                left_out[name] = "pre-training head, reset"
+            elif not has_group(like, "head/"):
+                left_out[name] = "the model has no head"
+            elif prefix == "head_dist/" and "dist" in left_out:
+                left_out[name] = "head of the dropped distillation token"
+            else:
+                continue  # kept: it has to fit
+            del arrays[name]
+    # A head that is kept was trained on pre_logits; without them it would be given other features.
+    if not has_group(like, "pre_logits/") and not has_group(arrays, "head/"):
+        for name in [name for name in arrays if name.startswith("pre_logits/")]:
+            left_out[name] = "the model has none"
+            del arrays[name]
+    return [name for name in like if name.startswith(HEADS)] if reset_head else []
+
+
+def _fit_posemb(
+    arrays: dict[str, Any],
+    like: Mapping[str, Any],
+    tokens: tuple[str, ...],
+    grid: tuple[int, int],
+    source_grid: tuple[int, int] | None,
+    method: str,
+    adapted: dict[str, str],
+) -> None:
+    """The model's grid, and a row for each of its tokens; `tokens` are those of the file."""
+    before = np.asarray(arrays[POSEMB])
+    source_grid = find_source_grid(before.shape, grid, len(tokens), source_grid)
+    posemb = interpolate_posembed(before, grid, len(tokens), source_grid, method)
+    how = []
+    if posemb is not before:
+        how.append(f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}")
+    new_tokens = tuple(token for token in TOKENS if token in like)
+    if new_tokens != tokens:
+        posemb = replace_prefix(posemb, tokens, new_tokens)
+        how += [f"{TOKEN_NAMES[t]} and its position dropped" for t in tokens if t not in new_tokens]
+        how += [
+            f"zero position of the {TOKEN_NAMES[t]} added" for t in new_tokens if t not in tokens
+        ]
+    if how:
+        arrays[POSEMB] = posemb
+        adapted[POSEMB] = ", ".join(how)
+
+
+def _fit_patches(arrays: dict[str, Any], like: Mapping[str, Any], adapted: dict[str, str]) -> None:
+    if not _differs_along(arrays, like, PATCH_KERNEL, slice(0, 2)):
+        return
+    kernel, patch = np.asarray(arrays[PATCH_KERNEL]), tuple(like[PATCH_KERNEL].shape[:2])
+    arrays[PATCH_KERNEL] = resize_patch_kernel(kernel, patch)
+    height, width = kernel.shape[:2]
+    _note(adapted, PATCH_KERNEL, f"pseudo-inverse resize {height}x{width} -> {patch[0]}x{patch[1]}")
+
+
+def _fit_channels(
+    arrays: dict[str, Any], like: Mapping[str, Any], method: str, adapted: dict[str, str]
+) -> None:
+    name = image_kernel(like)
+    if not _differs_along(arrays, like, name, slice(2, 3)):
+        return
+    kernel, new = np.asarray(arrays[name]), like[name].shape[2]
+    arrays[name] = mix_channels(kernel, new, method)
+    old = kernel.shape[2]
+    how = {
+        "sum": f"summed over {old} channels" + (f", spread over {new}" if new > 1 else ""),
+        "mean": f"mean of {old} channels" + (f", for each of {new}" if new > 1 else ""),
+        "tile": f"{old} channels tiled to {new}, times {old / new:.4g}",
+    }
+    _note(adapted, name, how[method])
+
+
+def _differs_along(
+    arrays: Mapping[str, Any], like: Mapping[str, Any], name: str, axes: slice
+) -> bool:
+    """Whether both have the kernel `name` [h, w, C, D], not empty, and `axes` differ."""
+    if name not in arrays or name not in like:
+        return False
+    before, after = tuple(arrays[name].shape), tuple(like[name].shape)
+    if len(before) != 4 or len(after) != 4 or not min(before):
+        return False  # damaged: named as a mismatch
+    return before[axes] != after[axes]
+
+
+def _note(adapted: dict[str, str], name: str, how: str) -> None:
+    adapted[name] = f"{adapted[name]}, {how}" if name in adapted else how

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.flat_params import Flat, distilled, small, without
+from vit_jax.errors import UserError
+from vit_jax.pretrained.adapt import adapt_params
+from vit_jax.pretrained.posemb import POSEMB
+
+
+def error_of(loaded: Flat, like: Any, **kwargs: Any) -> str:
+    with pytest.raises(UserError) as error:
+        adapt_params(loaded, like, **{"grid": (2, 2), **kwargs})
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def test_every_problem_is_named_at_once() -> None:
+    loaded = small()
+    del loaded["embedding/bias"]
+    loaded["extra/kernel"] = np.zeros(2)
+    loaded["embedding/kernel"] = np.zeros((8, 8, 3, 32))
+    assert error_of(loaded, small()) == (
+        "the pre-trained parameters do not fit the model: 1 missing (embedding/bias), 1 unexpected "
+        "(extra/kernel), 1 of another shape (embedding/kernel is (8, 8, 3, 32) and must be "
+        "(16, 16, 3, 32)). Way out: pretrained.resize_patches=True or model.patch_size=8."
+    )
+    nothing = error_of({}, small())
+    assert f"{len(small()) - 2} missing (Transformer/" in nothing
+    assert f"and {len(small()) - 6} more)" in nothing
+    del loaded["extra/kernel"]
+    loaded["embedding/kernel"] = small()["embedding/kernel"]
+    assert "make sure that the file is whole" in error_of(loaded, small())
+
+
+KEPT = {"reset_head": False}
+MISFITS: dict[str, tuple[Flat, Flat, dict[str, Any], str]] = {
+    "patch": (
+        small(patch_size=(16, 8), image=(32, 16, 3)),
+        small(),
+        {},
+        "pretrained.resize_patches=True or model.patch_size=(16, 8).",
+    ),
+    "channels": (
+        small(image=(32, 32, 1)),
+        small(),
+        {},
+        "pretrained.channels=sum, mean or tile, or images of 1 channel (now 3).",
+    ),
+    "channels of a hybrid": (
+        small(resnet_layers=(), patch_size=4),
+        small(image=(32, 32, 6), resnet_layers=(), patch_size=4),
+        {},
+        "pretrained.channels=sum, mean or tile, or images of 3 channels (now 6).",
+    ),
+    "a class token too many": (
+        small(),
+        small(classifier="gap"),
+        {"class_token": "add"},
+        "pretrained.class_token=drop or model.classifier=token (the file has 'cls').",
+    ),
+    "no class token": (
+        small(classifier="gap"),
+        small(),
+        {"class_token": "drop"},
+        "pretrained.class_token=add or model.classifier=gap or map (the file has no 'cls').",
+    ),
+    "a distillation token too many": (
+        distilled(),
+        small(),
+        {},
+        "pretrained.class_token=drop or model.name=deit (the file has 'dist').",
+    ),
+    "other classes": (
+        small(num_classes=7),
+        small(),
+        KEPT,
+        "pretrained.reset_head=True (head has 7 classes, the model 3).",
+    ),
+    "no head": (
+        small(num_classes=0),
+        small(),
+        KEPT,
+        "pretrained.reset_head=True (the file has no head).",
+    ),
+    "no head of a distilled model": (
+        without(distilled(), "head_dist/"),
+        distilled(),
+        KEPT,
+        "pretrained.reset_head=True (the file has no head_dist).",
+    ),
+    "wider": (
+        small(hidden_size=64, num_heads=4),
+        small(),
+        {},
+        "Way out: model.hidden_size=64 (now 32); model.num_heads=4 (now 2).",
+    ),
+    "deeper": (small(num_layers=3), small(), {}, "Way out: model.num_layers=3 (now 1)."),
+    "mlp": (small(mlp_dim=64), small(), {}, "Way out: model.mlp_dim=64 (now 128)."),
+    "hybrid": (
+        small(resnet_layers=(1, 2), patch_size=2),
+        small(patch_size=2, image=(4, 4, 3)),
+        {},
+        "model.resnet_layers=(1, 2) (now None).",
+    ),
+    "stages": (
+        small(resnet_layers=(1, 2), resnet_width_factor=2, patch_size=2),
+        small(resnet_layers=(1, 1), patch_size=2),
+        {},
+        "model.resnet_layers=(1, 2) (now (1, 1)); model.resnet_width_factor=2 (now 1).",
+    ),
+    "map head": (
+        small(classifier="map"),
+        small(classifier="gap"),
+        {},
+        "Way out: model.classifier=map.",
+    ),
+    "no map head": (
+        small(classifier="gap"),
+        small(classifier="map"),
+        {},
+        "Way out: model.classifier=token or gap.",
+    ),
+    "representation of another width": (
+        small(representation_size=16),
+        small(representation_size=8),
+        {},
+        "Way out: model.representation_size=16 (now 8).",
+    ),
+    "no representation": (
+        small(),
+        small(representation_size=8),
+        {},
+        "Way out: model.representation_size=None (now 8).",
+    ),
+    # timm drops pre_logits from such a file without a word, and the logits are wrong.
+    "a head kept without what it stands on": (
+        small(representation_size=32),
+        small(),
+        KEPT,
+        "Way out: model.representation_size=32 (now None); pretrained.reset_head=True (the head "
+        "kept stands on pre_logits).",
+    ),
+    "no positions": (without(small(), POSEMB), small(), {}, "model.position_embedding=sincos2d."),
+    "positions": (small(), without(small(), POSEMB), {}, "model.position_embedding=learned."),
+}
+
+
+@pytest.mark.parametrize("key", list(MISFITS))
+def test_the_way_out_is_named(key: str) -> None:
+    loaded, like, options, way_out = MISFITS[key]
+    assert error_of(loaded, like, **options).endswith(way_out)
+
+
+def test_the_ways_out_lead_out() -> None:
+    """What the messages above advise does load."""
+    for key, options in {
+        "patch": {"resize_patches": True},
+        "channels": {"channels": "tile"},
+        "channels of a hybrid": {"channels": "mean"},
+        "a class token too many": {"class_token": "drop"},
+        "no class token": {"class_token": "add"},
+        "a distillation token too many": {"class_token": "drop"},
+        "other classes": {"reset_head": True},
+        "no head": {"reset_head": True},
+        "no head of a distilled model": {"reset_head": True},
+        "a head kept without what it stands on": {"reset_head": True},
+    }.items():
+        loaded, like, _, _ = MISFITS[key]
+        params, report = adapt_params(loaded, like, grid=(2, 2), **options)
+        assert {n: a.shape for n, a in params.items()} == {n: a.shape for n, a in like.items()}
+        assert sorted(report.loaded + tuple(report.adapted) + report.reset) == sorted(like)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "match"),
+    [
+        ("posemb", "linear", r"pretrained.posemb='linear' is unknown.*bilinear, bicubic"),
+        ("channels", "max", r"pretrained.channels='max' is unknown.*sum, mean, tile"),
+        ("class_token", "remove", r"pretrained.class_token='remove' is unknown.*add, drop"),
+    ],
+)
+def test_unknown_options_are_named(option: str, value: str, match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        adapt_params(small(), small(), grid=(2, 2), **{option: value})
+
+
+DAMAGES = {
+    "removed": None,
+    "flat": lambda array: array.reshape(-1),
+    "empty": lambda array: array[..., :0],
+    "no rows": lambda array: array[:0],
+    "an axis more": lambda array: array[None],
+    "one short": lambda array: array[..., :-1],
+    "no axis": lambda array: np.float32(1.0).reshape(()),
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES))
+def test_one_damaged_array_is_an_error_that_names_it(damage: str) -> None:
+    """Whatever may be adapted is; still no array is taken for what it is not."""
+    whole = small(representation_size=8)
+    like = small((48, 32, 3), representation_size=8)
+    options: dict[str, Any] = {"resize_patches": True, "channels": "sum", "class_token": "add"}
+    for name, array in whole.items():
+        change = DAMAGES[damage]
+        if change is None:
+            loaded = without(whole, name)
+        elif change(array).shape == array.shape:
+            continue
+        else:
+            loaded = {**whole, name: change(array)}
+        text = error_of(loaded, like, grid=(3, 2), reset_head=False, **options)
+        # A token is told from its position, and may be what is missing to the other.
+        assert name in text or (name in ("cls", POSEMB) and "position embeddings" in text)
