@@ -1,0 +1,64 @@
+"""The official checkpoints: which there are, what they are, and fetching them.
+
+    python scripts/zoo.py list --variant=B/16 --resolution=384
+    python scripts/zoo.py show augreg/B_16-imagenet2012
+    python scripts/zoo.py get imagenet21k/ViT-B_16
+
+`get` prints the path of the local copy. Of AugReg's 50,000 files `list` has the recommended ones;
+any other is augreg/FILE, or chosen by accuracy, as augreg:B/16,adapt_ds=imagenet2012. Every script
+takes these names, and addresses (gs://, https://, hf://OWNER/NAME).
+"""
+
+import argparse
+import json
+import logging
+import signal
+
+from vit_jax import launch
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="one line per checkpoint")
+    listing.add_argument("--family", help="first part of the name, as augreg")
+    listing.add_argument("--variant", help="architecture, as B/16 or R50+L/32")
+    listing.add_argument("--resolution", type=int, help="side of the images in pixels")
+    listing.add_argument("--num_classes", type=int, help="size of the head, as 21843; 0 for none")
+    listing.add_argument("--min_accuracy", type=float, help="least ImageNet top-1 in percent")
+    for name, text in (("show", "everything about a checkpoint"), ("get", "download it")):
+        commands.add_parser(name, help=text).add_argument("name", help="name or address")
+    for command in commands.choices.values():
+        command.add_argument("--json", action="store_true", help="for scripts")
+    return parser.parse_args()
+
+
+def run(arguments):
+    from vit_jax.pretrained import sources, zoo
+
+    if arguments.command == "get":
+        path = str(sources.resolve(arguments.name))
+        return json.dumps({"name": arguments.name, "path": path}) if arguments.json else path
+    if arguments.command == "show":
+        entry = sources.describe_source(arguments.name) or zoo.get_entry(arguments.name)
+        return json.dumps(zoo.to_json(entry), indent=1) if arguments.json else zoo.show(entry)
+    rows = zoo.filter_entries(
+        family=arguments.family,
+        variant=arguments.variant,
+        resolution=arguments.resolution,
+        num_classes=arguments.num_classes,
+        min_accuracy=arguments.min_accuracy,
+    )
+    return json.dumps([zoo.to_json(row) for row in rows]) if arguments.json else zoo.table(rows)
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments()
+    # Progress goes to stderr, so that FILE=$(python scripts/zoo.py get NAME) works.
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with launch.one_line_errors():
+        text = run(arguments)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `list | head` ends quietly
+        print(text)

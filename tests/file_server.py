@@ -1,0 +1,117 @@
+"""A web server of this machine that can be made to fail in all the ways that real ones do."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@dataclasses.dataclass
+class Served:
+    """A file of the server.
+
+    Attributes:
+      body: its bytes.
+      headers: sent along; an ETag by default.
+      faults: what goes wrong, one per request, in this order: `status=500` (and `headers` of that
+        answer), `break_after=10` bytes, `stall_after=10` bytes, `ignore_range`,
+        `ignore_if_range`, `wait` (for `release`), `location=/other`.
+    """
+
+    body: bytes
+    headers: dict[str, str] = dataclasses.field(default_factory=lambda: {"ETag": '"one"'})
+    faults: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+
+class FileServer(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files: dict[str, Served] = {}
+        self.requests: list[tuple[str, str | None, str | None]] = []  # path, Range, If-Range
+        self.release = threading.Event()  # ends stalls and waits
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients that hang up are part of the tests."""
+
+
+@contextmanager
+def serve_files() -> Iterator[FileServer]:
+    with FileServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.release.set()
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: FileServer
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET(with_body=False)
+
+    def do_GET(self, with_body: bool = True) -> None:
+        wanted, condition = self.headers["Range"], self.headers["If-Range"]
+        self.server.requests.append((self.path, wanted, condition))
+        file = self.server.files.get(self.path)
+        if file is None:
+            self.send_error(404)
+            return
+        fault = file.faults.pop(0) if file.faults else {}
+        if fault.get("wait"):
+            self.server.release.wait(20)
+        if "status" in fault:
+            self._answer(fault["status"], fault.get("headers", {}))
+            return
+        if "location" in fault:
+            self._answer(302, {"Location": fault["location"]})
+            return
+        start = 0
+        same = condition in (file.headers.get("ETag"), file.headers.get("Last-Modified"))
+        if wanted and (same or fault.get("ignore_if_range")) and not fault.get("ignore_range"):
+            match = re.fullmatch(r"bytes=(\d+)-", wanted)
+            assert match
+            start = int(match[1])
+            if start >= len(file.body):
+                self.send_error(416)
+                return
+        self._send(file, start, fault, with_body)
+
+    def _answer(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send(self, file: Served, start: int, fault: dict[str, Any], with_body: bool) -> None:
+        rest = file.body[start:]
+        headers = {**file.headers, "Content-Length": str(len(rest))}
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(file.body) - 1}/{len(file.body)}"
+        self._answer(206 if start else 200, headers)
+        if not with_body:
+            return
+        for kind in ("break_after", "stall_after"):
+            if kind in fault:
+                rest = rest[: fault[kind]]
+        self.wfile.write(rest)
+        if "stall_after" in fault:
+            self.wfile.flush()
+            self.server.release.wait(20)

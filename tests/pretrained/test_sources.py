@@ -1,0 +1,293 @@
+"""Paths, addresses and names, against a bucket and a hub of this machine."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.file_server import FileServer, Served, serve_files
+from tests.pretrained.test_zoo import write_index
+from vit_jax.errors import UserError
+from vit_jax.pretrained import sources
+from vit_jax.pretrained.sources import cache_dir, cache_path, describe_source, resolve
+
+BODY = bytes(range(256)) * 40
+SMALL = "big_vision/vit_s16_i1k_90ep"  # an entry without a published size
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in ("STORAGE_EMULATOR_HOST", "http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    with serve_files() as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.address)
+        yield server
+
+
+def test_the_cache_is_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert cache_dir() == tmp_path / "cache"
+    monkeypatch.delenv("VIT_JAX_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_dir() == tmp_path / "xdg" / "vit_jax"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_dir() == tmp_path / "home" / ".cache" / "vit_jax"
+
+
+def test_files_of_one_name_do_not_collide(cache: Path) -> None:
+    paths = {
+        cache_path(f"gs://vit_models/{folder}/ViT-B_16.npz")
+        for folder in ("imagenet21k", "imagenet21k+imagenet2012", "sam", "gsam")
+    }
+    assert len(paths) == 4
+    assert cache / "gs/vit_models/sam/ViT-B_16.npz" in paths
+    # Both addresses of one object are one file.
+    https = "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"
+    assert cache_path(https) in paths
+
+
+def test_an_address_cannot_leave_the_cache() -> None:
+    for address in ("gs://a/../../x", "https://a/./x", "gs://a//x", "https://a/%2e%2e/../x"):
+        with pytest.raises(UserError, match="no address of a file"):
+            cache_path(address)
+
+
+def test_what_exists_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "B_16.npz"
+    path.write_bytes(BODY)
+    assert resolve(path) == path
+    assert resolve(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve("~/B_16.npz") == path
+    assert describe_source(path) is None
+    # Before a name of the zoo, too.
+    (tmp_path / "imagenet21k" / "ViT-B_16").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolve("imagenet21k/ViT-B_16") == Path("imagenet21k/ViT-B_16")
+
+
+def test_a_name_is_fetched_once_and_known_afterwards(bucket: FileServer) -> None:
+    bucket.files["/big_vision/vit_s16_i1k_90ep.npz"] = Served(BODY)
+    paths = {resolve(SMALL), resolve(SMALL), resolve("gs://big_vision/vit_s16_i1k_90ep.npz")}
+    (path,) = paths
+    assert path.read_bytes() == BODY
+    assert len(bucket.requests) == 1
+    entry = describe_source("gs://big_vision/vit_s16_i1k_90ep.npz")
+    assert entry is not None
+    assert entry == describe_source(SMALL)
+    assert entry.position_embedding == "sincos2d"
+
+
+def test_the_copy_in_the_cache_is_recognised(cache: Path) -> None:
+    for address in (
+        "gs://vit_models/sam/ViT-B_16.npz",
+        "https://dl.fbaipublicfiles.com/deit/deit_tiny_patch16_224-a1311bcf.pth",
+    ):
+        path = cache_path(address)
+        path.parent.mkdir(parents=True)
+        path.touch()
+        entry = describe_source(path)
+        assert entry is not None
+        assert entry.url == address
+    stranger = cache / "gs" / "other" / "ViT-B_16.npz"
+    stranger.parent.mkdir()
+    stranger.touch()
+    assert describe_source(stranger) is None
+
+
+def test_what_the_zoo_knows_of_a_file_is_verified(
+    bucket: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.files["/vit_models/imagenet21k/ViT-B_16.npz"] = Served(BODY)
+    with pytest.raises(UserError, match="has 10240 bytes and should have 41"):
+        resolve("imagenet21k/ViT-B_16")
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(sources, "download", lambda url, path, **known: seen.update(known) or path)
+    resolve("https://dl.fbaipublicfiles.com/deit/deit_tiny_patch16_224-a1311bcf.pth")
+    assert seen == {"size": None, "sha256": "a1311bcf"}
+
+
+def test_a_choice_by_accuracy_reads_the_index(bucket: FileServer, tmp_path: Path) -> None:
+    index = write_index(tmp_path / "index.csv").read_bytes()
+    bucket.files["/vit_models/augreg/index.csv"] = Served(index)
+    best = "Ti_16-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0"
+    tuned = f"{best}--imagenet2012-steps_20k-lr_0.03-res_384"
+    bucket.files[f"/vit_models/augreg/{best}.npz"] = Served(BODY)
+    bucket.files[f"/vit_models/augreg/{tuned}.npz"] = Served(BODY[::-1])
+    assert resolve("augreg:Ti/16").name == f"{best}.npz"
+    path = resolve("augreg:Ti/16,adapt_ds=imagenet2012,resolution=384")
+    assert path.name == f"{tuned}.npz"
+    assert path.read_bytes() == BODY[::-1]
+    assert [request[0] for request in bucket.requests].count("/vit_models/augreg/index.csv") == 1
+
+
+def test_any_file_of_augreg_has_a_name(bucket: FileServer) -> None:
+    file = "S_32-i1k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--kitti-steps_0k-lr_0.01-res_224"
+    bucket.files[f"/vit_models/augreg/{file}.npz"] = Served(BODY)
+    assert resolve(f"augreg/{file}").read_bytes() == BODY
+    assert resolve(f"augreg/{file}.npz").read_bytes() == BODY
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("", "'' is not in the zoo"),
+        ("ViT-H_14", "Did you mean 'imagenet21k/ViT-H_14'?"),
+        ("ViT-B_16", "'imagenet21k/ViT-B_16' or 'imagenet21k.imagenet2012/ViT-B_16' or 'sam/"),
+        ("imagenet21k/ViT-B16", "Did you mean 'imagenet21k/ViT-B_16'\\? .*scripts/zoo.py list"),
+        ("imagenet21k/ViT-B_16.npz", "does not exist. The zoo has 'imagenet21k/ViT-B_16'"),
+        ("runs/no/params.npz", "'runs/no/params.npz' does not exist"),
+        ("./nothing", "'./nothing' does not exist"),
+        ("s3://bucket/file", "no such scheme; known: gs://"),
+        ("augreg/B_16-i22k-300ep", "is no file of AugReg"),
+        ("augreg:B/16,res=384", "unknown key 'res'"),
+        ("augreg:B/16,resolution=big", "resolution='big' must be a number"),
+        ("hf://only-an-owner", "must be as hf://OWNER/NAME"),
+        ("x" * 5000, "is not in the zoo"),
+    ],
+)
+def test_mistakes_are_explained(source: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        resolve(source)
+    assert "\n" not in str(error.value)
+
+
+def test_no_network_is_said_plainly(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    with serve_files() as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.address)
+    impatient = functools.partial(sources.download, sleep=lambda seconds: None)
+    monkeypatch.setattr(sources, "download", impatient)
+    with pytest.raises(UserError, match="no connection to 127.0.0.1 .* Check the network"):
+        resolve(SMALL)
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_the_client_of_the_hub_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r'pip install "vit_jax\[hf\]"'):
+        resolve("google/vit-base-patch16-224")
+
+
+def serve_repository(server: FileServer, name: str, files: dict[str, bytes]) -> None:
+    """What the hub answers about a repository with one commit."""
+    api = f"/api/models/{name}"
+    described = json.dumps(
+        {"id": name, "sha": COMMIT, "siblings": [{"rfilename": file} for file in files]}
+    )
+    tree = [
+        {"type": "file", "path": file, "size": len(body), "oid": f"{i:040x}"}
+        for i, (file, body) in enumerate(files.items(), 1)
+    ]
+    is_json = {"Content-Type": "application/json"}
+    for revision in ("", "/revision/main", f"/revision/{COMMIT}"):
+        server.files[api + revision] = Served(described.encode(), is_json)
+    for query in ("", "?recursive=True&expand=False", "?recursive=true&expand=false"):
+        tree_body = json.dumps(tree).encode()
+        server.files[f"{api}/tree/{COMMIT}{query}"] = Served(tree_body, is_json)
+    for i, (file, body) in enumerate(files.items(), 1):
+        headers = {"ETag": f'"{i:040x}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        for revision in ("main", COMMIT):
+            server.files[f"/{name}/resolve/{revision}/{file}"] = Served(body, headers)
+
+
+_ASK = """
+import sys
+from vit_jax.errors import UserError
+from vit_jax.pretrained.sources import resolve
+for source in sys.argv[1:]:
+    try:
+        path = resolve(source)
+        print(sorted(p.name for p in path.iterdir()) if path.is_dir() else path.read_bytes())
+    except UserError as error:
+        print("error:", error)
+"""
+
+
+def ask(home: Path, endpoint: str, *addresses: str) -> list[tuple[str, str]]:
+    """Address and answer, from another process: the hub's client reads settings at import."""
+    settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    kept = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
+    result = subprocess.run(
+        [sys.executable, "-c", _ASK, *addresses],
+        env=kept | settings,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return list(zip(addresses, result.stdout.splitlines(), strict=True))
+
+
+def refuse(server: FileServer, path: str, status: int, code: str) -> None:
+    """The hub names the reason in a header."""
+    fault = {"status": status, "headers": {"X-Error-Code": code}}
+    server.files[path] = Served(b"", faults=[fault] * 3)
+
+
+VIT = "google/vit-base-patch16-224"
+FILES = {
+    "config.json": b"{}",
+    "preprocessor_config.json": b"{}",
+    "model.safetensors": b"tensors",
+    "model.fp16.safetensors": b"half",
+    "pytorch_model.bin": b"pickle",
+    "README.md": b"text",
+}
+
+
+def test_repositories_of_the_hub(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    home = tmp_path / "hf"
+    with serve_files() as server:
+        address = server.address
+        serve_repository(server, VIT, FILES)
+        serve_repository(server, "old/vit", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
+        serve_repository(server, "some/dataset", {"README.md": b"text"})
+        refuse(server, "/api/models/nobody/nothing/revision/main", 401, "RepoNotFound")
+        refuse(server, "/api/models/some/gated/revision/main", 403, "GatedRepo")
+        refuse(server, f"/api/models/{VIT}/revision/v2", 404, "RevisionNotFound")
+        refuse(server, f"/{VIT}/resolve/main/params.npz", 404, "EntryNotFound")
+        refuse(server, "/api/models/some/broken/revision/main", 500, "")
+        answers = dict(
+            ask(
+                home,
+                address,
+                *(VIT, "hf://old/vit", f"hf://{VIT}@{COMMIT}", "hf://some/dataset"),
+                *("hf://nobody/nothing", "hf://some/gated", "hf://some/broken"),
+                *(f"hf://{VIT}@v2", f"hf://{VIT}/params.npz", f"hf://{VIT}/config.json"),
+            )
+        )
+    weights = "['config.json', 'model.safetensors', 'preprocessor_config.json']"
+    assert answers[VIT] == answers[f"hf://{VIT}@{COMMIT}"] == weights
+    assert answers["hf://old/vit"] == "['config.json', 'pytorch_model.bin']"
+    assert answers[f"hf://{VIT}/config.json"] == "b'{}'"
+    for name, message in {
+        "hf://some/dataset": "holds neither model.safetensors nor pytorch_model.bin",
+        "hf://nobody/nothing": "there is no repository nobody/nothing, or it is private",
+        "hf://some/gated": f"asks for consent: accept its terms at {address}/some/gated",
+        "hf://some/broken": f"{address} answers with status 500",
+        f"hf://{VIT}@v2": "has no such revision",
+        f"hf://{VIT}/params.npz": "has no such file",
+    }.items():
+        assert answers[name].startswith("error: hf://")
+        assert message in answers[name]
+    # The server is gone: what is there stays usable, the rest is explained.
+    offline = dict(ask(home, address, VIT, "hf://new/model"))
+    assert offline[VIT] == weights
+    assert f"no connection to {address}, and there is no copy" in offline["hf://new/model"]

@@ -1,0 +1,336 @@
+"""The table of checkpoints: complete, consistent, and what it says about itself."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax.data.preprocess import parse
+from vit_jax.errors import UserError
+from vit_jax.models.create import create_model
+from vit_jax.pretrained import augreg, zoo
+from vit_jax.pretrained.class_names import LABELS, class_names, wordnet_ids
+from vit_jax.pretrained.zoo_entry import ZooEntry
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRIES = zoo.entries()
+FAMILIES = {
+    "imagenet21k": 9,
+    "imagenet21k+imagenet2012": 8,
+    "augreg": 20,
+    "sam": 5,
+    "gsam": 4,
+    "big_vision": 15,
+    "deit": 8,
+    "facebook": 8,
+    "google": 11,
+    "timm": 55,
+}
+
+
+def test_families_are_complete() -> None:
+    found = [entry.family for entry in ENTRIES.values()]
+    assert {family: found.count(family) for family in found} == FAMILIES
+
+
+def test_every_row_is_consistent() -> None:
+    assert len({entry.url for entry in ENTRIES.values()}) == len(ENTRIES)
+    for entry in ENTRIES.values():
+        assert re.fullmatch(r"[\w+.-]+/[\w+.-]+", entry.name)
+        assert re.fullmatch(r"(gs|https|hf)://[\w.-]+/[\w+./-]+", entry.url), entry.url
+        assert entry.format in ("npz_published", "big_vision", "timm", "huggingface")
+        assert entry.classifier in ("token", "gap")
+        patch = int(entry.variant.rpartition("/")[2])
+        assert entry.resolution % patch == 0 or entry.variant == "R+Ti/16"
+        if entry.labels:
+            assert entry.num_classes == LABELS[entry.labels], entry.name
+        assert re.fullmatch(r"[0-9a-f]*", entry.sha256)
+        for accuracy in entry.accuracy:
+            assert 60 < accuracy.percent < 90
+            assert accuracy.source
+        create_model(**entry.model)  # knows the variant and takes the attributes
+
+
+def test_preprocessing_gives_what_the_model_takes() -> None:
+    by_spec = {entry.preprocess: entry.resolution for entry in ENTRIES.values()}
+    for spec, resolution in by_spec.items():
+        assert f"{resolution}" in spec
+        text = repr(parse(spec))
+        last = re.findall(r"(?:Resize|CentralCrop)\(height=(\d+), width=(\d+|None)", text)[-1]
+        assert int(last[0]) == resolution
+        assert last[1] in (last[0], "None")
+        # Only DeiT's own weights were trained on ImageNet's mean and deviation.
+        is_deit = any(
+            entry.preprocess == spec and "deit_" in entry.name.replace("-", "_")
+            for entry in ENTRIES.values()
+            if entry.family != "big_vision"
+        )
+        assert ("Normalize" in text) == is_deit, spec
+
+
+def num_parameters(entry: ZooEntry) -> int:
+    model = create_model(**entry.model, scan=True)  # one block is traced, not each
+    side = entry.resolution
+    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+    shapes = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), image)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["params"]))
+
+
+SIZED = [entry for entry in ENTRIES.values() if entry.size]
+
+
+@pytest.mark.parametrize("entry", SIZED, ids=lambda entry: entry.name)
+def test_the_published_size_is_that_of_the_model(entry: ZooEntry) -> None:
+    """Confirms classes, resolution and tanh layer, each of which would change the size."""
+    copies = 3 if entry.name == "sam/ViT-S_16" else 1  # with both moments of Adam
+    bytes_of_arrays = 4 * copies * num_parameters(entry)
+    bounds = entry.size_bounds
+    assert bounds is not None
+    # The container adds some 200 to 400 bytes per array.
+    assert bounds[0] - 250_000 * copies <= bytes_of_arrays <= bounds[1]
+
+
+def test_sizes_as_published() -> None:
+    low, high = ENTRIES["imagenet21k/ViT-B_16"].size_bounds or (0, 0)
+    assert low < 393.69 * 2**20 < high
+    assert high - low < 2**15
+    low, high = ENTRIES["imagenet21k/ViT-H_14"].size_bounds or (0, 0)
+    assert low < 2.46 * 2**30 < high
+    assert ENTRIES["deit/deit_tiny_patch16_224"].size_bounds is None
+
+
+def test_the_hash_of_deit_is_the_one_in_the_file_name() -> None:
+    for entry in ENTRIES.values():
+        if entry.family == "deit":
+            assert entry.url.endswith(f"-{entry.sha256}.pth")
+            assert len(entry.sha256) == 8
+
+
+def test_well_known_values() -> None:
+    recommended = ENTRIES["augreg/B_16-imagenet2012"]
+    assert recommended.url == (
+        "gs://vit_models/augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
+        "--imagenet2012-steps_20k-lr_0.03-res_384.npz"
+    )
+    assert recommended.accuracy[0].percent == 85.49
+    assert recommended.preprocess == "official_eval(384)"
+    original = ENTRIES["imagenet21k/ViT-L_16"]
+    assert (original.num_classes, original.representation_size) == (21843, 1024)
+    plain = ENTRIES["big_vision/vit_s16_i1k_300ep"]
+    assert (plain.classifier, plain.position_embedding) == ("gap", "sincos2d")
+    assert plain.accuracy[0].percent == 80.0
+
+
+def test_entries_are_found_by_name_address_and_file() -> None:
+    entry = ENTRIES["augreg/Ti_16"]
+    file = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
+    for name in ("augreg/Ti_16", f"augreg/{file}", f"augreg/{file}.npz", entry.url):
+        assert zoo.get_entry(name) is entry
+    for name in ("Ti_16", f"vit/{file}", "augreg/", "gs://vit_models/augreg/index.csv"):
+        assert zoo.find_entry(name) is None
+
+
+def test_a_name_of_augreg_says_it_all() -> None:
+    entry = augreg.entry(
+        "R50_L_32-i21k-30ep-lr_0.001-aug_strong2-wd_0.03-do_0.1-sd_0.1"
+        "--oxford_iiit_pet-steps_2k-lr_0.003-res_384.npz"
+    )
+    assert (entry.variant, entry.resolution, entry.num_classes) == ("R50+L/32", 384, 37)
+    assert (entry.labels, entry.preprocess) == ("", "official_eval(384)")
+    assert set(augreg.MODELS.values()) == {
+        entry.variant for entry in ENTRIES.values() if entry.family == "augreg"
+    }
+    for wrong in (
+        "B_16-i21k-300ep-lr_0.001-aug_huge-wd_0.03-do_0.0-sd_0.0",
+        "H_14-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0",
+        "B_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--mnist-steps_2k-lr_0.003-res_224",
+        "../B_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0",
+    ):
+        assert not augreg.is_file_name(wrong)
+        with pytest.raises(UserError, match="is no file of AugReg"):
+            augreg.entry(wrong)
+
+
+COLUMNS = [
+    *("name", "ds", "epochs", "lr", "aug", "wd", "do", "sd", "best_val", "final_val"),
+    *("final_test", "adapt_ds", "adapt_lr", "adapt_steps", "adapt_resolution"),
+    *("adapt_final_val", "adapt_final_test", "params", "infer_samples_per_sec", "filename"),
+    "adapt_filename",
+]
+
+
+def write_index(path: Path, columns: list[str] = COLUMNS) -> Path:
+    """An index.csv in the true format: 3 upstream runs of Ti/16, each with 4 fine-tunings.
+
+    The upstream run that is best on its validation set (light1) is neither the best on the test
+    set nor the one whose fine-tunings are best; likewise for the fine-tunings.
+    """
+    upstream = {  # (ds, aug): (final_val, final_test)
+        ("i21k", "none"): ("0.31", "0.39"),
+        ("i21k", "light1"): ("0.36", "0.30"),
+        ("i21k_30", "medium1"): ("0.99", "0.99"),
+        ("i1k", "strong1"): ("0.70", "0.69"),
+        ("i21k", "strong2"): ("", ""),  # never finished
+    }
+    tuning = {  # (lr, resolution): (adapt_final_val, adapt_final_test)
+        ("0.01", 224): ("0.71", "0.70"),
+        ("0.03", 224): ("0.72", "0.69"),
+        ("0.01", 384): ("0.76", "0.80"),
+        ("0.03", 384): ("0.78", "0.77"),
+    }
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        for (ds, aug), (final_val, final_test) in upstream.items():
+            epochs = "30" if ds == "i21k_30" else "300"
+            filename = (
+                f"Ti_16-{ds.partition('_')[0]}-{epochs}ep-lr_0.001-aug_{aug}-wd_0.1-do_0.0-sd_0.0"
+            )
+            for (lr, resolution), (val, test) in tuning.items():
+                tuned = f"{filename}--imagenet2012-steps_20k-lr_{lr}-res_{resolution}"
+                row = ["Ti/16", ds, epochs, "0.001", aug, "0.1", "0.0", "0.0", final_val]
+                row += [final_val, final_test, "imagenet2012", lr, "20000", str(resolution)]
+                row += [val, test, "5.7", "610", filename, tuned]
+                writer.writerow(dict(zip(COLUMNS, row, strict=True)))
+    return path
+
+
+def test_selection_looks_at_validation_only(tmp_path: Path) -> None:
+    index = augreg.read_index(write_index(tmp_path / "index.csv"))
+    best = "Ti_16-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0"
+    for name in ("Ti/16", "Ti_16"):
+        found = augreg.select(index, name=name)
+        assert found.name == f"augreg/{best}"
+        assert found.accuracy[0].percent == 36.0
+    tuned = augreg.select(index, name="Ti/16", adapt_ds="imagenet2012", resolution=384)
+    assert tuned.name == f"augreg/{best}--imagenet2012-steps_20k-lr_0.03-res_384"
+    assert (tuned.accuracy[0].dataset, tuned.accuracy[0].percent) == ("imagenet2012", 77.0)
+    either = augreg.select(index, name="Ti/16", adapt_ds="imagenet2012")
+    assert either == tuned
+    small = augreg.select(index, name="Ti/16", adapt_ds="imagenet2012", resolution=224)
+    assert small.name.endswith("lr_0.03-res_224")
+    scratch = augreg.select(index, name="Ti/16", ds="i1k")
+    assert "strong1" in scratch.name
+    assert scratch.accuracy[0].percent == 69.0
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"name": "B/16"}, "name='B/16' is unknown.* Known: Ti/16"),
+        ({"name": "Ti/16", "ds": "i22k"}, "ds='i22k' is unknown. Did you mean 'i21k'"),
+        ({"name": "Ti/16", "adapt_ds": "cifar10"}, "Known: imagenet2012"),
+        ({"name": "Ti/16", "adapt_ds": "imagenet2012", "resolution": 512}, "Known: 224, 384"),
+        ({"name": "Ti/16", "resolution": 384}, "give adapt_ds as well"),
+    ],
+)
+def test_selection_says_what_there_is(tmp_path: Path, choice: dict[str, str], message: str) -> None:
+    index = augreg.read_index(write_index(tmp_path / "index.csv"))
+    with pytest.raises(UserError, match=message):
+        augreg.select(index, **choice)
+
+
+def test_another_file_is_no_index(tmp_path: Path) -> None:
+    columns = [column for column in COLUMNS if column != "final_val"]
+    with pytest.raises(UserError, match="has no column 'final_val'"):
+        augreg.read_index(write_index(tmp_path / "index.csv", columns))
+    (tmp_path / "binary").write_bytes(b"PK\x03\x04\xff\xfe")
+    with pytest.raises(UserError, match="is no index of AugReg"):
+        augreg.read_index(tmp_path / "binary")
+
+
+def test_class_names() -> None:
+    names, ids = class_names("imagenet2012"), wordnet_ids("imagenet2012")
+    assert (names[0], names[281], names[999]) == ("tench", "tabby", "toilet tissue")
+    assert (ids[0], ids[999]) == ("n01440764", "n15075141")
+    assert list(ids) == sorted(ids)
+    assert len(class_names("imagenet21k")) == 21843
+    for key, number in LABELS.items():
+        names, ids = class_names(key), wordnet_ids(key)
+        assert len(set(names)) == len(set(ids)) == number
+        assert all(re.fullmatch(r"n\d{8}", each) for each in ids)
+        assert all(name and name == name.strip() for name in names)
+    # The larger set holds the smaller one but for one class, the teddy bear.
+    assert set(wordnet_ids("imagenet2012")) - set(wordnet_ids("imagenet21k")) == {"n04399382"}
+    with pytest.raises(UserError, match="labels='imagenet' is unknown.* Known: imagenet2012"):
+        class_names("imagenet")
+
+
+def test_filters() -> None:
+    found = zoo.filter_entries(family="augreg", variant="B/16", resolution=384)
+    assert [entry.name for entry in found] == ["augreg/B_16-imagenet2012"]
+    assert all(entry.num_classes == 21843 for entry in zoo.filter_entries(num_classes=21843))
+    assert len(zoo.filter_entries(num_classes=21843)) == 9 + 10 + 10
+    good = zoo.filter_entries(min_accuracy=86)
+    assert good
+    assert all(entry.accuracy[0].percent >= 86 for entry in good)
+    assert len(zoo.filter_entries()) == len(ENTRIES)
+    for wrong, message in (
+        ({"family": "augrg"}, "family='augrg' is unknown. Did you mean 'augreg'"),
+        ({"variant": "B/17"}, "unknown model variant 'B/17'"),
+        ({"resolution": 100}, "Known: 224, 384"),
+        ({"min_accuracy": 99.0}, "no checkpoint has all of min_accuracy=99.0"),
+        ({"family": "sam", "num_classes": 21843}, "no checkpoint has all of family=sam, num_"),
+    ):
+        with pytest.raises(UserError, match=message):
+            zoo.filter_entries(**wrong)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "scripts/zoo.py", *arguments],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_script_lists() -> None:
+    result = run("list", "--variant=R50+B/16")
+    assert result.returncode == 0, result.stderr
+    header, *lines = result.stdout.splitlines()
+    assert header.split() == ["name", "variant", "pixels", "classes", "size", "ImageNet"]
+    assert len(lines) == 4
+    assert len({line.index("R50+B/16") for line in lines}) == 1  # aligned
+    as_json = json.loads(run("list", "--variant=R50+B/16", "--json").stdout)
+    assert [row["name"] for row in as_json] == [line.split()[0] for line in lines]
+
+
+def test_script_shows() -> None:
+    text = run("show", "deit/deit_base_distilled_patch16_384").stdout
+    for part in ("begins with d0272ac0", "85.2 % imagenet2012", "deit_eval(384)", "predict.py"):
+        assert part in text
+    shown = zoo.show(ENTRIES["imagenet21k/ViT-B_16"])
+    assert "heads are" not in shown
+    assert "predict.py" not in shown  # its head is zero
+    assert "finetune.py --config=configs/finetune.py:B/16,cifar10" in shown
+    for entry in ENTRIES.values():
+        text = zoo.show(entry)
+        assert entry.url in text
+        assert f"zoo.py get {entry.name}" in text
+
+
+def test_script_errors_are_one_line() -> None:
+    for arguments in (("show", "nothing"), ("get", "/no/file.npz"), ("list", "--family=x")):
+        result = run(*arguments)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith("error: ")
+        assert result.stderr.count("\n") == 1
+
+
+def test_script_gets_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "file.npz"
+    path.touch()
+    assert run("get", str(path)).stdout == f"{path}\n"
+    assert json.loads(run("get", str(path), "--json").stdout)["path"] == str(path)
