@@ -1,11 +1,12 @@
 """Fine-tunes pre-trained parameters: new zero head, position embeddings interpolated.
 
     python scripts/finetune.py --config=configs/finetune.py:B/16,cifar10 \\
-        --config.pretrained.path=B_16.npz --workdir=/tmp/cifar10
+        --config.pretrained.source=B_16.npz --workdir=/tmp/cifar10
 
-The path is an .npz file, a work directory of scripts/train.py, or one of its checkpoints. The same
-loop as scripts/train.py, which this script calls once it knows that there is something to start
-from.
+The source is a file or folder of any known format (.npz of Google's code, big_vision, timm, Hugging
+Face), a work directory of scripts/train.py, gs://, https://, hf://owner/name, or a name that
+`scripts/zoo.py list` shows. The same loop as scripts/train.py, which this script calls once it
+knows that there is something to start from.
 """
 
 from absl import flags
@@ -17,10 +18,10 @@ from vit_jax.errors import UserError
 def run(config, workdir):
     from vit_jax.train import train_and_evaluate
 
-    if not config.pretrained.path:
+    if not config.pretrained.source:
         raise UserError(
-            "--config.pretrained.path is missing: fine-tuning starts from an .npz file or a work "
-            "directory (scripts/train.py trains from scratch)."
+            "--config.pretrained.source is missing: fine-tuning starts from a weight file, a work "
+            "directory or a name of scripts/zoo.py list (scripts/train.py trains from scratch)."
         )
     train_and_evaluate(config, workdir, resume=flags.FLAGS.resume)
 

@@ -17,7 +17,7 @@ if __name__ == "__main__":
     parser.add_argument("--workdir", required=True, help="folder of the three runs")
     workdir = parser.parse_args().workdir
     launch.start_logging()
-    with launch.one_line_errors():
+    with launch.one_line_errors(resumes=True):
         from vit_jax.quickstart import run_quickstart
 
         run_quickstart(workdir)

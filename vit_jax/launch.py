@@ -60,7 +60,7 @@ def main(
     status 1; anything else is a bug and shows its traceback.
     """
     define_flags(default_config)
-    with one_line_errors():
+    with one_line_errors(resumes=workdir):
         if asks_for_help():
             print(help_text(doc))
             return
@@ -122,8 +122,11 @@ def _keys(config: Any, prefix: str = "") -> list[str]:
 
 
 @contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Ends the process with the message alone where the message says it all."""
+def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
+    """Ends the process with the message alone where the message says it all.
+
+    `resumes`: whether the same command goes on where an interrupted one was.
+    """
     try:
         yield
     except UserError as error:
@@ -133,7 +136,8 @@ def one_line_errors() -> Iterator[None]:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("Interrupted. The same command goes on from the last checkpoint.", file=sys.stderr)
+        going_on = " The same command goes on from the last checkpoint." if resumes else ""
+        print(f"Interrupted.{going_on}", file=sys.stderr)
         sys.exit(130)
     except RuntimeError as error:
         if type(error).__name__ != "TrainingDivergedError":
@@ -142,14 +146,17 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(1)
 
 
-def start_logging(process_id: int | None = None) -> None:
-    """Progress goes to stdout; libraries speak from warnings on."""
+def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> None:
+    """Progress goes to stdout, or to stderr where stdout is for the result alone.
+
+    Libraries speak from warnings on.
+    """
     process = "" if process_id is None else f"[{process_id}] "
     logging.basicConfig(
         level=logging.INFO,
         format=f"%(asctime)s {process}%(message)s",
         datefmt="%H:%M:%S",
-        stream=sys.stdout,
+        stream=sys.stderr if to_stderr else sys.stdout,
         force=True,
     )
     for name in ("absl", "orbax", "jax", "grain", "matplotlib"):

@@ -44,7 +44,7 @@ def run_quickstart(workdir: str) -> dict[str, Any]:
         config = quickstart.get_config(stage)
         config.dataset.data_dir = str(root.absolute() / "data")
         if stage == "finetune":
-            config.pretrained.path = str(root.absolute() / "pretrain")
+            config.pretrained.source = str(root.absolute() / "pretrain")
         results = train_and_evaluate(config, str(root / stage))
         summary[stage] = {
             "accuracy": results["test/accuracy"],

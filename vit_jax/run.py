@@ -21,11 +21,11 @@ from vit_jax.models.create import create_model
 from vit_jax.models.vit import token_grid
 from vit_jax.objectives.create import create_objective
 from vit_jax.optimizer import Schedule, create_optimizer, create_schedule
+from vit_jax.pretrained.description import Description
 from vit_jax.pretrained.load import MODEL_FILE, load_pretrained
 from vit_jax.sharding import check_batch_size, state_shardings
 from vit_jax.train_state import TrainState, create_train_state
-from vit_jax.tree import count_parameters
-from vit_jax.workdir import write_json
+from vit_jax.tree import count_parameters, flatten_names, unflatten_names
 
 PARAMETERS_FILE = "parameters.txt"
 
@@ -129,15 +129,15 @@ class Run:
         return {key: dataset.fingerprint for key, dataset in datasets.items()}
 
     @property
-    def description(self) -> dict[str, Any]:
-        """What a user of the parameters has to know: sizes, grid of tokens, classes, inputs."""
-        return {
-            "model": {**self.config.model, "num_classes": self.dataset.num_classes},
-            "image_shape": self.image_shape,
-            "grid": self.grid,
-            "class_names": self.dataset.class_names,
-            "eval_preprocess": self.config.dataset.eval_preprocess,
-        }
+    def description(self) -> Description:
+        """What a user of the parameters has to know."""
+        return Description(
+            model={**self.config.model, "num_classes": self.dataset.num_classes},
+            image_shape=self.image_shape,
+            grid=self.grid,
+            class_names=self.dataset.class_names,
+            eval_preprocess=self.config.dataset.eval_preprocess,
+        )
 
     @functools.cached_property
     def abstract_state(self) -> TrainState:
@@ -158,7 +158,7 @@ def describe(run: Run, workdir: str) -> None:
     """Writes `model.json` and the table of parameters, and logs what is about to be trained."""
     params = run.abstract_state.params
     if jax.process_index() == 0:
-        write_json(Path(workdir) / MODEL_FILE, run.description)
+        run.description.write(Path(workdir) / MODEL_FILE)
         table = parameter_overview.get_parameter_overview(params, include_stats=False)
         (Path(workdir) / PARAMETERS_FILE).write_text(table + "\n")
     logging.info(
@@ -183,22 +183,41 @@ def initial_state(run: Run, checkpoints: CheckpointManager) -> TrainState:
         logging.info("Continuing from the checkpoint of step %d.", step)
         return state
 
-    pretrained = dict(run.config.pretrained)
-    path = pretrained.pop("path")
-    if not path:
+    if not run.config.pretrained.source:
         return jax.jit(run.init_state, out_shardings=shardings)(rng)
-    loaded = load_pretrained(path, abstract_state.params, target_grid=run.grid, **pretrained)
-    random = jax.jit(lambda rng: run.init_state(rng).params, out_shardings=shardings.params)(rng)
-    # Leaves that the checkpoint does not give (a new head) are still shapes here.
-    params = jax.tree.map(
-        lambda new, old, sharding: (
-            old
-            if isinstance(new, jax.ShapeDtypeStruct)
-            else jax.make_array_from_callback(new.shape, sharding, lambda index: new[index])
-        ),
-        *(loaded, random, shardings.params),
+    source = run.config.pretrained.source
+    try:
+        loaded, _ = load_pretrained(
+            **run.config.pretrained,
+            like=abstract_state.params,
+            target_grid=run.grid,
+            model=run.config.model,
+        )
+    except UserError as error:
+        raise UserError(f"pretrained.source={source!r}: {error}") from error
+    arrays = flatten_names(loaded)
+    del loaded  # so that each array goes as soon as it is on its devices
+    params = _place(run, arrays, flatten_names(shardings.params), rng)
+    return jax.jit(run.start_state, out_shardings=shardings, donate_argnums=0)(params)
+
+
+def _place(
+    run: Run, arrays: dict[str, Any], shardings: dict[str, jax.sharding.Sharding], rng: jax.Array
+) -> Any:
+    """Arrays of the host to the devices, and random ones where only a shape is given (a new head).
+
+    Empties `arrays`: a large model is never on the host and on the devices as a whole.
+    """
+    new = [name for name, leaf in arrays.items() if isinstance(leaf, jax.ShapeDtypeStruct)]
+    draw = jax.jit(
+        lambda rng: {name: flatten_names(run.init_state(rng).params)[name] for name in new},
+        out_shardings={name: shardings[name] for name in new},
     )
-    return jax.jit(run.start_state, out_shardings=shardings)(params)
+    placed = dict(draw(rng))
+    for name in [name for name in arrays if name not in placed]:
+        array = arrays.pop(name)
+        placed[name] = jax.make_array_from_callback(array.shape, shardings[name], array.__getitem__)
+    return unflatten_names(placed)
 
 
 def _check_ranges(config: ConfigDict) -> None:
@@ -211,12 +230,10 @@ def _check_ranges(config: ConfigDict) -> None:
     ):
         if value < low:
             raise UserError(f"{key}={value} must be at least {low}.")
-    for key, path in (
-        ("dataset.name", config.dataset.name),
-        ("pretrained.path", config.pretrained.path),
-    ):
-        if "://" in path:
-            raise UserError(f"{key}={path!r}: only paths of the file system are read.")
+    if "://" in config.dataset.name:
+        raise UserError(
+            f"dataset.name={config.dataset.name!r}: only paths of the file system are read."
+        )
     best_metric = config.checkpoint.best_metric
     evaluator = best_metric.partition("/")[0]
     if best_metric and evaluator not in config.evaluators:

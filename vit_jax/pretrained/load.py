@@ -1,104 +1,270 @@
-"""Starting points for fine-tuning: from a path to parameters that fit the model."""
+"""From a source to parameters in our names, or to parameters that fit a model."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from vit_jax.checkpoint import restore_params
 from vit_jax.errors import UserError
 from vit_jax.pretrained.adapt import adapt_params
-from vit_jax.pretrained.npz import read_npz
+from vit_jax.pretrained.class_names import class_names
+from vit_jax.pretrained.containers import Container, open_container, open_sharded
+from vit_jax.pretrained.description import Description
+from vit_jax.pretrained.formats import (
+    CONFIG_FILE,
+    PREPROCESSOR_FILE,
+    WEIGHTS_FILE,
+    read_container,
+    read_json_beside,
+)
+from vit_jax.pretrained.posemb import POSEMB
+from vit_jax.pretrained.report import LoadReport, list_names
+from vit_jax.pretrained.sources import describe_source, resolve
+from vit_jax.pretrained.stored import Stored
+from vit_jax.pretrained.zoo_entry import ZooEntry
 from vit_jax.tree import flatten_names, is_scanned, stack_blocks, unflatten_names, unstack_blocks
-from vit_jax.workdir import read_json
 
 PARAMS_FILE = "params.npz"
 MODEL_FILE = "model.json"
 CHECKPOINTS = "checkpoints"
-
-
-def read_params(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Parameters from a work directory, one of its checkpoints, or an `.npz`; loop form, float32.
-
-    A work directory gives its finished `params.npz`, or else its newest checkpoint that verifies.
-
-    Raises:
-      UserError: nothing there, or nothing that can be read.
-    """
-    path = Path(path)
-    if not path.exists():
-        raise UserError(
-            f"pretrained.path={str(path)!r} does not exist; give an .npz file, a work directory, "
-            "or a folder WORKDIR/checkpoints/STEP."
-        )
-    if path.is_file():
-        return unstack_blocks(read_npz(path))
-    if (path / PARAMS_FILE).exists():
-        return unstack_blocks(read_npz(path / PARAMS_FILE))
-    return unstack_blocks(restore_params(str(path)))
-
-
-def stored_grid(path: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """Rows and columns of tokens, from the `model.json` of the work directory that `path` is in.
-
-    None for a file that is not the `params.npz` of a run of ours.
-    """
-    path = Path(path).absolute()
-    if path.is_file():
-        workdir = path.parent if path.name == PARAMS_FILE else None
-    elif path.parent.name == CHECKPOINTS:
-        workdir = path.parent.parent
-    else:
-        workdir = path.parent if path.name == CHECKPOINTS else path
-    if workdir is None or not (workdir / MODEL_FILE).is_file():
-        return None
-    try:
-        height, width = read_json(workdir / MODEL_FILE)["grid"]
-        return int(height), int(width)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{workdir / MODEL_FILE} does not tell the grid of tokens ({error!r}); give it as "
-            "pretrained.grid, or restore the file."
-        ) from error
+_INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
+_TORCH_FILE = "pytorch_model.bin"
 
 
 def load_pretrained(
-    path: str | os.PathLike[str],
-    like: Any,
+    source: str | os.PathLike[str],
     *,
-    target_grid: tuple[int, int],
+    like: Any,
+    target_grid: tuple[int, int] | None = None,
     grid: tuple[int, int] | None = None,
     reset_head: bool = True,
-) -> dict[str, Any]:
-    """Reads `path` and adapts it to `like` (see `adapt_params`).
+    posemb: str = "bilinear",
+    resize_patches: bool = False,
+    channels: str = "",
+    class_token: str = "",
+    num_heads: int | None = None,
+    model: Mapping[str, Any] | None = None,
+) -> tuple[dict[str, Any], LoadReport]:
+    """Loads published or own weights into the shape of a model.
 
     Args:
-      path: see `read_params`.
-      like: parameter tree of a freshly initialised model, either form of the blocks.
-      target_grid: rows and columns of tokens of that model.
-      grid: those of the file, where it is not a square and not a run of ours.
-      reset_head: take the head from `like`; with False it must fit.
+      source: see `read_source`.
+      like: parameter tree of a freshly initialised model, either form of the blocks; arrays or
+        mere shapes (jax.ShapeDtypeStruct).
+      target_grid: rows and columns of tokens of that model; None takes its positions for a square.
+      grid: those of the file, where they are no square and it does not tell.
+      reset_head: take the head from `like`; with False the file's must fit.
+      posemb, resize_patches, channels, class_token: what may be adapted, see `adapt_params`.
+      num_heads: those of the file, where they are not those of `like`.
+      model: attributes of the model; those that do not show in parameters (`gelu`,
+        `layer_norm_epsilon`) and differ from the file's are warned of.
 
     Returns:
-      A nested dict of numpy arrays with the structure and shapes of `like`; leaves that are reset
-      are those of `like`, which may be mere shapes (jax.ShapeDtypeStruct).
+      (nested dict of numpy float32 arrays with the structure and shapes of `like`, report). Leaves
+      that are reset are those of `like` itself.
 
     Raises:
-      UserError: see `read_params` and `adapt_params`.
+      UserError: nothing there, unreadable, damaged, or it does not fit; every array that is
+        missing, unexpected or of another shape is named.
     """
     scanned = is_scanned(flatten_names(like))
-    loaded = flatten_names(read_params(path))
     # Only shapes matter for what is loaded; what is reset is taken from `like` as it stands there.
     flat_like = flatten_names(jax.eval_shape(unstack_blocks, like))
     flat_like |= {name: leaf for name, leaf in flatten_names(like).items() if name in flat_like}
-    source_grid = (grid[0], grid[1]) if grid else stored_grid(path)
+    stored = read_source(source, num_heads=num_heads or _num_heads(flat_like), grid=grid)
+    check_explained(source, stored)
+    _warn_of_conventions(source, stored, model or {})
+    source_grid = stored.description.grid if grid is None and stored.description else grid
     flat, report = adapt_params(
-        loaded, flat_like, grid=target_grid, source_grid=source_grid, reset_head=reset_head
+        stored.params,
+        flat_like,
+        grid=target_grid or _square_grid(flat_like),
+        source_grid=source_grid,
+        reset_head=reset_head,
+        posemb=posemb,
+        resize_patches=resize_patches,
+        channels=channels,
+        class_token=class_token,
+        dropped=stored.dropped,
     )
-    logging.info("%s: %s.", path, report)
+    report = with_changes(report, stored.changed)
+    logging.info("%s (%s):\n%s", source, stored.format, report)
     tree = unflatten_names(flat)
-    return stack_blocks(tree) if scanned else tree
+    return (stack_blocks(tree) if scanned else tree), report
+
+
+def read_source(
+    source: str | os.PathLike[str],
+    *,
+    num_heads: int | None = None,
+    grid: tuple[int, int] | None = None,
+) -> Stored:
+    """Parameters of any source and format in our names, loop form, float32.
+
+    Args:
+      source: a file; a folder of timm, Hugging Face or ours (a work directory gives its finished
+        `params.npz`, or else its newest checkpoint that verifies); `gs://`, `https://` or
+        `hf://owner/name`; or a name of `scripts/zoo.py list`. Formats are told by content.
+      num_heads: of the attention, where the file does not tell (PyTorch's do not).
+      grid: rows and columns of its tokens, where they are no square and it does not tell.
+
+    Raises:
+      UserError: nothing there, no weights, damaged, or a model that is none of ours.
+    """
+    path = resolve(source)
+    stored = _read_folder(path, num_heads, grid) if path.is_dir() else None
+    if stored is None:
+        with open_container(path) as container:
+            stored = _read_open(container, num_heads, grid)
+        stored.description = _description_beside(path)
+    entry = describe_source(str(source))
+    if entry is not None:
+        _add_entry(stored, entry)
+    for name, array in stored.params.items():
+        if not np.isfinite(np.sum(array)) and not np.isfinite(array).all():
+            raise UserError(f"{source}: {name} has NaN or infinite values; the file is damaged.")
+    return stored
+
+
+def read_params(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
+    """The parameters of `read_source` as a nested dict, which `module.apply` takes.
+
+    Raises:
+      UserError: see `read_source`; also for arrays in the file that are not understood.
+    """
+    stored = read_source(source, **kwargs)
+    check_explained(source, stored)
+    return unflatten_names(stored.params)
+
+
+def check_explained(source: Any, stored: Stored) -> None:
+    """Raises UserError if the file holds arrays that no rule speaks of."""
+    if stored.unexpected:
+        count = len(stored.unexpected)
+        raise UserError(
+            f"{source}: {count} array{'' if count == 1 else 's'} in it belong to no model of ours: "
+            f"{list_names(stored.unexpected)}. It was recognised as {stored.format}."
+        )
+
+
+def with_changes(report: LoadReport, changed: Mapping[str, str]) -> LoadReport:
+    """The report, with what the reader of the file had to do besides."""
+    adapted = {name: how for name, how in changed.items() if name in report.loaded} | {
+        name: f"{changed[name]}, {how}" if name in changed else how
+        for name, how in report.adapted.items()
+    }
+    loaded = tuple(name for name in report.loaded if name not in adapted)
+    return dataclasses.replace(report, loaded=loaded, adapted=adapted)
+
+
+def _read_open(container: Container, num_heads: int | None, grid: tuple[int, int] | None) -> Stored:
+    in_folder = container.path.name.startswith((WEIGHTS_FILE, _TORCH_FILE))
+    return read_container(
+        container,
+        settings=read_json_beside(container.path, CONFIG_FILE) if in_folder else None,
+        preprocessor=read_json_beside(container.path, PREPROCESSOR_FILE) if in_folder else None,
+        num_heads=num_heads,
+        grid=grid,
+    )
+
+
+def _read_folder(path: Path, num_heads: int | None, grid: tuple[int, int] | None) -> Stored | None:
+    """A folder's weights, by the files in it."""
+    if (path / PARAMS_FILE).exists():
+        with open_container(path / PARAMS_FILE) as container:
+            stored = _read_open(container, num_heads, grid)
+        stored.description = _description_beside(path / PARAMS_FILE)
+        return stored
+    if (path / _INDEX_FILE).exists():
+        with open_sharded(path / _INDEX_FILE) as container:
+            stored = _read_open(container, num_heads, grid)
+        stored.description = _description_beside(path / WEIGHTS_FILE)
+        return stored
+    for name in (WEIGHTS_FILE, _TORCH_FILE):
+        if (path / name).exists():
+            with open_container(path / name) as container:
+                stored = _read_open(container, num_heads, grid)
+            stored.description = _description_beside(path / name)
+            return stored
+    weights = sorted(
+        file.name for file in path.iterdir() if file.suffix in (".npz", ".safetensors", ".pth")
+    )
+    if weights and not (path / CHECKPOINTS).is_dir() and not path.name.isdecimal():
+        raise UserError(f"{path} is a folder; name one of its files: {list_names(weights)}.")
+    flat = flatten_names(unstack_blocks(restore_params(str(path))))
+    params = {name: np.asarray(array, np.float32) for name, array in flat.items()}
+    return Stored("orbax", params, description=_description_of_run(path))
+
+
+def _description_beside(path: Path) -> Description | None:
+    """What we wrote beside a file: NAME.json, or `model.json` in a folder of ours."""
+    if path.name in (PARAMS_FILE, WEIGHTS_FILE, _TORCH_FILE):
+        return _read_description(path.parent / MODEL_FILE)
+    return _read_description(path.with_suffix(".json"))
+
+
+def _description_of_run(path: Path) -> Description | None:
+    """That of the work directory which a checkpoint, or the folder of all, is in."""
+    path = path.absolute()
+    if path.parent.name == CHECKPOINTS:
+        path = path.parent.parent
+    elif path.name == CHECKPOINTS:
+        path = path.parent
+    return _read_description(path / MODEL_FILE)
+
+
+def _read_description(path: Path) -> Description | None:
+    return Description.read(path) if path.is_file() else None
+
+
+def _add_entry(stored: Stored, entry: ZooEntry) -> None:
+    """What the zoo knows of a file besides its arrays."""
+    stored.image_size = stored.image_size or (entry.resolution, entry.resolution)
+    stored.eval_preprocess = stored.eval_preprocess or entry.preprocess
+    if not stored.class_names and entry.labels:
+        stored.class_names = class_names(entry.labels)
+
+
+def _warn_of_conventions(
+    source: str | os.PathLike[str], stored: Stored, model: Mapping[str, Any]
+) -> None:
+    """The same parameters with another GELU or epsilon are another function, if not by much."""
+    known = stored.conventions
+    if stored.description is not None:
+        known = {**known, **stored.description.model}
+    for key in ("gelu", "layer_norm_epsilon"):
+        if key in model and key in known and model[key] != known[key]:
+            logging.warning(
+                "%s was trained with %s=%s and model.%s=%s; --config.model.%s=%s computes what "
+                "it learned.",
+                *(source, key, known[key], key, model[key], key, known[key]),
+            )
+
+
+def _num_heads(like: Mapping[str, Any]) -> int | None:
+    for name, leaf in like.items():
+        if name.endswith("query/kernel"):
+            return leaf.shape[1]  # [D, H, d]
+    return None
+
+
+def _square_grid(like: Mapping[str, Any]) -> tuple[int, int]:
+    if POSEMB not in like:
+        return 1, 1  # nothing depends on it
+    num_tokens = like[POSEMB].shape[1] - sum(name in like for name in ("cls", "dist"))
+    side = math.isqrt(num_tokens)
+    if side * side != num_tokens:
+        raise UserError(
+            f"the model has {num_tokens} tokens, which are no square; give target_grid=(rows, "
+            "columns)."
+        )
+    return side, side

@@ -1,0 +1,45 @@
+"""Writes the weights of any source in another format, and checks that they compute the same.
+
+    python scripts/convert_checkpoint.py SOURCE DESTINATION --format=FORMAT
+
+SOURCE: a file or folder of any format (told by content), a work directory, gs://, https://,
+hf://owner/name, or a name of `scripts/zoo.py list`.
+FORMAT: npz (the official code's names today), npz_published (those of the published files, which
+timm reads), big_vision, timm, huggingface, orbax.
+"""
+
+import argparse
+import json
+
+from vit_jax import launch
+from vit_jax.model_flags import pair
+
+FORMATS = ("npz", "npz_published", "big_vision", "timm", "huggingface", "orbax")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source")
+    parser.add_argument("destination", help="NAME.npz, or a new folder for the last three")
+    parser.add_argument("--format", required=True, choices=FORMATS)
+    parser.add_argument(
+        "--image_size", type=pair, help="pixels, or HEIGHT,WIDTH: interpolate positions"
+    )
+    parser.add_argument("--num_heads", type=int, help="where the file does not tell")
+    parser.add_argument("--grid", type=pair, help="ROWS,COLUMNS of the file's tokens, if no square")
+    parser.add_argument("--drop_head", action="store_true", help="leave out head and pre_logits")
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    arguments = vars(parser.parse_args())
+    as_json = arguments.pop("json")
+    launch.start_logging(to_stderr=True)
+    with launch.one_line_errors():
+        from vit_jax.convert import convert_checkpoint, report_text
+
+        report = convert_checkpoint(**arguments)
+        print(json.dumps(report, indent=2) if as_json else report_text(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Model cards say what is known, and only that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.peers import import_timm, import_transformers
+from tests.saved_models import save_model
+from vit_jax.convert import FORMAT_NAMES, convert_checkpoint
+from vit_jax.export.settings import FORMATS
+from vit_jax.inference import PretrainedModel, load_model
+from vit_jax.pretrained.card import write_card
+from vit_jax.pretrained.description import Description
+from vit_jax.pretrained.report import LoadReport
+from vit_jax.pretrained.results import Result
+from vit_jax.pretrained.snippets import LIBRARIES
+from vit_jax.pretrained.zoo import entries
+from vit_jax.workdir import write_json
+
+CLASSES = ("ant", "bee | wasp", "cat")
+UNCHANGED = LoadReport(loaded=("cls",), adapted={}, reset=(), dropped={})
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return save_model(tmp_path / "photos", class_names=CLASSES)
+
+
+def card(target: Path, model: PretrainedModel, **kwargs: Any) -> str:
+    options: dict[str, Any] = {"format": "npz", "source": model.source, **kwargs}
+    path = write_card(target, description=model.description, **options)
+    return path.read_text(encoding="utf-8")
+
+
+def section(text: str, name: str) -> str:
+    return text.split(f"\n## {name}\n")[1].split("\n## ")[0].strip()
+
+
+def test_beside_a_file(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(saved)
+    (saved / "params.npz").rename(tmp_path / "mine.npz")
+    (saved / "model.json").rename(tmp_path / "mine.json")
+    text = card(tmp_path / "mine.npz", model)
+    assert text == (tmp_path / "mine.md").read_text()
+    assert str(tmp_path) not in text  # and no date either: the same card tomorrow
+    assert text == card(tmp_path / "mine.npz", model)
+    assert text.split("---\n")[2].startswith("\n# mine\n")
+    for name in ("mine.npz", "mine.json"):
+        content = (tmp_path / name).read_bytes()
+        row = f"| `{name}` | {len(content):,} | `{hashlib.sha256(content).hexdigest()}` |"
+        assert row in section(text, "Files")
+    # The lines that load it.
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"```python\n(.*?)```", section(text, "Use"), re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    black = np.zeros((1, 16, 16, 3), np.float32)
+    expected = model.module.apply({"params": model.params}, black, train=False)
+    np.testing.assert_array_equal(namespace["logits"], expected)
+
+
+def test_in_a_folder(saved: Path) -> None:
+    model = load_model(saved)
+    text = card(saved, model, format="timm", license="apache-2.0", facts={"Batch size": "free"})
+    assert text == (saved / "README.md").read_text()
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert front["license"] == "apache-2.0"
+    assert front["library_name"] == "timm"
+    assert front["pipeline_tag"] == "image-classification"
+    assert "vision-transformer" in front["tags"]
+    num_parameters = sum(x.size for x in np.load(saved / "params.npz").values())
+    assert f"| Parameters | {num_parameters:,} |" in text
+    assert "| Image | 16 x 16 pixels (height x width), 3 channels |" in text
+    assert "| GELU | `tanh` |" in text
+    assert "| LayerNorm epsilon | `1e-06` |" in text
+    assert "| Batch size | free |" in text
+    assert section(text, "Classes") == '3, by index: 0 "ant", 1 "bee | wasp", 2 "cat".'
+    assert "`params.npz`" in section(text, "Files")
+    assert "README.md" not in section(text, "Files")
+
+
+@pytest.mark.parametrize("format", ["timm", "huggingface"])
+def test_lines_for_other_libraries(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_timm()
+    import_transformers()
+    save_model(tmp_path / "a", num_classes=3, image_size=32, scale=0.2)
+    convert_checkpoint(str(tmp_path / "a"), str(tmp_path / "b"), format=format)
+    model = load_model(tmp_path / "a")
+    expected = model.module.apply(
+        {"params": model.params}, np.zeros((1, 32, 32, 3), np.float32), train=False
+    )
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"```python\n(.*?)```", (tmp_path / "b/README.md").read_text(), re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    assert "vit_jax" not in code
+    np.testing.assert_allclose(namespace["logits"].detach().numpy(), expected, atol=1e-5)
+
+
+def test_what_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:
+    model = load_model(save_model(tmp_path / "a", num_classes=4))
+    text = card(tmp_path / "a", model)
+    assert yaml.safe_load(text.split("---\n")[1])["license"] == "unknown"
+    assert section(text, "Accuracy").startswith("Unknown")
+    assert section(text, "Classes") == "4; their names are unknown."
+    headless = load_model(save_model(tmp_path / "b"))
+    text = card(tmp_path / "b", headless)
+    assert "pipeline_tag" not in yaml.safe_load(text.split("---\n")[1])
+    assert section(text, "Classes") == "None: the model has no head."
+
+
+def test_preprocessing_in_words(tmp_path: Path) -> None:
+    ops = "decode(exif=False)|resize_small(20, method='bicubic')|central_crop(16)|pad(1)"
+    model = load_model(save_model(tmp_path / "a", num_classes=4, eval_preprocess=ops))
+    text = section(card(tmp_path / "a", model), "Input")
+    assert f"`{ops}`" in text
+    assert text.endswith(
+        "1. decode to 3 channel(s), EXIF orientation ignored; uint8\n"
+        "2. scale the short side to 20, `bicubic`, keeping the aspect ratio\n"
+        "3. cut 16 x 16 from the middle\n"
+        "4. `Pad(pixels=1)`\n"
+        "5. scale to [-1, 1]: `pixels / 127.5 - 1`"
+    )
+    normalized = load_model(
+        save_model(tmp_path / "b", num_classes=4, eval_preprocess="decode|normalize(0.5, 0.25)")
+    )
+    text = section(card(tmp_path / "b", normalized), "Input")
+    assert text.endswith("2. `(pixels / 255 - mean) / std` with mean 0.5, std 0.25")
+
+
+def workdir_of(saved: Path) -> Path:
+    """Gives a saved model the results of a run."""
+    config = {
+        "dataset": {"name": "/home/me/photos"},
+        "evaluators": {"test": {"split": "test[:50]"}, "other": {"split": "train"}},
+    }
+    write_json(saved / "config.json", config)
+    write_json(saved / "results.json", {"step": 8, "test/accuracy": 0.5, "test/num_examples": 50})
+    return saved
+
+
+def test_results_of_the_run(saved: Path) -> None:
+    model = load_model(workdir_of(saved))
+    row = "| accuracy | 0.5 | photos | test[:50] | the run that trained |"
+    accuracy = section(card(saved, model, report=UNCHANGED), "Accuracy")
+    assert accuracy.splitlines()[2:] == [row]
+    # A model that is not quite the one measured, a damaged file, and results that are given.
+    for changed in ({"adapted": {"head": "zeros"}}, {"reset": ("head",)}):
+        report = LoadReport(**{**vars(UNCHANGED), **changed})
+        assert "Unknown" in section(card(saved, model, report=report), "Accuracy")
+    larger = load_model(saved, image_size=24)
+    assert "Unknown" in section(card(saved, larger), "Accuracy")
+    measured = [Result("accuracy", 0.25, "birds", "test", "me")]
+    accuracy = section(card(saved, model, results=measured), "Accuracy")
+    assert accuracy.endswith("| accuracy | 0.25 | birds | test | me |")
+    (saved / "results.json").write_text("[")
+    assert "Unknown" in section(card(saved, model), "Accuracy")
+
+
+def test_published_results(tmp_path: Path) -> None:
+    """Of a checkpoint of the zoo, at its own resolution only."""
+    entry = next(row for row in entries().values() if row.accuracy and row.variant == "S/16")
+    side = entry.resolution
+    grid = (side // 16, side // 16)
+    for image, known in ((side, True), (side + 16, False)):
+        description = Description(entry.model, (image, image, 3), grid, (), entry.preprocess)
+        path = write_card(tmp_path, description=description, format="npz", source=entry.name)
+        text = path.read_text()
+        assert entry.url in section(text, "Origin")
+        assert (entry.accuracy[0].source in section(text, "Accuracy")) == known
+
+
+def test_what_became_of_the_arrays(saved: Path) -> None:
+    report = LoadReport(("cls", "head"), {"a": "bilinear 2x2 -> 3x3"}, (), {"b": "a buffer"})
+    text = section(card(saved, load_model(saved), report=report), "Origin")
+    assert text.startswith("Made from `photos`.\n\n- loaded: 2 arrays as they are\n")
+    assert "- adapted: a (bilinear 2x2 -> 3x3)\n- dropped: b (a buffer)\n" in text
+
+
+def test_folders_of_many_files_are_summed_up(saved: Path) -> None:
+    for number in range(30):
+        (saved / f"{number}.bin").write_bytes(b"1234")
+    assert re.fullmatch(
+        r"32 files, [\d,]+ bytes\.", section(card(saved, load_model(saved)), "Files")
+    )
+
+
+def test_every_format_has_a_card(saved: Path) -> None:
+    assert set(LIBRARIES) == {*FORMAT_NAMES, *FORMATS}
+    model = load_model(saved)
+    for format in LIBRARIES:
+        text = card(saved, model, format=format)
+        assert yaml.safe_load(text.split("---\n")[1])["library_name"] == LIBRARIES[format]
+    assert json.loads((saved / "model.json").read_text())  # nothing else was touched

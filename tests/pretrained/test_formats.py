@@ -1,0 +1,284 @@
+"""Every format, read and written: what is written reads back bit for bit."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import golden
+from tests.pretrained import weights
+from vit_jax.errors import UserError
+from vit_jax.inference import attributes
+from vit_jax.models.create import create_model
+from vit_jax.pretrained import formats, google
+from vit_jax.pretrained.containers import open_container
+from vit_jax.pretrained.description import Description, InputSettings
+from vit_jax.pretrained.google import POSEMB
+from vit_jax.pretrained.infer import infer_description
+from vit_jax.pretrained.npz import write_arrays
+from vit_jax.pretrained.safetensors_file import write_safetensors
+from vit_jax.pretrained.stored import Stored
+from vit_jax.tree import flatten_names, stack_blocks, unflatten_names
+
+IMAGE = (32, 32, 3)
+KINDS: dict[str, dict[str, Any]] = {
+    "token": {},
+    "gap": {"classifier": "gap"},
+    "map": {"classifier": "map"},
+    "pre_logits": {"representation_size": 20},
+    "sincos2d": {"classifier": "gap", "position_embedding": "sincos2d"},
+    "distilled": {"name": "deit", "gelu": "exact"},
+    "hybrid": {"resnet_layers": (1, 2), "patch_size": 1},
+    "stem": {"resnet_layers": (), "patch_size": 4},
+    "no head": {"num_classes": 0},
+}
+# What a format has no place for, and the reason that it gives.
+REFUSED = {
+    ("npz_published", "distilled"): "no distillation token",
+    ("big_vision", "distilled"): "no distillation token",
+    ("timm", "pre_logits"): "no pre_logits",
+    ("timm", "hybrid"): "no such hybrid",
+    ("timm", "stem"): "no such hybrid",
+    ("huggingface", "pre_logits"): "no layer between pooling and head",
+    **{("huggingface", kind): "class token" for kind in ("gap", "map", "sincos2d", "hybrid")},
+    ("huggingface", "stem"): "class token",
+}
+
+
+def build(kind: str) -> tuple[dict[str, np.ndarray], Description]:
+    module = create_model(**{**weights.SMALL, "num_classes": 7, **KINDS[kind]})
+    name = KINDS[kind].get("name", "vit")
+    grid = (1, 1) if kind in ("hybrid",) else (4, 4)
+    grid = (2, 2) if kind == "stem" else grid
+    image = (8, 8, 3) if kind == "hybrid" else IMAGE
+    description = Description(attributes(module, name), image, grid, (), "official_eval(32)")
+    return weights.seeded(module, image), description
+
+
+def write(path: Path, name: str, params: Any, description: Description) -> Path:
+    row = formats.FORMATS[name]
+    path = path if row.is_folder else path.with_suffix(".npz")
+    inputs = InputSettings("bilinear", description.image_shape[:2], None)
+    return row.write(path, params, description, inputs)[0]
+
+
+def read(path: Path, **kwargs: Any) -> Stored:
+    settings = formats.read_json_beside(path, "config.json") if "safe" in path.name else None
+    with open_container(path) as container:
+        return formats.read_container(container, settings=settings, **kwargs)
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == np.float32
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("name", list(formats.FORMATS))
+def test_what_is_written_reads_back(name: str, kind: str, tmp_path: Path) -> None:
+    params, description = build(kind)
+    if (name, kind) in REFUSED:
+        with pytest.raises(UserError, match=REFUSED[name, kind]):
+            write(tmp_path / "weights", name, params, description)
+        return
+    path = write(tmp_path / "weights", name, params, description)
+    stored = read(path, num_heads=3)
+    assert not stored.unexpected
+    if name == "big_vision" and "cls" in params:
+        # The class token's position row has moved into the class token ...
+        cls = params["cls"] + params[POSEMB][:, :1]
+        np.testing.assert_array_equal(stored.params["cls"], cls)
+        np.testing.assert_array_equal(stored.params[POSEMB][:, 1:], params[POSEMB][:, 1:])
+        assert not stored.params[POSEMB][:, 0].any()
+        # ... and from then on it comes back as it is.
+        path = write(tmp_path / "again", name, stored.params, description)
+        assert_same(read(path).params, stored.params)
+    elif name == "timm" and kind == "sincos2d":
+        assert stored.params.keys() - params.keys() == {POSEMB}  # as a parameter
+    else:
+        assert_same(stored.params, params)
+        if kind not in ("hybrid", "stem"):
+            model = infer_description(stored, image_size=(32, 32)).model
+            assert model == {**description.model, "gelu": model["gelu"]}
+    # Names in the other direction: the second file holds the same bytes as the first.
+    again = write(tmp_path / "second", name, stored.params, description)
+    if name != "big_vision" or "cls" not in params:
+        assert again.read_bytes() == path.read_bytes()
+
+
+def test_the_published_names() -> None:
+    """The rule of the golden files, and the shapes of the paper's B/16 file."""
+    table = golden.table("vit_names")["ViT-Ti_16"]["params"]
+    params = {name: np.zeros(shape, np.float32) for name, shape in table.items()}
+    published = google.to_published(params)
+    block = "Transformer/encoderblock_11/"
+    assert f"{block}MultiHeadDotProductAttention_1/query/kernel" in published
+    assert f"{block}LayerNorm_2/scale" in published
+    assert f"{block}MlpBlock_3/Dense_1/kernel" in published
+    assert f"{block}LayerNorm_0/scale" in published
+    assert len(published) == 200
+    hybrid = golden.table("vit_names")["R26+ViT-S_32"]["params"]
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in hybrid.items()}
+    published = google.to_published(arrays)
+    assert published["gn_root/scale"].shape == (1, 1, 1, 64)
+    assert published["block1/unit1/gn_proj/bias"].shape == (1, 1, 1, 256)
+
+
+def era(name: str, params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same parameters as files of Google's code have held them over the years."""
+    if name == "train state":
+        arrays = {f"opt/target/{n}": a for n, a in google.to_published(params).items()}
+        return {**arrays, "opt/state/step": np.array(3), "opt/state/mu/cls": params["cls"]}
+    if name == "linen with params/":
+        return {f"params/{n}": a for n, a in params.items()}
+    if name == "posemb at the root with its row":
+        rest = {n: a for n, a in params.items() if n != POSEMB}
+        return {f"params/{n}": a for n, a in {**rest, "pos_embedding": params[POSEMB]}.items()}
+    if name == "posemb in the Transformer":
+        rest = {n: a for n, a in params.items() if n != POSEMB}
+        return {**rest, "Transformer/pos_embedding": params[POSEMB]}
+    if name == "two towers":
+        arrays = {n.replace("params/", "params/img/"): a for n, a in big_vision(params).items()}
+        return {**arrays, "params/txt/embed": np.zeros(3, np.float32), "params/t": np.zeros(1)}
+    if name == "stacked":
+        flat = {n.removeprefix("params/"): a for n, a in big_vision(params).items()}
+        stacked = flatten_names(stack_blocks(unflatten_names(flat)))
+        return {f"params/{n}": np.asarray(a) for n, a in stacked.items()}
+    assert name == "group norms flat"
+    return {n: a.reshape(-1) if "gn" in n else a for n, a in google.to_published(params).items()}
+
+
+def big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return google.to_big_vision(params)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("train state", "token"),
+        ("linen with params/", "token"),
+        ("posemb at the root with its row", "token"),
+        ("posemb in the Transformer", "token"),
+        ("two towers", "gap"),
+        ("two towers", "map"),
+        ("stacked", "gap"),
+        ("stacked", "sincos2d"),
+        ("group norms flat", "hybrid"),
+        ("train state", "pre_logits"),
+    ],
+)
+def test_files_of_every_era(name: str, kind: str, tmp_path: Path) -> None:
+    params, _ = build(kind)
+    arrays = era(name, params)
+    assert arrays.keys() != params.keys() or name == "group norms flat"
+    path = write_arrays(tmp_path / "old.npz", arrays)
+    stored = read(path)
+    assert not stored.unexpected
+    assert_same(stored.params, params)
+    read_names = {*arrays} - {*stored.dropped}
+    assert len(read_names) <= len(params)  # nothing but parameters was taken
+
+
+def test_the_old_map_head_stands_at_the_root(tmp_path: Path) -> None:
+    params, _ = build("map")
+    arrays = {f"params/{name.removeprefix('MAPHead_0/')}": a for name, a in params.items()}
+    stored = read(write_arrays(tmp_path / "old.npz", arrays))
+    assert stored.format == "big_vision"
+    assert_same(stored.params, params)
+
+
+@pytest.mark.parametrize("grid", [(2, 8), (8, 2), (3, 5)])
+def test_rectangular_positions_need_their_grid(grid: tuple[int, int], tmp_path: Path) -> None:
+    params, _ = build("token")
+    tokens = grid[0] * grid[1]
+    params[POSEMB] = golden.fill(POSEMB, (1, tokens + 1, 24), "fanin")
+    arrays = google.to_big_vision(params)
+    path = write_arrays(tmp_path / "file.npz", arrays)
+    if tokens == 16:  # a square by number: with a row of its own it would be 15, which is none
+        assert read(path).params[POSEMB].shape == (1, 17, 24)
+    else:
+        with pytest.raises(UserError, match=r"15 rows.*pretrained\.grid"):
+            read(path)
+    stored = read(path, grid=grid)
+    assert stored.params[POSEMB].shape == (1, tokens + 1, 24)
+    assert infer_description(stored, grid=grid).image_shape == (8 * grid[0], 8 * grid[1], 3)
+
+
+def test_two_arrays_for_one_parameter(tmp_path: Path) -> None:
+    params, _ = build("token")
+    name = "Transformer/encoderblock_0/LayerNorm_1/scale"
+    arrays = {**params, name.replace("Norm_1", "Norm_2"): params[name]}
+    with pytest.raises(UserError, match=r"LayerNorm_2/scale.*are both the parameter"):
+        read(write_arrays(tmp_path / "file.npz", arrays))
+
+
+def test_names_of_no_model(tmp_path: Path) -> None:
+    path = write_arrays(tmp_path / "file.npz", {"layer1.conv.weight": np.zeros(3, np.float32)})
+    with pytest.raises(UserError, match=r"layer1\.conv\.weight.*no Vision Transformer"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("blocks.0.ls1.gamma", "LayerScale"),
+        ("blocks.1.attn.q_norm.weight", "normalised queries"),
+        ("reg_token", "register tokens"),
+        ("fc_norm.weight", "norm after pooling"),
+    ],
+)
+def test_parts_of_timm_that_no_model_here_has(name: str, part: str, tmp_path: Path) -> None:
+    params, description = build("token")
+    path = write(tmp_path / "folder", "timm", params, description)
+    with open_container(path) as container:
+        arrays = {each: container.read(each) for each in container.arrays}
+    write_safetensors(path, {**arrays, name: np.zeros(24, np.float32)}, {})
+    with pytest.raises(UserError, match=f"{part}.*{re.escape(name)}"):
+        read(path, num_heads=3)
+
+
+def test_a_missing_half_of_a_pair_is_named(tmp_path: Path) -> None:
+    params, description = build("token")
+    path = write(tmp_path / "folder", "huggingface", params, description)
+    with open_container(path) as container:
+        arrays = {each: container.read(each) for each in container.arrays}
+    del arrays["vit.encoder.layer.1.attention.attention.key.bias"]
+    write_safetensors(path, arrays, {})
+    stored = read(path)  # every array of it is understood; what lacks is the model's to notice
+    assert "Transformer/encoderblock_1/MultiHeadDotProductAttention_0/key/bias" not in stored.params
+
+
+def test_heads_that_nothing_tells(tmp_path: Path) -> None:
+    params, description = build("token")
+    path = write(tmp_path / "folder", "timm", params, description)
+    assert read(path).params.keys() == params.keys()  # from its config.json
+    (path.parent / "config.json").unlink()
+    with pytest.raises(UserError, match=r"width of 24.*num_heads"):
+        read(path)
+    with pytest.raises(UserError, match="divide into 5 heads"):
+        read(path, num_heads=5)
+
+
+def test_an_activation_that_is_not_ours(tmp_path: Path) -> None:
+    params, description = build("token")
+    for name, key in (("huggingface", "hidden_act"), ("timm", "act_layer")):
+        path = write(tmp_path / name, name, params, description)
+        config = json.loads((path.parent / "config.json").read_text())
+        (config if name == "huggingface" else config["model_args"])[key] = "relu"
+        (path.parent / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UserError, match=f"{key}='relu'"):
+            read(path, num_heads=3)
+
+
+def test_integers_are_no_parameters(tmp_path: Path) -> None:
+    params, _ = build("token")
+    path = write_arrays(tmp_path / "file.npz", {**params, "cls": np.zeros((1, 1, 24), np.int32)})
+    with pytest.raises(UserError, match="cls has type int32"):
+        read(path)

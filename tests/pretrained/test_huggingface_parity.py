@@ -1,0 +1,201 @@
+"""Hugging Face transformers computes our logits from our folder, and we its logits from its files.
+
+Tolerances as in test_timm_parity.py: 1e-5 where GELU and epsilon agree, 1e-3 where they do not.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import golden
+from tests.peers import import_transformers
+from tests.pretrained import weights
+from vit_jax.errors import UserError
+from vit_jax.inference import attributes, load_model
+from vit_jax.pretrained import formats
+from vit_jax.pretrained.containers import open_container
+from vit_jax.pretrained.description import Description, InputSettings
+from vit_jax.pretrained.safetensors_file import write_safetensors
+from vit_jax.tree import flatten_names, unflatten_names
+
+transformers = import_transformers()
+
+SAME, AS_IT_COMES = 1e-5, 1e-3
+SIZES = {
+    "Ti": {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768},
+    "S": {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536},
+    "B": {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+}
+
+
+def their_logits(model: Any, images: np.ndarray) -> np.ndarray:
+    pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+    with torch.no_grad():
+        return model.eval()(pixel_values=pixels).logits.numpy()
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max())
+
+
+def write_folder(folder: Path, module: Any, params: Any, pixels: int, name: str = "vit") -> None:
+    side = pixels // module.patch_size
+    description = Description(attributes(module, name), (pixels, pixels, 3), (side, side), (), "")
+    inputs = InputSettings("bilinear", (pixels, pixels), None)
+    formats.FORMATS["huggingface"].write(folder, params, description, inputs)
+
+
+def randomise(model: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+
+
+def load(architecture: str, folder: Path, **changes: Any) -> Any:
+    """Their model from our folder; every one of its parameters must be in it."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    cls = getattr(transformers, architecture)
+    config = cls.config_class.from_pretrained(folder)
+    for key, value in changes.items():
+        setattr(config, key, value)
+    model, info = cls.from_pretrained(folder, config=config, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    return model
+
+
+@pytest.mark.parametrize("variant", ["Ti/16", "Ti/32", "S/16", "S/32", "B/16", "B/32"])
+def test_transformers_reads_our_folder(variant: str, tmp_path: Path) -> None:
+    recipe = "r02" if variant == "Ti/16" else "fanin"
+    module = weights.module_of(variant)
+    params = weights.seeded(module, (224, 224, 3), recipe)
+    write_folder(tmp_path, module, params, 224)
+    images = golden.images(2, 224, 224)
+    ours = weights.logits(module, unflatten_names(params), images)
+    model = load("ViTForImageClassification", tmp_path)
+    assert difference(their_logits(model, images), ours) < SAME
+    if recipe == "r02":
+        # Its own defaults, and each of the two causes of what remains.
+        for changes in (
+            {"hidden_act": "gelu", "layer_norm_eps": 1e-12},
+            {"hidden_act": "gelu"},
+            {"layer_norm_eps": 1e-12},
+        ):
+            theirs = their_logits(load("ViTForImageClassification", tmp_path, **changes), images)
+            assert 2 * SAME < difference(theirs, ours) < AS_IT_COMES
+            gelu = "exact" if "hidden_act" in changes else "tanh"
+            epsilon = changes.get("layer_norm_eps", 1e-6)
+            same = weights.module_of(variant, gelu=gelu, layer_norm_epsilon=epsilon)
+            assert difference(weights.logits(same, unflatten_names(params), images), theirs) < SAME
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+def test_we_read_what_transformers_saves(size: str, tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        **SIZES[size], image_size=96, patch_size=32, num_labels=10, num_hidden_layers=12
+    )
+    model = transformers.ViTForImageClassification(config)
+    randomise(model)
+    model.save_pretrained(tmp_path / "folder")
+    images = golden.images(2, 96, 96)
+    theirs = their_logits(model, images)
+    loaded = load_model(tmp_path / "folder")
+    assert loaded.format == "huggingface"
+    assert loaded.description.model["gelu"] == "exact"
+    assert loaded.description.model["layer_norm_epsilon"] == 1e-12
+    assert loaded.description.image_shape == (96, 96, 3)
+    ours = weights.logits(loaded.module, loaded.params, images)
+    assert difference(ours, theirs) < SAME
+
+    # The state dict under the names of the running version, in a file of another name.
+    state = {name: value.numpy() for name, value in model.state_dict().items()}
+    write_safetensors(tmp_path / "state.safetensors", state, {})
+    again = load_model(tmp_path / "state.safetensors")
+    a, b = flatten_names(loaded.params), flatten_names(again.params)
+    assert a.keys() == b.keys()
+    assert all((a[name] == b[name]).all() for name in a)
+
+
+def test_both_namings_are_read(tmp_path: Path) -> None:
+    """The running version has the new one; what it saves, and what we write, has the classic."""
+    module = weights.module_of("Ti/16")
+    params = weights.seeded(module, (64, 64, 3))
+    write_folder(tmp_path / "ours", module, params, 64)
+    model = load("ViTForImageClassification", tmp_path / "ours")
+    state = {name: value.numpy() for name, value in model.state_dict().items()}
+    write_safetensors(tmp_path / "state.safetensors", state, {})
+    with open_container(tmp_path / "ours" / "model.safetensors") as container:
+        classic = set(container.arrays)
+    assert "vit.encoder.layer.0.attention.attention.query.weight" in classic
+    assert "vit.layers.0.attention.q_proj.weight" in state
+    for source in (tmp_path / "ours", tmp_path / "state.safetensors"):
+        found = flatten_names(load_model(source).params)
+        assert found.keys() == params.keys()
+        assert all((found[name] == params[name]).all() for name in params)
+
+
+def test_the_bare_model_and_its_pooler(tmp_path: Path) -> None:
+    """google/vit-base-patch16-224-in21k is a ViTModel, whose pooler is the pre_logits layer."""
+    config = transformers.ViTConfig(**SIZES["Ti"], image_size=32, num_hidden_layers=2)
+    model = transformers.ViTModel(config)
+    randomise(model)
+    model.save_pretrained(tmp_path)
+    images = golden.images(2, 32, 32)
+    with torch.no_grad():
+        output = model.eval()(pixel_values=torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
+    loaded = load_model(tmp_path)
+    sizes = loaded.description.model
+    assert (sizes["representation_size"], sizes["num_classes"]) == (192, 0)
+    ours = weights.logits(loaded.module, loaded.params, images)
+    assert difference(ours, output.pooler_output.numpy()) < SAME
+
+
+def test_distilled_deit_both_ways(tmp_path: Path) -> None:
+    config = transformers.DeiTConfig(**SIZES["Ti"], image_size=64, num_hidden_layers=3)
+    config.num_labels = 10
+    model = transformers.DeiTForImageClassificationWithTeacher(config)
+    randomise(model)
+    model.save_pretrained(tmp_path / "theirs")
+    images = golden.images(2, 64, 64)
+    theirs = their_logits(model, images)
+    loaded = load_model(tmp_path / "theirs")
+    assert loaded.description.model["name"] == "deit"
+    assert difference(weights.logits(loaded.module, loaded.params, images), theirs) < SAME
+    write_folder(tmp_path / "ours", loaded.module, flatten_names(loaded.params), 64, "deit")
+    again = load("DeiTForImageClassificationWithTeacher", tmp_path / "ours")
+    assert difference(their_logits(again, images), theirs) == 0.0
+
+
+def test_a_single_head_beside_a_distillation_token_is_refused(tmp_path: Path) -> None:
+    config = transformers.DeiTConfig(**SIZES["Ti"], image_size=64, num_hidden_layers=1)
+    transformers.DeiTForImageClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="no model of ours"):
+        load_model(tmp_path)
+
+
+def test_class_names_and_preprocessing_come_along(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        **SIZES["Ti"], image_size=32, num_hidden_layers=1, id2label={1: "dog", 0: "cat"}
+    )
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    settings = {
+        "do_resize": True,
+        "size": {"height": 32, "width": 32},
+        "resample": 3,
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    description = load_model(tmp_path).description
+    assert description.class_names == ("cat", "dog")
+    assert description.eval_preprocess == (
+        "huggingface_eval(32, 'bicubic', (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
+    )

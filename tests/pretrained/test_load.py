@@ -1,0 +1,179 @@
+"""`load_pretrained`: from any source into the shape of a model, with every array accounted for."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests import golden
+from tests.pretrained import weights
+from vit_jax.errors import UserError
+from vit_jax.inference import load_model
+from vit_jax.models.create import create_model
+from vit_jax.pretrained import google
+from vit_jax.pretrained.google import POSEMB
+from vit_jax.pretrained.load import load_pretrained, read_params, read_source
+from vit_jax.pretrained.npz import write_arrays
+from vit_jax.tree import flatten_names, unflatten_names
+
+GOLDEN = {
+    "ViT-Ti_16,drop_head": ("Ti/16", {}),
+    "ViT-Ti_16,keep_pre_logits": ("Ti/16", {"representation_size": 192}),
+}
+
+
+def small(**overrides: Any) -> Any:
+    return create_model(**{**weights.SMALL, "num_classes": 7, **overrides})
+
+
+def abstract(module: Any, height: int = 32, width: int = 32, channels: int = 3) -> Any:
+    return golden.abstract_params(module, (1, height, width, channels))
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """A published file as ImageNet-21k's are: pre-logits, a head of its own, old names."""
+    params = weights.seeded(small(num_classes=21, representation_size=24), (32, 32, 3))
+    return write_arrays(tmp_path / "published.npz", google.to_published(params))
+
+
+@pytest.mark.parametrize("key", list(GOLDEN))
+def test_the_official_codes_logits_after_loading(key: str, tmp_path: Path) -> None:
+    """A published file, at another resolution and with a new head (golden/load_pretrained)."""
+    variant, sizes = GOLDEN[key]
+    file_model = weights.module_of(variant, num_classes=21, representation_size=192)
+    params = weights.seeded(file_model, (224, 224, 3))
+    path = write_arrays(tmp_path / "file.npz", google.to_published(params))
+    module = weights.module_of(variant, **sizes)
+    like = unflatten_names(weights.seeded(module, (384, 384, 3), "r02"))
+    loaded, report = load_pretrained(path, like=like)
+    logits = weights.logits(module, loaded, golden.images(2, 384, 384))
+    np.testing.assert_allclose(logits, golden.arrays("load_pretrained")[key], rtol=0, atol=1e-5)
+    assert report.adapted == {POSEMB: "bilinear 14x14 -> 24x24"}
+    assert set(report.reset) == {"head/kernel", "head/bias"}
+
+
+def test_every_name_is_accounted_for(published: Path) -> None:
+    like = abstract(small(), 48, 64)
+    loaded, report = load_pretrained(published, like=like, target_grid=(6, 8))
+    names = set(flatten_names(like))
+    assert {*report.loaded, *report.adapted, *report.reset} == names
+    assert len(report.loaded) + len(report.adapted) + len(report.reset) == len(names)
+    stored = read_source(published)
+    assert set(stored.params) == {*report.loaded, *report.adapted, *report.dropped}
+    assert jax.tree.map(lambda x: x.shape, loaded) == jax.tree.map(lambda x: x.shape, like)
+
+
+def test_scan_form(published: Path) -> None:
+    loop, _ = load_pretrained(published, like=abstract(small()))
+    scan, _ = load_pretrained(published, like=abstract(small(scan=True)))
+    stacked = scan["Transformer"]["encoderblock"]["LayerNorm_0"]["scale"]
+    for i in range(2):
+        expected = loop["Transformer"][f"encoderblock_{i}"]["LayerNorm_0"]["scale"]
+        np.testing.assert_array_equal(stacked[i], expected)
+
+
+def test_unread_arrays_are_an_error(published: Path, tmp_path: Path) -> None:
+    with np.load(published) as file:
+        arrays = dict(file)
+    path = write_arrays(tmp_path / "more.npz", {**arrays, "extra_norm/scale": np.ones(3, "f")})
+    with pytest.raises(UserError, match="extra_norm/scale"):
+        load_pretrained(path, like=abstract(small()))
+    prefixed = {f"params/{name}": array for name, array in arrays.items()}
+    path = write_arrays(tmp_path / "alien.npz", {**prefixed, "alien": np.ones(3, "f")})
+    for read in (lambda: load_pretrained(path, like=abstract(small())), lambda: load_model(path)):
+        with pytest.raises(UserError, match="1 array in it belong to no model of ours: alien"):
+            read()
+
+
+def test_nan_is_damage(published: Path, tmp_path: Path) -> None:
+    with np.load(published) as file:
+        arrays = dict(file)
+    arrays["cls"] = arrays["cls"] * np.nan
+    path = write_arrays(tmp_path / "nan.npz", arrays)
+    with pytest.raises(UserError, match="cls has NaN"):
+        read_params(path)
+
+
+def test_other_conventions_are_warned_of(published: Path, caplog: pytest.LogCaptureFixture) -> None:
+    like = abstract(small())
+    sizes = {"gelu": "exact", "layer_norm_epsilon": 1e-6}
+    with caplog.at_level(logging.WARNING):
+        load_pretrained(published, like=like, model={**sizes, "gelu": "tanh"})
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        load_pretrained(published, like=like, model=sizes)
+    assert "--config.model.gelu=tanh" in caplog.text
+
+
+def test_fixed_positions_are_for_a_model_that_computes_them(tmp_path: Path) -> None:
+    """A file without positions is one with fixed ones, or a damaged one: the model has to say."""
+    fixed = small(classifier="gap", position_embedding="sincos2d")
+    params = weights.seeded(fixed, (32, 32, 3))
+    path = write_arrays(tmp_path / "fixed.npz", google.to_big_vision(params))
+    loaded, report = load_pretrained(path, like=abstract(fixed, 48, 48), reset_head=False)
+    assert not report.adapted
+    assert not report.reset
+    with pytest.raises(UserError, match=r"missing .*model\.position_embedding=sincos2d"):
+        load_pretrained(path, like=abstract(small(classifier="gap"), 48, 48))
+    with pytest.raises(UserError, match="--image_size"):
+        load_model(path)
+    images = golden.images(2, 48, 48)
+    model = load_model(path, image_size=48)
+    a = weights.logits(fixed, loaded, images)
+    np.testing.assert_array_equal(a, weights.logits(model.module, model.params, images))
+
+
+def test_sizes_are_found_without_any_description(published: Path) -> None:
+    model = load_model(published)
+    sizes = {**weights.SMALL, "representation_size": 24, "num_classes": 21}
+    assert sizes.items() <= model.description.model.items()
+    assert model.description.image_shape == (32, 32, 3)
+    assert model.description.eval_preprocess == "official_eval(32)"
+    assert dataclasses.asdict(model.report)["dropped"] == {}
+
+
+@pytest.mark.parametrize(
+    ("remove", "inferred", "fitted"),
+    [
+        ("embedding/kernel", "no Vision Transformer", "no Vision Transformer"),
+        ("Transformer/encoderblock_0/", "encoderblock_1 is there, but not", "16 missing"),
+        ("Transformer/encoderblock_1/MlpBlock_3/Dense_0/bias", *["Block_0/Dense_0/bias"] * 2),
+        ("Transformer/encoder_norm/scale", *["encoder_norm/scale"] * 2),
+        ("head/kernel", "head/kernel", ""),
+        ("pre_logits/kernel", *["pre_logits/kernel"] * 2),
+    ],
+)
+def test_what_is_missing_is_named(
+    remove: str, inferred: str, fitted: str, published: Path, tmp_path: Path
+) -> None:
+    """A file without block 0 was once loaded with block 1 in its place."""
+    with np.load(published) as file:
+        arrays = {name: a for name, a in file.items() if not name.startswith(remove)}
+    path = write_arrays(tmp_path / "part.npz", arrays)
+    with pytest.raises(UserError, match=inferred):
+        load_model(path)
+    if fitted:
+        with pytest.raises(UserError, match=fitted) as error:
+            load_pretrained(path, like=abstract(small(representation_size=24)))
+        assert "mlp_dim=None" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["weights.npz", "model.bin", "photo.jpg"])
+def test_the_name_of_a_file_says_nothing(name: str, published: Path, tmp_path: Path) -> None:
+    path = published.rename(tmp_path / name)
+    assert read_source(path).format == "npz_published"
+
+
+def test_folders_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        read_params(tmp_path)
+    write_arrays(tmp_path / "a.npz", {"x": np.zeros(1, "f")})
+    with pytest.raises(UserError, match=r"name one of its files: a\.npz"):
+        read_params(tmp_path)

@@ -1,0 +1,241 @@
+"""timm computes our logits from our files, and we compute its logits from its files.
+
+Tolerances (tests/data/golden's README and the notes there): 1e-5 where both sides compute the same
+function, about four times the noise between JAX and PyTorch in float32; 1e-3 for timm as it comes,
+which computes the exact GELU where Google's weights were trained with its tanh form; 5e-5 for
+hybrids whose convolutions are matched, 2e-3 unmatched: timm adds 1e-8 to the variance of a kernel
+and 1e-5 to that of a group, the official code 1e-5 to the kernel's deviation and 1e-6.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from tests import golden
+from tests.peers import import_timm
+from tests.pretrained import weights
+from vit_jax.inference import attributes, load_model
+from vit_jax.pretrained import formats, google
+from vit_jax.pretrained.description import Description, InputSettings
+from vit_jax.pretrained.npz import write_arrays
+from vit_jax.pretrained.safetensors_file import write_safetensors
+from vit_jax.tree import flatten_names, unflatten_names
+
+timm = import_timm()
+
+PIXELS = 224
+SAME, AS_IT_COMES = 1e-5, 1e-3
+HYBRID, HYBRID_AS_IT_COMES = 5e-5, 2e-3
+VARIANTS = {
+    "Ti/16": {"embed_dim": 192, "num_heads": 3},
+    "Ti/32": {"embed_dim": 192, "num_heads": 3, "patch_size": 32},
+    "S/16": {"embed_dim": 384, "num_heads": 6},
+    "S/32": {"embed_dim": 384, "num_heads": 6, "patch_size": 32},
+    "B/16": {"embed_dim": 768, "num_heads": 12},
+    "B/32": {"embed_dim": 768, "num_heads": 12, "patch_size": 32},
+}
+HYBRIDS = {"R26+S/32": "vit_small_r26_s32_224", "R50+B/16": "vit_base_r50_s16_224"}
+
+
+def their_logits(model: Any, images: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model.eval()(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max())
+
+
+def describe(module: Any, name: str = "vit", pixels: int = PIXELS) -> Description:
+    sizes = attributes(module, name)
+    side = pixels // 32 if sizes["resnet_layers"] else pixels // sizes["patch_size"]
+    return Description(sizes, (pixels, pixels, 3), (side, side), (), f"official_eval({pixels})")
+
+
+def save_published(folder: Path, params: dict[str, np.ndarray]) -> Path:
+    return write_arrays(folder / "published.npz", google.to_published(params))
+
+
+def randomise(model: Any) -> None:
+    """Other numbers in every array: a fresh model has zeros and ones, which show no mistake."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+
+
+def arrays_of(model: Any) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_timm_reads_our_published_file(variant: str, tmp_path: Path) -> None:
+    recipe = "r02" if variant == "Ti/16" else "fanin"  # r02 sees the epsilon of the layer norms
+    module = weights.module_of(variant)
+    params = weights.seeded(module, (PIXELS, PIXELS, 3), recipe)
+    path = save_published(tmp_path, params)
+    images = golden.images(2, PIXELS, PIXELS)
+    tree = unflatten_names(params)
+    tanh = weights.logits(module, tree, images)
+    exact = weights.logits(weights.module_of(variant, gelu="exact"), tree, images)
+    for act_layer, ours, other in (("gelu_tanh", tanh, exact), ("gelu", exact, tanh)):
+        model = timm.models.vision_transformer.VisionTransformer(
+            num_classes=10, act_layer=act_layer, **VARIANTS[variant]
+        )
+        model.load_pretrained(str(path))
+        theirs = their_logits(model, images)
+        assert difference(theirs, ours) < SAME
+        # The GELU is the cause of all that remains, and it is seen.
+        assert 2 * SAME < difference(theirs, other) < AS_IT_COMES
+
+
+def test_timm_reads_our_big_vision_file(tmp_path: Path) -> None:
+    images = golden.images(2, PIXELS, PIXELS)
+    for classifier, pool in (("gap", "avg"), ("map", "map")):
+        module = weights.module_of("Ti/16", classifier=classifier)
+        params = weights.seeded(module, (PIXELS, PIXELS, 3))
+        path = write_arrays(tmp_path / f"{classifier}.npz", google.to_big_vision(params))
+        model = timm.models.vision_transformer.VisionTransformer(
+            num_classes=10,
+            act_layer="gelu_tanh",
+            global_pool=pool,
+            class_token=False,
+            fc_norm=False,
+            **VARIANTS["Ti/16"],
+        )
+        model.load_pretrained(str(path))
+        ours = weights.logits(module, unflatten_names(params), images)
+        assert difference(their_logits(model, images), ours) < SAME
+
+
+@pytest.mark.parametrize("variant", ["Ti/16", "S/32", "B/32"])
+def test_we_read_what_timm_saves(variant: str, tmp_path: Path) -> None:
+    model = timm.models.vision_transformer.VisionTransformer(num_classes=10, **VARIANTS[variant])
+    randomise(model)
+    images = golden.images(2, PIXELS, PIXELS)
+    theirs = their_logits(model, images)
+    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
+    torch.save({"model": model.state_dict(), "epoch": 3}, tmp_path / "timm.pth")
+    loaded = [load_model(tmp_path / f"timm.{kind}") for kind in ("safetensors", "pth")]
+    assert {each.format for each in loaded} == {"timm"}
+    a, b = (flatten_names(each.params) for each in loaded)
+    assert a.keys() == b.keys()
+    assert all((a[name] == b[name]).all() for name in a)
+    ours = weights.logits(loaded[0].module, loaded[0].params, images)
+    assert difference(ours, theirs) < SAME
+    tanh = weights.module_of(variant)
+    assert difference(weights.logits(tanh, loaded[0].params, images), theirs) > 2 * SAME
+
+
+def test_timm_creates_a_model_from_our_folder(tmp_path: Path) -> None:
+    """`timm.create_model("local-dir:...")` with nothing but the folder; rectangles included."""
+    images = golden.images(2, 64, 96)
+    for classifier, gelu in (("token", "tanh"), ("gap", "exact"), ("map", "tanh")):
+        module = weights.module_of("Ti/16", classifier=classifier, gelu=gelu)
+        params = weights.seeded(module, (64, 96, 3))
+        description = Description(attributes(module, "vit"), (64, 96, 3), (4, 6), (), "")
+        folder = tmp_path / classifier
+        inputs = InputSettings("bilinear", (64, 96), None)
+        formats.FORMATS["timm"].write(folder, params, description, inputs)
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+        ours = weights.logits(module, unflatten_names(params), images)
+        assert difference(their_logits(model, images), ours) < SAME
+
+
+def matched(module: Any) -> None:
+    """timm's hybrid with the official code's two constants."""
+    for child in module.modules():
+        if isinstance(child, timm.layers.GroupNormAct):
+            child.eps = 1e-6
+        if isinstance(child, timm.layers.StdConv2dSame):
+            child.forward = _official_std_conv.__get__(child)
+
+
+def _official_std_conv(self: Any, x: torch.Tensor) -> torch.Tensor:
+    axes = (1, 2, 3)
+    weight = self.weight - self.weight.mean(axes, keepdim=True)
+    weight = weight / (weight.std(axes, keepdim=True, unbiased=False) + 1e-5)
+    if self.same_pad:
+        x = timm.layers.padding.pad_same(x, self.kernel_size, self.stride, self.dilation)
+    padding = 0 if self.same_pad else self.padding
+    return functional.conv2d(x, weight, None, self.stride, padding, self.dilation, self.groups)
+
+
+@pytest.mark.parametrize("variant", list(HYBRIDS))
+def test_hybrids(variant: str, tmp_path: Path) -> None:
+    module = weights.module_of(variant)
+    params = weights.seeded(module, (PIXELS, PIXELS, 3))
+    path = save_published(tmp_path, params)
+    images = golden.images(1, PIXELS, PIXELS)
+    ours = weights.logits(module, unflatten_names(params), images)
+    model = timm.create_model(HYBRIDS[variant], num_classes=10, act_layer="gelu_tanh")
+    model.load_pretrained(str(path))
+    as_it_comes = difference(their_logits(model, images), ours)
+    matched(model)
+    assert difference(their_logits(model, images), ours) < HYBRID
+    assert as_it_comes < HYBRID_AS_IT_COMES
+    # Faint images are the ones that see the group norm's epsilon.
+    faint = (1e-3 * images).astype(np.float32)
+    ours = weights.logits(module, unflatten_names(params), faint)
+    assert difference(their_logits(model, faint), ours) < HYBRID
+
+    # What timm saves of it, read by us, is what we had.
+    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
+    loaded = load_model(tmp_path / "timm.safetensors")
+    assert loaded.description.model["resnet_layers"] == module.resnet_layers
+    found = flatten_names(loaded.params)
+    assert found.keys() == params.keys()
+    assert all((found[name] == params[name]).all() for name in params)
+
+
+def test_stem_hybrid_by_names_and_shapes(tmp_path: Path) -> None:
+    module = weights.module_of("R+Ti/16")
+    params = weights.seeded(module, (PIXELS, PIXELS, 3))
+    model = timm.create_model("vit_tiny_r_s16_p8_224", num_classes=10)
+    model.load_pretrained(str(save_published(tmp_path, params)))
+    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
+    found = flatten_names(load_model(tmp_path / "timm.safetensors").params)
+    assert found.keys() == params.keys()
+    assert all((found[name] == params[name]).all() for name in params)
+
+
+def test_large_by_names_and_shapes() -> None:
+    """L/16 is too large to run here; its names and shapes are the ones of timm's model."""
+    module = weights.module_of("L/16", num_classes=1000)
+    shapes = flatten_names(golden.abstract_params(module))
+    params = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in shapes.items()}
+    from vit_jax.pretrained import timm as names
+
+    ours = formats.to_names(names.rows(stem_only=False), params, "timm")
+    with torch.device("meta"):
+        model = timm.create_model("vit_large_patch16_224")
+    theirs = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    assert {name: array.shape for name, array in ours.items()} == theirs
+
+
+def test_distilled_deit_both_ways(tmp_path: Path) -> None:
+    model = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=10)
+    randomise(model)
+    images = golden.images(2, PIXELS, PIXELS)
+    theirs = their_logits(model, images)
+    torch.save(model.state_dict(), tmp_path / "deit.pth")
+    loaded = load_model(tmp_path / "deit.pth")
+    assert loaded.description.model["name"] == "deit"
+    assert difference(weights.logits(loaded.module, loaded.params, images), theirs) < SAME
+    # The distillation head counts: without it the logits are others.
+    alone = {**loaded.params, "head_dist": loaded.params["head"]}
+    assert difference(weights.logits(loaded.module, alone, images), theirs) > 0.01
+
+    description = loaded.description
+    folder = tmp_path / "folder"
+    flat = flatten_names(loaded.params)
+    inputs = InputSettings("bilinear", (PIXELS, PIXELS), None)
+    formats.FORMATS["timm"].write(folder, flat, description, inputs)
+    again = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    assert difference(their_logits(again, images), theirs) == 0.0

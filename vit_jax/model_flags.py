@@ -1,0 +1,41 @@
+"""Command-line arguments of the scripts that use a finished model."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def create_parser(doc: str | None, *, source: str, batch_size: int) -> argparse.ArgumentParser:
+    """A parser with everything that loading a model and feeding it takes.
+
+    Args:
+      doc: the script's docstring, shown by --help.
+      source: what the script does with MODEL.
+      batch_size: the default.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("source", metavar="MODEL", help=source)
+    add("--preprocess", default="", metavar="OPS", help="other ops than the checkpoint's own")
+    add("--batch_size", type=int, default=batch_size, help=f"of all devices (default {batch_size})")
+    add(
+        "--image_size",
+        type=pair,
+        metavar="N[,M]",
+        help="work at another resolution (height,width); position embeddings are interpolated",
+    )
+    add("--num_heads", type=int, metavar="N", help="of the attention, where the file does not tell")
+    add("--grid", type=pair, metavar="N,M", help="rows and columns of its tokens, if no square")
+    add("--dtype", default="float32", help="float32 or bfloat16 (default float32)")
+    return parser
+
+
+def pair(text: str) -> tuple[int, int]:
+    """`384` or `384,288` as two numbers."""
+    first, _, second = text.partition(",")
+    try:
+        return int(first), int(second or first)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number N, nor two as N,M") from None

@@ -1,0 +1,275 @@
+"""The weight formats as one table: how each is recognised, read and written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.pretrained import google, huggingface, timm, timm_config
+from vit_jax.pretrained.array_file import Container, read_arrays
+from vit_jax.pretrained.description import Description, InputSettings
+from vit_jax.pretrained.mapping import Row, match_rows, read_match, write_match
+from vit_jax.pretrained.npz import write_arrays
+from vit_jax.pretrained.safetensors_file import write_safetensors
+from vit_jax.pretrained.stored import Stored
+from vit_jax.workdir import write_json
+
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+PREPROCESSOR_FILE = "preprocessor_config.json"
+# Constants that PyTorch modules carry along.
+_BUFFERS = ("num_batches_tracked", "relative_position_index", "position_ids")
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """One way to write parameters.
+
+    Attributes:
+      is_folder: whether it is a folder with weights and configuration, or one file.
+      write: (path, flat parameters, description, input settings) -> the files written.
+    """
+
+    is_folder: bool
+    write: Callable[[Path, dict[str, np.ndarray], Description, InputSettings], list[Path]]
+
+
+def recognise(container: Container) -> str:
+    """`google`, `timm` or `huggingface`, by the names in the file.
+
+    Raises:
+      UserError: names of no known model.
+    """
+    names = set(container.arrays)
+    if google.find_prefix(names) is not None:
+        return "google"
+    if huggingface.find_prefix(names) is not None:
+        return "huggingface"
+    if timm_config.is_timm(names):
+        return "timm"
+    shown = ", ".join(list(container.arrays)[:4])
+    raise UserError(
+        f"{container.path} holds {len(names)} arrays ({shown}, ...), whose names are those of no "
+        "Vision Transformer known here: Google's .npz, big_vision, timm, Hugging Face ViT or DeiT."
+    )
+
+
+def read_container(
+    container: Container,
+    *,
+    settings: dict[str, Any] | None = None,
+    preprocessor: dict[str, Any] | None = None,
+    num_heads: int | None = None,
+    grid: tuple[int, int] | None = None,
+) -> Stored:
+    """Reads a file of any format into our names.
+
+    Args:
+      container: the open file.
+      settings: the `config.json` beside it, if there is one.
+      preprocessor: the `preprocessor_config.json` beside it, if there is one.
+      num_heads: of the attention, which files of PyTorch do not tell; None asks `settings`, then
+        the table of known sizes.
+      grid: rows and columns of the file's tokens, where they are no square.
+
+    Raises:
+      UserError: see the readers.
+    """
+    kind = recognise(container)
+    try:
+        if kind == "google":
+            stored = google.read_google(container, grid=grid)
+        elif kind == "huggingface":
+            stored = _read_huggingface(container, settings or {}, preprocessor or {}, num_heads)
+        else:
+            stored = _read_timm(container, settings or {}, num_heads)
+        for name, array in stored.params.items():
+            if array.dtype != np.float32:
+                raise UserError(f"{name} has type {array.dtype}; parameters are floats.")
+    except UserError as error:
+        if str(container.path) in str(error):
+            raise
+        raise UserError(f"{container.path}: {error}") from error
+    return stored
+
+
+def _read_rows(container: Container, rows: tuple[Row, ...], num_heads: Any, name: str) -> Stored:
+    if not isinstance(num_heads, int) or num_heads < 1:
+        raise UserError(f"num_heads={num_heads!r} (of {CONFIG_FILE}?) is no number of heads.")
+    matches, left = match_rows(rows, container.arrays, side="theirs")
+    dropped = {n: "a constant, no parameter" for n in left if n.split(".")[-1] in _BUFFERS}
+    stored = Stored(name, {}, dropped, tuple(n for n in left if n not in dropped))
+    found = read_arrays(container, [theirs for match in matches for theirs in match.theirs])
+    for match in matches:
+        arrays = tuple(found.pop(theirs) for theirs in match.theirs)
+        try:
+            stored.params.update(read_match(match, arrays, num_heads))
+        except (ValueError, IndexError) as error:
+            shapes = ", ".join(f"{n} {a.shape}" for n, a in zip(match.theirs, arrays, strict=True))
+            raise UserError(f"{shapes} cannot be {', '.join(match.ours)}: {error}.") from error
+    return stored
+
+
+def _read_huggingface(
+    container: Container,
+    settings: dict[str, Any],
+    preprocessor: dict[str, Any],
+    num_heads: int | None,
+) -> Stored:
+    prefix = huggingface.find_prefix(container.arrays)
+    assert prefix is not None
+    refactored = any(n.startswith(f"{prefix}layers.") for n in container.arrays)
+    # A DeiT fine-tuned with one head is a ViT but for its name.
+    if prefix == "deit." and "classifier.weight" in container.arrays:
+        raise UserError(
+            "a DeiTForImageClassification, whose only head stands on the class token beside a "
+            "distillation token, is no model of ours; DeiTForImageClassificationWithTeacher is."
+        )
+    heads = num_heads or settings.get("num_attention_heads") or timm_config.known_heads(container)
+    rows = huggingface.rows(prefix=prefix, refactored=refactored)
+    stored = _read_rows(container, rows, heads, "huggingface")
+    stored.conventions = huggingface.conventions(settings)
+    size = settings.get("image_size")
+    if isinstance(size, int):
+        stored.image_size = (size, size)
+    stored.class_names = huggingface.class_names(settings)
+    stored.eval_preprocess = huggingface.preprocess(preprocessor)
+    return stored
+
+
+def _read_timm(container: Container, settings: dict[str, Any], num_heads: int | None) -> Stored:
+    told = timm_config.Settings.of(settings)
+    heads = num_heads or told.num_heads or timm_config.known_heads(container)
+    rows = timm.rows(stem_only="patch_embed.backbone.conv.weight" in container.arrays)
+    stored = _read_rows(container, rows, heads, "timm")
+    timm_config.check_supported(stored)
+    stored.conventions = told.conventions
+    stored.image_size = told.image_size
+    stored.class_names = told.class_names
+    stored.eval_preprocess = told.eval_preprocess
+    return stored
+
+
+def to_names(
+    rows: tuple[Row, ...], params: dict[str, np.ndarray], name: str
+) -> dict[str, np.ndarray]:
+    """Our flat names -> theirs, contiguous.
+
+    Raises:
+      UserError: a parameter that the format has no name for.
+    """
+    matches, left = match_rows(rows, params, side="ours")
+    if left:
+        raise UserError(f"--format={name} has no place for {', '.join(left)}.")
+    arrays: dict[str, np.ndarray] = {}
+    for match in matches:
+        arrays.update(write_match(match, tuple(params[ours] for ours in match.ours)))
+    return {n: np.ascontiguousarray(a) for n, a in arrays.items()}
+
+
+def _write_plain(
+    path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
+) -> list[Path]:
+    return [write_arrays(path, params)]
+
+
+def _write_published(
+    path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
+) -> list[Path]:
+    _refuse_deit(description, "npz_published")
+    return [write_arrays(path, google.to_published(params))]
+
+
+def _write_big_vision(
+    path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
+) -> list[Path]:
+    _refuse_deit(description, "big_vision")
+    return [write_arrays(path, google.to_big_vision(params))]
+
+
+def _refuse_deit(description: Description, name: str) -> None:
+    if description.model["name"] == "deit":
+        raise UserError(
+            f"--format={name} has no distillation token; timm, huggingface, npz and orbax have."
+        )
+
+
+def _write_timm(
+    path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
+) -> list[Path]:
+    config = timm_config.to_config(params, description, inputs)
+    params = timm_config.with_positions(params, description)
+    rows = timm.rows(stem_only=description.model["resnet_layers"] == ())
+    return _write_folder(path, to_names(rows, params, "timm"), {CONFIG_FILE: config})
+
+
+def _write_huggingface(
+    path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
+) -> list[Path]:
+    settings = {CONFIG_FILE: huggingface.to_config(description)}
+    preprocessor = huggingface.to_preprocessor(inputs)
+    if preprocessor is not None:
+        settings[PREPROCESSOR_FILE] = preprocessor
+    params = timm_config.with_positions(params, description)
+    if "pre_logits/kernel" in params and "head/kernel" in params:
+        raise UserError(
+            "--format=huggingface has no layer between pooling and head: a model with pre_logits "
+            "can be written without its head (--drop_head), as a ViTModel whose pooler it is."
+        )
+    prefix = "deit." if description.model["name"] == "deit" else "vit."
+    arrays = to_names(huggingface.rows(prefix=prefix, refactored=False), params, "huggingface")
+    if not description.model["num_classes"]:  # the bare model
+        arrays = {n.removeprefix(prefix): a for n, a in arrays.items()}
+    return _write_folder(path, arrays, settings)
+
+
+def _write_folder(
+    path: Path, arrays: dict[str, np.ndarray], settings: dict[str, dict[str, Any]]
+) -> list[Path]:
+    path.mkdir(parents=True, exist_ok=True)
+    write_safetensors(path / WEIGHTS_FILE, arrays, {"format": "pt"})
+    for name, value in settings.items():
+        write_json(path / name, value)
+    return [path / WEIGHTS_FILE, *(path / name for name in settings)]
+
+
+def lost_conventions(name: str, description: Description) -> list[str]:
+    """What a reader of the format other than ours will not know of the model, in sentences."""
+    gelu, epsilon = (description.model[key] for key in ("gelu", "layer_norm_epsilon"))
+    notes = []
+    if name in ("npz_published", "big_vision", "npz") and gelu != "tanh":
+        notes.append(f"gelu={gelu} is said beside the file only; Google's code computes tanh.")
+    if name in ("npz_published", "big_vision", "npz", "timm") and epsilon != 1e-6:
+        notes.append(f"layer_norm_epsilon={epsilon:g} has no place in this format (1e-6).")
+    if name == "npz_published" and description.model["classifier"] == "map":
+        notes.append("The official code has no attention pooling; big_vision has.")
+    return notes
+
+
+def read_json_beside(path: Path, name: str) -> dict[str, Any]:
+    """The JSON object called `name` in the folder of `path`; {} where there is none."""
+    file = path.parent / name
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is damaged, not a JSON file: {error}.") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{file} holds no JSON object.")
+    return value
+
+
+FORMATS: dict[str, Format] = {
+    "npz": Format(False, _write_plain),
+    "npz_published": Format(False, _write_published),
+    "big_vision": Format(False, _write_big_vision),
+    "timm": Format(True, _write_timm),
+    "huggingface": Format(True, _write_huggingface),
+}

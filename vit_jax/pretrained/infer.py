@@ -1,0 +1,190 @@
+"""From parameters to the model they belong to: every size shows in a shape."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.pretrained.description import Description
+from vit_jax.pretrained.posemb import POSEMB
+from vit_jax.pretrained.stored import Stored
+
+_BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/")
+_UNIT = re.compile(r"block(\d+)/unit(\d+)/")
+_ATTENTION = "MultiHeadDotProductAttention_0"
+
+
+def infer_model(params: Mapping[str, Any], conventions: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `create_model` for flat names to arrays (or shapes), loop form.
+
+    Args:
+      params: in our names; see `vit_jax.tree`.
+      conventions: what does not show in a shape: `gelu`, `layer_norm_epsilon`,
+        `position_embedding`.
+
+    Raises:
+      UserError: an array without which no Vision Transformer is, is missing, or blocks or units
+        are not numbered from the first on.
+    """
+    embedding = _shape(params, "embedding/kernel", 4)
+    blocks = {int(match[1]) for name in params if (match := _BLOCK.match(name))}
+    _check_numbers("Transformer/encoderblock_", blocks, 0)
+    if not blocks:
+        raise UserError("there is no Transformer/encoderblock_0: no Transformer layer is stored.")
+    block = "Transformer/encoderblock_0"
+    _, num_heads, _ = _shape(params, f"{block}/{_ATTENTION}/query/kernel", 3)
+    _, mlp_dim = _shape(params, f"{block}/MlpBlock_0/Dense_0/kernel", 2)
+    patch = embedding[0] if embedding[0] == embedding[1] else embedding[:2]
+    has_pooling = any(name.startswith("MAPHead_0/") for name in params)
+    return {
+        "name": "deit" if "dist" in params else "vit",
+        "patch_size": patch,
+        "hidden_size": embedding[-1],
+        "num_layers": len(blocks),
+        "mlp_dim": mlp_dim,
+        "num_heads": num_heads,
+        "dropout_rate": 0.0,
+        "attention_dropout_rate": 0.0,
+        "representation_size": _width(params, "pre_logits"),
+        "classifier": "token" if "cls" in params else "map" if has_pooling else "gap",
+        "head_bias_init": 0.0,
+        "position_embedding": "learned",
+        "gelu": "tanh",
+        "layer_norm_epsilon": 1e-6,
+        "resnet_layers": _resnet_layers(params),
+        "resnet_width_factor": _resnet_width(params),
+        "num_classes": _width(params, "head") or 0,
+        **conventions,
+    }
+
+
+def _shape(params: Mapping[str, Any], name: str, ndim: int) -> tuple[int, ...]:
+    if name not in params:
+        raise UserError(f"there is no {name}: this is not a whole Vision Transformer.")
+    shape = tuple(params[name].shape)
+    if len(shape) != ndim or not all(shape):
+        raise UserError(f"{name} has shape {shape}, not {ndim} axes; the file is damaged.")
+    return shape
+
+
+def _width(params: Mapping[str, Any], layer: str) -> int | None:
+    """Outputs of a dense layer, if anything of it is there: what is missing is found later."""
+    for name in (f"{layer}/kernel", f"{layer}/bias"):
+        if name in params:
+            return params[name].shape[-1] if params[name].ndim else 0
+    return None
+
+
+def _check_numbers(prefix: str, numbers: set[int], first: int) -> None:
+    missing = sorted(set(range(first, max(numbers, default=first - 1) + 1)) - numbers)
+    if missing:
+        raise UserError(
+            f"{prefix}{max(numbers)} is there, but not {prefix}{missing[0]}; the file is not whole."
+        )
+
+
+def _resnet_layers(params: Mapping[str, Any]) -> tuple[int, ...] | None:
+    if "conv_root/kernel" not in params:
+        return None
+    units: dict[int, set[int]] = {}
+    for name in params:
+        if match := _UNIT.match(name):
+            units.setdefault(int(match[1]), set()).add(int(match[2]))
+    _check_numbers("block", set(units), 1)
+    for stage, numbers in units.items():
+        _check_numbers(f"block{stage}/unit", numbers, 1)
+    return tuple(len(units[stage]) for stage in sorted(units))
+
+
+def _resnet_width(params: Mapping[str, Any]) -> int:
+    if "conv_root/kernel" not in params:
+        return 1
+    width, rest = divmod(_shape(params, "conv_root/kernel", 4)[-1], 64)
+    if rest or not width:
+        raise UserError("conv_root/kernel does not have a multiple of 64 channels.")
+    return width
+
+
+def downsampling(model: Mapping[str, Any]) -> tuple[int, int]:
+    """Pixels per token, (height, width)."""
+    patch = model["patch_size"]
+    height, width = (patch, patch) if isinstance(patch, int) else patch
+    layers = model["resnet_layers"]
+    factor = 1 if layers is None else 4 * 2 ** max(len(layers) - 1, 0)
+    return height * factor, width * factor
+
+
+def infer_description(
+    stored: Stored,
+    *,
+    grid: tuple[int, int] | None = None,
+    image_size: tuple[int, int] | None = None,
+) -> Description:
+    """What one has to know to use `stored`: its own description, or what the arrays show.
+
+    Args:
+      stored: a file's parameters.
+      grid: rows and columns of its tokens, where they are no square and nothing tells them.
+      image_size: [height, width], where the positions are computed and nothing tells it.
+
+    Raises:
+      UserError: sizes cannot be told, or contradict each other.
+    """
+    if stored.description is not None:
+        return stored.description
+    model = infer_model(stored.params, stored.conventions)
+    pixels = downsampling(model)
+    if POSEMB in stored.params:
+        grid = _stored_grid(stored, grid, model, pixels)
+    elif grid is None:
+        size = stored.image_size or image_size
+        if size is None:
+            raise UserError(
+                "the position embeddings are computed, so the file does not tell the size of its "
+                "images; give it (--image_size)."
+            )
+        grid = (size[0] // pixels[0], size[1] // pixels[1])
+    height, width = grid[0] * pixels[0], grid[1] * pixels[1]
+    kernel = "embedding/kernel" if model["resnet_layers"] is None else "conv_root/kernel"
+    num_channels = _shape(stored.params, kernel, 4)[2]
+    size_text = f"{height}" if height == width else f"({height}, {width})"
+    names = stored.class_names if len(stored.class_names) == model["num_classes"] else ()
+    return Description(
+        model=model,
+        image_shape=(height, width, num_channels),
+        grid=grid,
+        class_names=names,
+        eval_preprocess=stored.eval_preprocess or f"official_eval({size_text})",
+    )
+
+
+def _stored_grid(
+    stored: Stored,
+    grid: tuple[int, int] | None,
+    model: Mapping[str, Any],
+    pixels: tuple[int, int],
+) -> tuple[int, int]:
+    """Rows and columns of the stored position embeddings."""
+    _, num_rows, _ = _shape(stored.params, POSEMB, 3)
+    num_tokens = num_rows - sum(name in stored.params for name in ("cls", "dist"))
+    if grid is None and stored.image_size is not None:
+        size = stored.image_size
+        candidate = (size[0] // pixels[0], size[1] // pixels[1])
+        grid = candidate if candidate[0] * candidate[1] == num_tokens else None
+    if grid is None:
+        side = math.isqrt(max(num_tokens, 0))
+        if not side or side * side != num_tokens:
+            raise UserError(
+                f"{num_tokens} position embeddings are no square; give the rows and columns they "
+                "stand for (--grid, pretrained.grid)."
+            )
+        grid = (side, side)
+    if grid[0] * grid[1] != num_tokens:
+        raise UserError(
+            f"a grid of {grid[0]}x{grid[1]} asks for {grid[0] * grid[1]} position embeddings; "
+            f"there are {num_tokens}."
+        )
+    return grid

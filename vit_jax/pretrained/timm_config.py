@@ -1,0 +1,217 @@
+"""timm's `config.json`, and what its files need that their names do not tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models.positions import sincos2d
+from vit_jax.models.variants import HYBRIDS, SIZES
+from vit_jax.pretrained.containers import Container
+from vit_jax.pretrained.description import HALF, Description, InputSettings
+from vit_jax.pretrained.stored import Stored
+
+POSEMB = "Transformer/posembed_input/pos_embedding"
+_WORDS = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
+# Architectures of timm by our variant, at 224 pixels; `model_args` says the rest.
+ARCHITECTURES = {
+    **{f"{size}/16": f"vit_{_WORDS[size]}_patch16_224" for size in ("Ti", "S", "B", "L")},
+    **{f"{size}/32": f"vit_{_WORDS[size]}_patch32_224" for size in ("S", "B", "L")},
+    "B/8": "vit_base_patch8_224",
+    "L/14": "vit_large_patch14_224",
+    "H/14": "vit_huge_patch14_224",
+    "R+Ti/16": "vit_tiny_r_s16_p8_224",
+    "R26+S/32": "vit_small_r26_s32_224",
+    "R26+B/32": "vit_base_r26_s32_224",
+    "R50+B/16": "vit_base_r50_s16_224",
+    "R50+L/32": "vit_large_r50_s32_224",
+}
+_ANY_VIT, _ANY_DEIT = "vit_base_patch16_224", "deit_base_distilled_patch16_224"
+_POOL = {"token": "token", "gap": "avg", "map": "map"}
+_GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
+# What some of timm's models have and ours do not.
+_FOREIGN = {
+    r"blocks\.\d+\.ls[12]\.gamma": "LayerScale",
+    r"blocks\.\d+\.attn\.[qk]_norm\..*": "normalised queries and keys",
+    r"reg_token": "register tokens",
+    r"fc_norm\..*": "a norm after pooling instead of before",
+    r"norm_pre\..*": "a norm before the blocks",
+    r"blocks\.\d+\.attn\.rel_pos.*": "relative positions",
+}
+
+
+def is_timm(names: Iterable[str]) -> bool:
+    names = set(names)
+    return "patch_embed.proj.weight" in names and "blocks.0.attn.qkv.weight" in names
+
+
+def known_heads(container: Container) -> int:
+    """Number of heads of the size in `SIZES` that the arrays have.
+
+    Raises:
+      UserError: no size has this width; PyTorch's files do not tell the heads.
+    """
+    width = next(
+        (
+            info.shape[-1]
+            for name, info in container.arrays.items()
+            if name.endswith(("cls_token", "pos_embed", "position_embeddings"))
+        ),
+        0,
+    )
+    heads = {num_heads for size, _, _, num_heads in SIZES.values() if size == width}
+    if len(heads) != 1:
+        raise UserError(
+            f"{container.path} does not tell the number of attention heads, and a width of {width} "
+            "is that of no size known here; give it (num_heads, --num_heads)."
+        )
+    return heads.pop()
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a `config.json` of timm says."""
+
+    num_heads: int | None
+    conventions: dict[str, Any]
+    image_size: tuple[int, int] | None
+    class_names: tuple[str, ...]
+    eval_preprocess: str
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> Settings:
+        """Raises UserError for an activation that our model does not have."""
+        args, inputs = settings.get("model_args") or {}, settings.get("pretrained_cfg") or {}
+        activation = args.get("act_layer") or "gelu"
+        if activation not in _GELUS:
+            raise UserError(
+                f"config.json: act_layer={activation!r} is none of {', '.join(_GELUS)}; this model "
+                "computes something else than a Vision Transformer of ours."
+            )
+        size = args.get("img_size") or (inputs.get("input_size") or (None,))[1:]
+        size = (size, size) if isinstance(size, int) else tuple(size)
+        image_size = (int(size[0]), int(size[1])) if len(size) == 2 else None
+        labels = settings.get("label_names") or inputs.get("label_names") or ()
+        return cls(
+            num_heads=args.get("num_heads"),
+            conventions={"gelu": _GELUS[activation], "layer_norm_epsilon": 1e-6},
+            image_size=image_size,
+            class_names=tuple(str(label) for label in labels),
+            eval_preprocess=_preprocess(inputs, image_size),
+        )
+
+
+def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
+    if size is None or "crop_pct" not in inputs:
+        return ""
+    method, crop_pct = inputs.get("interpolation", "bicubic"), float(inputs["crop_pct"])
+    mean, std = (tuple(inputs.get(key) or HALF) for key in ("mean", "std"))
+    if inputs.get("crop_mode") == "squash" and crop_pct == 1.0:
+        return f"huggingface_eval({size}, '{method}', {mean}, {std})"
+    if size[0] != size[1]:
+        return ""
+    return f"timm_eval({size[0]}, {crop_pct}, '{method}', {mean}, {std})"
+
+
+def check_supported(stored: Stored) -> None:
+    """Raises UserError where the names show a part that our models do not have."""
+    for name in stored.unexpected:
+        for pattern, part in _FOREIGN.items():
+            if re.fullmatch(pattern, name):
+                raise UserError(f"this model has {part} ({name}), which no model here has.")
+
+
+def with_positions(
+    params: dict[str, np.ndarray], description: Description
+) -> dict[str, np.ndarray]:
+    """Fixed position embeddings as a parameter, for formats that know only learned ones."""
+    if POSEMB in params:
+        return params
+    table = sincos2d(description.grid, description.model["hidden_size"])
+    prefix = sum(name in params for name in ("cls", "dist"))
+    zeros = np.zeros((1, prefix, table.shape[-1]), np.float32)
+    return {**params, POSEMB: np.concatenate([zeros, table], axis=1)}  # [1, P + h*w, D]
+
+
+def architecture(description: Description) -> tuple[str, bool]:
+    """timm's name for the nearest model, and whether it is a hybrid.
+
+    Raises:
+      UserError: a hybrid that timm does not have.
+    """
+    model = description.model
+    sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
+    size = next((name for name, row in SIZES.items() if row == sizes), "")
+    if model["resnet_layers"] is None:
+        if model["name"] == "deit":
+            return _ANY_DEIT, False
+        return ARCHITECTURES.get(f"{size}/{model['patch_size']}", _ANY_VIT), False
+    for name, row in HYBRIDS.items():
+        same = row == (size, tuple(model["resnet_layers"]), model["patch_size"])
+        if same and name in ARCHITECTURES and model["resnet_width_factor"] == 1:
+            return ARCHITECTURES[name], True
+    known = ", ".join(name for name in HYBRIDS if name in ARCHITECTURES)
+    raise UserError(f"timm has no such hybrid; those that --format=timm can write are {known}.")
+
+
+def to_config(
+    params: dict[str, np.ndarray], description: Description, inputs: InputSettings
+) -> dict[str, Any]:
+    """The `config.json` with which `timm.create_model("local-dir:FOLDER")` computes what we do.
+
+    Raises:
+      UserError: timm has no such model.
+    """
+    model = description.model
+    name, is_hybrid = architecture(description)
+    if "pre_logits/kernel" in params:
+        raise UserError(
+            "--format=timm has no pre_logits layer, and without it the head means nothing; give "
+            "--drop_head to write the model without pre_logits and head."
+        )
+    if model["position_embedding"] == "learned" and POSEMB not in params:
+        raise UserError("a model without Transformer cannot be written for timm.")
+    height, width, channels = description.image_shape
+    hidden_size, mlp_dim = model["hidden_size"], model["mlp_dim"]
+    ratio = mlp_dim / hidden_size
+    if int(hidden_size * ratio) != mlp_dim:  # timm multiplies and truncates
+        ratio = (mlp_dim + 0.5) / hidden_size
+    args: dict[str, Any] = {
+        "img_size": [height, width],
+        "in_chans": channels,
+        "embed_dim": hidden_size,
+        "depth": model["num_layers"],
+        "num_heads": model["num_heads"],
+        "mlp_ratio": ratio,
+        "act_layer": {exact: act for act, exact in _GELUS.items()}[model["gelu"]],
+    }
+    crop_pct = 1.0 if isinstance(inputs.resize, tuple) else min(height, width) / inputs.resize
+    if not is_hybrid:
+        args["patch_size"] = model["patch_size"]
+    if model["name"] != "deit":
+        args |= {"global_pool": _POOL[model["classifier"]], "fc_norm": False}
+        args["class_token"] = "cls" in params
+    return {
+        "architecture": name,
+        "num_classes": model["num_classes"],
+        "num_features": hidden_size,
+        "global_pool": _POOL[model["classifier"]],
+        "model_args": args,
+        **({"label_names": list(description.class_names)} if description.class_names else {}),
+        "pretrained_cfg": {
+            "input_size": [channels, height, width],
+            "fixed_input_size": True,
+            "interpolation": inputs.method,
+            "crop_pct": crop_pct,
+            "crop_mode": "squash" if isinstance(inputs.resize, tuple) else "center",
+            "mean": list(inputs.mean),
+            "std": list(inputs.std),
+            "num_classes": model["num_classes"],
+            "pool_size": None,
+        },
+    }
