@@ -8,17 +8,12 @@ import jax
 from clu import metrics as clu_metrics
 from jax.sharding import Mesh
 
-from vit_jax.data.device import device_batches, local_rows
-from vit_jax.data.pipeline import eval_batches
-from vit_jax.sharding import batch_sharding, replicated
+from vit_jax.evaluators.stream import padded_batches
+from vit_jax.sharding import replicated
 
 
 class ClassificationEvaluator:
-    """Averages the objective's per-example values (loss, accuracy) over a dataset.
-
-    The last batch is padded to full size and the padding masked, so that every process runs the
-    same number of steps and no example is dropped.
-    """
+    """Averages the objective's per-example values (loss, accuracy) over a dataset."""
 
     def __init__(self, *, objective: Any, dataset: Any, mesh: Mesh, batch_size: int, loader: Any):
         """
@@ -30,10 +25,9 @@ class ClassificationEvaluator:
           loader: keyword arguments of the reader; threads are used, workers are not.
         """
         self._dataset = dataset
-        self._batch_size = batch_size
         # Workers are for long training: each evaluation would wait for its own to start.
-        self._loader = {**loader, "num_workers": 0}
-        self._sharding = batch_sharding(mesh)
+        loader = {**loader, "num_workers": 0}
+        self._reader = {"mesh": mesh, "batch_size": batch_size, "loader": loader}
 
         def eval_step(params: Any, batch: Any) -> dict[str, clu_metrics.Average]:
             return {
@@ -49,12 +43,9 @@ class ClassificationEvaluator:
 
     def __call__(self, params: Any) -> dict[str, float]:
         """Means by name, and `num_examples`."""
-        rows = local_rows(self._sharding, self._batch_size)
         total: Any = None
-        with eval_batches(
-            self._dataset, batch_size=self._batch_size, rows=rows, **self._loader
-        ) as host_batches:
-            for batch in device_batches(host_batches, self._sharding, batch_size=self._batch_size):
+        with padded_batches(self._dataset, **self._reader) as batches:
+            for batch in batches:
                 values = self._eval_step(params, batch)
                 total = values if total is None else self._merge(total, values)
         total = jax.device_get(total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,12 @@ from vit_jax.errors import UserError, check_known
 from vit_jax.losses import LOSSES, one_hot_targets
 
 Batch = dict[str, jax.Array]
+
+# What the logits of a model that was trained with a loss of LOSSES say of each class.
+PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "softmax": jax.nn.softmax,
+    "sigmoid": jax.nn.sigmoid,
+}
 
 
 def scale_images(images: jax.Array) -> jax.Array:
@@ -51,6 +58,7 @@ class Classification:
             )
         self._model = model
         self._loss = LOSSES[loss]
+        self._probabilities = PROBABILITIES[loss]
         self._label_smoothing = label_smoothing
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
@@ -70,6 +78,28 @@ class Classification:
     def evaluate(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
         """`loss`, without label smoothing so that recipes compare, and `accuracy`: [B] each."""
         return self._values(self.predict(params, batch), batch, label_smoothing=0.0)
+
+    def measure(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+        """What a thorough evaluation asks of every example, [B] each.
+
+        Returns:
+          `loss` and `accuracy` as `evaluate` has them; `accuracy_top5`, where there are more than
+          five classes; `prediction`, the arg-max as int32; `confidence`, its probability.
+        """
+        logits = self.predict(params, batch)
+        values = self._values(logits, batch, label_smoothing=0.0)
+        if logits.shape[-1] > 5:
+            _, best = jax.lax.top_k(logits, 5)  # [B, 5]
+            hits = jnp.any(best == batch["label"][:, None], axis=-1)
+            values["accuracy_top5"] = jnp.asarray(hits, jnp.float32)
+        prediction = jnp.argmax(logits, axis=-1)
+        values["prediction"] = jnp.asarray(prediction, jnp.int32)
+        values["confidence"] = jnp.max(self._probabilities(logits), axis=-1)
+        return values
+
+    def probabilities(self, params: Any, batch: Batch) -> jax.Array:
+        """[B, K]; they add up to 1 with the softmax loss only."""
+        return self._probabilities(self.predict(params, batch))
 
     def predict(self, params: Any, batch: Batch) -> jax.Array:
         """Logits [B, K]."""

@@ -1,0 +1,38 @@
+"""Measures a model on a labelled dataset: top-1, top-5, loss, calibration, ReaL.
+
+    python scripts/evaluate.py MODEL --dataset=imagenet2012 --split=validation
+    python scripts/evaluate.py runs/flowers --dataset=photos --split=test --output=report
+
+MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
+hf://owner/name, or a name of scripts/zoo.py list. Images go through the checkpoint's own
+preprocessing, which is printed. Classes are matched by name.
+"""
+
+from vit_jax import launch, model_flags
+
+if __name__ == "__main__":
+    parser = model_flags.create_parser(__doc__, source="what to measure", batch_size=128)
+    add = parser.add_argument
+    add("--dataset", required=True, help="TFDS name, image folder, digits or glyphs")
+    add("--split", default="test", help="such as validation or test[:5%%] (default test)")
+    add("--data_dir", default="", metavar="DIR", help="where TFDS sets are prepared")
+    add("--label_key", default="", metavar="KEY", help="label to use, where a TFDS set has several")
+    add(
+        "--on_bad_image",
+        choices=("error", "skip"),
+        default="error",
+        help="what to do with files that do not decode (default error)",
+    )
+    add("--ignore_class_names", action="store_true", help="take label i for output i")
+    add("--loss", default="softmax", help="softmax or sigmoid, as it was trained (default softmax)")
+    add("--real", default="", metavar="real.json", help="ReaL labels of ImageNet's validation set")
+    add("--output", default="", metavar="DIR", help="write evaluation.json and examples.csv there")
+    add("--json", action="store_true", help="print one JSON object and nothing else")
+    arguments = vars(parser.parse_args())
+    as_json = arguments.pop("json")
+    if not as_json:
+        launch.start_logging()
+    with launch.one_line_errors():
+        from vit_jax.evaluate import evaluate, print_results
+
+        print_results(evaluate(**arguments), as_json=as_json)

@@ -1,0 +1,38 @@
+"""Writes what a model computes of images into an .npz: tokens, pooled features, any block, logits.
+
+    python scripts/extract_features.py MODEL photos/ --features=cls,gap --output=features.npz
+    python scripts/extract_features.py MODEL cifar10 --split=train --features=block_6 --output=...
+
+MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
+hf://owner/name, or a name of scripts/zoo.py list. With --split, IMAGES is a dataset, and its labels
+and class names are written too; else image files and folders.
+
+Features: cls, gap, tokens (after the last layer norm), pre_logits (what the head sees), logits,
+block_0, block_0_tokens, ... (after a block, before any norm; block_0 is its class token, or the
+mean of its tokens where the model has none), and dist for distilled DeiT.
+"""
+
+from vit_jax import launch, model_flags
+
+if __name__ == "__main__":
+    parser = model_flags.create_parser(__doc__, source="what to look into", batch_size=64)
+    add = parser.add_argument
+    add("images", metavar="IMAGES", nargs="+", help="a dataset, or image files and folders")
+    add("--features", required=True, metavar="NAMES", help="one or several, with commas between")
+    add("--output", required=True, metavar="FILE.npz", help="file to write")
+    add("--split", default="", help="of the dataset, such as train[:10%%]")
+    add("--data_dir", default="", metavar="DIR", help="where TFDS sets are prepared")
+    add("--label_key", default="", metavar="KEY", help="label to use, where a TFDS set has several")
+    add(
+        "--on_bad_image",
+        choices=("error", "skip"),
+        default="error",
+        help="what to do with files that do not decode (default error)",
+    )
+    arguments = vars(parser.parse_args())
+    arguments["features"] = arguments["features"].split(",")
+    launch.start_logging()
+    with launch.one_line_errors():
+        from vit_jax.features import extract_features
+
+        extract_features(**arguments)

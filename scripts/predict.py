@@ -1,0 +1,29 @@
+"""Says what a model sees on images.
+
+    python scripts/predict.py MODEL photo.jpg holiday/ --picture=sheet.png
+    python scripts/predict.py MODEL photos/ --json > answers.jsonl
+
+MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
+hf://owner/name, or a name of scripts/zoo.py list. Of folders all images are taken. An image that
+cannot be read is named, the others are done, and the exit status is 1.
+"""
+
+import sys
+
+from vit_jax import launch, model_flags
+
+if __name__ == "__main__":
+    parser = model_flags.create_parser(__doc__, source="what to ask", batch_size=64)
+    add = parser.add_argument
+    add("images", metavar="IMAGE", nargs="+", help="image files and folders")
+    add("--top", type=int, default=5, metavar="N", help="classes per image (default 5)")
+    add("--loss", default="softmax", help="sigmoid: a probability for each class by itself")
+    add("--picture", default="", metavar="FILE", help="draw images and classes into this file")
+    add("--json", action="store_true", dest="as_json", help="print one JSON object per image")
+    arguments = vars(parser.parse_args())
+    if not arguments["as_json"]:
+        launch.start_logging()
+    with launch.one_line_errors():
+        from vit_jax.predict import predict
+
+        sys.exit(1 if predict(**arguments) else 0)
