@@ -14,10 +14,12 @@ INSTALL_REQUIRES = [
     "importlib_resources>=6.0",  # tensorflow-datasets imports it without declaring it
     "jax>=0.10.2",
     "ml_collections>=1.1",
+    "ml_dtypes>=0.5",
     "numpy>=2.0",
     "opencv-python-headless>=4.10",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.8",
+    "safetensors>=0.8",
     "tensorboardX>=2.6.4",
     "tensorflow-datasets>=4.9.9",
 ]
@@ -27,13 +29,18 @@ EXTRAS_REQUIRE = {
     "embedded": ["matplotlib>=3.9", "scikit-learn>=1.5"],
     # Preparing those TensorFlow Datasets whose builders call TensorFlow; never needed to train.
     "tf": ["tensorboard>=2.19", "tensorflow-cpu>=2.21"],
-    # Paths on Google Cloud Storage.
+    # Weights from hf://owner/name.
+    "hf": ["huggingface_hub>=2.4"],
+    # scripts/export.py: the container of StableHLO files; ONNX files and the check of them.
+    "export": ["flatbuffers>=25.12", "onnx>=1.23", "onnxruntime>=1.31"],
     # Accelerators: the extras of jax itself.
     "cuda12": ["jax[cuda12]"],
     "cuda13": ["jax[cuda13]"],
     "tpu": ["jax[tpu]"],
     # scripts/test.sh.
     "dev": ["mypy>=1.14", "pillow>=10.0", "pytest>=9.0", "ruff>=0.9"],
+    # What tests compare with, and scripts/benchmark.py load; the package never imports them.
+    "peers": ["timm>=1.0.31", "torch>=2.13", "transformers>=5.23"],
 }
 
 setup(
@@ -45,6 +52,7 @@ setup(
     python_requires=">=3.11",
     # configs/ and scripts/ stay where they are: recipes are loaded by path.
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
+    package_data={"vit_jax.pretrained": ["labels/*.txt"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
 )

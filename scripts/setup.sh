@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv in the repository and installs vit_jax, its bundled-data extras and the test tools
-# into it, at the versions of constraints/pyX.Y.txt. Calling it again does only what is missing.
+# Makes .venv in the repository and installs vit_jax and its bundled-data extras into it, at the
+# versions of constraints/pyX.Y.txt. Calling it again does only what is missing.
 #
-#   ./scripts/setup.sh                       from any folder; quickstart.sh and test.sh call it
+#   ./scripts/setup.sh                       from any folder; quickstart.sh calls it
+#   ./scripts/setup.sh --tests               with the test tools, all extras and the PyTorch peers
+#                                            that tests compare with; test.sh calls it
 #   PYTHON=python3.12 ./scripts/setup.sh     with this interpreter
 #   ./scripts/setup.sh --update-constraints  rewrite the constraints file of this interpreter's
 #                                            version from the newest releases (then run test.sh)
@@ -16,7 +18,10 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 venv="$root/.venv"
 stamp="$venv/.vit_jax_installed"
 unfinished="$root/.setup.unfinished" # there while .venv is being changed: left by a killed call
-extras="embedded,dev"
+extras="embedded"
+test_extras="embedded,dev,export,hf,peers"
+# Newer wheels of torch bring several GB of CUDA libraries, which no test needs.
+torch="torch==2.13.0"
 no_network="name resolution|resolve host|Network is unreachable|NewConnection|ConnectTimeout|ProxyError"
 no_network+="|Connection refused|Read timed out|Connection broken"
 # Another installation's modules must not be found instead of ours, nor ours go to the user's home.
@@ -71,9 +76,13 @@ fingerprint() {
   echo "$version $root $(cat "$root/setup.py" "$root/pyproject.toml" "$constraints" | cksum)"
 }
 
+# With the extras asked for, or with all of them.
 is_installed() {
-  [[ -f "$stamp" && "$(cat "$stamp")" == "$(fingerprint)" ]] && version_of "$venv/bin/python" \
-    >/dev/null
+  local found
+  [[ -f "$stamp" ]] || return 1
+  found="$(cat "$stamp")"
+  [[ "$found" == "$(fingerprint) $extras" || "$found" == "$(fingerprint) $test_extras" ]] &&
+    version_of "$venv/bin/python" >/dev/null
 }
 
 check_venv_module() {
@@ -144,13 +153,16 @@ update_constraints() {
   # shellcheck disable=SC2064  # the folder of now
   trap "rm -rf '$scratch'" EXIT
   make_venv "$scratch/venv"
-  install_into "$scratch/venv"
+  echo "$torch" >"$scratch/torch.txt"
+  extras="$test_extras"
+  install_into "$scratch/venv" -c "$scratch/torch.txt"
   mkdir -p "$root/constraints"
   {
     echo "# Exact versions of everything that scripts/setup.sh installs on Python $version, tested."
     echo "# Made by: PYTHON=python$version ./scripts/setup.sh --update-constraints"
     # Links to files or hosts (our own package) do not belong here, and pip serves itself.
-    "$scratch/venv/bin/python" -m pip freeze --all | grep -E '^[A-Za-z0-9._-]+==' | grep -v '^pip=='
+    "$scratch/venv/bin/python" -m pip freeze --all | grep -E '^[A-Za-z0-9._-]+==' | grep -v '^pip==' |
+      sed 's/+cpu$//'
   } >"$scratch/constraints.txt"
   mv "$scratch/constraints.txt" "$constraints"
   say "wrote $constraints"
@@ -159,11 +171,12 @@ update_constraints() {
 main() {
   case "${1:-}" in
     "" | --update-constraints) ;;
+    --tests) extras="$test_extras" ;;
     -h | --help)
       sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
       return
       ;;
-    *) die "unknown argument '$1'; known: --update-constraints, --help" ;;
+    *) die "unknown argument '$1'; known: --tests, --update-constraints, --help" ;;
   esac
   choose_python
   if [[ "${1:-}" == --update-constraints ]]; then
@@ -193,7 +206,7 @@ main() {
   make_own_venv
   rm -f "$stamp"
   install_into "$venv" ${options[@]+"${options[@]}"}
-  fingerprint >"$stamp.new"
+  echo "$(fingerprint) $extras" >"$stamp.new"
   mv "$stamp.new" "$stamp"
   rm -f "$unfinished"
   if command -v nvidia-smi >/dev/null; then

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-./scripts/setup.sh
+./scripts/setup.sh --tests
 unset PYTHONPATH PYTHONHOME # as in setup.sh
 
 failed=()

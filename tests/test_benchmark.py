@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from tests import tiny
+from tests.peers import import_timm
 from vit_jax.benchmark import benchmark_step, in_memory, reference_step
+from vit_jax.benchmark_load import benchmark_load, write_file
 from vit_jax.run import Run
 from vit_jax.sharding import batch_sharding, create_mesh, state_shardings
 from vit_jax.train_step import jit_train_step
@@ -43,3 +46,12 @@ def test_the_reference_computes_the_same_update() -> None:
             ours_state, metrics = ours(ours_state, batch)
             theirs_state, theirs = plain(theirs_state, batch)
             np.testing.assert_allclose(metrics["loss"], theirs["loss"], rtol=1e-6)
+
+
+def test_loading_is_compared_on_the_same_file(tmp_path: Path) -> None:
+    import_timm()
+    write_file(tmp_path / "file.npz", "Ti/16")
+    result = benchmark_load(tmp_path / "file.npz", variant="Ti/16", rounds=2)
+    assert len(result["vit_jax"]) == len(result["timm"]) == 2
+    ratios = [a / b for a, b in zip(result["vit_jax"], result["timm"], strict=True)]
+    assert result["ratio"] == pytest.approx(statistics.median(ratios))

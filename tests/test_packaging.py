@@ -19,7 +19,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[1]
 SUPPORTED = ("3.11", "3.12", "3.13")
 THIS_PYTHON = "{}.{}".format(*sys.version_info)
-INSTALLED_EXTRAS = ("embedded", "dev")  # what setup.sh installs
+INSTALLED_EXTRAS = ("embedded", "dev", "export", "hf", "peers")  # by setup.sh --tests
 
 
 def setup_value(name: str) -> object:
@@ -198,4 +198,4 @@ def test_setup_prefers_an_interpreter_with_constraints(bare_clone: Path) -> None
 def test_setup_names_the_arguments_it_knows(bare_clone: Path) -> None:
     code, message = run_setup(bare_clone, "--updat-constraints")
     assert code == 1
-    assert message.endswith("known: --update-constraints, --help\n")
+    assert message.endswith("known: --tests, --update-constraints, --help\n")

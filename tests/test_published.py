@@ -1,0 +1,115 @@
+"""A published checkpoint's whole life, at full size: load, fine-tune, evaluate, reload."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs import finetune
+from tests import fixtures_data, tiny
+from tests.pretrained import weights
+from vit_jax.evaluate import evaluate
+from vit_jax.inference import load_model
+from vit_jax.pretrained import google
+from vit_jax.pretrained.google import POSEMB
+from vit_jax.pretrained.npz import write_arrays
+from vit_jax.train import train_and_evaluate
+
+# Peak of resident memory while loading, over what Python and JAX take by themselves.
+MEASURE = """
+import resource, sys, jax
+from vit_jax.pretrained.load import load_pretrained
+from vit_jax.inference import load_model
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+jax.numpy.zeros(1).block_until_ready()
+before = peak()
+{code}
+print(peak() - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """B/16 as the ImageNet-21k files are: 21,843 classes, pre-logits, pre-Linen names. 413 MB."""
+    module = weights.module_of("B/16", num_classes=21_843, representation_size=768)
+    params = weights.seeded(module, (224, 224, 3), "r02")
+    path = tmp_path_factory.mktemp("published") / "B_16.npz"
+    return write_arrays(path, google.to_published(params))
+
+
+@pytest.mark.slow
+def test_fine_tuning_on_a_folder_of_images_at_a_rectangle(published: Path, tmp_path: Path) -> None:
+    photos = fixtures_data.write_folder(
+        tmp_path / "photos", {"train": {"cat": 4, "dog": 4}, "test": {"cat": 3, "dog": 2}}
+    )
+    config = finetune.get_config(f"B/16,{photos}")
+    config.pretrained.source = str(published)
+    config.dataset.preprocess = "decode|inception_crop((384, 288))|flip_lr"
+    config.dataset.eval_preprocess = "decode|resize(384, 288)"
+    config.dataset.batch_size = 8
+    config.evaluators.test.batch_size = 8
+    config.duration.steps = 1
+    config.schedule.warmup_steps = 0
+    config.loader.num_threads = 1
+    config.log.tensorboard = False
+    workdir = tmp_path / "run"
+    results = train_and_evaluate(config, str(workdir))
+    assert results["test/num_examples"] == 5
+
+    # Its own result, loaded again: the head it learned, the same accuracy on the same images.
+    model = load_model(workdir)
+    assert model.description.class_names == ("cat", "dog")
+    assert model.description.grid == (24, 18)
+    assert not model.report.reset
+    assert not model.report.adapted
+    assert np.abs(model.params["head"]["kernel"]).max() > 0
+    assert model.params["Transformer"]["posembed_input"]["pos_embedding"].shape == (1, 433, 768)
+    again = evaluate(str(workdir), dataset=str(photos), split="test", batch_size=8)
+    assert again["num_examples"] == 5
+    assert again["accuracy"] == results["test/accuracy"]
+    assert again["loss"] == pytest.approx(results["test/loss"], rel=1e-6)
+    with np.load(published) as before:
+        start = before["Transformer/encoderblock_3/MlpBlock_3/Dense_0/kernel"]
+    end = model.params["Transformer"]["encoderblock_3"]["MlpBlock_0"]["Dense_0"]["kernel"]
+    difference = np.abs(end - start).max()
+    assert 0 < difference < 0.01 < np.abs(start).max()  # it went on from there
+    described = json.loads((workdir / "model.json").read_text())
+    assert described["model"]["representation_size"] is None
+
+
+LOADS = {
+    "to a model": """
+import jax.numpy as jnp
+from vit_jax.models.create import create_model
+from vit_jax.models.variants import VARIANTS
+model = create_model(**VARIANTS["B/16"], num_classes=10)
+image = jnp.zeros((1, 224, 224, 3))
+like = jax.eval_shape(lambda: model.init(jax.random.key(0), image, train=False))["params"]
+params, report = load_pretrained(sys.argv[1], like=like)
+del like
+arrays = [jax.device_put(leaf) for leaf in jax.tree.leaves(params) if hasattr(leaf, "nbytes")]
+jax.block_until_ready(arrays)
+""",
+    "as it is": "model = load_model(sys.argv[1])",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(LOADS))
+def test_loading_takes_less_than_2_2_times_the_file(kind: str, published: Path) -> None:
+    assert POSEMB  # the file is whole
+    code = MEASURE.format(code=LOADS[kind])
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(published)],
+        env=tiny.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(result.stdout.split()[-1]) < 2.2 * published.stat().st_size
