@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
     config.dataset.name = "glyphs"  # TFDS name | path of an image folder | digits | glyphs(...)
     config.dataset.data_dir = ""  # where TFDS sets are prepared; "" is TFDS_DATA_DIR or its default
     config.dataset.split = "train"  # training split, such as train[:98%]
-    config.dataset.label_key = ""  # feature that holds the label; "" finds it
+    config.dataset.label_key = ""  # feature that holds the label; "" finds it; vtab_... computes it
     config.dataset.batch_size = 512  # examples per update over all devices and hosts
     config.dataset.preprocess = "official_train(224)"  # ops for training, see data/preprocess.py
     config.dataset.eval_preprocess = "official_eval(224)"  # ops for evaluators without their own
@@ -33,7 +33,7 @@ def get_config() -> ConfigDict:
     config.loader.prefetch = 4  # batches read ahead
 
     config.model = ConfigDict()
-    config.model.name = "vit"  # key of models/create.py
+    config.model.name = "vit"  # vit | deit
     config.model.patch_size = FieldReference(16, field_type=object)  # int, or (height, width)
     config.model.hidden_size = 192
     config.model.num_layers = 12
@@ -44,6 +44,9 @@ def get_config() -> ConfigDict:
     config.model.representation_size = placeholder(int)  # width of the tanh layer before the head
     config.model.classifier = "token"  # token | gap | map
     config.model.head_bias_init = 0.0  # -10 for a sigmoid loss over many classes
+    config.model.position_embedding = "learned"  # learned | sincos2d
+    config.model.gelu = "tanh"  # tanh (Google's weights) | exact (those of timm, Hugging Face)
+    config.model.layer_norm_epsilon = 1e-6
     config.model.resnet_layers = placeholder(tuple)  # units per stage of a hybrid, as (3, 4, 9)
     config.model.resnet_width_factor = 1
     config.model.dtype = "float32"  # of the computation: float32 | bfloat16
@@ -66,6 +69,8 @@ def get_config() -> ConfigDict:
     config.optimizer.eps = 1e-8  # Adam
     config.optimizer.momentum = 0.9  # SGD
     config.optimizer.momentum_dtype = "float32"  # float32 | bfloat16, as stored
+    config.optimizer.freeze = ""  # regular expression on parameter names; "" trains all of them
+    config.optimizer.layer_decay = 1.0  # rate of each layer over that of the next; 1.0 is off
 
     config.schedule = ConfigDict()
     config.schedule.name = "cosine"  # cosine | linear | rsqrt | constant
@@ -94,9 +99,19 @@ def get_config() -> ConfigDict:
     config.checkpoint.keep_best = 1  # how many of the best
 
     config.pretrained = ConfigDict()
-    config.pretrained.path = ""  # .npz or work directory to start from; "" starts from scratch
+    config.pretrained.source = ""  # file, folder, gs://, https://, hf:// or zoo name; "": scratch
     config.pretrained.grid = placeholder(tuple)  # (rows, columns) of its tokens, if no square
     config.pretrained.reset_head = True  # new zero head; False keeps the checkpoint's
+    config.pretrained.posemb = "bilinear"  # bilinear (official) | bicubic (antialiased, timm)
+    config.pretrained.resize_patches = False  # allow another patch size, by pseudo-inverse
+    config.pretrained.channels = ""  # another number of input channels: sum | mean | tile
+    config.pretrained.class_token = ""  # class token in one of both only: add | drop
+
+    config.sweep = ConfigDict()  # read by scripts/sweep.py alone
+    config.sweep.learning_rates = ()  # to choose from; with one there is nothing to choose
+    config.sweep.train_split = ""  # what the candidates train on; dataset.split less ...
+    config.sweep.validation_split = ""  # ... what they are scored on
+    config.sweep.published = ""  # accuracy in percent to compare with, and where it is from
 
     config.log = ConfigDict()
     config.log.every_steps = 50  # console, metrics.jsonl, TensorBoard

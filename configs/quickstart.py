@@ -3,8 +3,9 @@
     ./scripts/quickstart.sh                      all three stages, a table and a picture
     python scripts/train.py --config=configs/quickstart.py --workdir=/tmp/pretrain
     python scripts/finetune.py --config=configs/quickstart.py:finetune \\
-        --config.pretrained.path=/tmp/pretrain --workdir=/tmp/finetune
+        --config.pretrained.source=/tmp/pretrain --workdir=/tmp/finetune
     python scripts/train.py --config=configs/quickstart.py:scratch --workdir=/tmp/scratch
+    python scripts/sweep.py --config=configs/quickstart.py:scratch --workdir=/tmp/sweep
 
 Stages:
   pretrain  50 classes of letters and digits, drawn from fonts at 12x12 pixels; every image is
@@ -79,6 +80,9 @@ def digits() -> ConfigDict:
     config.checkpoint.every_steps = 50
     with config.unlocked():
         config.evaluators.validation = default.evaluator("train[300:600]")
+    config.sweep.learning_rates = (5e-4, 1e-3, 2e-3, 4e-3)
+    config.sweep.train_split = config.dataset.split
+    config.sweep.validation_split = config.evaluators.validation.split
     return config
 
 

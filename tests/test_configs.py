@@ -65,7 +65,8 @@ def test_every_other_key_is_read_by_the_loop() -> None:
         section, _, last = key.rpartition(".")
         name = {"dataset": "data", "evaluators": "evaluator", "log": "log"}[section]
         assert f"{name}.{last}" in source or f'"{last}"' in source, key
-    handed_over = {*SECTIONS, "model", "dataset", "log", "evaluators", "seed"}
+    # `sweep` is for scripts/sweep.py, see tests/test_sweep.py.
+    handed_over = {*SECTIONS, "model", "dataset", "log", "evaluators", "seed", "sweep"}
     assert set(config) == handed_over
 
 

@@ -61,7 +61,7 @@ def test_an_unknown_variant_and_a_missing_recipe(tmp_path: Path) -> None:
 def test_fine_tuning_without_a_start_says_so(tmp_path: Path) -> None:
     result = tiny.run("finetune.py", tmp_path / "run")
     assert result.returncode == 2
-    assert "--config.pretrained.path is missing" in result.stderr
+    assert "--config.pretrained.source is missing" in result.stderr
 
 
 def test_an_unwritable_workdir_is_named(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_fine_tuning_at_twice_the_resolution(finished: Path, tmp_path: Path, sca
         dataset__eval_preprocess="decode|resize(32, 16)",
         evaluators__test__split="test",
         evaluators__test__at_start=True,
-        pretrained__path=str(finished),
+        pretrained__source=str(finished),
         model__scan=scan,
         duration__steps=2,
         schedule__warmup_steps=0,
@@ -178,7 +178,7 @@ def test_fine_tuning_at_twice_the_resolution(finished: Path, tmp_path: Path, sca
 
 def test_fine_tuning_starts_from_the_pretrained_values(finished: Path, tmp_path: Path) -> None:
     config = tiny.config(
-        pretrained__path=str(finished / "params.npz"),
+        pretrained__source=str(finished / "params.npz"),
         duration__steps=1,
         schedule__warmup_steps=0,
         optimizer__learning_rate=0.0,
@@ -269,7 +269,7 @@ BAD_CONFIGS = {
     "cloud": ({"dataset__name": "gs://bucket/photos"}, r"dataset.name='gs://bucket/photos'"),
     "evaluator": ({"evaluators__test__split": "tset"}, r"evaluators.test \(split='tset'\)"),
     "sizes differ": ({"dataset__eval_preprocess": "decode|resize(24)"}, r"eval_preprocess"),
-    "pretrained": ({"pretrained__path": "/nowhere.npz"}, r"pretrained.path='/nowhere.npz'"),
+    "pretrained": ({"pretrained__source": "/nowhere.npz"}, r"pretrained.source='/nowhere.npz'"),
     "unpooled": ({"model__classifier": "unpooled"}, r"model.classifier='unpooled'"),
     "objective": ({"objective__name": "classify"}, r"objective.name='classify'"),
     "loss": ({"objective__loss": "hinge"}, r"objective.loss='hinge'"),
@@ -303,7 +303,7 @@ def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
     """The config of a start that failed before its first update is not held against the next."""
     workdir = str(tmp_path / "run")
     with pytest.raises(UserError, match="nowhere"):
-        train_and_evaluate(tiny.config(pretrained__path="/nowhere.npz"), workdir)
+        train_and_evaluate(tiny.config(pretrained__source="/nowhere.npz"), workdir)
     assert train_and_evaluate(tiny.config(duration__steps=1, schedule__warmup_steps=0), workdir)
 
 

@@ -172,3 +172,32 @@ def test_the_average_follows_the_parameters() -> None:
         np.abs(a - b).max() > 1e-4
         for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(start.params), strict=True)
     )
+
+
+def test_frozen_parameters_have_no_gradient_at_all() -> None:
+    """They do not count in grad_norm, and the work of differentiating them is gone."""
+    expected = golden.arrays("accumulate_gradient")
+    pattern = "embedding/.*|cls|Transformer/.*"
+    head = [expected[name] for name in expected if name.startswith("grad/head/")]
+    everything = [expected[name] for name in expected if name.startswith("grad/")]
+    norm_of_head, norm = (np.sqrt(sum((x**2).sum() for x in xs)) for xs in (head, everything))
+    assert norm_of_head < 0.99 * norm
+    flops = {}
+    for freeze in ("", pattern):
+        tx = create_optimizer("sgd", schedule=lambda _: jnp.float32(1.0), freeze=freeze)
+        step = make_train_step(Classification(model=golden_model()), tx, seed=0, freeze=freeze)
+        with jax.set_mesh(create_mesh(data=1, tensor=8)):
+            params = golden_params()
+            state = create_train_state(params, tx, polyak_decay=0.0)
+            compiled = jax.jit(step).lower(state, golden_batch()).compile()
+            after, metrics = compiled(state, golden_batch())
+        expected_norm = norm_of_head if freeze else norm
+        assert float(metrics["grad_norm"]) == pytest.approx(expected_norm, rel=1e-5)
+        flops[freeze] = compiled.cost_analysis()["flops"]
+        for name, leaf in flatten_names(after.params).items():
+            before = flatten_names(params)[name]
+            moved = np.abs(np.asarray(leaf) - before).max() > 0
+            # Key biases move by nothing: softmax does not see them.
+            if not name.endswith("key/bias"):
+                assert moved == (not freeze or name.startswith("head/")), name
+    assert flops[pattern] < 0.6 * flops[""]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.parameter_groups import freeze_parameters, scale_by_layer
 
 Schedule = Callable[[Any], jax.Array]
 
@@ -103,11 +104,15 @@ def create_optimizer(
     eps: float = 1e-8,
     momentum: float = 0.9,
     momentum_dtype: str = "float32",
+    freeze: str = "",
+    layer_decay: float = 1.0,
 ) -> optax.GradientTransformation:
     """Clip, precondition, decay, scale by the learning rate, in this order.
 
     Weight decay is decoupled and multiplied by the learning rate: each update subtracts
     `rate * weight_decay * parameter` (the paper's 0.1 is this 0.1; big_vision's is 0.1 * base).
+    With `layer_decay` the rate of the parameter's own layer counts here too, as in BEiT's AdamW
+    (2106.08254): a layer that learns slowly also decays slowly.
 
     Args:
       name: `adamw`, `adam` (no decay) or `sgd`.
@@ -119,9 +124,16 @@ def create_optimizer(
       momentum: of SGD.
       momentum_dtype: in which Adam's first moment and SGD's momentum are stored; `bfloat16` halves
         their memory (the decay of SGD then is bfloat16(0.9) = 0.8984375, as in the official code).
+      freeze: regular expression on whole parameter names (`embedding/.*|cls|Transformer/.*`). What
+        matches stays as it is, has no optimizer memory, and does not count in the gradient's norm.
+        Blocks are named as in the loop form, also under `model.scan`.
+      layer_decay: the learning rate of layer l of L is multiplied by layer_decay ** (L + 1 - l):
+        l = 0 for what stands before the first block, i + 1 for block i, L + 1 for what comes after
+        the last one. 1.0 is off.
 
     Raises:
-      UserError: unknown name or value.
+      UserError: unknown name or value; later, from `init`: what `freeze` matches is nothing or
+        everything, or the model has no encoder blocks to count for `layer_decay`.
     """
     optimizers: dict[str, Callable[[Any], optax.GradientTransformation]] = {
         "adamw": lambda dtype: optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype),
@@ -148,4 +160,8 @@ def create_optimizer(
             optax.add_decayed_weights(weight_decay, mask=lambda params: decay_mask(params, pattern))
         )
     steps.append(optax.scale_by_learning_rate(schedule))
-    return optax.chain(*steps)
+    tx = optax.chain(*steps)
+    if freeze:
+        tx = freeze_parameters(tx, freeze)
+    # Outside of the freezing, which hides blocks: all of them have to be counted.
+    return tx if layer_decay == 1.0 else optax.chain(tx, scale_by_layer(layer_decay))

@@ -52,6 +52,7 @@ RUNTIME_KEYS = (
     "checkpoint.",
     "model.remat",
     "dataset.data_dir",
+    "sweep.",
 )
 
 
@@ -124,7 +125,10 @@ def train(
     config, total_steps, start_step = run.config, run.total_steps, int(state.step)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     step_fn = jit_train_step(
-        run.objective, run.tx, shardings, run.mesh, seed=config.seed, **config.train_step
+        *(run.objective, run.tx, shardings, run.mesh),
+        seed=config.seed,
+        freeze=config.optimizer.freeze,
+        **config.train_step,
     )
     progress = Progress(
         start_step=start_step,

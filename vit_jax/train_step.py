@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
+from vit_jax.parameter_groups import stop_frozen_gradients
 from vit_jax.sharding import BATCH_AXES, batch_sharding, replicated
 from vit_jax.train_state import TrainState
 
@@ -54,6 +55,7 @@ def make_train_step(
     seed: int,
     accumulation_steps: int = 1,
     polyak_decay: float = 0.0,
+    freeze: str = "",
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns `train_step(state, batch) -> (state, metrics)`.
 
@@ -63,12 +65,16 @@ def make_train_step(
       seed: all randomness of update t is a function of (seed, t).
       accumulation_steps: parts that the batch is cut into.
       polyak_decay: d of average = d * average + (1 - d) * params; 0 for no average.
+      freeze: of the optimizer; no gradient is computed for what is frozen, and none counts in
+        `grad_norm`.
 
     Metrics are float32 scalars: `loss`, `grad_norm` (before clipping), `param_norm` (after the
     update) and the objective's own.
     """
 
     def loss_fn(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
+        if freeze:
+            params = stop_frozen_gradients(params, freeze)
         return objective.loss(params, batch, rng, train=True)
 
     value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
@@ -102,6 +108,7 @@ def jit_train_step(
     seed: int,
     accumulation_steps: int = 1,
     polyak_decay: float = 0.0,
+    freeze: str = "",
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """`make_train_step` compiled for the mesh; the state passed in is used up (donated)."""
     train_step = make_train_step(
@@ -110,6 +117,7 @@ def jit_train_step(
         seed=seed,
         accumulation_steps=accumulation_steps,
         polyak_decay=polyak_decay,
+        freeze=freeze,
     )
     return jax.jit(
         train_step,

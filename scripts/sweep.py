@@ -1,0 +1,54 @@
+"""Chooses the learning rate on held-out data, then trains on all of it with several seeds.
+
+    python scripts/sweep.py --config=configs/finetune.py:B/16,cifar10 \\
+        --config.pretrained.source=B_16.npz --workdir=/tmp/cifar10_sweep
+
+The candidates and the held-out part come from the recipe and can be overridden, as in
+--config.sweep.learning_rates=0.01,0.03. Prints a table with mean and standard deviation over the
+seeds beside the published number, and writes it to sweep.txt and sweep.json of the work directory.
+The same command again goes on where it was. Besides the flags below:
+
+  --seeds=3           final runs on all training data
+  --processes=1       runs at a time on this machine; CUDA_VISIBLE_DEVICES is dealt out to them
+  --num_tasks=1       tasks that share the work, each started with the same --workdir
+  --task=I            which of them this is, from 0 (default: SLURM_ARRAY_TASK_ID)
+  --wait_minutes=0    how long to wait for runs of other tasks before the report
+"""
+
+import os
+import sys
+
+from absl import flags
+
+from vit_jax import launch
+from vit_jax.errors import UserError
+
+
+def run(config, workdir):
+    from vit_jax.sweep import run as sweep
+
+    given = flags.FLAGS
+    if given.only:
+        sweep.execute_only(config, workdir, given.only, given.seeds, given.resume)
+        return
+    if given.processes > 1 and given.num_processes is not None:
+        raise UserError("--processes is for one machine, --num_processes for one run over several.")
+    share = sweep.Share(
+        num_tasks=given.num_tasks,
+        task=sweep.task_number(given.task, given.num_tasks, os.environ),
+        processes=given.processes,
+        command=[sys.executable, *sys.argv],
+        wait_minutes=given.wait_minutes,
+        resume=given.resume,
+    )
+    sweep.run_sweep(config, workdir, seeds=given.seeds, share=share)
+
+
+if __name__ == "__main__":
+    flags.DEFINE_integer("seeds", 3, "Final runs on all training data.")
+    flags.DEFINE_integer("num_tasks", 1, "Tasks that share the work.")
+    flags.DEFINE_integer("task", None, "Which of them this is, from 0.")
+    flags.DEFINE_integer("processes", 1, "Runs at a time on this machine.")
+    flags.DEFINE_float("wait_minutes", 0.0, "How long to wait for runs of other tasks.")
+    flags.DEFINE_string("only", "", "The one run to do; how a sweep starts its processes.")
+    launch.main(run, doc=__doc__)

@@ -1,0 +1,173 @@
+"""Which runs a sweep consists of, and what has become of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError, check_known
+from vit_jax.train import RESULTS_FILE, RUNTIME_KEYS
+from vit_jax.workdir import read_json
+
+DIVERGED_FILE = "diverged.json"
+
+# `run`, `learning_rate`, `seed`, and `state`: finished (with `accuracy`), diverged (with
+# `message`) or missing.
+Outcome = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepRun:
+    """One training of a sweep: its folder below the sweep's, and what it is scored by."""
+
+    name: str
+    config: ConfigDict
+    metric: str
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.config.optimizer.learning_rate)
+
+
+def plan_rates(config: ConfigDict) -> list[float]:
+    """The candidates in rising order, checked.
+
+    Raises:
+      UserError: there are none, or some are not different positive numbers.
+    """
+    rates = config.sweep.learning_rates
+    if not rates:
+        raise UserError(
+            "sweep.learning_rates is empty: set it as --config.sweep.learning_rates=0.01,0.03, "
+            "with sweep.train_split and sweep.validation_split, or take a recipe that has it."
+        )
+    numbers = all(isinstance(rate, int | float) and math.isfinite(rate) for rate in rates)
+    if not numbers or min(rates) <= 0 or len({float(rate) for rate in rates}) < len(rates):
+        raise UserError(f"sweep.learning_rates={rates} must be different positive numbers.")
+    return sorted(float(rate) for rate in rates)
+
+
+def plan_grid(config: ConfigDict) -> list[SweepRun]:
+    """One run per learning rate on the held-in part of train; none where there is no choice.
+
+    Raises:
+      UserError: see `plan_rates`; no evaluator `test`; no held-out part to choose on.
+    """
+    rates = plan_rates(config)
+    if "test" not in config.evaluators:
+        raise UserError(
+            "a sweep reports the evaluator 'test', which this config does not have; its "
+            f"evaluators: {', '.join(config.evaluators)}."
+        )
+    if len(rates) == 1:
+        return []
+    for key in ("train_split", "validation_split"):
+        if not config.sweep[key]:
+            raise UserError(
+                f"sweep.{key} is empty: choosing a learning rate needs a held-out part of train, "
+                "as sweep.train_split='train[:90%]' and sweep.validation_split='train[90%:]'."
+            )
+    runs = []
+    for rate in rates:
+        planned = _copy(config, rate)
+        planned.dataset.split = config.sweep.train_split
+        validation = config.evaluators.test.copy_and_resolve_references()
+        validation.update(split=config.sweep.validation_split, every_steps=0, at_start=False)
+        with planned.unlocked():  # the test set is not looked at before the choice is made
+            planned.evaluators = ConfigDict({"validation": validation})
+        planned.checkpoint.best_metric = ""
+        runs.append(SweepRun(f"grid/lr_{rate!r}", planned, "validation/accuracy"))
+    return runs
+
+
+def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[SweepRun]:
+    """The runs on all of train, one per seed from `config.seed` on."""
+    runs = []
+    for seed in range(config.seed, config.seed + seeds):
+        planned = _copy(config, learning_rate)
+        planned.seed = seed
+        runs.append(SweepRun(f"final/lr_{learning_rate!r}_seed_{seed}", planned, "test/accuracy"))
+    return runs
+
+
+def find_run(config: ConfigDict, name: str, seeds: int) -> SweepRun:
+    """The run of that name among all that the sweep may come to.
+
+    Raises:
+      UserError: there is none.
+    """
+    runs = plan_grid(config)
+    for rate in plan_rates(config):
+        runs += plan_final(config, rate, seeds)
+    by_name = {run.name: run for run in runs}
+    check_known("--only", name, by_name)
+    return by_name[name]
+
+
+def _copy(config: ConfigDict, learning_rate: float) -> ConfigDict:
+    planned = config.copy_and_resolve_references()
+    planned.optimizer.learning_rate = learning_rate
+    return planned
+
+
+def read_outcome(run: SweepRun, workdir: Path, resume: str = "auto") -> Outcome:
+    """What its folder says has become of a run.
+
+    Raises:
+      UserError: the folder belongs to a run of another config, and `resume` is not "force".
+    """
+    folder = workdir / run.name
+    outcome: Outcome = {
+        "run": run.name,
+        "learning_rate": run.learning_rate,
+        "seed": run.config.seed,
+        "state": "missing",
+    }
+    files = [name for name in (RESULTS_FILE, DIVERGED_FILE) if (folder / name).exists()]
+    if not files:
+        return outcome
+    planned = json.loads(json.dumps(run.config.to_dict()))  # tuples become lists, as in the file
+    if _identity(read_json(folder / "config.json")) != _identity(planned):
+        if resume == "force":
+            return outcome
+        raise UserError(
+            f"{folder} is of a sweep with another config. Choose another --workdir, or "
+            "--resume=force to run it again."
+        )
+    found = read_json(folder / files[0])
+    if files[0] == DIVERGED_FILE:
+        return {**outcome, "state": "diverged", "message": found["message"]}
+    return {**outcome, "state": "finished", "accuracy": found[run.metric]}
+
+
+def _identity(values: dict[str, Any]) -> dict[str, Any]:
+    """A config without what may differ between two starts of the same run."""
+    for key in RUNTIME_KEYS:
+        section, _, name = key.partition(".")
+        if name:
+            values[section].pop(name, None)
+        else:
+            values.pop(section, None)
+    return values
+
+
+def best_learning_rate(candidates: Sequence[Mapping[str, Any]]) -> float:
+    """Of the most accurate candidate; the smaller rate where two are equal; diverged is worst.
+
+    Raises:
+      UserError: all diverged.
+    """
+    finished = [each for each in candidates if each["state"] == "finished"]
+    if not finished:
+        raise UserError(
+            "every learning rate of the sweep diverged; try smaller ones, as "
+            "--config.sweep.learning_rates=0.0001,0.0003."
+        )
+    best = min(finished, key=lambda each: (-each["accuracy"], each["learning_rate"]))
+    return best["learning_rate"]

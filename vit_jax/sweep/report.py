@@ -1,0 +1,83 @@
+"""What a sweep found, as numbers and as a table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+Outcome = Mapping[str, Any]
+
+
+def summarize(
+    config: ConfigDict,
+    grid: Sequence[Outcome],
+    learning_rate: float | None,
+    final: Sequence[Outcome],
+    seeds: int,
+) -> dict[str, Any]:
+    """Everything about a sweep, finished or not.
+
+    Args:
+      config: of the sweep.
+      grid, final: outcomes of the candidates and of the final runs, see `plan.read_outcome`.
+      learning_rate: the chosen one; None before the grid is complete.
+      seeds: how many final runs there are to be.
+
+    Returns:
+      For JSON; `mean` and `std` (sample standard deviation, None for one run) are over the final
+      runs that finished, in percent of the test set.
+    """
+    percents = [100 * each["accuracy"] for each in final if each["state"] == "finished"]
+    missing = [each["run"] for each in (*grid, *final) if each["state"] == "missing"]
+    return {
+        "complete": not missing and len(final) == seeds,
+        "missing": missing,
+        "validation_split": config.sweep.validation_split,
+        "grid": list(grid),
+        "learning_rate": learning_rate,
+        "test_split": config.evaluators.test.split,
+        "seeds": seeds,
+        "final": list(final),
+        "mean": statistics.fmean(percents) if percents else None,
+        "std": statistics.stdev(percents) if len(percents) > 1 else None,
+        "published": config.sweep.published,
+    }
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """The summary as text."""
+    lines = []
+    if summary["grid"]:
+        lines.append(f"{'learning rate':16}accuracy on {summary['validation_split']}")
+    for each in summary["grid"]:
+        chosen = "  <- chosen" if each["learning_rate"] == summary["learning_rate"] else ""
+        lines.append(f"{each['learning_rate']:<16g}{_result(each)}{chosen}")
+    if summary["final"]:
+        rate = f"rate {summary['learning_rate']:g}"
+        lines.append(f"{rate:16}accuracy on {summary['test_split']}")
+    lines += [f"seed {each['seed']:<11}{_result(each)}" for each in summary["final"]]
+    if summary["mean"] is not None:
+        count = sum(each["state"] == "finished" for each in summary["final"])
+        spread = "" if summary["std"] is None else f" +- {summary['std']:.2f}"
+        of = "" if count == summary["seeds"] else f"{count} of "
+        of += "1 seed" if summary["seeds"] == 1 else f"{summary['seeds']} seeds"
+        note = f"mean and standard deviation of {of}" if spread else of
+        lines.append(f"{'this sweep':16}{summary['mean']:.2f}{spread} ({note})")
+    if summary["published"]:
+        lines.append(f"{'published':16}{summary['published']}")
+    if not summary["complete"]:
+        missing = ", ".join(summary["missing"]) or "nothing else"
+        stage = "" if summary["final"] else "; the final runs come after the grid"
+        lines.append(f"Not complete; missing: {missing}{stage}. The same command goes on.")
+    return "\n".join(lines)
+
+
+def _result(outcome: Outcome) -> str:
+    if outcome["state"] == "finished":
+        return f"{100 * outcome['accuracy']:.2f}"
+    if outcome["state"] == "diverged":
+        return f"diverged at {outcome['message'].partition(';')[0]}"
+    return outcome["state"]

@@ -1,0 +1,190 @@
+"""Choosing the learning rate on held-out data, then training on all of it (paper, B.1.1).
+
+A sweep is a work directory of work directories: `grid/lr_0.01` for each candidate, trained on
+`sweep.train_split` and scored on `sweep.validation_split`; then `final/lr_0.01_seed_0` and so on,
+trained on `dataset.split` at the best rate and scored on the test set. What is finished is read
+back, so a sweep can be killed, continued, and shared out over processes and array jobs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.sweep.plan import (
+    DIVERGED_FILE,
+    Outcome,
+    SweepRun,
+    best_learning_rate,
+    find_run,
+    plan_final,
+    plan_grid,
+    plan_rates,
+    read_outcome,
+)
+from vit_jax.sweep.processes import run_in_processes
+from vit_jax.sweep.report import summarize, table
+from vit_jax.train import TrainingDivergedError, train_and_evaluate
+from vit_jax.workdir import run_on_first_process, write_json
+
+SUMMARY_FILE = "sweep.json"
+TABLE_FILE = "sweep.txt"
+POLL_SECONDS = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Which runs of a sweep are this task's, and how it does them.
+
+    Attributes:
+      num_tasks, task: every num_tasks-th run of each stage, from number `task` on.
+      processes: how many runs at a time; from 2 on each is a process of its own.
+      command: this command line, which such a process is started with, plus `--only=RUN`.
+      wait_minutes: how long to wait for runs of other tasks at the end of each stage.
+      resume: see `train_and_evaluate`.
+    """
+
+    num_tasks: int = 1
+    task: int = 0
+    processes: int = 1
+    command: Sequence[str] = ()
+    wait_minutes: float = 0.0
+    resume: str = "auto"
+
+    def __post_init__(self) -> None:
+        for key in ("num_tasks", "processes"):
+            if getattr(self, key) < 1:
+                raise UserError(f"--{key}={getattr(self, key)} must be at least 1.")
+        if not 0 <= self.task < self.num_tasks:
+            raise UserError(
+                f"--task={self.task} must be from 0 to {self.num_tasks - 1}, with "
+                f"--num_tasks={self.num_tasks}."
+            )
+
+    def complete(self, runs: list[SweepRun], workdir: Path) -> tuple[list[Outcome], dict[str, str]]:
+        """Does its part of a stage; the outcomes of all of it, and what failed and why."""
+
+        def read() -> list[Outcome]:
+            return [read_outcome(run, workdir, self.resume) for run in runs]
+
+        missing = [outcome["state"] == "missing" for outcome in self._once(read)]
+        mine = [runs[i] for i in range(self.task, len(runs), self.num_tasks) if missing[i]]
+        failed: dict[str, str] = {}
+        if self.processes > 1:
+            names = [run.name for run in mine]
+            failed = run_in_processes(names, self.command, workdir, self.processes)
+        else:
+            for number, run in enumerate(mine, start=1):
+                logging.info("Sweep, run %d of %d: %s", number, len(mine), run.name)
+                execute(run, workdir, self.resume)
+        return self._once(lambda: _wait(read, self.wait_minutes)), failed
+
+    def _once(self, function: Callable[[], list[Outcome]]) -> list[Outcome]:
+        """On the first of the processes that train together.
+
+        Beside processes of its own this one leaves JAX alone, and with it the devices.
+        """
+        return run_on_first_process(function) if self.processes == 1 else function()
+
+
+def run_sweep(
+    config: ConfigDict, workdir: str, *, seeds: int = 3, share: Share | None = None
+) -> dict[str, Any]:
+    """Does this task's share of the sweep, and reports on all of it.
+
+    Writes `sweep.json` and `sweep.txt`, and prints the latter. The final runs start when every
+    candidate has finished or diverged, whoever ran it.
+
+    Args:
+      config: a recipe with `config.sweep`; with one learning rate there is no grid to run.
+      workdir: folder of the sweep, the same for all tasks.
+      seeds: final runs, from `config.seed` on.
+      share: this task's; all of it by default.
+
+    Returns:
+      What `sweep.json` holds; `complete` says whether every run is done, `missing` which are not.
+
+    Raises:
+      UserError: a mistake in the config; every learning rate diverged; after the report: processes
+        that failed.
+    """
+    if seeds < 1:
+        raise UserError(f"--seeds={seeds} must be at least 1.")
+    share = share or Share()
+    folder = Path(workdir)
+    planned = plan_grid(config)
+    grid, failed = share.complete(planned, folder)
+    final: list[Outcome] = []
+    learning_rate = None if planned else plan_rates(config)[0]
+    if planned and all(outcome["state"] != "missing" for outcome in grid):
+        learning_rate = best_learning_rate(grid)
+    if learning_rate is not None:
+        final, failed = share.complete(plan_final(config, learning_rate, seeds), folder)
+    summary = summarize(config, grid, learning_rate, final, seeds)
+    if share.processes > 1 or jax.process_index() == 0:
+        _report(summary, folder, share.task)
+    if failed:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise UserError(f"{len(failed)} runs failed. {reasons}. The same command tries them again.")
+    return summary
+
+
+def execute(run: SweepRun, workdir: Path, resume: str = "auto") -> None:
+    """Trains one run to its end; that it diverged is an outcome too, and is written down."""
+    diverged = workdir / run.name / DIVERGED_FILE
+    run_on_first_process(lambda: diverged.unlink(missing_ok=True))
+    try:
+        train_and_evaluate(run.config, str(workdir / run.name), resume=resume)
+    except TrainingDivergedError as error:
+        message = str(error)
+        logging.warning("%s diverged: %s", run.name, message)
+        run_on_first_process(lambda: write_json(diverged, {"message": message}))
+
+
+def execute_only(config: ConfigDict, workdir: str, name: str, seeds: int, resume: str) -> None:
+    """Trains the run called `name`, which is how a sweep starts its processes."""
+    execute(find_run(config, name, seeds), Path(workdir), resume)
+
+
+def task_number(task: int | None, num_tasks: int, environ: Mapping[str, str]) -> int:
+    """--task, or where it is not given the number that Slurm gave this job of its array."""
+    if task is not None:
+        return task
+    # With one task, an array is one over something else, such as datasets.
+    slurm = "SLURM_ARRAY_TASK_ID" in environ and num_tasks > 1
+    return int(environ["SLURM_ARRAY_TASK_ID"]) if slurm else 0
+
+
+def _wait(read: Callable[[], list[Outcome]], wait_minutes: float) -> list[Outcome]:
+    """The outcomes, once none is missing or the time is up."""
+    end = time.monotonic() + 60.0 * wait_minutes
+    while True:
+        outcomes = read()
+        missing = [outcome["run"] for outcome in outcomes if outcome["state"] == "missing"]
+        left = end - time.monotonic()
+        if not missing or left <= 0:
+            return outcomes
+        logging.info("Waiting for %s, %.0f minutes at most.", ", ".join(missing), left / 60.0)
+        time.sleep(min(POLL_SECONDS, left))
+
+
+def _report(summary: dict[str, Any], workdir: Path, task: int) -> None:
+    """Prints the table and writes both files, whole even where several tasks write them."""
+    text = table(summary)
+    print(text)
+    workdir.mkdir(parents=True, exist_ok=True)
+    mine = workdir / f"sweep.{task}.json"
+    write_json(mine, summary)
+    os.replace(mine, workdir / SUMMARY_FILE)
+    mine = workdir / f"sweep.{task}.txt"
+    mine.write_text(text + "\n")
+    os.replace(mine, workdir / TABLE_FILE)
