@@ -20,20 +20,32 @@ ROOT = Path(__file__).resolve().parents[1]
 # A row names a module, or a package with all its files; the longest matching row decides.
 LAYERS: dict[int, tuple[str, ...]] = {
     7: ("scripts",),
-    6: ("vit_jax.quickstart", "vit_jax.benchmark"),
-    5: ("vit_jax.train",),
-    4: ("vit_jax.run", "vit_jax.launch"),
+    6: ("vit_jax.quickstart", "vit_jax.benchmark", "vit_jax.benchmark_load", "vit_jax.sweep"),
+    5: (
+        "vit_jax.train",
+        "vit_jax.convert",
+        "vit_jax.evaluate",
+        "vit_jax.predict",
+        "vit_jax.features",
+        "vit_jax.export",
+    ),
+    4: ("vit_jax.run", "vit_jax.launch", "vit_jax.inference", "vit_jax.model_flags"),
     3: (
         "vit_jax.objectives",
         "vit_jax.evaluators",
         "vit_jax.analysis",
         "vit_jax.train_step",
         "vit_jax.pretrained.load",
+        "vit_jax.pretrained.card",
+        "vit_jax.class_order",
+        "vit_jax.model_inputs",
+        "vit_jax.real_labels",
     ),
     2: (
         "vit_jax.models",
         "vit_jax.data",
         "vit_jax.pretrained",
+        "vit_jax.onnx",
         "vit_jax.train_state",
         "vit_jax.optimizer",
         "vit_jax.checkpoint",
@@ -42,12 +54,21 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.writers",
     ),
     # Recipes are plain numbers: they may look up names and sizes, and build nothing.
-    1: ("vit_jax.sharding", "vit_jax.workdir", "vit_jax.orbax_parts", "configs"),
+    1: (
+        "vit_jax.sharding",
+        "vit_jax.workdir",
+        "vit_jax.orbax_parts",
+        "vit_jax.parameter_groups",
+        "configs",
+    ),
     0: (
         "vit_jax.tree",
         "vit_jax.losses",
         "vit_jax.durations",
         "vit_jax.checksums",
+        "vit_jax.feature_file",
+        "vit_jax.metrics",
+        "vit_jax.models.positions",
         "vit_jax.models.variants",
     ),
     -1: ("vit_jax.errors",),  # anyone may have to say what the user did wrong
@@ -59,8 +80,11 @@ STRANGERS = ("vit_jax.models", "vit_jax.objectives", "vit_jax.evaluators")
 # Slow to import, or not installed everywhere: imported in the function that needs them.
 HEAVY = (
     "PIL",
+    "flatbuffers",
     "huggingface_hub",
     "matplotlib",
+    "onnx",
+    "onnxruntime",
     "sklearn",
     "tensorboardX",
     "tensorflow",

@@ -1,0 +1,74 @@
+"""Writes a finished model for programs without this code: StableHLO (JAX alone) or ONNX.
+
+    python scripts/export.py MODEL FOLDER --format=onnx
+    python scripts/export.py MODEL FOLDER --format=stablehlo --input=uint8 --output=softmax
+
+MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
+hf://owner/name, or a name of scripts/zoo.py list. FOLDER gets the model, model.json and a model
+card (README.md) with the lines that load it. What was written is read again and compared with the
+model; if it computes something else, nothing is left.
+"""
+
+import argparse
+import json
+
+from vit_jax import launch
+from vit_jax.model_flags import pair
+
+
+def batch_size(text):
+    return None if text == "free" else int(text)
+
+
+def names(text):
+    return tuple(text.split(","))
+
+
+def create_parser():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("source", metavar="MODEL")
+    add("destination", metavar="FOLDER", help="new or empty")
+    add("--format", required=True, help="stablehlo or onnx")
+    add("--input", default="float", help="float (default): scaled images; uint8: pixels")
+    add("--output", default="logits", help="logits (default), or probabilities: softmax, sigmoid")
+    add("--batch", type=batch_size, default=None, help="free (default), or a number of images")
+    add(
+        "--platforms",
+        type=names,
+        default=("cpu", "cuda", "tpu"),
+        help="of stablehlo, of cpu,cuda,rocm,tpu (default cpu,cuda,tpu)",
+    )
+    add("--opset", type=int, default=18, help="of onnx (default 18)")
+    add(
+        "--dtype",
+        default="float32",
+        help="of the computation: float32 (default); bfloat16, for stablehlo",
+    )
+    add("--image_size", type=pair, help="pixels, or HEIGHT,WIDTH: interpolate positions")
+    add("--num_heads", type=int, help="where the file does not tell")
+    add("--grid", type=pair, help="ROWS,COLUMNS of the file's tokens, if no square")
+    add("--json", action="store_true", help="the report as JSON")
+    return parser
+
+
+def main():
+    arguments = vars(create_parser().parse_args())
+    as_json = arguments.pop("json")
+    launch.start_logging(to_stderr=True)
+    with launch.one_line_errors():
+        from vit_jax.export.settings import ExportSettings
+        from vit_jax.export.write import export, report_text
+
+        keys = ("format", "input", "output", "batch", "platforms", "opset")
+        settings = ExportSettings(**{key: arguments.pop(key) for key in keys})
+        report = export(
+            arguments.pop("source"), arguments.pop("destination"), settings, **arguments
+        )
+        print(json.dumps(report, indent=2) if as_json else report_text(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What one may ask of an export."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, check_known
+from vit_jax.onnx.write import check_opset
+
+FORMATS = ("stablehlo", "onnx")
+INPUTS = ("float", "uint8")
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+OUTPUTS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "logits": lambda logits: logits,
+    "softmax": jax.nn.softmax,
+    "sigmoid": jax.nn.sigmoid,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportSettings:
+    """How a model is written.
+
+    Attributes:
+      format: one of `FORMATS`.
+      input: `float`, scaled as the model's preprocessing scales, or `uint8`, raw pixels.
+      output: `logits`, or probabilities by `softmax` or `sigmoid` (the loss it was trained with).
+      batch: number of images; None leaves it free.
+      platforms: of StableHLO, for which it is compiled into one file.
+      opset: of ONNX.
+    """
+
+    format: str
+    input: str = "float"
+    output: str = "logits"
+    batch: int | None = None
+    platforms: tuple[str, ...] = ("cpu", "cuda", "tpu")
+    opset: int = 18
+
+    def __post_init__(self) -> None:
+        check_known("--format", self.format, FORMATS)
+        check_known("--input", self.input, INPUTS)
+        check_known("--output", self.output, OUTPUTS)
+        if self.batch is not None and self.batch < 1:
+            raise UserError(f"--batch={self.batch} must be at least 1, or free.")
+        if self.format == "onnx":
+            check_opset(self.opset)
+            return
+        for platform in self.platforms:
+            check_known("--platforms", platform, PLATFORMS)
+        if "cpu" not in self.platforms:
+            raise UserError(
+                f"--platforms={','.join(self.platforms)} lacks cpu, on which the file is checked "
+                "after writing; add it, it takes no space worth speaking of."
+            )
+
+    @property
+    def dtype(self) -> Any:
+        return jnp.uint8 if self.input == "uint8" else jnp.float32
+
+    @property
+    def output_name(self) -> str:
+        return "logits" if self.output == "logits" else "probabilities"
+
+    @property
+    def unit(self) -> str:
+        """What differences are counted in."""
+        return "standard deviations of the logits" if self.output == "logits" else "(absolute)"
+
+    def images(self, image_shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+        """Shape and type of the input; the batch is symbolic where it is free."""
+        batch: Any = self.batch
+        if batch is None:
+            (batch,) = jax.export.symbolic_shape("b")
+        return jax.ShapeDtypeStruct((batch, *image_shape), self.dtype)
