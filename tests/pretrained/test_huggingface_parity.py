@@ -78,7 +78,7 @@ def test_transformers_reads_our_folder(variant: str, tmp_path: Path) -> None:
     module = weights.module_of(variant)
     params = weights.seeded(module, (224, 224, 3), recipe)
     write_folder(tmp_path, module, params, 224)
-    images = golden.images(2, 224, 224)
+    images = golden.images(1, 224, 224)
     ours = weights.logits(module, unflatten_names(params), images)
     model = load("ViTForImageClassification", tmp_path)
     assert difference(their_logits(model, images), ours) < SAME
