@@ -38,7 +38,7 @@ EXTRAS_REQUIRE = {
     "cuda13": ["jax[cuda13]"],
     "tpu": ["jax[tpu]"],
     # scripts/test.sh.
-    "dev": ["mypy>=1.14", "pillow>=10.0", "pytest>=9.0", "ruff>=0.9"],
+    "dev": ["mypy>=1.14", "pillow>=10.0", "pytest>=9.0", "pytest-xdist>=3.8", "ruff>=0.9"],
     # What tests compare with, and scripts/benchmark.py load; the package never imports them.
     "peers": ["timm>=1.0.31", "torch>=2.13", "transformers>=5.23"],
 }

@@ -38,6 +38,7 @@ from ml_collections import ConfigDict
 
 from configs import default
 from vit_jax.errors import UserError, check_known
+from vit_jax.models import tokens
 from vit_jax.models.variants import get_variant
 
 GRID = (0.001, 0.003, 0.01, 0.03)
@@ -193,11 +194,9 @@ def parse_argument(recipe: str, argument: str) -> tuple[str, str, int]:
 
 
 def pixels_per_token(variant: str) -> int:
-    """The side of a token in the image: a patch, times the down-sampling of a ResNet before it."""
-    row = get_variant(variant)
-    if "resnet_layers" not in row:
-        return row["patch_size"]
-    return row["patch_size"] * 4 * 2 ** max(len(row["resnet_layers"]) - 1, 0)
+    """The side of a variant's tokens in the image."""
+    row = {"resnet_layers": None, **get_variant(variant)}
+    return tokens.pixels_per_token(row["patch_size"], row["resnet_layers"])[0]
 
 
 def find_task(dataset: str) -> Task:

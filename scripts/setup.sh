@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv in the repository and installs vit_jax and its bundled-data extras into it, at the
-# versions of constraints/pyX.Y.txt. Calling it again does only what is missing.
+# Makes .venv in the repository and installs vit_jax into it, with what its scripts need (bundled
+# data, export, Hugging Face's hub), at the versions of constraints/pyX.Y.txt. Calling it again does
+# only what is missing.
 #
 #   ./scripts/setup.sh                       from any folder; quickstart.sh calls it
-#   ./scripts/setup.sh --tests               with the test tools, all extras and the PyTorch peers
-#                                            that tests compare with; test.sh calls it
+#   ./scripts/setup.sh --tests               with the test tools and the PyTorch peers that tests
+#                                            compare with; test.sh calls it
 #   PYTHON=python3.12 ./scripts/setup.sh     with this interpreter
 #   ./scripts/setup.sh --update-constraints  rewrite the constraints file of this interpreter's
 #                                            version from the newest releases (then run test.sh)
@@ -18,9 +19,9 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 venv="$root/.venv"
 stamp="$venv/.vit_jax_installed"
 unfinished="$root/.setup.unfinished" # there while .venv is being changed: left by a killed call
-extras="embedded"
+extras="embedded,export,hf"
 test_extras="embedded,dev,export,hf,peers"
-# Newer wheels of torch bring several GB of CUDA libraries, which no test needs.
+# The last that has a wheel without CUDA libraries (several GB, which no test needs) for Python 3.11.
 torch="torch==2.13.0"
 no_network="name resolution|resolve host|Network is unreachable|NewConnection|ConnectTimeout|ProxyError"
 no_network+="|Connection refused|Read timed out|Connection broken"

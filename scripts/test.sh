@@ -15,7 +15,8 @@ check() {
 check ruff check .
 check ruff format --check .
 check mypy
-check pytest "$@"
+# One process per core; a file's tests stay together, since they share what they made.
+check pytest -n auto --dist loadfile "$@"
 
 # pytest's summary is the last line on stdout; a failure it cannot know of is said after it.
 if ((${#failed[@]})); then

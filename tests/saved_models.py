@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.inference import attributes
 from vit_jax.models.create import create_model
-from vit_jax.models.vit import token_grid
+from vit_jax.models.tokens import token_grid
 from vit_jax.pretrained.description import Description
 from vit_jax.pretrained.load import MODEL_FILE, PARAMS_FILE
 from vit_jax.pretrained.npz import write_npz

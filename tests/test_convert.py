@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import torch
 from tests import golden, tiny
 from tests.peers import import_timm, import_transformers
 from tests.pretrained import weights
-from vit_jax.convert import FORMAT_NAMES, convert_checkpoint
+from vit_jax.convert import FORMAT_NAMES, convert_checkpoint, input_settings
 from vit_jax.errors import UserError
 from vit_jax.inference import load_model
 from vit_jax.models.create import create_model
@@ -24,6 +26,7 @@ from vit_jax.pretrained import google
 from vit_jax.pretrained.containers import open_container
 from vit_jax.pretrained.google import POSEMB
 from vit_jax.pretrained.npz import write_arrays
+from vit_jax.pretrained.timm_config import _crop_pct
 from vit_jax.tree import flatten_names, unflatten_names
 
 IMAGES = golden.images(2, 32, 32)
@@ -148,6 +151,65 @@ def test_without_head(tmp_path: Path) -> None:
     assert weights.logits(loaded.module, loaded.params, IMAGES).shape == (2, 24)
 
 
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_rectangles_in_every_format(name: str, tmp_path: Path) -> None:
+    """What we write beside the weights tells their grid, also where the positions do not."""
+    module = create_model(**weights.SMALL, num_classes=7)
+    params = weights.seeded(module, (32, 48, 3))
+    source = write_arrays(tmp_path / "a.npz", params)
+    target = tmp_path / (name if name in FOLDERS else f"{name}.npz")
+    convert_checkpoint(str(source), str(target), format=name, grid=(4, 6))
+    assert load_model(target).description.grid == (4, 6)
+    again = tmp_path / "again.npz"
+    report = convert_checkpoint(str(target), str(again), format="npz", image_size=32)
+    assert report["arrays"]["adapted"][POSEMB].endswith("4x6 -> 4x4")
+
+
+def test_fixed_positions_are_written_as_learned_ones(tmp_path: Path) -> None:
+    sizes = {**weights.SMALL, "classifier": "gap", "position_embedding": "sincos2d"}
+    params = weights.seeded(create_model(**sizes, num_classes=7), (32, 32, 3))
+    source = write_arrays(tmp_path / "a.npz", google.to_big_vision(params))
+    report = convert_checkpoint(
+        str(source), str(tmp_path / "timm"), format="timm", image_size=(32, 32)
+    )
+    assert any("fixed positions" in note for note in report["notes"])
+    assert report["max_logits_difference"] <= 1e-5
+    assert load_model(tmp_path / "timm").description.model["position_embedding"] == "learned"
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("official_eval(32)", {"crop_pct": 1.0, "crop_mode": "squash", "mean": [0.5] * 3}),
+        ("decode|resize(40)|central_crop(32)", {"crop_pct": 0.8, "crop_mode": "squash"}),
+        ("decode|resize_small(37)|central_crop(32)", {"crop_mode": "center"}),
+        ("decode|resize(32)|value_range(0, 1)", {"mean": [0.0] * 3, "std": [1.0] * 3}),
+        ("deit_eval(32)", {"mean": [0.485, 0.456, 0.406], "interpolation": "bicubic"}),
+    ],
+)
+def test_preprocessing_in_timms_words(spec: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    """What timm is told comes back as the same sizes and scaling."""
+    module = create_model(**weights.SMALL, num_classes=7)
+    source = write_arrays(tmp_path / "a.npz", weights.seeded(module, (32, 32, 3)))
+    description = load_model(source).description
+    dataclasses.replace(description, eval_preprocess=spec).write(tmp_path / "a.json")
+    convert_checkpoint(str(source), str(tmp_path / "timm"), format="timm")
+    told = json.loads((tmp_path / "timm" / "config.json").read_text())["pretrained_cfg"]
+    for key, value in expected.items():
+        assert told[key] == (pytest.approx(value) if key != "crop_mode" else value)
+    (tmp_path / "timm" / "model.json").unlink()
+    found = input_settings(load_model(tmp_path / "timm").description)
+    meant = input_settings(dataclasses.replace(description, eval_preprocess=spec))
+    assert (found.resize, found.method) == (meant.resize, meant.method)
+    assert found.crop in (meant.crop, None)
+    assert (*found.mean, *found.std) == pytest.approx((*meant.mean, *meant.std))
+
+
+def test_every_size_of_a_crop_comes_back() -> None:
+    for size, resized in ((224, 256), (384, 450), (384, 462), (384, 472), (384, 501), (240, 357)):
+        assert math.floor(size / _crop_pct(size, resized)) == resized
+
+
 def test_what_a_format_cannot_say_is_said(sources: dict[str, Path], tmp_path: Path) -> None:
     module = create_model(**weights.SMALL, num_classes=7)
     params = weights.seeded(module, (32, 32, 3))
@@ -168,7 +230,7 @@ def test_what_a_format_cannot_say_is_said(sources: dict[str, Path], tmp_path: Pa
     ("name", "format", "message"),
     [
         ("there.npz", "npz", "exists"),
-        ("new", "npz", "name it new.npz"),
+        ("new", "npz", "call it NAME.npz"),
         ("new.npz", "timm", "writes a folder"),
         ("there.x.npz", "npz", "there.x.json exists"),
         ("new", "tensorflow", r"--format='tensorflow'.*Known: npz"),

@@ -351,7 +351,7 @@ def test_the_script_prints_json_and_one_line_errors(
     run("--dtype=bfloat16", "--image_size=24")
     results = json.loads(capsys.readouterr().out)
     assert results["num_examples"] == 27
-    assert results["preprocess"] == "official_eval(24)"
+    assert "resize(height=24, width=24" in results["preprocess"]
     assert results["dtype"] == "bfloat16"
     with pytest.raises(SystemExit) as ended:
         run("--split=trian")

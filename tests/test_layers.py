@@ -69,6 +69,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.feature_file",
         "vit_jax.metrics",
         "vit_jax.models.positions",
+        "vit_jax.models.tokens",
         "vit_jax.models.variants",
     ),
     -1: ("vit_jax.errors",),  # anyone may have to say what the user did wrong

@@ -60,5 +60,13 @@ def test_both_directions_leave_their_own_form_alone() -> None:
 def test_a_missing_block_is_named() -> None:
     tree = loop_tree()
     del tree["Transformer"]["encoderblock_3"]
-    with pytest.raises(UserError, match=r"\[3\] of 12"):
+    with pytest.raises(UserError, match="block 3 of 12"):
         stack_blocks(tree)
+
+
+def test_both_forms_of_a_block_are_an_error() -> None:
+    stacked = {"encoderblock": {"scale": np.ones((2, 3))}, "encoderblock_0": {"scale": np.ones(3)}}
+    with pytest.raises(UserError, match="stacked and single"):
+        unstack_blocks({"Transformer": stacked})
+    with pytest.raises(UserError, match="no axis of layers"):
+        unstack_blocks({"Transformer": {"encoderblock": {"scale": np.float32(1)}}})

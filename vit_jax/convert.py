@@ -62,7 +62,7 @@ def convert_checkpoint(
         cannot be written; or what was written does not give the same logits (it is removed).
     """
     check_known("--format", format, FORMAT_NAMES)
-    target = Path(destination)
+    target = Path(destination).expanduser()
     _check_destination(target, format)
     model = load_model(source, image_size=image_size, num_heads=num_heads, grid=grid)
     if drop_head:
@@ -74,7 +74,14 @@ def convert_checkpoint(
         scratch.mkdir(parents=True)
         written = scratch / target.name
         write(written, format, flat, model.description)
-        check = compare(model, load_model(written, num_heads=num_heads, grid=grid))
+        check = compare(model, load_model(written))
+        write_card(
+            written,
+            description=model.description,
+            format=format,
+            source=source,
+            report=model.report,
+        )
         _place(scratch, target)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}.") from error
@@ -87,13 +94,11 @@ def convert_checkpoint(
         "format": format,
         "num_parameters": sum(array.size for array in flat.values()),
         "arrays": model.report.to_json(),
-        "notes": lost_conventions(format, model.description),
+        "notes": [*lost_conventions(format, model.description), *lost_ops(format, model)],
+        "files": sorted(map(str, _files(target))),
         **check,
     }
-    card = write_card(
-        target, description=model.description, format=format, source=source, report=model.report
-    )
-    return {**report, "files": sorted({str(file) for file in [*_files(target), card]})}
+    return report
 
 
 def report_text(report: dict[str, Any]) -> str:
@@ -125,6 +130,9 @@ def write(path: Path, format: str, params: dict[str, np.ndarray], description: D
         return
     row = FORMATS[format]
     row.write(path, params, description, input_settings(description))
+    if format in ("timm", "huggingface"):  # which have positions as parameters only
+        sizes = {**description.model, "position_embedding": "learned"}
+        description = dataclasses.replace(description, model=sizes)
     description.write(path / MODEL_FILE if row.is_folder else path.with_suffix(".json"))
 
 
@@ -148,10 +156,30 @@ def input_settings(description: Description) -> InputSettings:
             settings = dataclasses.replace(settings, crop=crop)
         elif isinstance(op, preprocess.Normalize):
             settings = dataclasses.replace(settings, mean=_triple(op.mean), std=_triple(op.std))
+        elif isinstance(op, preprocess.ValueRange):  # (x - mean) / std = x * (high - low) + low
+            std = 1.0 / (op.high - op.low)
+            settings = dataclasses.replace(settings, mean=_triple(-op.low * std), std=_triple(std))
     if channels != 3 and settings.mean == HALF:
         half = (0.5,) * channels
         settings = dataclasses.replace(settings, mean=half, std=half)
     return settings
+
+
+def lost_ops(format: str, model: PretrainedModel) -> list[str]:
+    """Preprocessing that timm and Hugging Face have no words for."""
+    spec = model.description.eval_preprocess
+    if format not in ("timm", "huggingface") or not spec:
+        return []
+    known = (
+        *(preprocess.Decode, preprocess.Resize, preprocess.ResizeSmall, preprocess.CentralCrop),
+        *(preprocess.Normalize, preprocess.ValueRange),
+    )
+    ops = preprocess.parse(spec).ops
+    lost = [type(op).__name__ for op in ops if not isinstance(op, known)]
+    notes = [f"of the preprocessing, {', '.join(lost)} is not written."] if lost else []
+    if any("pillow" not in getattr(op, "method", "pillow") for op in ops):
+        notes.append("resizing there is antialiased, as Pillow does it; here it is not.")
+    return notes
 
 
 def _method(name: str) -> str:
@@ -223,16 +251,19 @@ def _compiled(module: Any) -> Any:
 
 
 def _check_destination(target: Path, format: str) -> None:
-    if target.exists():
-        raise UserError(f"{target} exists; remove it, or choose another destination.")
     is_file = format in FORMATS and not FORMATS[format].is_folder
     if is_file and target.suffix != ".npz":
-        raise UserError(f"{target}: --format={format} writes a file, name it {target.name}.npz.")
+        raise UserError(f"{target}: --format={format} writes a file, call it NAME.npz.")
     if not is_file and target.suffix in (".npz", ".safetensors", ".pth"):
         raise UserError(f"{target}: --format={format} writes a folder; leave {target.suffix} out.")
-    for beside in (".json", ".md"):
-        if is_file and target.with_suffix(beside).exists():
-            raise UserError(f"{target.with_suffix(beside)} exists; choose another destination.")
+    beside = [target.with_suffix(suffix) for suffix in (".json", ".md")] if is_file else []
+    for path in (target, *beside):
+        try:
+            exists = path.exists()
+        except (OSError, ValueError) as error:  # a name that no file can have
+            raise UserError(f"cannot write {path}: {error}.") from error
+        if exists:
+            raise UserError(f"{path} exists; remove it, or choose another destination.")
 
 
 def _place(scratch: Path, target: Path) -> None:
@@ -244,4 +275,4 @@ def _place(scratch: Path, target: Path) -> None:
 def _files(target: Path) -> list[Path]:
     if target.is_dir():
         return [path for path in target.rglob("*") if path.is_file()]
-    return [target, target.with_suffix(".json")]
+    return [target, target.with_suffix(".json"), target.with_suffix(".md")]

@@ -16,6 +16,7 @@ from vit_jax.models.create import create_model
 from vit_jax.pretrained.adapt import adapt_params
 from vit_jax.pretrained.description import Description
 from vit_jax.pretrained.infer import infer_description
+from vit_jax.pretrained.json_values import reading
 from vit_jax.pretrained.load import check_explained, read_source, with_changes
 from vit_jax.pretrained.report import LoadReport
 from vit_jax.tree import flatten_names, unflatten_names
@@ -80,7 +81,8 @@ def load_model(
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
     sizes = {key: value for key, value in description.model.items() if key not in _TRAINING}
-    module = create_model(**sizes, dtype=dtype)
+    with reading(f"the description of {source}"):
+        module = create_model(**sizes, dtype=dtype)
     # Every attribute, also those that an older description does not have.
     description = dataclasses.replace(description, model=attributes(module, sizes["name"]))
     source_grid = description.grid
@@ -88,7 +90,8 @@ def load_model(
         description = at_image_size(description, size)
         logging.info("Images of %dx%d: %s", *size, description.eval_preprocess)
     images = jax.ShapeDtypeStruct((1, *description.image_shape), jnp.float32)
-    init = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), images)
+    with reading(f"the description of {source}"):
+        init = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), images)
     flat, report = adapt_params(
         stored.params,
         flatten_names(init["params"]),

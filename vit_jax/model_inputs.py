@@ -17,8 +17,8 @@ from vit_jax.data.folder import EXTENSIONS, FolderSource
 from vit_jax.data.preprocess import OPS, CentralCrop, Chain, Resize, ResizeSmall, parse
 from vit_jax.data.sources import CheckedSource
 from vit_jax.errors import UserError
+from vit_jax.models.tokens import pixels_per_token
 from vit_jax.pretrained.description import Description
-from vit_jax.pretrained.infer import downsampling
 from vit_jax.sharding import BATCH_AXES
 
 
@@ -73,7 +73,8 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
     Raises:
       UserError: the patches do not divide the images.
     """
-    pixels = downsampling(description.model)
+    model = description.model
+    pixels = pixels_per_token(model["patch_size"], model["resnet_layers"])
     if min(size) < 1 or size[0] % pixels[0] or size[1] % pixels[1]:
         raise UserError(
             f"--image_size={size[0]},{size[1]} does not divide into tokens of "

@@ -18,7 +18,7 @@ from vit_jax.durations import to_steps
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluators.create import create_evaluator
 from vit_jax.models.create import create_model
-from vit_jax.models.vit import token_grid
+from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import create_objective
 from vit_jax.optimizer import Schedule, create_optimizer, create_schedule
 from vit_jax.pretrained.description import Description

@@ -7,6 +7,7 @@ published files) or as one `encoderblock` whose leaves have a leading axis of le
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import Any
@@ -75,21 +76,31 @@ def stack_blocks(tree: Any) -> dict[str, Any]:
             groups.setdefault(stacked, {})[int(match["index"])] = leaf
     depth = max((max(leaves) + 1 for leaves in groups.values()), default=0)
     for name, leaves in groups.items():
-        missing = sorted(set(range(depth)) - set(leaves))
-        if missing:
-            raise UserError(f"{name!r} is missing in encoder blocks {missing} of {depth}.")
+        if len(leaves) < depth:  # a damaged name may ask for any depth: count, do not list
+            missing = next(i for i in itertools.count() if i not in leaves)
+            raise UserError(f"{name!r} is missing in encoder block {missing} of {depth}.")
         flat[name] = np.stack([np.asarray(leaves[i]) for i in range(depth)])  # [L, ...]
     return unflatten_names(flat)
 
 
 def unstack_blocks(tree: Any) -> dict[str, Any]:
-    """Scan form -> loop form, the inverse of `stack_blocks`. Loop form comes back as it is."""
+    """Scan form -> loop form, the inverse of `stack_blocks`. Loop form comes back as it is.
+
+    Raises:
+      UserError: a block is there in both forms, or a stacked leaf has no axis of layers.
+    """
+    unstacked = flatten_names(tree)
     flat: dict[str, Any] = {}
-    for name, leaf in flatten_names(tree).items():
+    for name, leaf in unstacked.items():
         match = _SCANNED.match(name)
         if match is None:
             flat[name] = leaf
-        else:
-            for i in range(leaf.shape[0]):
-                flat[f"{match['head']}_{i}/{match['tail']}"] = leaf[i]  # [...]
+            continue
+        if not leaf.shape:
+            raise UserError(f"{name!r} has no axis of layers.")
+        for i in range(leaf.shape[0]):
+            single = f"{match['head']}_{i}/{match['tail']}"
+            if single in flat or single in unstacked:
+                raise UserError(f"{name!r} and {single!r} are both there: stacked and single.")
+            flat[single] = leaf[i]  # [...]
     return unflatten_names(flat)

@@ -12,8 +12,9 @@ import pytest
 from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
+from vit_jax.models.tokens import patch_shape, token_grid
 from vit_jax.models.variants import PATCH_SIZES, SIZES, VARIANTS, get_variant
-from vit_jax.models.vit import REMAT_POLICIES, patch_shape, token_grid
+from vit_jax.models.vit import REMAT_POLICIES
 from vit_jax.tree import flatten_names, stack_blocks
 
 SMALL = {

@@ -5,6 +5,7 @@ Never another exception, never a model with other numbers than the file's.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,7 +163,18 @@ def test_cut_and_flipped_files(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[", "[]", "null", '{"hidden_act": 3}', '{"num_attention_heads": "x"}', "\xff"]
+    "text",
+    [
+        *("", "[", "[]", "null", "\xff"),
+        '{"hidden_act": 3}',
+        '{"hidden_act": ["gelu"]}',
+        '{"num_attention_heads": "x"}',
+        '{"num_attention_heads": true}',
+        '{"layer_norm_eps": null}',
+        '{"image_size": "32"}',
+        '{"id2label": ["cat"]}',
+        '{"id2label": {"a": "cat"}}',
+    ],
 )
 def test_damaged_configurations(
     text: str, originals: dict[str, tuple[Path, Arrays, Arrays]], tmp_path: Path
@@ -172,3 +184,50 @@ def test_damaged_configurations(
     (tmp_path / "config.json").write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match=r"config\.json|heads"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_args": [1]},
+        {"pretrained_cfg": 3},
+        {"model_args": {"act_layer": ["gelu"]}},
+        {"model_args": {"img_size": 3.5}},
+        {"model_args": {"num_heads": "3"}},
+        {"pretrained_cfg": {"input_size": [3, 32, 32], "crop_pct": "big"}},
+        {"label_names": 3},
+    ],
+)
+def test_damaged_configurations_of_timm(
+    changes: dict[str, object], originals: dict[str, tuple[Path, Arrays, Arrays]], tmp_path: Path
+) -> None:
+    file, _, _ = originals["timm"]
+    (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(changes))
+    with pytest.raises(UserError, match=r"config\.json"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": None},
+        {"hidden_size": "24"},
+        {"num_heads": None},
+        {"resnet_layers": 5},
+        {"num_classes": -1},
+        {"patch_size": 0},
+        {"unknown": 1},
+    ],
+)
+def test_damaged_descriptions(
+    changes: dict[str, object], originals: dict[str, tuple[Path, Arrays, Arrays]], tmp_path: Path
+) -> None:
+    file, _, _ = originals["npz"]
+    (tmp_path / "a.npz").write_bytes(file.read_bytes())
+    description = load_model(tmp_path / "a.npz").description
+    sizes = {**description.model, **changes}
+    (tmp_path / "a.json").write_text(json.dumps({**description.to_json(), "model": sizes}))
+    with pytest.raises(UserError) as complaint:
+        load_model(tmp_path / "a.npz")
+    assert "\n" not in str(complaint.value)

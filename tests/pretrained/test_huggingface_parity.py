@@ -18,7 +18,7 @@ from tests.peers import import_transformers
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.inference import attributes, load_model
-from vit_jax.pretrained import formats
+from vit_jax.pretrained import formats, huggingface
 from vit_jax.pretrained.containers import open_container
 from vit_jax.pretrained.description import Description, InputSettings
 from vit_jax.pretrained.safetensors_file import write_safetensors
@@ -197,5 +197,58 @@ def test_class_names_and_preprocessing_come_along(tmp_path: Path) -> None:
     description = load_model(tmp_path).description
     assert description.class_names == ("cat", "dog")
     assert description.eval_preprocess == (
-        "huggingface_eval(32, 'bicubic', (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
+        "decode|resize(32, 32, 'pillow_bicubic')"
+        "|normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"size": 40}, "decode|resize(40, 40, 'pillow_bilinear')"),
+        ({"size": {"shortest_edge": 40}}, "decode|resize_small(40, 'pillow_bilinear', 'down')"),
+        ({"size": {"height": 32, "width": 48}}, "decode|resize(32, 48, 'pillow_bilinear')"),
+        ({"do_normalize": False}, "|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))"),
+        ({"do_center_crop": True, "crop_size": 28}, "|central_crop(28, 28, rounding='nearest')"),
+        ({"image_mean": None}, "decode|resize(32, 32, 'pillow_bilinear')"),
+        ({"resample": 0}, ""),
+        ({"do_resize": False}, ""),
+    ],
+)
+def test_preprocessor_settings(changes: dict[str, Any], expected: str) -> None:
+    found = huggingface.Settings.of({}, {"size": {"height": 32, "width": 32}, **changes})
+    assert found.eval_preprocess.endswith(expected)
+    assert bool(found.eval_preprocess) == bool(expected)
+
+
+@pytest.mark.parametrize("changes", [{"size": -3}, {"size": {}}, {"image_mean": 0.5}])
+def test_preprocessor_settings_of_a_wrong_kind(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"preprocessor_config\.json holds"):
+        huggingface.Settings.of({}, {"size": 32, **changes})
+
+
+def test_rectangles_both_ways(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        **SIZES["Ti"], image_size=[32, 48], patch_size=[8, 16], num_hidden_layers=2, num_labels=10
+    )
+    model = transformers.ViTForImageClassification(config)
+    randomise(model)
+    model.save_pretrained(tmp_path / "theirs")
+    images = golden.images(2, 32, 48)
+    theirs = their_logits(model, images)
+    loaded = load_model(tmp_path / "theirs")
+    assert loaded.description.grid == (4, 3)
+    assert difference(weights.logits(loaded.module, loaded.params, images), theirs) < SAME
+    inputs = InputSettings("bilinear", (32, 48), None)
+    flat = flatten_names(loaded.params)
+    formats.FORMATS["huggingface"].write(tmp_path / "ours", flat, loaded.description, inputs)
+    again = load("ViTForImageClassification", tmp_path / "ours")
+    assert difference(their_logits(again, images), theirs) == 0.0
+
+
+def test_a_pooler_beside_a_distillation_token_is_left_out(tmp_path: Path) -> None:
+    config = transformers.DeiTConfig(**SIZES["Ti"], image_size=32, num_hidden_layers=1)
+    transformers.DeiTModel(config).save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.description.model["name"] == "deit"
+    assert "pooler" in loaded.report.dropped["pre_logits/kernel"]

@@ -14,9 +14,10 @@ import pytest
 from tests import golden
 from tests.pretrained import weights
 from vit_jax.errors import UserError
-from vit_jax.inference import load_model
+from vit_jax.inference import attributes, load_model
 from vit_jax.models.create import create_model
-from vit_jax.pretrained import google
+from vit_jax.pretrained import formats, google, sources, zoo
+from vit_jax.pretrained.description import Description, InputSettings
 from vit_jax.pretrained.google import POSEMB
 from vit_jax.pretrained.load import load_pretrained, read_params, read_source
 from vit_jax.pretrained.npz import write_arrays
@@ -177,3 +178,62 @@ def test_folders_without_weights(tmp_path: Path) -> None:
     write_arrays(tmp_path / "a.npz", {"x": np.zeros(1, "f")})
     with pytest.raises(UserError, match=r"name one of its files: a\.npz"):
         read_params(tmp_path)
+
+
+def test_the_number_of_heads_is_the_files_own(tmp_path: Path) -> None:
+    """The same arrays with another number of heads are another function."""
+    module = small()
+    params = weights.seeded(module, (32, 32, 3))
+    description = Description(attributes(module, "vit"), (32, 32, 3), (4, 4), (), "")
+    inputs = InputSettings("bilinear", (32, 32), None)
+    folder = tmp_path / "timm"
+    formats.FORMATS["timm"].write(folder, params, description, inputs)
+    with pytest.raises(UserError, match=r"model\.num_heads=3 \(now 6\)"):
+        load_pretrained(folder, like=abstract(small(num_heads=6)), reset_head=False)
+    with pytest.raises(UserError, match=r"num_heads=6, but config\.json says 3"):
+        load_model(folder, num_heads=6)
+    (folder / "config.json").unlink()
+    loaded, _ = load_pretrained(folder, like=abstract(module), reset_head=False)
+    name = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
+    np.testing.assert_array_equal(flatten_names(loaded)[name], params[name])
+
+
+def test_a_square_of_as_many_tokens_as_a_rectangle_is_interpolated(tmp_path: Path) -> None:
+    params = weights.seeded(small(), (32, 32, 3))
+    path = write_arrays(tmp_path / "square.npz", params)
+    _, report = load_pretrained(path, like=abstract(small(), 16, 64), target_grid=(2, 8))
+    assert report.adapted == {POSEMB: "bilinear 4x4 -> 2x8"}
+
+
+def test_a_block_number_out_of_all_bounds(published: Path, tmp_path: Path) -> None:
+    with np.load(published) as file:
+        arrays = dict(file)
+    for number in ("99999999", "9" * 30):
+        arrays[f"Transformer/encoderblock_{number}/LayerNorm_0/scale"] = np.ones(24, "f")
+        path = write_arrays(tmp_path / f"{len(number)}.npz", arrays)
+        with pytest.raises(UserError, match="is there, but not Transformer/encoderblock_2"):
+            load_model(path)
+
+
+def test_a_file_of_the_zoo_is_the_model_that_the_zoo_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path))
+    name = "big_vision/vit_s16_i1k_90ep"
+    url = zoo.get_entry(name).url
+    model = weights.module_of(
+        "S/16",
+        num_classes=1000,
+        classifier="gap", representation_size=384, position_embedding="sincos2d",
+    )
+    params = google.to_big_vision(weights.seeded(model, (224, 224, 3)))
+    sources.cache_path(url).parent.mkdir(parents=True)
+    write_arrays(sources.cache_path(url), params)
+    loaded = load_model(name)
+    assert loaded.description.image_shape == (224, 224, 3)
+    assert loaded.description.eval_preprocess == zoo.get_entry(name).preprocess
+    assert loaded.description.class_names[0] == "tench"
+    shorter = {key: array for key, array in params.items() if "encoderblock_11/" not in key}
+    write_arrays(sources.cache_path(url), shorter)
+    with pytest.raises(UserError, match=r"num_layers=11, and num_layers=12 is expected"):
+        load_model(name)

@@ -20,6 +20,7 @@ from torch.nn import functional
 from tests import golden
 from tests.peers import import_timm
 from tests.pretrained import weights
+from vit_jax.errors import UserError
 from vit_jax.inference import attributes, load_model
 from vit_jax.pretrained import formats, google
 from vit_jax.pretrained.description import Description, InputSettings
@@ -241,3 +242,15 @@ def test_distilled_deit_both_ways(tmp_path: Path) -> None:
     formats.FORMATS["timm"].write(folder, flat, description, inputs)
     again = timm.create_model(f"local-dir:{folder}", pretrained=True)
     assert difference(their_logits(again, images), theirs) == 0.0
+
+
+def test_a_pooling_that_no_model_here_has_is_refused(tmp_path: Path) -> None:
+    module = weights.module_of("Ti/16")
+    params = weights.seeded(module, (32, 32, 3))
+    description = Description(attributes(module, "vit"), (32, 32, 3), (2, 2), (), "")
+    inputs = InputSettings("bilinear", (32, 32), None)
+    files = formats.FORMATS["timm"].write(tmp_path / "folder", params, description, inputs)
+    text = files[1].read_text().replace('"global_pool": "token"', '"global_pool": "avg"')
+    files[1].write_text(text)
+    with pytest.raises(UserError, match="class token and global_pool='avg'"):
+        load_model(tmp_path / "folder")

@@ -18,6 +18,7 @@ import numpy as np
 from vit_jax.errors import UserError, check_known
 from vit_jax.models.positions import sincos2d
 from vit_jax.models.resnet import resnet_features
+from vit_jax.models.tokens import patch_shape
 
 CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
 # The tanh form is what Google's weights were trained with; timm and Hugging Face compute the error
@@ -376,43 +377,3 @@ class VisionTransformer(nn.Module):
             name=name,
         )
         return head(x)
-
-
-def patch_shape(patch_size: int | tuple[int, ...]) -> tuple[int, int]:
-    """(height, width) from an int, a 1-tuple or a pair of positive ints, else UserError."""
-    sides = tuple(patch_size) if isinstance(patch_size, tuple | list) else (patch_size,)
-    if len(sides) not in (1, 2) or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise UserError(
-            f"model.patch_size={patch_size!r} must be a positive int or a pair (height, width)."
-        )
-    return sides[0], sides[-1]
-
-
-def token_grid(
-    image_size: tuple[int, int],
-    patch_size: int | tuple[int, int],
-    resnet_layers: tuple[int, ...] | None = None,
-) -> tuple[int, int]:
-    """Rows and columns of tokens that images of (height, width) pixels give.
-
-    Raises:
-      UserError: the patch does not divide the image (for a hybrid: its feature map), naming the
-        nearest sizes that fit.
-    """
-    patch = patch_shape(patch_size)
-    downsampling = 1 if resnet_layers is None else 4 * 2 ** max(len(resnet_layers) - 1, 0)
-    for pixels, side in zip(image_size, patch, strict=True):
-        stride = side * downsampling
-        if pixels % stride or not pixels:
-            below = pixels // stride * stride
-            fitting = f"{below} or {below + stride}" if below else f"{stride}"
-            resnet = f" (after the ResNet's {downsampling})" if downsampling > 1 else ""
-            raise UserError(
-                f"model.patch_size={patch_size}{resnet} does not divide images of "
-                f"{image_size[0]}x{image_size[1]} pixels; resize them in "
-                f"the preprocessing so that {pixels} becomes {fitting}."
-            )
-    return (
-        image_size[0] // (patch[0] * downsampling),
-        image_size[1] // (patch[1] * downsampling),
-    )

@@ -66,6 +66,7 @@ def read_container(
     settings: dict[str, Any] | None = None,
     preprocessor: dict[str, Any] | None = None,
     num_heads: int | None = None,
+    default_heads: int | None = None,
     grid: tuple[int, int] | None = None,
 ) -> Stored:
     """Reads a file of any format into our names.
@@ -75,7 +76,8 @@ def read_container(
       settings: the `config.json` beside it, if there is one.
       preprocessor: the `preprocessor_config.json` beside it, if there is one.
       num_heads: of the attention, which files of PyTorch do not tell; None asks `settings`, then
-        the table of known sizes.
+        the table of known sizes, then `default_heads`.
+      default_heads: see there.
       grid: rows and columns of the file's tokens, where they are no square.
 
     Raises:
@@ -86,9 +88,13 @@ def read_container(
         if kind == "google":
             stored = google.read_google(container, grid=grid)
         elif kind == "huggingface":
-            stored = _read_huggingface(container, settings or {}, preprocessor or {}, num_heads)
+            told = huggingface.Settings.of(settings or {}, preprocessor or {})
+            heads = _choose_heads(container, num_heads, told.num_heads, default_heads)
+            stored = _read_huggingface(container, told, heads)
         else:
-            stored = _read_timm(container, settings or {}, num_heads)
+            from_timm = timm_config.Settings.of(settings or {})
+            heads = _choose_heads(container, num_heads, from_timm.num_heads, default_heads)
+            stored = _read_timm(container, from_timm, heads)
         for name, array in stored.params.items():
             if array.dtype != np.float32:
                 raise UserError(f"{name} has type {array.dtype}; parameters are floats.")
@@ -99,9 +105,22 @@ def read_container(
     return stored
 
 
-def _read_rows(container: Container, rows: tuple[Row, ...], num_heads: Any, name: str) -> Stored:
-    if not isinstance(num_heads, int) or num_heads < 1:
-        raise UserError(f"num_heads={num_heads!r} (of {CONFIG_FILE}?) is no number of heads.")
+def _choose_heads(
+    container: Container, asked: int | None, told: int | None, default: int | None
+) -> int:
+    """Raises UserError if nothing tells, or if what is asked for is not what the file says."""
+    if asked and told and asked != told:
+        raise UserError(f"num_heads={asked}, but {CONFIG_FILE} says {told}; leave it out.")
+    heads = asked or told or timm_config.known_heads(container) or default
+    if heads is None:
+        raise UserError(
+            "nothing tells the number of attention heads, and its width is that of no size known "
+            "here; give it (num_heads, --num_heads)."
+        )
+    return heads
+
+
+def _read_rows(container: Container, rows: tuple[Row, ...], num_heads: int, name: str) -> Stored:
     matches, left = match_rows(rows, container.arrays, side="theirs")
     dropped = {n: "a constant, no parameter" for n in left if n.split(".")[-1] in _BUFFERS}
     stored = Stored(name, {}, dropped, tuple(n for n in left if n not in dropped))
@@ -110,18 +129,16 @@ def _read_rows(container: Container, rows: tuple[Row, ...], num_heads: Any, name
         arrays = tuple(found.pop(theirs) for theirs in match.theirs)
         try:
             stored.params.update(read_match(match, arrays, num_heads))
+            for theirs in match.theirs:
+                if (dtype := container.arrays[theirs].dtype) != "float32":
+                    stored.changed |= dict.fromkeys(match.ours, f"{dtype} as float32")
         except (ValueError, IndexError) as error:
             shapes = ", ".join(f"{n} {a.shape}" for n, a in zip(match.theirs, arrays, strict=True))
             raise UserError(f"{shapes} cannot be {', '.join(match.ours)}: {error}.") from error
     return stored
 
 
-def _read_huggingface(
-    container: Container,
-    settings: dict[str, Any],
-    preprocessor: dict[str, Any],
-    num_heads: int | None,
-) -> Stored:
+def _read_huggingface(container: Container, told: huggingface.Settings, num_heads: int) -> Stored:
     prefix = huggingface.find_prefix(container.arrays)
     assert prefix is not None
     refactored = any(n.startswith(f"{prefix}layers.") for n in container.arrays)
@@ -131,24 +148,23 @@ def _read_huggingface(
             "a DeiTForImageClassification, whose only head stands on the class token beside a "
             "distillation token, is no model of ours; DeiTForImageClassificationWithTeacher is."
         )
-    heads = num_heads or settings.get("num_attention_heads") or timm_config.known_heads(container)
     rows = huggingface.rows(prefix=prefix, refactored=refactored)
-    stored = _read_rows(container, rows, heads, "huggingface")
-    stored.conventions = huggingface.conventions(settings)
-    size = settings.get("image_size")
-    if isinstance(size, int):
-        stored.image_size = (size, size)
-    stored.class_names = huggingface.class_names(settings)
-    stored.eval_preprocess = huggingface.preprocess(preprocessor)
+    stored = _read_rows(container, rows, num_heads, "huggingface")
+    stored.conventions = told.conventions
+    stored.image_size = told.image_size
+    stored.class_names = told.class_names
+    stored.eval_preprocess = told.eval_preprocess
+    for name in ("pre_logits/kernel", "pre_logits/bias"):
+        if name in stored.params and {"head/kernel", "dist"} & stored.params.keys():
+            del stored.params[name]
+            stored.dropped[name] = "the pooler, which stands beside the head and not before it"
     return stored
 
 
-def _read_timm(container: Container, settings: dict[str, Any], num_heads: int | None) -> Stored:
-    told = timm_config.Settings.of(settings)
-    heads = num_heads or told.num_heads or timm_config.known_heads(container)
+def _read_timm(container: Container, told: timm_config.Settings, num_heads: int) -> Stored:
     rows = timm.rows(stem_only="patch_embed.backbone.conv.weight" in container.arrays)
-    stored = _read_rows(container, rows, heads, "timm")
-    timm_config.check_supported(stored)
+    stored = _read_rows(container, rows, num_heads, "timm")
+    timm_config.check_supported(stored, told.pooling)
     stored.conventions = told.conventions
     stored.image_size = told.image_size
     stored.class_names = told.class_names
@@ -212,10 +228,10 @@ def _write_timm(
 def _write_huggingface(
     path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> list[Path]:
-    settings = {CONFIG_FILE: huggingface.to_config(description)}
-    preprocessor = huggingface.to_preprocessor(inputs)
-    if preprocessor is not None:
-        settings[PREPROCESSOR_FILE] = preprocessor
+    settings = {
+        CONFIG_FILE: huggingface.to_config(description),
+        PREPROCESSOR_FILE: huggingface.to_preprocessor(inputs),
+    }
     params = timm_config.with_positions(params, description)
     if "pre_logits/kernel" in params and "head/kernel" in params:
         raise UserError(
@@ -247,8 +263,17 @@ def lost_conventions(name: str, description: Description) -> list[str]:
         notes.append(f"gelu={gelu} is said beside the file only; Google's code computes tanh.")
     if name in ("npz_published", "big_vision", "npz", "timm") and epsilon != 1e-6:
         notes.append(f"layer_norm_epsilon={epsilon:g} has no place in this format (1e-6).")
-    if name == "npz_published" and description.model["classifier"] == "map":
+    classifier, positions = description.model["classifier"], description.model["position_embedding"]
+    if name == "npz_published" and classifier == "map":
         notes.append("The official code has no attention pooling; big_vision has.")
+    if name in ("npz", "npz_published", "big_vision") and classifier.endswith("unpooled"):
+        notes.append(f"classifier={classifier} is said beside the file only.")
+    if name == "big_vision" and (classifier == "token" or positions == "sincos2d"):
+        notes.append("timm reads big_vision's files without class token, with learned positions.")
+    if name in ("timm", "huggingface") and positions == "sincos2d":
+        notes.append("The fixed positions are written as learned ones: this format has no others.")
+    if name == "huggingface" and len(set(description.class_names)) < len(description.class_names):
+        notes.append("Classes of one name share an entry of label2id; id2label has them all.")
     return notes
 
 

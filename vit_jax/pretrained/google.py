@@ -23,11 +23,11 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.pretrained.array_file import Container, read_arrays
+from vit_jax.pretrained.posemb import POSEMB
 from vit_jax.pretrained.stored import Stored
 from vit_jax.tree import flatten_names, unflatten_names, unstack_blocks
 
 PREFIXES = ("opt/target/", "params/img/", "params/", "target/", "")
-POSEMB = "Transformer/posembed_input/pos_embedding"
 _OTHER_POSEMBS = ("pos_embedding", "Transformer/pos_embedding")
 _BLOCK = r"(Transformer/encoderblock(?:_\d+)?/)"
 _PRE_LINEN = {
@@ -97,6 +97,8 @@ def read_google(container: Container, *, grid: tuple[int, int] | None = None) ->
         if _GROUP_NORM.fullmatch(ours) and array.ndim == 4 and array.shape[:3] == (1, 1, 1):
             array = array.reshape(-1)  # [C]
         stored.params[ours] = array
+        if container.arrays[name].dtype != "float32":
+            stored.changed[ours] = f"{container.arrays[name].dtype} as float32"
     stored.params = flatten_names(unstack_blocks(unflatten_names(stored.params)))
     _place_posemb(stored, taken, grid)
     _convention(stored)
@@ -150,7 +152,8 @@ def _place_posemb(stored: Stored, taken: dict[str, str], grid: tuple[int, int] |
 
 def _convention(stored: Stored) -> None:
     stored.conventions = dict(CONVENTIONS)
-    if POSEMB not in stored.params and "Transformer/encoder_norm/scale" in stored.params:
+    # Only big_vision has models with fixed positions; elsewhere the array is missing.
+    if stored.format == "big_vision" and not {POSEMB, "cls"} & stored.params.keys():
         stored.conventions["position_embedding"] = "sincos2d"
 
 

@@ -7,11 +7,23 @@ transformers 5 (`vit.layers.0.attention.q_proj`). A bare `ViTModel` has no `vit.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.pretrained.description import HALF, Description, InputSettings
-from vit_jax.pretrained.mapping import CONV, DENSE, HEADS_BIAS, HEADS_IN, HEADS_OUT, SAME, Op, Row
+from vit_jax.pretrained.json_values import pair, positive, reading, triple
+from vit_jax.pretrained.mapping import (
+    CONV,
+    HEADS_BIAS,
+    HEADS_IN,
+    HEADS_OUT,
+    SAME,
+    Row,
+    layer,
+    norm,
+)
 
 _BLOCK = "Transformer/encoderblock_{i}"
 _ATTENTION = f"{_BLOCK}/MultiHeadDotProductAttention_0"
@@ -24,20 +36,6 @@ GELUS = {
     "gelu_pytorch_tanh": "tanh",
 }
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
-
-
-def _layer(ours: str, theirs: str, op: Op = DENSE, bias: Op = SAME) -> tuple[Row, Row]:
-    return (
-        Row((f"{ours}/kernel",), (f"{theirs}.weight",), op),
-        Row((f"{ours}/bias",), (f"{theirs}.bias",), bias),
-    )
-
-
-def _norm(ours: str, theirs: str) -> tuple[Row, Row]:
-    return (
-        Row((f"{ours}/scale",), (f"{theirs}.weight",), SAME),
-        Row((f"{ours}/bias",), (f"{theirs}.bias",), SAME),
-    )
 
 
 _CLASSIC = (
@@ -62,13 +60,13 @@ def _block(folder: str, layers: tuple[tuple[str, str], ...]) -> tuple[Row, ...]:
     rows: list[Row] = []
     for ours, theirs in layers:
         if ours == "out":
-            rows += _layer(f"{_ATTENTION}/out", f"{folder}.{theirs}", HEADS_OUT)
+            rows += layer(f"{_ATTENTION}/out", f"{folder}.{theirs}", HEADS_OUT)
         elif "/" in ours:
-            rows += _layer(f"{_BLOCK}/{ours}", f"{folder}.{theirs}")
+            rows += layer(f"{_BLOCK}/{ours}", f"{folder}.{theirs}")
         else:
-            rows += _layer(f"{_ATTENTION}/{ours}", f"{folder}.{theirs}", HEADS_IN, HEADS_BIAS)
-    rows += _norm(f"{_BLOCK}/LayerNorm_0", f"{folder}.layernorm_before")
-    rows += _norm(f"{_BLOCK}/LayerNorm_1", f"{folder}.layernorm_after")
+            rows += layer(f"{_ATTENTION}/{ours}", f"{folder}.{theirs}", HEADS_IN, HEADS_BIAS)
+    rows += norm(f"{_BLOCK}/LayerNorm_0", f"{folder}.layernorm_before")
+    rows += norm(f"{_BLOCK}/LayerNorm_1", f"{folder}.layernorm_after")
     return tuple(rows)
 
 
@@ -84,14 +82,14 @@ def rows(*, prefix: str, refactored: bool) -> tuple[Row, ...]:
             (f"{prefix}embeddings.position_embeddings",),
             SAME,
         ),
-        *_layer("embedding", f"{patches}.projection", CONV),
+        *layer("embedding", f"{patches}.projection", CONV),
         *_block(folder, _REFACTORED if refactored else _CLASSIC),
-        *_norm("Transformer/encoder_norm", f"{prefix}layernorm"),
-        *_layer("pre_logits", f"{prefix}pooler.dense"),
+        *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
+        *layer("pre_logits", f"{prefix}pooler.dense"),
         *(
-            _layer("head", "classifier")
+            layer("head", "classifier")
             if prefix != "deit."
-            else _layer("head", "cls_classifier") + _layer("head_dist", "distillation_classifier")
+            else layer("head", "cls_classifier") + layer("head_dist", "distillation_classifier")
         ),
     )
 
@@ -104,57 +102,85 @@ def find_prefix(names: Any) -> str | None:
     return None
 
 
-def conventions(settings: dict[str, Any]) -> dict[str, Any]:
-    """`gelu` and `layer_norm_epsilon` of a `config.json`; its defaults where it is silent.
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What `config.json` and `preprocessor_config.json` say; their defaults where silent."""
 
-    Raises:
-      UserError: an activation that our model does not have.
-    """
-    activation = settings.get("hidden_act", "gelu")
-    if activation not in GELUS:
-        raise UserError(
-            f"config.json: hidden_act={activation!r} is none of {', '.join(GELUS)}; this model "
-            "computes something else than a Vision Transformer of ours."
-        )
-    return {
-        "gelu": GELUS[activation],
-        "layer_norm_epsilon": float(settings.get("layer_norm_eps", 1e-12)),
-    }
+    num_heads: int | None
+    conventions: dict[str, Any]
+    image_size: tuple[int, int] | None
+    class_names: tuple[str, ...]
+    eval_preprocess: str
+
+    @classmethod
+    def of(cls, settings: dict[str, Any], preprocessor: dict[str, Any]) -> Settings:
+        """Raises UserError for values of a wrong kind, or an activation that is not ours."""
+        with reading("config.json"):
+            activation = settings.get("hidden_act", "gelu")
+            if not isinstance(activation, str) or activation not in GELUS:
+                raise UserError(
+                    f"config.json: hidden_act={activation!r} is none of {', '.join(GELUS)}; this "
+                    "model computes something else than a Vision Transformer of ours."
+                )
+            heads, size = settings.get("num_attention_heads"), settings.get("image_size")
+            found: dict[str, Any] = {
+                "num_heads": None if heads is None else positive(heads),
+                "conventions": {
+                    "gelu": GELUS[activation],
+                    "layer_norm_epsilon": float(settings.get("layer_norm_eps", 1e-12)),
+                },
+                "image_size": None if size is None else pair(size),
+                "class_names": _class_names(settings),
+            }
+        with reading("preprocessor_config.json"):
+            return cls(**found, eval_preprocess=_preprocess(preprocessor))
 
 
-def class_names(settings: dict[str, Any]) -> tuple[str, ...]:
+def _class_names(settings: dict[str, Any]) -> tuple[str, ...]:
     """Names of `id2label`; () where they are only numbered."""
     labels = settings.get("id2label") or {}
     names = tuple(str(labels[key]) for key in sorted(labels, key=int))
     return () if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
 
 
-def preprocess(settings: dict[str, Any]) -> str:
-    """Ops for a `preprocessor_config.json`; "" where it says too little."""
-    size = settings.get("size")
-    if isinstance(size, dict):
-        size = size.get("height", size.get("shortest_edge"))
-    if not isinstance(size, int) or not settings.get("do_resize", True):
+def _preprocess(settings: dict[str, Any]) -> str:
+    """Ops for a `preprocessor_config.json`; "" where it says too little, or what we have not."""
+    size, resample = settings.get("size"), settings.get("resample", 2)
+    if size is None or not settings.get("do_resize", True):
         return ""
-    method = RESAMPLE.get(settings.get("resample", 2), "bilinear")
-    crop = settings.get("crop_size")
-    if isinstance(crop, dict):
-        crop = crop.get("height")
-    mean, std = (tuple(settings.get(key, HALF)) for key in ("image_mean", "image_std"))
-    if settings.get("do_center_crop", False) and isinstance(crop, int):
-        normalize = "" if mean == std == HALF else f"|normalize({mean}, {std})"
-        return f"decode|resize({size}, {size}, 'pillow_{method}')|central_crop({crop}){normalize}"
-    return f"huggingface_eval({size}, '{method}', {mean}, {std})"
+    if resample not in RESAMPLE:
+        logging.warning("preprocessor_config.json: resample=%r is not known here.", resample)
+        return ""
+    method = f"'pillow_{RESAMPLE[resample]}'"
+    if isinstance(size, dict) and "shortest_edge" in size:
+        shape = f"resize_small({positive(size['shortest_edge'])}, {method}, 'down')"
+    else:
+        height, width = pair([size["height"], size["width"]] if isinstance(size, dict) else size)
+        shape = f"resize({height}, {width}, {method})"
+    if settings.get("do_center_crop", False):
+        crop = settings["crop_size"]
+        height, width = pair([crop["height"], crop["width"]] if isinstance(crop, dict) else crop)
+        shape += f"|central_crop({height}, {width}, rounding='nearest')"
+    mean: tuple[float, ...] = HALF
+    std: tuple[float, ...] = HALF
+    if not settings.get("do_normalize", True):
+        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    else:
+        mean, std = (triple(settings.get(key) or HALF) for key in ("image_mean", "image_std"))
+    return f"decode|{shape}" + ("" if mean == std == HALF else f"|normalize({mean}, {std})")
 
 
-def to_preprocessor(inputs: InputSettings) -> dict[str, Any] | None:
-    """The `preprocessor_config.json`, or None where transformers has no such preprocessing."""
-    if isinstance(inputs.resize, int):
-        return None  # its ViT processor scales images to a square, whatever their shape
+def to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
+    """The `preprocessor_config.json`."""
+    if isinstance(inputs.resize, int):  # what ViT's own processor has not, CLIP's has
+        kind, size = "CLIPImageProcessor", {"shortest_edge": inputs.resize}
+    else:
+        kind = "ViTImageProcessor" if inputs.crop is None else "DeiTImageProcessor"
+        size = dict(zip(("height", "width"), inputs.resize, strict=True))
     settings: dict[str, Any] = {
-        "image_processor_type": "ViTImageProcessor",
+        "image_processor_type": kind,
         "do_resize": True,
-        "size": dict(zip(("height", "width"), inputs.resize, strict=True)),
+        "size": size,
         "resample": {method: number for number, method in RESAMPLE.items()}[inputs.method],
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -164,8 +190,7 @@ def to_preprocessor(inputs: InputSettings) -> dict[str, Any] | None:
     }
     if inputs.crop is not None:
         crop = dict(zip(("height", "width"), inputs.crop, strict=True))
-        settings |= {"image_processor_type": "DeiTImageProcessor", "do_center_crop": True}
-        settings["crop_size"] = crop
+        settings |= {"do_center_crop": True, "crop_size": crop}
     return settings
 
 
@@ -185,11 +210,6 @@ def to_config(description: Description) -> dict[str, Any]:
         )
     height, width, channels = description.image_shape
     patch = model["patch_size"]
-    if height != width or not isinstance(patch, int):
-        raise UserError(
-            f"Hugging Face's ViT takes square images and patches, not {height}x{width} in patches "
-            f"of {patch}; choose another --format, or another resolution (--image_size)."
-        )
     names = description.class_names or tuple(f"LABEL_{i}" for i in range(model["num_classes"]))
     head = "DeiTForImageClassificationWithTeacher" if deit else "ViTForImageClassification"
     bare = "DeiTModel" if deit else "ViTModel"
@@ -202,8 +222,8 @@ def to_config(description: Description) -> dict[str, Any]:
         "intermediate_size": model["mlp_dim"],
         "hidden_act": "gelu" if model["gelu"] == "exact" else "gelu_pytorch_tanh",
         "layer_norm_eps": model["layer_norm_epsilon"],
-        "image_size": height,
-        "patch_size": patch,
+        "image_size": height if height == width else [height, width],
+        "patch_size": patch if isinstance(patch, int) else list(patch),
         "num_channels": channels,
         "qkv_bias": True,
         "hidden_dropout_prob": 0.0,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.errors import UserError
+from vit_jax.models.tokens import pixels_per_token
 from vit_jax.pretrained.description import Description
 from vit_jax.pretrained.posemb import POSEMB
 from vit_jax.pretrained.stored import Stored
@@ -72,17 +74,17 @@ def _shape(params: Mapping[str, Any], name: str, ndim: int) -> tuple[int, ...]:
 
 def _width(params: Mapping[str, Any], layer: str) -> int | None:
     """Outputs of a dense layer, if anything of it is there: what is missing is found later."""
-    for name in (f"{layer}/kernel", f"{layer}/bias"):
+    for name, ndim in ((f"{layer}/kernel", 2), (f"{layer}/bias", 1)):
         if name in params:
-            return params[name].shape[-1] if params[name].ndim else 0
+            return _shape(params, name, ndim)[-1]
     return None
 
 
 def _check_numbers(prefix: str, numbers: set[int], first: int) -> None:
-    missing = sorted(set(range(first, max(numbers, default=first - 1) + 1)) - numbers)
-    if missing:
+    missing = next(number for number in itertools.count(first) if number not in numbers)
+    if numbers and max(numbers) > missing:
         raise UserError(
-            f"{prefix}{max(numbers)} is there, but not {prefix}{missing[0]}; the file is not whole."
+            f"{prefix}{max(numbers)} is there, but not {prefix}{missing}; the file is not whole."
         )
 
 
@@ -108,15 +110,6 @@ def _resnet_width(params: Mapping[str, Any]) -> int:
     return width
 
 
-def downsampling(model: Mapping[str, Any]) -> tuple[int, int]:
-    """Pixels per token, (height, width)."""
-    patch = model["patch_size"]
-    height, width = (patch, patch) if isinstance(patch, int) else patch
-    layers = model["resnet_layers"]
-    factor = 1 if layers is None else 4 * 2 ** max(len(layers) - 1, 0)
-    return height * factor, width * factor
-
-
 def infer_description(
     stored: Stored,
     *,
@@ -136,9 +129,9 @@ def infer_description(
     if stored.description is not None:
         return stored.description
     model = infer_model(stored.params, stored.conventions)
-    pixels = downsampling(model)
+    pixels = pixels_per_token(model["patch_size"], model["resnet_layers"])
     if POSEMB in stored.params:
-        grid = _stored_grid(stored, grid, model, pixels)
+        grid = _stored_grid(stored, grid or told_grid(stored))
     elif grid is None:
         size = stored.image_size or image_size
         if size is None:
@@ -161,19 +154,26 @@ def infer_description(
     )
 
 
-def _stored_grid(
-    stored: Stored,
-    grid: tuple[int, int] | None,
-    model: Mapping[str, Any],
-    pixels: tuple[int, int],
-) -> tuple[int, int]:
+def told_grid(stored: Stored) -> tuple[int, int] | None:
+    """Rows and columns of tokens, where something beside the arrays tells them."""
+    if stored.description is not None:
+        return stored.description.grid
+    kernel = stored.params.get("embedding/kernel")
+    if stored.image_size is None or kernel is None or kernel.ndim != 4:
+        return None
+    pixels = pixels_per_token(kernel.shape[:2], _resnet_layers(stored.params))
+    grid = stored.image_size[0] // pixels[0], stored.image_size[1] // pixels[1]
+    posemb = stored.params.get(POSEMB)
+    tokens = sum(name in stored.params for name in ("cls", "dist"))
+    if posemb is None or posemb.ndim != 3:
+        return None
+    return grid if posemb.shape[1] - tokens == grid[0] * grid[1] else None
+
+
+def _stored_grid(stored: Stored, grid: tuple[int, int] | None) -> tuple[int, int]:
     """Rows and columns of the stored position embeddings."""
     _, num_rows, _ = _shape(stored.params, POSEMB, 3)
     num_tokens = num_rows - sum(name in stored.params for name in ("cls", "dist"))
-    if grid is None and stored.image_size is not None:
-        size = stored.image_size
-        candidate = (size[0] // pixels[0], size[1] // pixels[1])
-        grid = candidate if candidate[0] * candidate[1] == num_tokens else None
     if grid is None:
         side = math.isqrt(max(num_tokens, 0))
         if not side or side * side != num_tokens:

@@ -17,7 +17,7 @@ from vit_jax.checkpoint import restore_params
 from vit_jax.errors import UserError
 from vit_jax.pretrained.adapt import adapt_params
 from vit_jax.pretrained.class_names import class_names
-from vit_jax.pretrained.containers import Container, open_container, open_sharded
+from vit_jax.pretrained.containers import open_container
 from vit_jax.pretrained.description import Description
 from vit_jax.pretrained.formats import (
     CONFIG_FILE,
@@ -26,6 +26,7 @@ from vit_jax.pretrained.formats import (
     read_container,
     read_json_beside,
 )
+from vit_jax.pretrained.infer import infer_model, told_grid
 from vit_jax.pretrained.posemb import POSEMB
 from vit_jax.pretrained.report import LoadReport, list_names
 from vit_jax.pretrained.sources import describe_source, resolve
@@ -36,7 +37,6 @@ from vit_jax.tree import flatten_names, is_scanned, stack_blocks, unflatten_name
 PARAMS_FILE = "params.npz"
 MODEL_FILE = "model.json"
 CHECKPOINTS = "checkpoints"
-_INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 _TORCH_FILE = "pytorch_model.bin"
 
 
@@ -64,7 +64,7 @@ def load_pretrained(
       grid: those of the file, where they are no square and it does not tell.
       reset_head: take the head from `like`; with False the file's must fit.
       posemb, resize_patches, channels, class_token: what may be adapted, see `adapt_params`.
-      num_heads: those of the file, where they are not those of `like`.
+      num_heads: those of the file, where it does not tell and they are not those of `like`.
       model: attributes of the model; those that do not show in parameters (`gelu`,
         `layer_norm_epsilon`) and differ from the file's are warned of.
 
@@ -80,15 +80,16 @@ def load_pretrained(
     # Only shapes matter for what is loaded; what is reset is taken from `like` as it stands there.
     flat_like = flatten_names(jax.eval_shape(unstack_blocks, like))
     flat_like |= {name: leaf for name, leaf in flatten_names(like).items() if name in flat_like}
-    stored = read_source(source, num_heads=num_heads or _num_heads(flat_like), grid=grid)
+    stored = read_source(
+        source, num_heads=num_heads, default_heads=_num_heads(flat_like), grid=grid
+    )
     check_explained(source, stored)
     _warn_of_conventions(source, stored, model or {})
-    source_grid = stored.description.grid if grid is None and stored.description else grid
     flat, report = adapt_params(
         stored.params,
         flat_like,
         grid=target_grid or _square_grid(flat_like),
-        source_grid=source_grid,
+        source_grid=grid or told_grid(stored),
         reset_head=reset_head,
         posemb=posemb,
         resize_patches=resize_patches,
@@ -106,6 +107,7 @@ def read_source(
     source: str | os.PathLike[str],
     *,
     num_heads: int | None = None,
+    default_heads: int | None = None,
     grid: tuple[int, int] | None = None,
 ) -> Stored:
     """Parameters of any source and format in our names, loop form, float32.
@@ -115,17 +117,15 @@ def read_source(
         `params.npz`, or else its newest checkpoint that verifies); `gs://`, `https://` or
         `hf://owner/name`; or a name of `scripts/zoo.py list`. Formats are told by content.
       num_heads: of the attention, where the file does not tell (PyTorch's do not).
+      default_heads: what to take where `num_heads`, the file and its size do not tell either.
       grid: rows and columns of its tokens, where they are no square and it does not tell.
 
     Raises:
       UserError: nothing there, no weights, damaged, or a model that is none of ours.
     """
     path = resolve(source)
-    stored = _read_folder(path, num_heads, grid) if path.is_dir() else None
-    if stored is None:
-        with open_container(path) as container:
-            stored = _read_open(container, num_heads, grid)
-        stored.description = _description_beside(path)
+    options = _Options(num_heads, default_heads, grid)
+    stored = _read_folder(path, options) if path.is_dir() else _read_file(path, options)
     entry = describe_source(str(source))
     if entry is not None:
         _add_entry(stored, entry)
@@ -166,43 +166,52 @@ def with_changes(report: LoadReport, changed: Mapping[str, str]) -> LoadReport:
     return dataclasses.replace(report, loaded=loaded, adapted=adapted)
 
 
-def _read_open(container: Container, num_heads: int | None, grid: tuple[int, int] | None) -> Stored:
-    in_folder = container.path.name.startswith((WEIGHTS_FILE, _TORCH_FILE))
-    return read_container(
-        container,
-        settings=read_json_beside(container.path, CONFIG_FILE) if in_folder else None,
-        preprocessor=read_json_beside(container.path, PREPROCESSOR_FILE) if in_folder else None,
-        num_heads=num_heads,
-        grid=grid,
-    )
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """What the caller knows of a file."""
+
+    num_heads: int | None
+    default_heads: int | None
+    grid: tuple[int, int] | None
 
 
-def _read_folder(path: Path, num_heads: int | None, grid: tuple[int, int] | None) -> Stored | None:
+def _read_file(path: Path, options: _Options, name: str = "") -> Stored:
+    """One file, or several with an index; `name` is how it is called where it stands for both."""
+    description = _description_beside(path.with_name(name) if name else path)
+    in_folder = path.name.startswith((WEIGHTS_FILE, _TORCH_FILE))
+    with open_container(path) as container:
+        stored = read_container(
+            container,
+            settings=read_json_beside(path, CONFIG_FILE) if in_folder else None,
+            preprocessor=read_json_beside(path, PREPROCESSOR_FILE) if in_folder else None,
+            num_heads=options.num_heads,
+            default_heads=options.default_heads,
+            # Our own description knows the grid of positions that are no square.
+            grid=options.grid or (description.grid if description else None),
+        )
+    stored.description = description
+    return stored
+
+
+def _read_folder(path: Path, options: _Options) -> Stored:
     """A folder's weights, by the files in it."""
-    if (path / PARAMS_FILE).exists():
-        with open_container(path / PARAMS_FILE) as container:
-            stored = _read_open(container, num_heads, grid)
-        stored.description = _description_beside(path / PARAMS_FILE)
-        return stored
-    if (path / _INDEX_FILE).exists():
-        with open_sharded(path / _INDEX_FILE) as container:
-            stored = _read_open(container, num_heads, grid)
-        stored.description = _description_beside(path / WEIGHTS_FILE)
-        return stored
-    for name in (WEIGHTS_FILE, _TORCH_FILE):
-        if (path / name).exists():
-            with open_container(path / name) as container:
-                stored = _read_open(container, num_heads, grid)
-            stored.description = _description_beside(path / name)
-            return stored
+    for file, name in (
+        (PARAMS_FILE, PARAMS_FILE),
+        (f"{WEIGHTS_FILE}.index.json", WEIGHTS_FILE),
+        (WEIGHTS_FILE, WEIGHTS_FILE),
+        (f"{_TORCH_FILE}.index.json", _TORCH_FILE),
+        (_TORCH_FILE, _TORCH_FILE),
+    ):
+        if (path / file).exists():
+            return _read_file(path / file, options, name)
     weights = sorted(
         file.name for file in path.iterdir() if file.suffix in (".npz", ".safetensors", ".pth")
     )
     if weights and not (path / CHECKPOINTS).is_dir() and not path.name.isdecimal():
         raise UserError(f"{path} is a folder; name one of its files: {list_names(weights)}.")
-    flat = flatten_names(unstack_blocks(restore_params(str(path))))
+    flat = flatten_names(unstack_blocks(restore_params(str(path.resolve()))))
     params = {name: np.asarray(array, np.float32) for name, array in flat.items()}
-    return Stored("orbax", params, description=_description_of_run(path))
+    return Stored("orbax", params, description=_description_of_run(path.resolve()))
 
 
 def _description_beside(path: Path) -> Description | None:
@@ -214,7 +223,6 @@ def _description_beside(path: Path) -> Description | None:
 
 def _description_of_run(path: Path) -> Description | None:
     """That of the work directory which a checkpoint, or the folder of all, is in."""
-    path = path.absolute()
     if path.parent.name == CHECKPOINTS:
         path = path.parent.parent
     elif path.name == CHECKPOINTS:
@@ -226,12 +234,38 @@ def _read_description(path: Path) -> Description | None:
     return Description.read(path) if path.is_file() else None
 
 
+# What a file must agree in with its entry of the zoo; of the rest some entries are not verified.
+_ENTRY_SIZES = (
+    *("name", "patch_size", "hidden_size", "num_layers", "mlp_dim", "num_heads"),
+    *("resnet_layers", "position_embedding"),
+)
+
+
 def _add_entry(stored: Stored, entry: ZooEntry) -> None:
-    """What the zoo knows of a file besides its arrays."""
+    """What the zoo knows of a file besides its arrays.
+
+    Its preprocessing wins over the file's own: it is the one that the accuracy was measured with.
+
+    Raises:
+      UserError: the file is of another model than the entry.
+    """
     stored.image_size = stored.image_size or (entry.resolution, entry.resolution)
-    stored.eval_preprocess = stored.eval_preprocess or entry.preprocess
+    stored.eval_preprocess = entry.preprocess or stored.eval_preprocess
     if not stored.class_names and entry.labels:
         stored.class_names = class_names(entry.labels)
+    found = infer_model(stored.params, stored.conventions)
+    expected = {"resnet_layers": None, **entry.model}
+    for key in _ENTRY_SIZES:
+        if found[key] != expected[key]:
+            raise UserError(
+                f"the file of {entry.name} has {key}={found[key]}, and {key}={expected[key]} is "
+                "expected; it is damaged, or not that file: remove it and fetch it again."
+            )
+    for key in ("classifier", "representation_size", "num_classes"):
+        if found[key] != expected[key]:
+            logging.warning(
+                "%s: %s=%s in the file, %s in the zoo.", entry.name, key, found[key], expected[key]
+            )
 
 
 def _warn_of_conventions(

@@ -85,6 +85,22 @@ def fused(op: Op) -> Op:
     return Op(read, write)
 
 
+def layer(ours: str, theirs: str, op: Op = DENSE, bias: Op = SAME) -> tuple[Row, Row]:
+    """A layer of PyTorch: a weight, changed by `op`, and a bias."""
+    return (
+        Row((f"{ours}/kernel",), (f"{theirs}.weight",), op),
+        Row((f"{ours}/bias",), (f"{theirs}.bias",), bias),
+    )
+
+
+def norm(ours: str, theirs: str) -> tuple[Row, Row]:
+    """A layer or group norm of PyTorch."""
+    return (
+        Row((f"{ours}/scale",), (f"{theirs}.weight",), SAME),
+        Row((f"{ours}/bias",), (f"{theirs}.bias",), SAME),
+    )
+
+
 def _regex(template: str) -> re.Pattern[str]:
     parts = _PLACEHOLDER.split(template)
     pattern = ""

@@ -74,8 +74,7 @@ def find_source_grid(
 ) -> tuple[int, int]:
     """Rows and columns of tokens that position embeddings of `shape` [1, P + h*w, D] stand for.
 
-    Those given; else, where there are as many tokens as `grid` has, that grid, since whatever
-    theirs was there is nothing to resize; else a square.
+    Those given; else a square; else `grid`, where it has as many tokens.
 
     Raises:
       UserError: `shape` is no such shape, is no square, or does not match `source_grid`.
@@ -86,15 +85,15 @@ def find_source_grid(
         raise UserError(f"a grid of {tuple(grid)} tokens is empty.")
     num_tokens = shape[1] - num_prefix_tokens
     if source_grid is None:
+        side = math.isqrt(max(num_tokens, 0))
+        if side and side * side == num_tokens:
+            return side, side
         if num_tokens == grid[0] * grid[1]:
             return grid
-        side = math.isqrt(max(num_tokens, 0))
-        if side * side != num_tokens or not side:
-            raise UserError(
-                f"{shape[1]} position embeddings less {num_prefix_tokens} for class tokens are no "
-                "square; give the rows and columns they stand for (pretrained.grid)."
-            )
-        return side, side
+        raise UserError(
+            f"{shape[1]} position embeddings less {num_prefix_tokens} for class tokens are no "
+            "square; give the rows and columns they stand for (pretrained.grid)."
+        )
     source_grid = (int(source_grid[0]), int(source_grid[1]))
     if min(source_grid) < 1 or source_grid[0] * source_grid[1] != num_tokens:
         raise UserError(

@@ -4,33 +4,18 @@ from __future__ import annotations
 
 from vit_jax.pretrained.mapping import (
     CONV,
-    DENSE,
     HEADS_BIAS,
     HEADS_IN,
     HEADS_OUT,
     SAME,
-    Op,
     Row,
     fused,
+    layer,
+    norm,
 )
 
 _ATTENTION = "MultiHeadDotProductAttention_0"
 _QKV = ("query", "key", "value")
-
-
-def _pair(ours: str, theirs: str, op: Op = DENSE) -> tuple[Row, Row]:
-    """A layer with a weight, changed by `op`, and a bias."""
-    return (
-        Row((f"{ours}/kernel",), (f"{theirs}.weight",), op),
-        Row((f"{ours}/bias",), (f"{theirs}.bias",), SAME),
-    )
-
-
-def _norm(ours: str, theirs: str) -> tuple[Row, Row]:
-    return (
-        Row((f"{ours}/scale",), (f"{theirs}.weight",), SAME),
-        Row((f"{ours}/bias",), (f"{theirs}.bias",), SAME),
-    )
 
 
 def _fused_heads(ours: str, names: tuple[str, ...], theirs: str) -> tuple[Row, Row]:
@@ -41,7 +26,7 @@ def _fused_heads(ours: str, names: tuple[str, ...], theirs: str) -> tuple[Row, R
 
 
 def _out(ours: str, theirs: str) -> tuple[Row, Row]:
-    return _pair(f"{ours}/out", theirs, HEADS_OUT)
+    return layer(f"{ours}/out", theirs, HEADS_OUT)
 
 
 _OURS_BLOCK = "Transformer/encoderblock_{i}"
@@ -52,33 +37,32 @@ _SHARED: tuple[Row, ...] = (
     Row(("cls",), ("cls_token",), SAME),
     Row(("dist",), ("dist_token",), SAME),
     Row(("Transformer/posembed_input/pos_embedding",), ("pos_embed",), SAME),
-    *_pair("embedding", "patch_embed.proj", CONV),
-    *_norm(f"{_OURS_BLOCK}/LayerNorm_0", "blocks.{i}.norm1"),
+    *layer("embedding", "patch_embed.proj", CONV),
+    *norm(f"{_OURS_BLOCK}/LayerNorm_0", "blocks.{i}.norm1"),
     *_fused_heads(f"{_OURS_BLOCK}/{_ATTENTION}", _QKV, "blocks.{i}.attn.qkv"),
     *_out(f"{_OURS_BLOCK}/{_ATTENTION}", "blocks.{i}.attn.proj"),
-    *_norm(f"{_OURS_BLOCK}/LayerNorm_1", "blocks.{i}.norm2"),
-    *_pair(f"{_OURS_BLOCK}/MlpBlock_0/Dense_0", "blocks.{i}.mlp.fc1"),
-    *_pair(f"{_OURS_BLOCK}/MlpBlock_0/Dense_1", "blocks.{i}.mlp.fc2"),
-    *_norm("Transformer/encoder_norm", "norm"),
-    *_pair("pre_logits", "pre_logits.fc"),  # only in files of timm before 0.6
-    *_pair("head", "head"),
-    *_pair("head_dist", "head_dist"),
+    *norm(f"{_OURS_BLOCK}/LayerNorm_1", "blocks.{i}.norm2"),
+    *layer(f"{_OURS_BLOCK}/MlpBlock_0/Dense_0", "blocks.{i}.mlp.fc1"),
+    *layer(f"{_OURS_BLOCK}/MlpBlock_0/Dense_1", "blocks.{i}.mlp.fc2"),
+    *norm("Transformer/encoder_norm", "norm"),
+    *layer("pre_logits", "pre_logits.fc"),  # only in files of timm before 0.6
+    *layer("head", "head"),
+    *layer("head_dist", "head_dist"),
 )
 
 _MAP_HEAD: tuple[Row, ...] = (
     Row(("MAPHead_0/probe",), ("attn_pool.latent",), SAME),
-    *_pair(f"MAPHead_0/{_ATTENTION}/query", "attn_pool.q", HEADS_IN)[:1],
-    Row((f"MAPHead_0/{_ATTENTION}/query/bias",), ("attn_pool.q.bias",), HEADS_BIAS),
+    *layer(f"MAPHead_0/{_ATTENTION}/query", "attn_pool.q", HEADS_IN, HEADS_BIAS),
     *_fused_heads(f"MAPHead_0/{_ATTENTION}", ("key", "value"), "attn_pool.kv"),
     *_out(f"MAPHead_0/{_ATTENTION}", "attn_pool.proj"),
-    *_norm("MAPHead_0/LayerNorm_0", "attn_pool.norm"),
-    *_pair("MAPHead_0/MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
-    *_pair("MAPHead_0/MlpBlock_0/Dense_1", "attn_pool.mlp.fc2"),
+    *norm("MAPHead_0/LayerNorm_0", "attn_pool.norm"),
+    *layer("MAPHead_0/MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
+    *layer("MAPHead_0/MlpBlock_0/Dense_1", "attn_pool.mlp.fc2"),
 )
 
 _RESNET: tuple[Row, ...] = (
     Row(("conv_root/kernel",), ("patch_embed.backbone.stem.conv.weight",), CONV),
-    *_norm("gn_root", "patch_embed.backbone.stem.norm"),
+    *norm("gn_root", "patch_embed.backbone.stem.norm"),
     *(
         Row((f"{_OURS_UNIT}/{ours}/kernel",), (f"{_THEIR_UNIT}.{theirs}.weight",), CONV)
         for ours, theirs in (
@@ -96,14 +80,14 @@ _RESNET: tuple[Row, ...] = (
             ("gn3", "norm3"),
             ("gn_proj", "downsample.norm"),
         )
-        for row in _norm(f"{_OURS_UNIT}/{ours}", f"{_THEIR_UNIT}.{theirs}")
+        for row in norm(f"{_OURS_UNIT}/{ours}", f"{_THEIR_UNIT}.{theirs}")
     ),
 )
 
 # The stem alone (R+Ti/16) is timm's whole backbone, without the name `stem`.
 _STEM_ONLY: tuple[Row, ...] = (
     Row(("conv_root/kernel",), ("patch_embed.backbone.conv.weight",), CONV),
-    *_norm("gn_root", "patch_embed.backbone.norm"),
+    *norm("gn_root", "patch_embed.backbone.norm"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -14,9 +15,10 @@ from vit_jax.models.positions import sincos2d
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.pretrained.containers import Container
 from vit_jax.pretrained.description import HALF, Description, InputSettings
+from vit_jax.pretrained.json_values import pair, positive, reading, triple
+from vit_jax.pretrained.posemb import POSEMB
 from vit_jax.pretrained.stored import Stored
 
-POSEMB = "Transformer/posembed_input/pos_embedding"
 _WORDS = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
 # Architectures of timm by our variant, at 224 pixels; `model_args` says the rest.
 ARCHITECTURES = {
@@ -50,27 +52,18 @@ def is_timm(names: Iterable[str]) -> bool:
     return "patch_embed.proj.weight" in names and "blocks.0.attn.qkv.weight" in names
 
 
-def known_heads(container: Container) -> int:
-    """Number of heads of the size in `SIZES` that the arrays have.
-
-    Raises:
-      UserError: no size has this width; PyTorch's files do not tell the heads.
-    """
+def known_heads(container: Container) -> int | None:
+    """Number of heads of the size in `SIZES` that has this width; None if none or several have."""
     width = next(
         (
             info.shape[-1]
             for name, info in container.arrays.items()
-            if name.endswith(("cls_token", "pos_embed", "position_embeddings"))
+            if name.endswith(("cls_token", "pos_embed", "position_embeddings")) and info.shape
         ),
         0,
     )
     heads = {num_heads for size, _, _, num_heads in SIZES.values() if size == width}
-    if len(heads) != 1:
-        raise UserError(
-            f"{container.path} does not tell the number of attention heads, and a width of {width} "
-            "is that of no size known here; give it (num_heads, --num_heads)."
-        )
-    return heads.pop()
+    return heads.pop() if len(heads) == 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,51 +72,63 @@ class Settings:
 
     num_heads: int | None
     conventions: dict[str, Any]
+    pooling: str
     image_size: tuple[int, int] | None
     class_names: tuple[str, ...]
     eval_preprocess: str
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> Settings:
-        """Raises UserError for an activation that our model does not have."""
+        """Raises UserError for values of a wrong kind, or an activation that is not ours."""
         args, inputs = settings.get("model_args") or {}, settings.get("pretrained_cfg") or {}
-        activation = args.get("act_layer") or "gelu"
-        if activation not in _GELUS:
-            raise UserError(
-                f"config.json: act_layer={activation!r} is none of {', '.join(_GELUS)}; this model "
-                "computes something else than a Vision Transformer of ours."
+        with reading(settings_file := "config.json"):
+            activation = args.get("act_layer") or "gelu"
+            if activation not in _GELUS:
+                raise UserError(
+                    f"{settings_file}: act_layer={activation!r} is none of {', '.join(_GELUS)}; "
+                    "this model computes something else than a Vision Transformer of ours."
+                )
+            size = args.get("img_size") or (inputs.get("input_size") or [None])[1:]
+            image_size = pair(size) if size else None
+            labels = settings.get("label_names") or inputs.get("label_names") or []
+            return cls(
+                num_heads=positive(args["num_heads"]) if args.get("num_heads") else None,
+                conventions={"gelu": _GELUS[activation], "layer_norm_epsilon": 1e-6},
+                pooling=str(args.get("global_pool") or settings.get("global_pool") or ""),
+                image_size=image_size,
+                class_names=tuple(str(label) for label in labels),
+                eval_preprocess=_preprocess(inputs, image_size),
             )
-        size = args.get("img_size") or (inputs.get("input_size") or (None,))[1:]
-        size = (size, size) if isinstance(size, int) else tuple(size)
-        image_size = (int(size[0]), int(size[1])) if len(size) == 2 else None
-        labels = settings.get("label_names") or inputs.get("label_names") or ()
-        return cls(
-            num_heads=args.get("num_heads"),
-            conventions={"gelu": _GELUS[activation], "layer_norm_epsilon": 1e-6},
-            image_size=image_size,
-            class_names=tuple(str(label) for label in labels),
-            eval_preprocess=_preprocess(inputs, image_size),
-        )
 
 
 def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
+    """Ops for a `pretrained_cfg`; "" where it says too little, or what we have no ops for."""
     if size is None or "crop_pct" not in inputs:
         return ""
     method, crop_pct = inputs.get("interpolation", "bicubic"), float(inputs["crop_pct"])
-    mean, std = (tuple(inputs.get(key) or HALF) for key in ("mean", "std"))
-    if inputs.get("crop_mode") == "squash" and crop_pct == 1.0:
-        return f"huggingface_eval({size}, '{method}', {mean}, {std})"
+    if method not in ("bilinear", "bicubic") or not 0.0 < crop_pct <= 1.0:
+        return ""
+    mean, std = (triple(inputs.get(key) or HALF) for key in ("mean", "std"))
+    if inputs.get("crop_mode") == "squash":
+        height, width = (math.floor(side / crop_pct) for side in size)
+        normalize = "" if mean == std == HALF else f"|normalize({mean}, {std})"
+        crop = f"|central_crop({size[0]}, {size[1]})" if crop_pct < 1.0 else ""
+        return f"decode|resize({height}, {width}, 'pillow_{method}'){crop}{normalize}"
     if size[0] != size[1]:
         return ""
     return f"timm_eval({size[0]}, {crop_pct}, '{method}', {mean}, {std})"
 
 
-def check_supported(stored: Stored) -> None:
-    """Raises UserError where the names show a part that our models do not have."""
+def check_supported(stored: Stored, pooling: str) -> None:
+    """Raises UserError where names or settings show a part that our models do not have."""
     for name in stored.unexpected:
         for pattern, part in _FOREIGN.items():
             if re.fullmatch(pattern, name):
                 raise UserError(f"this model has {part} ({name}), which no model here has.")
+    if "cls" in stored.params and pooling not in ("", "token"):
+        raise UserError(
+            f"this model has a class token and global_pool={pooling!r}, which no model here has."
+        )
 
 
 def with_positions(
@@ -168,6 +173,11 @@ def to_config(
       UserError: timm has no such model.
     """
     model = description.model
+    if model["classifier"] not in _POOL:
+        raise UserError(
+            f"--format=timm has no model.classifier={model['classifier']!r}; it has those of "
+            f"{', '.join(_POOL)}."
+        )
     name, is_hybrid = architecture(description)
     if "pre_logits/kernel" in params:
         raise UserError(
@@ -190,7 +200,9 @@ def to_config(
         "mlp_ratio": ratio,
         "act_layer": {exact: act for act, exact in _GELUS.items()}[model["gelu"]],
     }
-    crop_pct = 1.0 if isinstance(inputs.resize, tuple) else min(height, width) / inputs.resize
+    whole = isinstance(inputs.resize, tuple)
+    resized = inputs.resize[0] if isinstance(inputs.resize, tuple) else inputs.resize
+    crop_pct = _crop_pct(height if whole else min(height, width), resized)
     if not is_hybrid:
         args["patch_size"] = model["patch_size"]
     if model["name"] != "deit":
@@ -208,10 +220,16 @@ def to_config(
             "fixed_input_size": True,
             "interpolation": inputs.method,
             "crop_pct": crop_pct,
-            "crop_mode": "squash" if isinstance(inputs.resize, tuple) else "center",
+            "crop_mode": "squash" if whole else "center",
             "mean": list(inputs.mean),
             "std": list(inputs.std),
             "num_classes": model["num_classes"],
             "pool_size": None,
         },
     }
+
+
+def _crop_pct(size: int, resized: int) -> float:
+    """The share with which timm, which divides and rounds down, comes to `resized`."""
+    share = size / resized
+    return share if math.floor(size / share) == resized else size / (resized + 0.5)
