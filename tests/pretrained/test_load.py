@@ -224,7 +224,9 @@ def test_a_file_of_the_zoo_is_the_model_that_the_zoo_says(
     model = weights.module_of(
         "S/16",
         num_classes=1000,
-        classifier="gap", representation_size=384, position_embedding="sincos2d",
+        classifier="gap",
+        representation_size=384,
+        position_embedding="sincos2d",
     )
     params = google.to_big_vision(weights.seeded(model, (224, 224, 3)))
     sources.cache_path(url).parent.mkdir(parents=True)

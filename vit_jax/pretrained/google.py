@@ -153,7 +153,7 @@ def _place_posemb(stored: Stored, taken: dict[str, str], grid: tuple[int, int] |
 def _convention(stored: Stored) -> None:
     stored.conventions = dict(CONVENTIONS)
     # Only big_vision has models with fixed positions; elsewhere the array is missing.
-    if stored.format == "big_vision" and not {POSEMB, "cls"} & stored.params.keys():
+    if stored.format == "big_vision" and POSEMB not in stored.params:
         stored.conventions["position_embedding"] = "sincos2d"
 
 
