@@ -14,8 +14,6 @@ import json
 from vit_jax import launch
 from vit_jax.model_flags import pair
 
-FORMATS = ("npz", "npz_published", "big_vision", "timm", "huggingface", "orbax")
-
 
 def main():
     parser = argparse.ArgumentParser(
@@ -23,7 +21,7 @@ def main():
     )
     parser.add_argument("source")
     parser.add_argument("destination", help="NAME.npz, or a new folder for the last three")
-    parser.add_argument("--format", required=True, choices=FORMATS)
+    parser.add_argument("--format", required=True, help="see above")
     parser.add_argument(
         "--image_size", type=pair, help="pixels, or HEIGHT,WIDTH: interpolate positions"
     )

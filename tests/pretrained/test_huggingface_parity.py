@@ -216,7 +216,7 @@ def test_class_names_and_preprocessing_come_along(tmp_path: Path) -> None:
     ],
 )
 def test_preprocessor_settings(changes: dict[str, Any], expected: str) -> None:
-    found = huggingface.Settings.of({}, {"size": {"height": 32, "width": 32}, **changes})
+    found = huggingface.read_settings({}, {"size": {"height": 32, "width": 32}, **changes})
     assert found.eval_preprocess.endswith(expected)
     assert bool(found.eval_preprocess) == bool(expected)
 
@@ -224,7 +224,7 @@ def test_preprocessor_settings(changes: dict[str, Any], expected: str) -> None:
 @pytest.mark.parametrize("changes", [{"size": -3}, {"size": {}}, {"image_mean": 0.5}])
 def test_preprocessor_settings_of_a_wrong_kind(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"preprocessor_config\.json holds"):
-        huggingface.Settings.of({}, {"size": 32, **changes})
+        huggingface.read_settings({}, {"size": 32, **changes})
 
 
 def test_rectangles_both_ways(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from vit_jax.pretrained.array_file import Container, read_arrays
 from vit_jax.pretrained.description import Description, InputSettings
 from vit_jax.pretrained.mapping import Row, match_rows, read_match, write_match
 from vit_jax.pretrained.npz import write_arrays
+from vit_jax.pretrained.pytorch import Settings, known_heads, with_learned_positions
 from vit_jax.pretrained.safetensors_file import write_safetensors
 from vit_jax.pretrained.stored import Stored
 from vit_jax.workdir import write_json
@@ -88,13 +89,13 @@ def read_container(
         if kind == "google":
             stored = google.read_google(container, grid=grid)
         elif kind == "huggingface":
-            told = huggingface.Settings.of(settings or {}, preprocessor or {})
+            told = huggingface.read_settings(settings or {}, preprocessor or {})
             heads = _choose_heads(container, num_heads, told.num_heads, default_heads)
             stored = _read_huggingface(container, told, heads)
         else:
-            from_timm = timm_config.Settings.of(settings or {})
-            heads = _choose_heads(container, num_heads, from_timm.num_heads, default_heads)
-            stored = _read_timm(container, from_timm, heads)
+            told = timm_config.read_settings(settings or {})
+            heads = _choose_heads(container, num_heads, told.num_heads, default_heads)
+            stored = _read_timm(container, told, heads)
         for name, array in stored.params.items():
             if array.dtype != np.float32:
                 raise UserError(f"{name} has type {array.dtype}; parameters are floats.")
@@ -111,7 +112,7 @@ def _choose_heads(
     """Raises UserError if nothing tells, or if what is asked for is not what the file says."""
     if asked and told and asked != told:
         raise UserError(f"num_heads={asked}, but {CONFIG_FILE} says {told}; leave it out.")
-    heads = asked or told or timm_config.known_heads(container) or default
+    heads = asked or told or known_heads(container) or default
     if heads is None:
         raise UserError(
             "nothing tells the number of attention heads, and its width is that of no size known "
@@ -120,10 +121,22 @@ def _choose_heads(
     return heads
 
 
-def _read_rows(container: Container, rows: tuple[Row, ...], num_heads: int, name: str) -> Stored:
+def _read_rows(
+    container: Container, rows: tuple[Row, ...], told: Settings, num_heads: int, name: str
+) -> Stored:
+    """Arrays by a table of rows, and what the files beside them say."""
     matches, left = match_rows(rows, container.arrays, side="theirs")
     dropped = {n: "a constant, no parameter" for n in left if n.split(".")[-1] in _BUFFERS}
-    stored = Stored(name, {}, dropped, tuple(n for n in left if n not in dropped))
+    stored = Stored(
+        name,
+        {},
+        dropped,
+        tuple(n for n in left if n not in dropped),
+        conventions=told.conventions,
+        image_size=told.image_size,
+        class_names=told.class_names,
+        eval_preprocess=told.eval_preprocess,
+    )
     found = read_arrays(container, [theirs for match in matches for theirs in match.theirs])
     for match in matches:
         arrays = tuple(found.pop(theirs) for theirs in match.theirs)
@@ -138,7 +151,7 @@ def _read_rows(container: Container, rows: tuple[Row, ...], num_heads: int, name
     return stored
 
 
-def _read_huggingface(container: Container, told: huggingface.Settings, num_heads: int) -> Stored:
+def _read_huggingface(container: Container, told: Settings, num_heads: int) -> Stored:
     prefix = huggingface.find_prefix(container.arrays)
     assert prefix is not None
     refactored = any(n.startswith(f"{prefix}layers.") for n in container.arrays)
@@ -149,11 +162,7 @@ def _read_huggingface(container: Container, told: huggingface.Settings, num_head
             "distillation token, is no model of ours; DeiTForImageClassificationWithTeacher is."
         )
     rows = huggingface.rows(prefix=prefix, refactored=refactored)
-    stored = _read_rows(container, rows, num_heads, "huggingface")
-    stored.conventions = told.conventions
-    stored.image_size = told.image_size
-    stored.class_names = told.class_names
-    stored.eval_preprocess = told.eval_preprocess
+    stored = _read_rows(container, rows, told, num_heads, "huggingface")
     for name in ("pre_logits/kernel", "pre_logits/bias"):
         if name in stored.params and {"head/kernel", "dist"} & stored.params.keys():
             del stored.params[name]
@@ -161,14 +170,10 @@ def _read_huggingface(container: Container, told: huggingface.Settings, num_head
     return stored
 
 
-def _read_timm(container: Container, told: timm_config.Settings, num_heads: int) -> Stored:
+def _read_timm(container: Container, told: Settings, num_heads: int) -> Stored:
     rows = timm.rows(stem_only="patch_embed.backbone.conv.weight" in container.arrays)
-    stored = _read_rows(container, rows, num_heads, "timm")
+    stored = _read_rows(container, rows, told, num_heads, "timm")
     timm_config.check_supported(stored, told.pooling)
-    stored.conventions = told.conventions
-    stored.image_size = told.image_size
-    stored.class_names = told.class_names
-    stored.eval_preprocess = told.eval_preprocess
     return stored
 
 
@@ -220,7 +225,7 @@ def _write_timm(
     path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> list[Path]:
     config = timm_config.to_config(params, description, inputs)
-    params = timm_config.with_positions(params, description)
+    params = with_learned_positions(params, description)
     rows = timm.rows(stem_only=description.model["resnet_layers"] == ())
     return _write_folder(path, to_names(rows, params, "timm"), {CONFIG_FILE: config})
 
@@ -232,7 +237,7 @@ def _write_huggingface(
         CONFIG_FILE: huggingface.to_config(description),
         PREPROCESSOR_FILE: huggingface.to_preprocessor(inputs),
     }
-    params = timm_config.with_positions(params, description)
+    params = with_learned_positions(params, description)
     if "pre_logits/kernel" in params and "head/kernel" in params:
         raise UserError(
             "--format=huggingface has no layer between pooling and head: a model with pre_logits "

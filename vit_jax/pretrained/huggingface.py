@@ -24,6 +24,7 @@ from vit_jax.pretrained.mapping import (
     layer,
     norm,
 )
+from vit_jax.pretrained.pytorch import Settings
 
 _BLOCK = "Transformer/encoderblock_{i}"
 _ATTENTION = f"{_BLOCK}/MultiHeadDotProductAttention_0"
@@ -102,38 +103,32 @@ def find_prefix(names: Any) -> str | None:
     return None
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What `config.json` and `preprocessor_config.json` say; their defaults where silent."""
+def read_settings(stated: dict[str, Any], preprocessor: dict[str, Any]) -> Settings:
+    """What `config.json` and `preprocessor_config.json` say; their defaults where silent.
 
-    num_heads: int | None
-    conventions: dict[str, Any]
-    image_size: tuple[int, int] | None
-    class_names: tuple[str, ...]
-    eval_preprocess: str
-
-    @classmethod
-    def of(cls, settings: dict[str, Any], preprocessor: dict[str, Any]) -> Settings:
-        """Raises UserError for values of a wrong kind, or an activation that is not ours."""
-        with reading("config.json"):
-            activation = settings.get("hidden_act", "gelu")
-            if not isinstance(activation, str) or activation not in GELUS:
-                raise UserError(
-                    f"config.json: hidden_act={activation!r} is none of {', '.join(GELUS)}; this "
-                    "model computes something else than a Vision Transformer of ours."
-                )
-            heads, size = settings.get("num_attention_heads"), settings.get("image_size")
-            found: dict[str, Any] = {
-                "num_heads": None if heads is None else positive(heads),
-                "conventions": {
-                    "gelu": GELUS[activation],
-                    "layer_norm_epsilon": float(settings.get("layer_norm_eps", 1e-12)),
-                },
-                "image_size": None if size is None else pair(size),
-                "class_names": _class_names(settings),
-            }
-        with reading("preprocessor_config.json"):
-            return cls(**found, eval_preprocess=_preprocess(preprocessor))
+    Raises:
+      UserError: a value of a wrong kind, or an activation that is not ours.
+    """
+    with reading("config.json"):
+        activation = stated.get("hidden_act", "gelu")
+        if not isinstance(activation, str) or activation not in GELUS:
+            raise UserError(
+                f"config.json: hidden_act={activation!r} is none of {', '.join(GELUS)}; this model "
+                "computes something else than a Vision Transformer of ours."
+            )
+        heads, size = stated.get("num_attention_heads"), stated.get("image_size")
+        settings = Settings(
+            num_heads=None if heads is None else positive(heads),
+            conventions={
+                "gelu": GELUS[activation],
+                "layer_norm_epsilon": float(stated.get("layer_norm_eps", 1e-12)),
+            },
+            image_size=None if size is None else pair(size),
+            class_names=_class_names(stated),
+            eval_preprocess="",
+        )
+    with reading("preprocessor_config.json"):
+        return dataclasses.replace(settings, eval_preprocess=_preprocess(preprocessor))
 
 
 def _class_names(settings: dict[str, Any]) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.models.tokens import pixels_per_token
 from vit_jax.pretrained.description import Description
-from vit_jax.pretrained.posemb import POSEMB
+from vit_jax.pretrained.posemb import POSEMB, find_source_grid
 from vit_jax.pretrained.stored import Stored
 
 _BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/")
@@ -131,7 +130,9 @@ def infer_description(
     model = infer_model(stored.params, stored.conventions)
     pixels = pixels_per_token(model["patch_size"], model["resnet_layers"])
     if POSEMB in stored.params:
-        grid = _stored_grid(stored, grid or told_grid(stored))
+        tokens = sum(name in stored.params for name in ("cls", "dist"))
+        shape = _shape(stored.params, POSEMB, 3)
+        grid = find_source_grid(shape, (1, 1), tokens, grid or told_grid(stored))
     elif grid is None:
         size = stored.image_size or image_size
         if size is None:
@@ -168,23 +169,3 @@ def told_grid(stored: Stored) -> tuple[int, int] | None:
     if posemb is None or posemb.ndim != 3:
         return None
     return grid if posemb.shape[1] - tokens == grid[0] * grid[1] else None
-
-
-def _stored_grid(stored: Stored, grid: tuple[int, int] | None) -> tuple[int, int]:
-    """Rows and columns of the stored position embeddings."""
-    _, num_rows, _ = _shape(stored.params, POSEMB, 3)
-    num_tokens = num_rows - sum(name in stored.params for name in ("cls", "dist"))
-    if grid is None:
-        side = math.isqrt(max(num_tokens, 0))
-        if not side or side * side != num_tokens:
-            raise UserError(
-                f"{num_tokens} position embeddings are no square; give the rows and columns they "
-                "stand for (--grid, pretrained.grid)."
-            )
-        grid = (side, side)
-    if grid[0] * grid[1] != num_tokens:
-        raise UserError(
-            f"a grid of {grid[0]}x{grid[1]} asks for {grid[0] * grid[1]} position embeddings; "
-            f"there are {num_tokens}."
-        )
-    return grid

@@ -92,14 +92,13 @@ def find_source_grid(
             return grid
         raise UserError(
             f"{shape[1]} position embeddings less {num_prefix_tokens} for class tokens are no "
-            "square; give the rows and columns they stand for (pretrained.grid)."
+            "square; give the rows and columns they stand for (pretrained.grid, --grid)."
         )
     source_grid = (int(source_grid[0]), int(source_grid[1]))
     if min(source_grid) < 1 or source_grid[0] * source_grid[1] != num_tokens:
         raise UserError(
-            f"pretrained.grid={source_grid} asks for {source_grid[0] * source_grid[1]} "
-            f"position embeddings; there are {num_tokens}, besides {num_prefix_tokens} for class "
-            "tokens."
+            f"pretrained.grid={source_grid} asks for {source_grid[0] * source_grid[1]} position "
+            f"embeddings; there are {num_tokens}, besides {num_prefix_tokens} for class tokens."
         )
     return source_grid
 

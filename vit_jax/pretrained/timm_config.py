@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterable
@@ -11,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.positions import sincos2d
 from vit_jax.models.variants import HYBRIDS, SIZES
-from vit_jax.pretrained.containers import Container
 from vit_jax.pretrained.description import HALF, Description, InputSettings
 from vit_jax.pretrained.json_values import pair, positive, reading, triple
 from vit_jax.pretrained.posemb import POSEMB
+from vit_jax.pretrained.pytorch import Settings
 from vit_jax.pretrained.stored import Stored
 
 _WORDS = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
@@ -52,53 +50,31 @@ def is_timm(names: Iterable[str]) -> bool:
     return "patch_embed.proj.weight" in names and "blocks.0.attn.qkv.weight" in names
 
 
-def known_heads(container: Container) -> int | None:
-    """Number of heads of the size in `SIZES` that has this width; None if none or several have."""
-    width = next(
-        (
-            info.shape[-1]
-            for name, info in container.arrays.items()
-            if name.endswith(("cls_token", "pos_embed", "position_embeddings")) and info.shape
-        ),
-        0,
-    )
-    heads = {num_heads for size, _, _, num_heads in SIZES.values() if size == width}
-    return heads.pop() if len(heads) == 1 else None
+def read_settings(stated: dict[str, Any]) -> Settings:
+    """What timm's `config.json` says.
 
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a `config.json` of timm says."""
-
-    num_heads: int | None
-    conventions: dict[str, Any]
-    pooling: str
-    image_size: tuple[int, int] | None
-    class_names: tuple[str, ...]
-    eval_preprocess: str
-
-    @classmethod
-    def of(cls, settings: dict[str, Any]) -> Settings:
-        """Raises UserError for values of a wrong kind, or an activation that is not ours."""
-        args, inputs = settings.get("model_args") or {}, settings.get("pretrained_cfg") or {}
-        with reading(settings_file := "config.json"):
-            activation = args.get("act_layer") or "gelu"
-            if activation not in _GELUS:
-                raise UserError(
-                    f"{settings_file}: act_layer={activation!r} is none of {', '.join(_GELUS)}; "
-                    "this model computes something else than a Vision Transformer of ours."
-                )
-            size = args.get("img_size") or (inputs.get("input_size") or [None])[1:]
-            image_size = pair(size) if size else None
-            labels = settings.get("label_names") or inputs.get("label_names") or []
-            return cls(
-                num_heads=positive(args["num_heads"]) if args.get("num_heads") else None,
-                conventions={"gelu": _GELUS[activation], "layer_norm_epsilon": 1e-6},
-                pooling=str(args.get("global_pool") or settings.get("global_pool") or ""),
-                image_size=image_size,
-                class_names=tuple(str(label) for label in labels),
-                eval_preprocess=_preprocess(inputs, image_size),
+    Raises:
+      UserError: a value of a wrong kind, or an activation that is not ours.
+    """
+    with reading("config.json"):
+        args, inputs = stated.get("model_args") or {}, stated.get("pretrained_cfg") or {}
+        activation = args.get("act_layer") or "gelu"
+        if activation not in _GELUS:
+            raise UserError(
+                f"config.json: act_layer={activation!r} is none of {', '.join(_GELUS)}; this model "
+                "computes something else than a Vision Transformer of ours."
             )
+        size = args.get("img_size") or (inputs.get("input_size") or [None])[1:]
+        image_size = pair(size) if size else None
+        labels = stated.get("label_names") or inputs.get("label_names") or []
+        return Settings(
+            num_heads=positive(args["num_heads"]) if args.get("num_heads") else None,
+            conventions={"gelu": _GELUS[activation], "layer_norm_epsilon": 1e-6},
+            image_size=image_size,
+            class_names=tuple(str(label) for label in labels),
+            eval_preprocess=_preprocess(inputs, image_size),
+            pooling=str(args.get("global_pool") or stated.get("global_pool") or ""),
+        )
 
 
 def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
@@ -129,18 +105,6 @@ def check_supported(stored: Stored, pooling: str) -> None:
         raise UserError(
             f"this model has a class token and global_pool={pooling!r}, which no model here has."
         )
-
-
-def with_positions(
-    params: dict[str, np.ndarray], description: Description
-) -> dict[str, np.ndarray]:
-    """Fixed position embeddings as a parameter, for formats that know only learned ones."""
-    if POSEMB in params:
-        return params
-    table = sincos2d(description.grid, description.model["hidden_size"])
-    prefix = sum(name in params for name in ("cls", "dist"))
-    zeros = np.zeros((1, prefix, table.shape[-1]), np.float32)
-    return {**params, POSEMB: np.concatenate([zeros, table], axis=1)}  # [1, P + h*w, D]
 
 
 def architecture(description: Description) -> tuple[str, bool]:
