@@ -194,8 +194,10 @@ def parse_argument(recipe: str, argument: str) -> tuple[str, str, int]:
 
 
 def pixels_per_token(variant: str) -> int:
-    """The side of a variant's tokens in the image."""
+    """The side of a variant's tokens in the image; 1 for a ResNet, which takes any size."""
     row = {"resnet_layers": None, **get_variant(variant)}
+    if row["patch_size"] is None:
+        return 1
     return tokens.pixels_per_token(row["patch_size"], row["resnet_layers"])[0]
 
 

@@ -13,6 +13,9 @@ B: batch, T: tokens (class and distillation token first, then the grid row by ro
 | `block_3_tokens` | [T, D] | all tokens after block 3, counted from 0: the residual stream,  |
 |                  |        | before any layer norm that follows                              |
 | `block_3`        | [D]    | of these the class token, or the mean where there is none       |
+
+A ResNet (`model.name=bit`) has `logits`, `pre_logits` and `gap`, its mean over the feature map,
+which is what its head sees.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluators.stream import stream_outputs
 from vit_jax.feature_file import FeatureFile, check_name
+from vit_jax.image_range import scale_images
 from vit_jax.inference import load_model
 from vit_jax.model_inputs import (
     example_names,
@@ -41,7 +45,7 @@ from vit_jax.model_inputs import (
     input_chain,
     reader_options,
 )
-from vit_jax.objectives.classification import scale_images
+from vit_jax.models.bit import BiTResNet
 from vit_jax.sharding import create_mesh, replicated
 
 _BLOCK = re.compile(r"block_(\d+)(_tokens)?")
@@ -135,6 +139,8 @@ def extract_features(
 def available_features(module: Any) -> list[str]:
     """The features that a model has, by the names of the table above."""
     names = ["logits"] if module.num_classes else []
+    if isinstance(module, BiTResNet):
+        return [*names, "pre_logits", "gap"]
     if "dist" not in module.prefix_tokens:  # whose two heads each see a token of their own
         names.append("pre_logits")
     if module.num_layers is not None:
@@ -169,15 +175,19 @@ def feature_function(
     """`(params, batch) -> {name: float32 [B, ...]}`, to be compiled.
 
     Args:
-      module: a Vision Transformer.
+      module: a Vision Transformer or a ResNet.
       names: from `check_features`. Nothing else is kept of what the model computes.
 
     The function takes parameters in loop form and batches with an `image`, as the objectives do.
     """
     names = tuple(names)
-    captured = {_module_of(name) for name in names} - {""}
-    # Blocks one by one, so that a single one can be kept; the result is the same.
-    module = module.clone(scan=False, remat="none")
+    if isinstance(module, BiTResNet):  # both are one
+        sources = {name: "pre_logits" if name == "gap" else name for name in names}
+    else:
+        sources = {name: name for name in names}
+        # Blocks one by one, so that a single one can be kept; the result is the same.
+        module = module.clone(scan=False, remat="none")
+    captured = {_module_of(name) for name in sources.values()} - {""}
 
     def wanted(submodule: nn.Module, method: str) -> bool:
         return method == "__call__" and submodule.name in captured
@@ -191,7 +201,7 @@ def feature_function(
             mutable=["intermediates"],
         )
         kept = _outputs(state.get("intermediates", {}))
-        values = {name: _feature(module, name, kept, logits) for name in names}
+        values = {name: _feature(module, sources[name], kept, logits) for name in names}
         return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
 
     return function
@@ -222,7 +232,8 @@ def _feature(module: Any, name: str, kept: dict[str, jax.Array], logits: jax.Arr
         return logits
     output = kept[_module_of(name)]
     if name == "pre_logits":
-        return output if module.representation_size is None else nn.tanh(output)
+        has_layer = getattr(module, "representation_size", None) is not None  # a ResNet has none
+        return nn.tanh(output) if has_layer else output
     prefix = module.prefix_tokens
     if name.endswith("tokens"):
         return output  # [B, T, D]

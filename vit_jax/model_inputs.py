@@ -17,7 +17,7 @@ from vit_jax.data.folder import EXTENSIONS, FolderSource
 from vit_jax.data.preprocess import OPS, CentralCrop, Chain, Resize, ResizeSmall, parse
 from vit_jax.data.sources import CheckedSource
 from vit_jax.errors import UserError
-from vit_jax.models.tokens import pixels_per_token
+from vit_jax.models.tokens import pixels_per_token, token_grid
 from vit_jax.pretrained.description import Description
 from vit_jax.sharding import BATCH_AXES
 
@@ -74,7 +74,10 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
       UserError: the patches do not divide the images.
     """
     model = description.model
-    pixels = pixels_per_token(model["patch_size"], model["resnet_layers"])
+    patch_size = model.get("patch_size")  # a ResNet has none, and takes any size
+    pixels = (1, 1)
+    if patch_size is not None:
+        pixels = pixels_per_token(patch_size, model["resnet_layers"])
     if min(size) < 1 or size[0] % pixels[0] or size[1] % pixels[1]:
         raise UserError(
             f"--image_size={size[0]},{size[1]} does not divide into tokens of "
@@ -101,7 +104,7 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
     return dataclasses.replace(
         description,
         image_shape=(*size, before[2]),
-        grid=(size[0] // pixels[0], size[1] // pixels[1]),
+        grid=token_grid(size, patch_size, model["resnet_layers"]),
         eval_preprocess="|".join(map(spell, ops)),
     )
 

@@ -1,13 +1,13 @@
 """The ResNet of the hybrid models (paper, section 3.1 "Hybrid architecture" and 4.1).
 
 A post-activation ResNet with group normalisation and standardised convolutions, as in the
-official code. It is not the pre-activation ResNet of BiT: weights are divided by (std + 1e-5),
-and the activation follows the addition.
+official code. It is not the pre-activation ResNet of BiT (`bit.py`): weights are divided by
+(std + 1e-5), and the activation follows the addition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -30,11 +30,17 @@ def weight_standardize(kernel: jax.Array) -> jax.Array:
 
 
 class StdConv(nn.Conv):
-    """Convolution whose kernel is standardised at every call: [B, H, W, Cin] -> [B, h, w, Cout]."""
+    """Convolution whose kernel is standardised at every call: [B, H, W, Cin] -> [B, h, w, Cout].
+
+    Attributes:
+      standardize: what is done to the kernel; BiT has a form of its own.
+    """
+
+    standardize: Callable[[jax.Array], jax.Array] = weight_standardize
 
     def param(self, name: str, *args: Any, **kwargs: Any) -> Any:
         value = super().param(name, *args, **kwargs)
-        return weight_standardize(value) if name == "kernel" else value
+        return self.standardize(value) if name == "kernel" else value
 
 
 class ResidualUnit(nn.Module):

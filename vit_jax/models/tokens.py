@@ -16,10 +16,13 @@ def patch_shape(patch_size: int | tuple[int, ...]) -> tuple[int, int]:
 
 
 def pixels_per_token(
-    patch_size: int | tuple[int, int], resnet_layers: tuple[int, ...] | None
+    patch_size: int | tuple[int, int] | None, resnet_layers: tuple[int, ...] | None
 ) -> tuple[int, int]:
-    """Sides (height, width) of a token in the image: a patch, times the ResNet's down-sampling."""
-    height, width = patch_shape(patch_size)
+    """Sides (height, width) of a token in the image: a patch, times the ResNet's down-sampling.
+
+    Without patches (None) it is a ResNet alone, and a token is a place of its last feature map.
+    """
+    height, width = (1, 1) if patch_size is None else patch_shape(patch_size)
     factor = _downsampling(resnet_layers)
     return height * factor, width * factor
 
@@ -31,16 +34,20 @@ def _downsampling(resnet_layers: tuple[int, ...] | None) -> int:
 
 def token_grid(
     image_size: tuple[int, int],
-    patch_size: int | tuple[int, int],
+    patch_size: int | tuple[int, int] | None,
     resnet_layers: tuple[int, ...] | None = None,
 ) -> tuple[int, int]:
     """Rows and columns of tokens that images of (height, width) pixels give.
+
+    A ResNet alone (no `patch_size`) takes images of any size: the places of its last feature map.
 
     Raises:
       UserError: the patch does not divide the image (for a hybrid: its feature map), naming the
         nearest sizes that fit.
     """
     strides = pixels_per_token(patch_size, resnet_layers)
+    if patch_size is None:  # every convolution rounds up
+        return -(-image_size[0] // strides[0]), -(-image_size[1] // strides[1])
     for pixels, stride in zip(image_size, strides, strict=True):
         if pixels % stride or not pixels:
             below = pixels // stride * stride

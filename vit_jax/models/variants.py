@@ -2,7 +2,8 @@
 
 Sizes Ti to L and H are those of the paper (table 1) and of "How to train your ViT" (2106.10270,
 table 1); mu, M, So400m, g, G, g-opt, G-opt and e are those of big_vision and "Scaling Vision
-Transformers" (2106.04560). Hybrids follow section 4.1 of the paper and the official code.
+Transformers" (2106.04560). Hybrids follow section 4.1 of the paper and the official code; the
+ResNets are those of BiT (1912.11370), which the paper compares with (tables 3 and 6).
 """
 
 from __future__ import annotations
@@ -45,6 +46,19 @@ HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
     "R50+L/32": ("L", (3, 4, 6, 3), 1),
 }
 
+# Units per stage of the ResNets, and the width factors that there are of each.
+RESNET_UNITS: dict[str, tuple[int, ...]] = {
+    "R26": (2, 2, 2, 2),
+    "R50": (3, 4, 6, 3),
+    "R101": (3, 4, 23, 3),
+    "R152": (3, 8, 36, 3),
+    "R200": (3, 24, 36, 3),
+}
+RESNETS = (
+    *("R26x1", "R50x1", "R50x2", "R50x3", "R101x1", "R101x3"),
+    *("R152x1", "R152x2", "R152x4", "R200x3"),
+)
+
 
 def _row(size: str, patch_size: int) -> dict[str, Any]:
     hidden_size, num_layers, mlp_dim, num_heads = SIZES[size]
@@ -74,16 +88,31 @@ VARIANTS |= {
 }
 
 
+def _resnet_row(name: str) -> dict[str, Any]:
+    units, _, width_factor = name.partition("x")
+    # What only Transformers have, and no default for, is None: `create_model` leaves that out.
+    transformer = dict.fromkeys(_row("Ti", 16), None)
+    return transformer | {
+        "name": "bit",
+        "resnet_layers": RESNET_UNITS[units],
+        "resnet_width_factor": int(width_factor),
+    }
+
+
+VARIANTS |= {name: _resnet_row(name) for name in RESNETS}
+
+
 def get_variant(name: str) -> dict[str, Any]:
-    """Returns a copy of the row called `name`, such as `B/16` or `R50+L/32`.
+    """Returns a copy of the row called `name`, such as `B/16`, `R50+L/32` or `R50x1`.
 
     Raises:
-      UserError: no such row; the message lists sizes, patch sizes and hybrids.
+      UserError: no such row; the message lists sizes, patch sizes, hybrids and ResNets.
     """
     if name not in VARIANTS:
         raise UserError(
             f"unknown model variant {name!r}.{nearest(name, VARIANTS)} Known: SIZE/PATCH with SIZE "
             f"one of {', '.join(SIZES)} and PATCH one of {', '.join(map(str, PATCH_SIZES))}; "
-            f"hybrids {', '.join(HYBRIDS)}; DeiT-SIZE/16 and DeiT-distilled-SIZE/16."
+            f"hybrids {', '.join(HYBRIDS)}; ResNets {', '.join(RESNETS)}; DeiT-SIZE/16 and "
+            "DeiT-distilled-SIZE/16."
         )
     return dict(VARIANTS[name])

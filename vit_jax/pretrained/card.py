@@ -48,6 +48,7 @@ _SIZES = {
     "mlp_dim": "MLP width",
     "num_heads": "heads",
     "resnet_layers": "ResNet units per stage",
+    "resnet_width_factor": "ResNet width factor",
     "representation_size": "pre-logits width",
 }
 _CONVENTIONS = {
@@ -114,7 +115,8 @@ def write_card(
 
 def _front_matter(description: Description, format: str, license: str) -> str:
     """The YAML that Hugging Face reads."""
-    tags = ["image-classification", "vision-transformer", "vit_jax"]
+    kind = "resnet" if description.model["name"] == "bit" else "vision-transformer"
+    tags = ["image-classification", kind, "vit_jax"]
     tags += [format] if format in ("onnx", "stablehlo") else []
     lines = ["---", f"license: {license}", f"library_name: {LIBRARIES[format]}"]
     lines += ["pipeline_tag: image-classification"] if description.model["num_classes"] else []
@@ -122,6 +124,9 @@ def _front_matter(description: Description, format: str, license: str) -> str:
 
 
 def _summary(description: Description, format: str) -> str:
+    if description.model["name"] == "bit":
+        kind = "pre-activation ResNet (BiT, arXiv 1912.11370)"
+        return f"A {kind} as {_FORMAT_NAMES[format]}, written by vit_jax{_version()}."
     kind = "hybrid of ResNet and Vision Transformer"
     if description.model.get("resnet_layers") is None:
         kind = "Vision Transformer"
@@ -146,13 +151,16 @@ def _model_rows(description: Description) -> dict[str, str]:
     params = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), images)
     # Not every kind of model has every attribute.
     has = {key: getattr(module, key, None) for key in _SIZES}
+    if has["resnet_width_factor"] == 1:  # nothing is wider than usual
+        del has["resnet_width_factor"]
     shown = [f"{_SIZES[key]} {_by(value)}" for key, value in has.items() if value is not None]
     num_classes = module.num_classes
+    cells, unit = ("Tokens", "patches") if has["patch_size"] else ("Feature map", "places")
     rows = {
         "Model": f"`{description.model['name']}`: {', '.join(shown)}",
         "Parameters": f"{count_parameters(params):,}",
         "Image": f"{height} x {width} pixels (height x width), {channels} channels",
-        "Tokens": f"{description.grid[0]} x {description.grid[1]} patches",
+        cells: f"{description.grid[0]} x {description.grid[1]} {unit}",
         "Output": f"logits of {num_classes} classes" if num_classes else "representation, no head",
     }
     for key, name in _CONVENTIONS.items():

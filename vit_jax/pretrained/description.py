@@ -38,7 +38,7 @@ class Description:
     Attributes:
       model: keyword arguments of `create_model`: `name`, sizes, `classifier`, `num_classes`, ...
       image_shape: [H, W, C] of the images that the position embeddings are for.
-      grid: rows and columns of tokens.
+      grid: rows and columns of tokens; of a ResNet's last feature map, where there are none.
       class_names: one per class in the order of the logits; () where they are not known.
       eval_preprocess: ops from an image file to the model's input, see `data/preprocess.py`.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained import google, huggingface, timm, timm_config
+from vit_jax.pretrained import big_transfer, google, huggingface, timm, timm_config
 from vit_jax.pretrained.array_file import Container, read_arrays
 from vit_jax.pretrained.description import Description, InputSettings
 from vit_jax.pretrained.mapping import Row, match_rows, read_match, write_match
@@ -42,7 +42,7 @@ class Format:
 
 
 def recognise(container: Container) -> str:
-    """`google`, `timm` or `huggingface`, by the names in the file.
+    """`google`, `big_transfer`, `timm` or `huggingface`, by the names in the file.
 
     Raises:
       UserError: names of no known model.
@@ -50,6 +50,8 @@ def recognise(container: Container) -> str:
     names = set(container.arrays)
     if google.find_prefix(names) is not None:
         return "google"
+    if big_transfer.is_big_transfer(names):
+        return "big_transfer"
     if huggingface.find_prefix(names) is not None:
         return "huggingface"
     if timm_config.is_timm(names):
@@ -57,7 +59,8 @@ def recognise(container: Container) -> str:
     shown = ", ".join(list(container.arrays)[:4])
     raise UserError(
         f"{container.path} holds {len(names)} arrays ({shown}, ...), whose names are those of no "
-        "Vision Transformer known here: Google's .npz, big_vision, timm, Hugging Face ViT or DeiT."
+        "Vision Transformer or ResNet known here: Google's .npz, BiT, big_vision, timm, Hugging "
+        "Face ViT or DeiT."
     )
 
 
@@ -88,6 +91,8 @@ def read_container(
     try:
         if kind == "google":
             stored = google.read_google(container, grid=grid)
+        elif kind == "big_transfer":
+            stored = big_transfer.read_big_transfer(container)
         elif kind == "huggingface":
             told = huggingface.read_settings(settings or {}, preprocessor or {})
             heads = _choose_heads(container, num_heads, told.num_heads, default_heads)
@@ -204,6 +209,8 @@ def _write_published(
     path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> list[Path]:
     _refuse_deit(description, "npz_published")
+    if description.model["name"] == "bit":
+        return [write_arrays(path, to_names(big_transfer.ROWS, params, "npz_published"))]
     return [write_arrays(path, google.to_published(params))]
 
 
@@ -221,9 +228,18 @@ def _refuse_deit(description: Description, name: str) -> None:
         )
 
 
+def _refuse_bit(description: Description, name: str) -> None:
+    if description.model["name"] == "bit":
+        raise UserError(
+            f"--format={name} is written for Vision Transformers only; npz, npz_published, "
+            "big_vision and orbax have a place for a BiT ResNet."
+        )
+
+
 def _write_timm(
     path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> list[Path]:
+    _refuse_bit(description, "timm")
     config = timm_config.to_config(params, description, inputs)
     params = with_learned_positions(params, description)
     rows = timm.rows(stem_only=description.model["resnet_layers"] == ())
@@ -233,6 +249,7 @@ def _write_timm(
 def _write_huggingface(
     path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> list[Path]:
+    _refuse_bit(description, "huggingface")
     settings = {
         CONFIG_FILE: huggingface.to_config(description),
         PREPROCESSOR_FILE: huggingface.to_preprocessor(inputs),
@@ -262,6 +279,8 @@ def _write_folder(
 
 def lost_conventions(name: str, description: Description) -> list[str]:
     """What a reader of the format other than ours will not know of the model, in sentences."""
+    if description.model["name"] == "bit":
+        return []  # it has none of what follows
     gelu, epsilon = (description.model[key] for key in ("gelu", "layer_norm_epsilon"))
     notes = []
     if name in ("npz_published", "big_vision", "npz") and gelu != "tanh":

@@ -23,6 +23,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.pretrained.array_file import Container, read_arrays
+from vit_jax.pretrained.mismatch import BIT_STEM_KERNEL, PATCH_KERNEL, STEM_KERNEL
 from vit_jax.pretrained.posemb import POSEMB
 from vit_jax.pretrained.stored import Stored
 from vit_jax.tree import flatten_names, unflatten_names, unstack_blocks
@@ -36,10 +37,11 @@ _PRE_LINEN = {
     "MlpBlock_3": "MlpBlock_0",
 }
 _LINEN = {new: old for old, new in _PRE_LINEN.items()}
-_GROUP_NORM = re.compile(r"(?:.*/)?gn(?:\d+|_root|_proj)/(?:scale|bias)")
+_GROUP_NORM = re.compile(r"(?:.*/)?(?:gn(?:\d+|_root|_proj)|norm-pre-head)/(?:scale|bias)")
 _MAP_HEAD_PARTS = ("probe", "MultiHeadDotProductAttention_0", "LayerNorm_0", "MlpBlock_0")
 # The rest of a train state that lies in the same file as the parameters.
 _TRAIN_STATE = re.compile(r"(?:opt|optimizer|opt_state|state|chrono|extra|step|epoch)(?:/.*)?")
+_IMAGE_KERNELS = (PATCH_KERNEL, STEM_KERNEL, BIT_STEM_KERNEL)
 CONVENTIONS = {"gelu": "tanh", "layer_norm_epsilon": 1e-6}
 
 
@@ -47,7 +49,7 @@ def find_prefix(names: Iterable[str]) -> str | None:
     """What stands before the parameters' names, or None where there are no such parameters."""
     names = set(names)
     for prefix in PREFIXES:
-        if f"{prefix}embedding/kernel" in names or f"{prefix}conv_root/kernel" in names:
+        if any(f"{prefix}{kernel}" in names for kernel in _IMAGE_KERNELS):
             return prefix
     return None
 
@@ -151,6 +153,8 @@ def _place_posemb(stored: Stored, taken: dict[str, str], grid: tuple[int, int] |
 
 
 def _convention(stored: Stored) -> None:
+    if BIT_STEM_KERNEL in stored.params:
+        return
     stored.conventions = dict(CONVENTIONS)
     # Only big_vision has models with fixed positions; elsewhere the array is missing.
     if stored.format == "big_vision" and POSEMB not in stored.params:
@@ -159,12 +163,16 @@ def _convention(stored: Stored) -> None:
 
 def to_published(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Flat names of ours -> those of the published files."""
-    arrays = {}
-    for name, array in params.items():
-        if _GROUP_NORM.fullmatch(name):
-            array = array.reshape(1, 1, 1, -1)  # [1, 1, 1, C]
-        arrays[_rename_blocks(name, _LINEN)] = array
-    return arrays
+    arrays = _with_long_norms(params)
+    return {_rename_blocks(name, _LINEN): array for name, array in arrays.items()}
+
+
+def _with_long_norms(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Group norms as [1, 1, 1, C]."""
+    return {
+        name: array.reshape(1, 1, 1, -1) if _GROUP_NORM.fullmatch(name) else array
+        for name, array in params.items()
+    }
 
 
 def to_big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -181,4 +189,6 @@ def to_big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             if row.any():
                 params["cls"] = params["cls"] + row
         params["pos_embedding"] = posemb
+    if BIT_STEM_KERNEL in params:  # of the two ResNets there only this one keeps its norms so
+        params = _with_long_norms(params)
     return {f"params/{name}": array for name, array in params.items()}

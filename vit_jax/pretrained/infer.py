@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.models.tokens import pixels_per_token
+from vit_jax.models.tokens import pixels_per_token, token_grid
 from vit_jax.pretrained.description import Description
+from vit_jax.pretrained.mismatch import BIT_STEM_KERNEL, PATCH_KERNEL, image_kernel
 from vit_jax.pretrained.posemb import POSEMB, find_source_grid
 from vit_jax.pretrained.stored import Stored
 
@@ -30,6 +31,15 @@ def infer_model(params: Mapping[str, Any], conventions: Mapping[str, Any]) -> di
       UserError: an array without which no Vision Transformer is, is missing, or blocks or units
         are not numbered from the first on.
     """
+    if BIT_STEM_KERNEL in params:
+        return {
+            "name": "bit",
+            "patch_size": None,
+            "resnet_layers": _resnet_layers(params),
+            "resnet_width_factor": _resnet_width(params),
+            "head_bias_init": 0.0,
+            "num_classes": _width(params, "head") or 0,
+        }
     embedding = _shape(params, "embedding/kernel", 4)
     blocks = {int(match[1]) for name in params if (match := _BLOCK.match(name))}
     _check_numbers("Transformer/encoderblock_", blocks, 0)
@@ -49,6 +59,7 @@ def infer_model(params: Mapping[str, Any], conventions: Mapping[str, Any]) -> di
         "num_heads": num_heads,
         "dropout_rate": 0.0,
         "attention_dropout_rate": 0.0,
+        "stochastic_depth_rate": 0.0,
         "representation_size": _width(params, "pre_logits"),
         "classifier": "token" if "cls" in params else "map" if has_pooling else "gap",
         "head_bias_init": 0.0,
@@ -88,7 +99,7 @@ def _check_numbers(prefix: str, numbers: set[int], first: int) -> None:
 
 
 def _resnet_layers(params: Mapping[str, Any]) -> tuple[int, ...] | None:
-    if "conv_root/kernel" not in params:
+    if image_kernel(params) == PATCH_KERNEL:
         return None
     units: dict[int, set[int]] = {}
     for name in params:
@@ -101,11 +112,12 @@ def _resnet_layers(params: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _resnet_width(params: Mapping[str, Any]) -> int:
-    if "conv_root/kernel" not in params:
+    stem = image_kernel(params)
+    if stem == PATCH_KERNEL:
         return 1
-    width, rest = divmod(_shape(params, "conv_root/kernel", 4)[-1], 64)
+    width, rest = divmod(_shape(params, stem, 4)[-1], 64)
     if rest or not width:
-        raise UserError("conv_root/kernel does not have a multiple of 64 channels.")
+        raise UserError(f"{stem} does not have a multiple of 64 channels.")
     return width
 
 
@@ -120,7 +132,7 @@ def infer_description(
     Args:
       stored: a file's parameters.
       grid: rows and columns of its tokens, where they are no square and nothing tells them.
-      image_size: [height, width], where the positions are computed and nothing tells it.
+      image_size: [height, width], where no positions are stored and nothing tells it.
 
     Raises:
       UserError: sizes cannot be told, or contradict each other.
@@ -128,22 +140,20 @@ def infer_description(
     if stored.description is not None:
         return stored.description
     model = infer_model(stored.params, stored.conventions)
-    pixels = pixels_per_token(model["patch_size"], model["resnet_layers"])
-    if POSEMB in stored.params:
-        tokens = sum(name in stored.params for name in ("cls", "dist"))
-        shape = _shape(stored.params, POSEMB, 3)
-        grid = find_source_grid(shape, (1, 1), tokens, grid or told_grid(stored))
-    elif grid is None:
-        size = stored.image_size or image_size
-        if size is None:
-            raise UserError(
-                "the position embeddings are computed, so the file does not tell the size of its "
-                "images; give it (--image_size)."
-            )
-        grid = (size[0] // pixels[0], size[1] // pixels[1])
-    height, width = grid[0] * pixels[0], grid[1] * pixels[1]
-    kernel = "embedding/kernel" if model["resnet_layers"] is None else "conv_root/kernel"
-    num_channels = _shape(stored.params, kernel, 4)[2]
+    if model["patch_size"] is None:
+        height, width = _told_size(stored, image_size)
+        grid = token_grid((height, width), None, model["resnet_layers"])
+    else:
+        pixels = pixels_per_token(model["patch_size"], model["resnet_layers"])
+        if POSEMB in stored.params:
+            tokens = sum(name in stored.params for name in ("cls", "dist"))
+            shape = _shape(stored.params, POSEMB, 3)
+            grid = find_source_grid(shape, (1, 1), tokens, grid or told_grid(stored))
+        elif grid is None:
+            size = _told_size(stored, image_size)
+            grid = (size[0] // pixels[0], size[1] // pixels[1])
+        height, width = grid[0] * pixels[0], grid[1] * pixels[1]
+    num_channels = _shape(stored.params, image_kernel(stored.params), 4)[2]
     size_text = f"{height}" if height == width else f"({height}, {width})"
     names = stored.class_names if len(stored.class_names) == model["num_classes"] else ()
     return Description(
@@ -153,6 +163,17 @@ def infer_description(
         class_names=names,
         eval_preprocess=stored.eval_preprocess or f"official_eval({size_text})",
     )
+
+
+def _told_size(stored: Stored, image_size: tuple[int, int] | None) -> tuple[int, int]:
+    """[height, width] where no array tells it: positions are computed, or the model has none."""
+    size = stored.image_size or image_size
+    if size is None:
+        raise UserError(
+            "no position embeddings are stored, so the file does not tell the size of its images; "
+            "give it (--image_size)."
+        )
+    return size
 
 
 def told_grid(stored: Stored) -> tuple[int, int] | None:

@@ -3,7 +3,8 @@
 A `Row` says which arrays of ours are which arrays of theirs, and how one becomes the other. The
 same table serves the reader and the writer, so that they are each other's inverse by construction.
 
-Names are templates: `{i}` stands for a number, `{i-1}` for the number before it.
+Names are templates: `{i}` stands for a number, `{i-1}` for the number before it, and `{i:02}` for a
+number written with two digits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from vit_jax.errors import UserError
 
 Arrays = tuple[np.ndarray, ...]
-_PLACEHOLDER = re.compile(r"\{(\w)([+-]\d+)?\}")
+_PLACEHOLDER = re.compile(r"\{(\w)([+-]\d+)?(?::0(\d))?\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,10 +105,11 @@ def norm(ours: str, theirs: str) -> tuple[Row, Row]:
 def _regex(template: str) -> re.Pattern[str]:
     parts = _PLACEHOLDER.split(template)
     pattern = ""
-    for position in range(0, len(parts), 3):
+    for position in range(0, len(parts), 4):
         pattern += re.escape(parts[position])
         if position + 1 < len(parts):
-            pattern += r"(0|[1-9]\d*)"
+            digits = parts[position + 3]
+            pattern += rf"(\d{{{digits}}})" if digits else r"(0|[1-9]\d*)"
     return re.compile(pattern)
 
 
@@ -118,13 +120,16 @@ def _bindings(template: str, name: str) -> dict[str, int] | None:
         return None
     values: dict[str, int] = {}
     placeholders = _PLACEHOLDER.findall(template)
-    for (letter, offset), text in zip(placeholders, match.groups(), strict=True):
+    for (letter, offset, _), text in zip(placeholders, match.groups(), strict=True):
         values[letter] = int(text) - int(offset or 0)
     return values
 
 
 def _fill(template: str, values: dict[str, int]) -> str:
-    return _PLACEHOLDER.sub(lambda m: str(values[m[1]] + int(m[2] or 0)), template)
+    def number(match: re.Match[str]) -> str:
+        return str(values[match[1]] + int(match[2] or 0)).zfill(int(match[3] or 1))
+
+    return _PLACEHOLDER.sub(number, template)
 
 
 @dataclasses.dataclass(frozen=True)

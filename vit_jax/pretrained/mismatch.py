@@ -11,10 +11,11 @@ from vit_jax.pretrained.report import list_names
 
 PATCH_KERNEL = "embedding/kernel"
 STEM_KERNEL = "conv_root/kernel"  # of a hybrid
+BIT_STEM_KERNEL = f"root_block/{STEM_KERNEL}"
 HEADS = ("head/", "head_dist/")
 TOKENS = ("cls", "dist")  # in the order in which they stand before the grid
 
-_STEM_WIDTH = 64  # of a hybrid's stem, at width factor 1
+_STEM_WIDTH = 64  # of a ResNet's stem, at width factor 1
 _BLOCK = "Transformer/encoderblock_0/"
 _BLOCK_INDEX = re.compile(r"^Transformer/encoderblock_(\d+)/")
 _UNIT = re.compile(r"^block(\d+)/unit(\d+)/")
@@ -22,7 +23,8 @@ _UNIT = re.compile(r"^block(\d+)/unit(\d+)/")
 
 def image_kernel(like: Collection[str]) -> str:
     """Name of the convolution that reads the image."""
-    return STEM_KERNEL if STEM_KERNEL in like else PATCH_KERNEL
+    stems = [name for name in (BIT_STEM_KERNEL, STEM_KERNEL) if name in like]
+    return stems[0] if stems else PATCH_KERNEL
 
 
 def has_group(names: Collection[str], prefix: str) -> bool:
@@ -113,6 +115,9 @@ def _ways_out_of_options(shapes: Shapes, needed: Shapes) -> list[str]:
 
 def _ways_out_of_sizes(shapes: Shapes, needed: Shapes) -> list[str]:
     """For what only another model can resolve."""
+    if (BIT_STEM_KERNEL in shapes) != (BIT_STEM_KERNEL in needed):
+        name = "bit" if BIT_STEM_KERNEL in shapes else "vit or deit"
+        return [f"model.name={name}, which the file is of, and its sizes"]
     before, after = _sizes(shapes), _sizes(needed)
     ways = [
         f"model.{key}={before[key]} (now {after[key]})"
@@ -141,8 +146,9 @@ def _sizes(shapes: Shapes) -> dict[str, Any]:
         if match := _UNIT.match(name):
             stage, unit = int(match[1]), int(match[2])
             units[stage] = max(units.get(stage, 0), unit)
-    is_hybrid = STEM_KERNEL in shapes
-    width = _dimension(shapes, STEM_KERNEL, 4, 3)
+    stem = image_kernel(shapes)
+    has_resnet = stem != PATCH_KERNEL
+    width = _dimension(shapes, stem, 4, 3) if has_resnet else None
     return {
         "hidden_size": _dimension(shapes, PATCH_KERNEL, 4, 3),
         "num_layers": max(blocks) + 1 if blocks else None,
@@ -150,7 +156,7 @@ def _sizes(shapes: Shapes) -> dict[str, Any]:
         "num_heads": _dimension(
             shapes, f"{_BLOCK}MultiHeadDotProductAttention_0/query/kernel", 3, 1
         ),
-        "resnet_layers": tuple(units[stage] for stage in sorted(units)) if is_hybrid else None,
+        "resnet_layers": tuple(units[stage] for stage in sorted(units)) if has_resnet else None,
         "resnet_width_factor": (width or _STEM_WIDTH) // _STEM_WIDTH,
         "representation_size": _dimension(shapes, "pre_logits/kernel", 2, 1),
     }

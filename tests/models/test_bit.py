@@ -1,0 +1,250 @@
+"""The BiT ResNets against big_vision's numbers, and what those do not show."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import default
+from tests import golden
+from vit_jax.errors import UserError
+from vit_jax.models import bit
+from vit_jax.models.create import create_model
+from vit_jax.models.tokens import token_grid
+from vit_jax.models.variants import RESNETS, VARIANTS, get_variant
+from vit_jax.tree import count_parameters, flatten_names
+
+TINY: dict[str, Any] = {**VARIANTS["R50x1"], "resnet_layers": (1, 1), "num_classes": 5}
+IMAGES = golden.images(2, 20, 17)
+
+# Parameters with 1000 classes (timm's models of these names have as many). R26x1 was not
+# published, and is the sum of its layers' sizes.
+COUNTS = {
+    "R50x1": 25_549_352,
+    "R50x2": 97_988_712,
+    "R50x3": 217_319_080,
+    "R101x1": 44_541_480,
+    "R101x3": 387_934_888,
+    "R152x1": 60_185_128,
+    "R152x2": 236_335_208,
+    "R152x4": 936_533_224,
+    "R200x3": 568_633_000,
+}
+
+
+def fan_in_params(model: Any, images: np.ndarray = IMAGES) -> Any:
+    flat = flatten_names(golden.abstract_params(model, images.shape))
+    return golden.params({name: leaf.shape for name, leaf in flat.items()}, "fanin")
+
+
+@functools.cache
+def capturing(model: Any) -> Any:
+    """Compiled once per model and shape of the images."""
+    return jax.jit(
+        lambda p, x: model.apply({"params": p}, x, train=False, capture_intermediates=True)
+    )
+
+
+def captured(model: Any, params: Any, images: np.ndarray) -> tuple[jax.Array, dict[str, Any]]:
+    """Logits, and what every submodule gave, by its name."""
+    logits, state = capturing(model)(params, images)
+    return logits, by_module(state)
+
+
+def by_module(state: Any) -> dict[str, Any]:
+    flat = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state["intermediates"]):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        flat[name.rpartition("__call__")[0].rstrip("/")] = leaf
+    return flat
+
+
+@pytest.mark.parametrize("recipe", golden.RECIPES)
+def test_numbers_of_big_vision(recipe: str) -> None:
+    """Noise between one core and two is 1.1e-5; a zero-padded max-pooling is off by 2e-3."""
+    model = create_model(**VARIANTS["R50x1"], num_classes=10)
+    names = golden.table("bit_names")["bit_paper R50x1"]["params"]
+    theirs = {name: tuple(shape) for name, shape in names.items()}
+    flat = flatten_names(golden.abstract_params(model))
+    # Their norms have shape [1, 1, 1, C].
+    assert {
+        name: (1, 1, 1, *leaf.shape) if "gn" in name or "norm" in name else leaf.shape
+        for name, leaf in flat.items()
+    } == theirs
+    params = golden.params({name: leaf.shape for name, leaf in flat.items()}, recipe)
+    logits, values = captured(model, params, golden.images(2, 224, 224))
+    key = f"bit_paper R50x1|{recipe}"
+    if key in golden.arrays("bit_logits"):
+        np.testing.assert_allclose(logits, golden.arrays("bit_logits")[key], rtol=0, atol=5e-5)
+    values |= {"logits": logits, "stem": values["root_block"]}
+    values |= {"norm_pre_head": values["norm-pre-head"]}
+    for name in ("stem", "norm_pre_head", "pre_logits", "logits"):
+        mean, std = golden.table("bit_detail")[key][name]["mean_std"]
+        value = np.asarray(values[name], np.float64)
+        assert value.mean() == pytest.approx(mean, abs=1e-5 * std), name
+        assert value.std() == pytest.approx(std, rel=1e-5), name
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts(name: str) -> None:
+    model = create_model(**get_variant(name), num_classes=1000)
+    assert count_parameters(golden.abstract_params(model, (1, 32, 32, 3))) == COUNTS[name]
+
+
+def test_the_models_of_the_papers_tables_are_there() -> None:
+    assert {"R50x1", "R50x2", "R101x1", "R152x1", "R152x2", "R200x3"} <= set(RESNETS)  # 3 and 6
+    assert {*COUNTS, "R26x1"} == set(RESNETS)
+    with pytest.raises(UserError, match=r"ResNets R26x1, R50x1.*|Did you mean 'R50x1'"):
+        get_variant("R50")
+
+
+def test_epsilons_stand_where_bit_has_them() -> None:
+    """No golden number sees them: pixels are large, and kernels too."""
+    kernel = np.random.default_rng(0).normal(size=(3, 3, 8, 4)).astype(np.float32)
+    for scale in (1.0, 1e-5):  # a variance of 1e-10 is as large as epsilon
+        centred = scale * (kernel - kernel.mean((0, 1, 2), keepdims=True))
+        expected = centred / np.sqrt(centred.var((0, 1, 2), keepdims=True) + 1e-10)
+        np.testing.assert_allclose(
+            bit.weight_standardize(jnp.asarray(kernel * scale)), expected, rtol=0, atol=1e-4
+        )
+    model = create_model(**TINY)
+    images = np.float32(1e-3) * IMAGES  # the stem's output then has a variance of some 1e-5
+    _, values = captured(model, fan_in_params(model), images)
+    x = np.asarray(values["root_block"])
+    groups = x.reshape(2, -1, 32, 2)  # [B, h*w, groups, C/groups]
+    assert 1e-6 < groups.var() < 1e-4
+    mean, var = (f((1, 3), keepdims=True) for f in (groups.mean, groups.var))
+    normed = ((groups - mean) / np.sqrt(var + 1e-5)).reshape(x.shape)
+    gn1 = flatten_names(fan_in_params(model))
+    scale, bias = (gn1[f"block1/unit01/gn1/{name}"][None, None, None] for name in ("scale", "bias"))
+    np.testing.assert_allclose(
+        values["block1/unit01/gn1"], normed * scale + bias, rtol=0, atol=1e-3
+    )
+
+
+def loss_and_grads(model: Any, params: Any) -> tuple[jax.Array, dict[str, Any]]:
+    def loss(p: Any) -> jax.Array:
+        return jnp.sum(model.apply({"params": p}, IMAGES, train=True) ** 2)
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(params)
+    return value, flatten_names(grads)
+
+
+def test_every_parameter_learns_and_remat_changes_no_number() -> None:
+    sizes = {**TINY, "resnet_layers": (1,)}
+    plain, full = create_model(**sizes), create_model(**sizes, remat="full")
+    assert plain.remat != full.remat
+    params = fan_in_params(plain)
+    value, grads = loss_and_grads(plain, params)
+    again, grads_again = loss_and_grads(full, params)
+    assert float(again) == pytest.approx(float(value), rel=1e-5)
+    assert grads.keys() == grads_again.keys()
+    for name, grad in grads.items():
+        assert np.isfinite(grad).all(), name
+        assert np.abs(grad).max() > 0, name
+        # Sums in another order.
+        atol = 1e-4 * np.abs(grad).max()
+        np.testing.assert_allclose(grads_again[name], grad, rtol=0, atol=atol, err_msg=name)
+
+
+def test_remat_keeps_the_units_inputs_only() -> None:
+    def saved(remat: str) -> int:
+        model = create_model(**{**TINY, "resnet_layers": (4,)}, remat=remat)
+        params = golden.abstract_params(model, IMAGES.shape)
+        _, vjp = jax.eval_shape(
+            lambda p: jax.vjp(lambda q: model.apply({"params": q}, IMAGES, train=True), p), params
+        )
+        return sum(leaf.size for leaf in jax.tree.leaves(vjp))
+
+    # Beside the parameters themselves, 87 % of what is saved are activations inside the units.
+    assert saved("full") < 0.75 * saved("none")
+
+
+def test_every_intermediate_has_the_compute_dtype() -> None:
+    """bfloat16 in every layer; parameters, the mean over places and logits stay float32."""
+    model = create_model(**TINY, dtype="bfloat16")
+    params = golden.abstract_params(model, IMAGES.shape)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float32"}
+    logits, state = jax.eval_shape(capturing(model), params, IMAGES)
+    assert logits.dtype == jnp.float32
+    values = by_module(state)
+    for name, value in values.items():
+        in_float32 = name in ("", "head", "pre_logits")
+        assert value.dtype == (jnp.float32 if in_float32 else jnp.bfloat16), name
+    assert len(values) > 20
+    low, _ = captured(model, fan_in_params(model), IMAGES)
+    logits, _ = captured(create_model(**TINY), fan_in_params(model), IMAGES)
+    difference = np.abs(np.asarray(low) - np.asarray(logits)).max()
+    assert 0 < difference < 0.05  # 2^-8 of a unit-variance value, times a few layers
+
+
+def test_initialisation_head_and_representation() -> None:
+    model = create_model(**TINY, head_bias_init=-10.0)
+    init = jax.jit(lambda rng: model.init(rng, IMAGES, train=False)["params"])
+    flat = flatten_names(init(jax.random.key(0)))
+    assert not np.any(flat["head/kernel"])
+    np.testing.assert_array_equal(flat["head/bias"], -10.0)
+    model, features = create_model(**TINY), create_model(**{**TINY, "num_classes": 0})
+    params = fan_in_params(model)
+    assert {"head", *fan_in_params(features)} == set(params)
+    logits, _ = captured(model, params, IMAGES)
+    x, _ = captured(features, {k: v for k, v in params.items() if k != "head"}, IMAGES)
+    assert (x.shape, x.dtype) == ((2, 512), jnp.float32)
+    expected = x @ params["head"]["kernel"] + params["head"]["bias"][None]
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (17, 33), (224, 160), (1, 7)])
+def test_any_size_and_the_grid_that_it_gives(size: tuple[int, int]) -> None:
+    layers = (1, 1, 1)
+    model = create_model(**{**TINY, "resnet_layers": layers})
+    images = jnp.zeros((1, *size, 4))
+    _, state = jax.eval_shape(
+        lambda: model.init_with_output(
+            jax.random.key(0), images, train=False, capture_intermediates=True
+        )
+    )
+    value = state["intermediates"]["norm-pre-head"]["__call__"][0]
+    assert value.shape[1:3] == token_grid(size, None, layers)
+
+
+def test_the_configs_model_section_is_that_of_all_models() -> None:
+    """Recipes set `config.model = VARIANTS[...]` over the defaults, whatever the model."""
+    config = default.get_config()
+    config.model.update(get_variant("R50x1"))
+    assert create_model(**config.model, num_classes=3) == create_model(
+        **get_variant("R50x1"), num_classes=3
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("hidden_size", 192, "must be None"),
+        ("patch_size", 16, "must be None"),
+        ("dropout_rate", 0.1, "leave it at 0.0"),
+        ("classifier", "map", "leave it at 'token'"),
+        ("gelu", "exact", "leave it at 'tanh'"),
+        ("representation_size", 64, "leave it at None"),
+        ("scan", True, "leave it at False"),
+        ("remat", "dots", "Known: none, full"),
+        ("resnet_layers", None, "units of each stage"),
+        ("resnet_layers", (), "units of each stage"),
+        ("resnet_layers", (3, 0), "units of each stage"),
+        ("resnet_width_factor", 0, "at least 1"),
+        ("resnet_widths", 2, "Did you mean 'resnet_width_factor'"),
+    ],
+)
+def test_what_a_resnet_cannot_do_is_named(key: str, value: Any, message: str) -> None:
+    with pytest.raises(UserError, match=f"model.{key}.*{message}"):
+        create_model(**{**TINY, key: value})
+
+
+def test_a_transformer_is_not_made_of_a_resnets_row() -> None:
+    with pytest.raises(UserError, match="model.patch_size=None"):
+        create_model(**{**TINY, "name": "vit"})

@@ -1,0 +1,192 @@
+"""The ResNets that the paper compares with: "Big Transfer" (BiT, arXiv 1912.11370).
+
+Pre-activation ResNets with group normalisation and standardised convolutions (paper, section 4.1,
+"ResNet (BiT)"). Numbers and parameter names are those of big_vision's `bit_paper`. The ResNet of
+the hybrids in `resnet.py` is another one: there norms and activations follow the convolutions, and
+epsilons and padding differ.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, check_known
+from vit_jax.models.resnet import StdConv
+from vit_jax.models.vit import IdentityLayer
+
+GROUP_NORM_EPSILON = 1e-5
+WEIGHT_STANDARDIZATION_EPSILON = 1e-10
+STEM_WIDTH = 64  # channels of the stem, and of the first stage's bottleneck, at width factor 1
+# Convolutions are not what the Transformer's other policies know how to save.
+REMAT = ("none", "full")
+
+
+def weight_standardize(kernel: jax.Array) -> jax.Array:
+    """Zero mean and unit variance per output channel: [kh, kw, Cin, Cout] -> the same shape.
+
+    Epsilon is added to the variance, below the root.
+    """
+    axes = tuple(range(kernel.ndim - 1))
+    centred = kernel - jnp.mean(kernel, axis=axes, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=axes, keepdims=True)
+    return centred / jnp.sqrt(variance + WEIGHT_STANDARDIZATION_EPSILON)
+
+
+def _conv(features: int, size: int, stride: int, dtype: Any, name: str) -> nn.Module:
+    """A standardised convolution with the same padding on both sides, as in PyTorch."""
+    margin = size // 2
+    return StdConv(
+        features,
+        (size, size),
+        (stride, stride),
+        padding=((margin, margin), (margin, margin)),
+        use_bias=False,
+        dtype=dtype,
+        name=name,
+        standardize=weight_standardize,
+    )
+
+
+def _norm(dtype: Any, name: str) -> nn.GroupNorm:
+    # Flax takes mean and variance in float32 whatever `dtype` is.
+    return nn.GroupNorm(num_groups=32, epsilon=GROUP_NORM_EPSILON, dtype=dtype, name=name)
+
+
+class RootBlock(nn.Module):
+    """The stem, without norm or activation: [B, H, W, C] -> [B, H/4, W/4, features]."""
+
+    features: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = _conv(self.features, 7, 2, self.dtype, "conv_root")(x)  # [B, H/2, W/2, features]
+        # Padded with minus infinity, as big_vision has it. BiT's first code pads with zeros, which
+        # changes the values along the border where all of a window are negative.
+        return nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))  # [B, H/4, W/4, features]
+
+
+class ResidualUnit(nn.Module):
+    """Pre-activation bottleneck: [B, H, W, C] -> [B, H/s, W/s, 4 * features] for stride s.
+
+    a = relu(gn1(x)); out = shortcut + conv3(relu(gn3(conv2(relu(gn2(conv1(a))))))), where the
+    shortcut is x, or a projection of a where the shape changes.
+    """
+
+    features: int
+    stride: int = 1
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        conv = functools.partial(_conv, dtype=self.dtype)
+        features_out = 4 * self.features
+        y = nn.relu(_norm(self.dtype, "gn1")(x))  # [B, H, W, C]
+        shortcut = x
+        if x.shape[-1] != features_out or self.stride != 1:
+            shortcut = conv(features_out, 1, self.stride, name="conv_proj")(y)  # [B, H/s, W/s, 4F]
+        y = conv(self.features, 1, 1, name="conv1")(y)  # [B, H, W, F]
+        y = nn.relu(_norm(self.dtype, "gn2")(y))
+        y = conv(self.features, 3, self.stride, name="conv2")(y)  # [B, H/s, W/s, F]
+        y = nn.relu(_norm(self.dtype, "gn3")(y))
+        y = conv(features_out, 1, 1, name="conv3")(y)  # [B, H/s, W/s, 4F]
+        return shortcut + y
+
+
+class Stage(nn.Module):
+    """`num_units` units, the first with stride: [B, H, W, C] -> [B, H/s, W/s, 4 * features]."""
+
+    num_units: int
+    features: int
+    first_stride: int
+    remat: str = "none"
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        # Saves the input of each unit only.
+        unit = nn.remat(ResidualUnit) if self.remat == "full" else ResidualUnit
+        for i in range(self.num_units):
+            stride = self.first_stride if i == 0 else 1
+            x = unit(self.features, stride, dtype=self.dtype, name=f"unit{i + 1:02}")(x)
+        return x
+
+
+class BiTResNet(nn.Module):
+    """Images to logits, [B, H, W, C] -> [B, num_classes] float32; images of any size.
+
+    Attributes:
+      num_classes: number of logits; 0 returns the representation instead, [B, D] with
+        D = 256 * resnet_width_factor * 2 ** (number of stages - 1).
+      resnet_layers: units per stage, such as (3, 4, 6, 3) of an R50.
+      resnet_width_factor: multiplies all channels, the 3 in R50x3.
+      head_bias_init: constant; -10 where the loss is a sigmoid over many classes.
+      remat: `none`, or `full`, which computes each unit again in the backward pass.
+      dtype: of the computation; parameters, norms' statistics, the mean over the feature map and
+        the logits are float32.
+    """
+
+    num_classes: int
+    resnet_layers: tuple[int, ...]
+    resnet_width_factor: int = 1
+    head_bias_init: float = 0.0
+    remat: str = "none"
+    dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        check_known("model.remat", self.remat, REMAT)
+        layers = self.resnet_layers
+        if not isinstance(layers, tuple) or not layers or not all(_is_count(n) for n in layers):
+            raise UserError(
+                f"model.resnet_layers={layers!r} must be the units of each stage of "
+                "model.name='bit', such as (3, 4, 6, 3) for an R50."
+            )
+        if not _is_count(self.resnet_width_factor):
+            raise UserError(
+                f"model.resnet_width_factor={self.resnet_width_factor!r} must be an int of at "
+                "least 1."
+            )
+        super().__post_init__()
+
+    @property
+    def classifier(self) -> str:
+        """What the head sees, in the words of `VisionTransformer`: the mean over all places."""
+        return "gap"
+
+    @nn.compact
+    def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
+        """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32; `train` changes nothing."""
+        width = STEM_WIDTH * self.resnet_width_factor
+        x = jnp.asarray(images, self.dtype)
+        x = RootBlock(width, self.dtype, name="root_block")(x)  # [B, H/4, W/4, C']
+        for i, num_units in enumerate(self.resnet_layers):
+            stage = Stage(
+                num_units,
+                width * 2**i,
+                first_stride=1 if i == 0 else 2,
+                remat=self.remat,
+                dtype=self.dtype,
+                name=f"block{i + 1}",
+            )
+            x = stage(x)  # [B, H/d, W/d, D], d = 4 * 2**i
+        x = nn.relu(_norm(self.dtype, "norm-pre-head")(x))
+        x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
+        x = IdentityLayer(name="pre_logits")(x)
+        if not self.num_classes:
+            return x
+        head = nn.Dense(
+            self.num_classes,
+            kernel_init=nn.initializers.zeros_init(),
+            bias_init=nn.initializers.constant(self.head_bias_init),
+            name="head",
+        )
+        return head(x)  # [B, K]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
