@@ -22,18 +22,35 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_speed_leaves_out_compilation_and_pauses_and_the_eta_does_not(clock: Clock) -> None:
-    progress = Progress(start_step=0, total_steps=101, batch_size=10, elapsed=7.0)
+    earlier = {"elapsed_seconds": 7.0, "evaluation_seconds": 2.0}
+    progress = Progress(
+        start_step=0,
+        total_steps=101,
+        batch_size=10,
+        earlier=earlier,
+        every_steps={"evaluate test": 50, "save": 30},
+        guessed_images={"evaluate test": 100.0},
+        flops_per_second=1000.0,
+        flops_per_image=30.0,
+    )
     clock.now += 30.0
     assert progress.first_step_done(1) == 30.0
     assert "images_per_second" not in progress.report(1)
     clock.now += 50.0  # 50 steps of one second
-    with progress.pause():
+    # 50 steps of a second, and two evaluations that are guessed to take as long as 100 images.
+    assert progress.report(51)["eta_seconds"] == pytest.approx(50.0 + 2 * 10.0)
+    with progress.book("evaluation", "evaluate test"):
         clock.now += 25.0
-    report = progress.report(51)
+    clock.now += 10.0
+    report = progress.report(61)
     assert report["images_per_second"] == pytest.approx(10.0)
-    assert report["elapsed_seconds"] == pytest.approx(7.0 + 105.0)
-    # 50 steps and their share of evaluation are left, but no compilation.
-    assert report["eta_seconds"] == pytest.approx(75.0, rel=0.03)
+    assert report["mfu"] == pytest.approx(10.0 * 30.0 / 1000.0)
+    assert report["elapsed_seconds"] == pytest.approx(7.0 + 115.0)
+    assert report["compile_seconds"] == pytest.approx(30.0)
+    assert report["evaluation_seconds"] == pytest.approx(2.0 + 25.0)
+    # Two more evaluations of 25 s: at 100, and after the last step. Nothing is known of saves.
+    assert report["eta_seconds"] == pytest.approx(40.0 + 2 * 25.0)
+    progress.close()
 
 
 @pytest.mark.parametrize(

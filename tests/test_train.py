@@ -15,7 +15,8 @@ from ml_collections import ConfigDict
 from tests import fixtures_data, tiny
 from vit_jax.checkpoint import CheckpointManager, restore_params
 from vit_jax.errors import UserError
-from vit_jax.train import TrainingDivergedError, train_and_evaluate
+from vit_jax.train import train_and_evaluate
+from vit_jax.train_log import TrainingDivergedError
 from vit_jax.tree import flatten_names
 from vit_jax.writers import read_metrics
 

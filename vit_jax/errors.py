@@ -28,3 +28,7 @@ def check_known(key: str, value: object, known: Iterable[str]) -> None:
         raise UserError(
             f"{key}={value!r} is unknown.{nearest(str(value), known)} Known: {', '.join(known)}."
         )
+
+
+class PreemptedError(Exception):
+    """The run was asked to stop and has saved its state: the same command goes on from there."""

@@ -6,19 +6,24 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import flags
 from ml_collections import config_flags
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import PreemptedError, UserError, nearest
+from vit_jax.verdict import REQUEUE_EXIT_CODE
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = flags.FLAGS
+OWN_FLAGS = ("config", "workdir", "resume", "profile_steps", "distributed")
+OWN_FLAGS += ("coordinator_address", "num_processes", "process_id")
 
 
 def define_flags(default_config: str | None) -> None:
@@ -34,11 +39,19 @@ def define_flags(default_config: str | None) -> None:
         *("resume", "auto", ["auto", "force"]),
         "auto refuses a workdir that belongs to another config; force continues it all the same.",
     )
+    flags.DEFINE_enum(
+        *("distributed", "auto", ["auto", "on", "off"]),
+        "auto joins the other processes where the flags below or the cluster (Cloud TPU, GKE, "
+        "SLURM, Open MPI) say how; on insists; off runs alone.",
+    )
     flags.DEFINE_string(
         "coordinator_address", None, "host:port of process 0, for a run of several processes."
     )
     flags.DEFINE_integer("num_processes", None, "How many processes, each started by hand.")
     flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
+    flags.DEFINE_string(
+        "profile_steps", None, "FIRST:LAST, a trace of these updates to WORKDIR/profile."
+    )
 
 
 def main(
@@ -57,7 +70,9 @@ def main(
       workdir: whether the script needs --workdir.
 
     A `UserError` ends the process with one line on stderr and status 2, a diverged training with
-    status 1; anything else is a bug and shows its traceback.
+    status 1, Ctrl-C with 130. Status 75 means that the same command goes on from the last
+    checkpoint: the run was asked to stop, or a process of it was lost. Anything else is a bug and
+    shows its traceback. Whatever ends one process ends all of the run.
     """
     define_flags(default_config)
     with one_line_errors(resumes=workdir):
@@ -68,9 +83,12 @@ def main(
         for name in ("config", "workdir") if workdir else ("config",):
             if getattr(FLAGS, name) is None:
                 raise UserError(f"--{name} is missing; see --help.")
+        if FLAGS.profile_steps is not None:
+            FLAGS.config.log.profile_steps = step_range(FLAGS.profile_steps)
         start_logging(FLAGS.process_id)
-        start_processes()
+        join_processes(FLAGS.config.processes)
         run(FLAGS.config, FLAGS.workdir)
+        leave_processes()
 
 
 def asks_for_help() -> bool:
@@ -129,21 +147,48 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:  # a full disk, a folder that went away
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    except (UserError, OSError) as error:  # OSError: a full disk, a folder that went away
+        _end(f"error: {error}", 2)
+    except PreemptedError as error:
+        print(error, file=sys.stderr)
+        sys.exit(REQUEUE_EXIT_CODE)  # in good order: every process does so
     except KeyboardInterrupt:
         going_on = " The same command goes on from the last checkpoint." if resumes else ""
-        print(f"Interrupted.{going_on}", file=sys.stderr)
-        sys.exit(130)
-    except RuntimeError as error:
-        if type(error).__name__ != "TrainingDivergedError":
+        _end(f"Interrupted.{going_on}", 130)
+    except Exception as error:
+        kind = type(error).__name__
+        if kind == "TrainingDivergedError":
+            _end(f"error: {error}", 1)
+        if kind == "PeersMissingError":
+            _end(f"error: {error}", REQUEUE_EXIT_CODE)
+        if not _has_peers():
             raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        if kind == "JaxRuntimeError":  # mostly a collective without its peer: the watch says which
+            from vit_jax import liveness
+
+            liveness.wait_for_verdict()
+        _end("".join(traceback.format_exception(error)), 1)
+
+
+def _has_peers() -> bool:
+    if "jax" not in sys.modules:
+        return False
+    import jax
+
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def _end(message: str, exit_code: int) -> NoReturn:
+    """Ends this process, and with it the others of the run, which would wait for it."""
+    with contextlib.suppress(OSError):  # the disk that is full may be that of the log
+        print(message, file=sys.stderr, flush=True)
+    if not _has_peers():
+        sys.exit(exit_code)
+    from vit_jax import liveness
+
+    liveness.fail(message.strip().splitlines()[-1].removeprefix("error: "), exit_code)
+    logging.shutdown()
+    os._exit(exit_code)  # not through JAX's farewell, for which everybody would have to come
 
 
 def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> None:
@@ -163,31 +208,41 @@ def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> 
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def start_processes() -> None:
-    """Joins the other processes of this run, if the flags name any."""
-    given = [FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id]
-    if all(value is None for value in given):
-        return
-    if any(value is None for value in given):
-        raise UserError(
-            "--coordinator_address, --num_processes and --process_id belong together: "
-            "give all three or none."
-        )
-    import jax
+def join_processes(timeouts: Any) -> None:
+    """Joins the other processes of this run, if there are any; see `processes.start_processes`."""
+    from vit_jax import processes
 
-    # Read only on CPU, where the default would not let processes talk to each other.
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        FLAGS.coordinator_address,
+    processes.start_processes(
+        distributed=FLAGS.distributed,
+        coordinator_address=FLAGS.coordinator_address,
         num_processes=FLAGS.num_processes,
         process_id=FLAGS.process_id,
+        **timeouts,
     )
+    if _has_peers():
+        import jax
+
+        start_logging(jax.process_index())
+
+
+def leave_processes() -> None:
+    """The work is done: nobody is missed from here on."""
+    from vit_jax import liveness
+
+    liveness.stop()
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """`100:110` as numbers."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise UserError(f"--profile_steps={text!r} must be FIRST:LAST, such as 100:110.")
+    return int(match[1]), int(match[2])
 
 
 def help_text(doc: str | None) -> str:
     """The script's docstring, its flags, and every config key with its default and comment."""
-    own = [FLAGS[name] for name in ("config", "workdir", "resume", "coordinator_address")]
-    own += [FLAGS[name] for name in ("num_processes", "process_id")]
+    own = [FLAGS[name] for name in OWN_FLAGS]
     lines = [inspect.cleandoc(doc or ""), "", "Flags:"]
     lines += [f"  --{flag.name}: {flag.help} (default: {flag.default})" for flag in own]
     lines += ["", "Config keys, as --config.KEY=VALUE:"]

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import logging
 import os
+import secrets
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +29,7 @@ _LOG = logging.getLogger(__name__)
 _CONFIG = "config.json"
 _DATASET = "dataset.json"
 _LOCK = ".lock"
+_MARK = ".session"  # that all processes of a run have to see
 # What a run leaves behind that another run must not mix with its own.
 _RESULTS = ("checkpoints", "params.npz", "metrics.jsonl")
 # What says that the run has ended.
@@ -148,6 +152,30 @@ def claim_workdir(
             ) from error
 
     run_on_first_process(claim)
+    _check_shared(folder)
+
+
+def _check_shared(folder: Path) -> None:
+    """Raises UserError where another process sees another folder under the same name."""
+    if jax.process_count() == 1:
+        return
+    mark = folder / _MARK
+
+    def write_mark() -> str:
+        mark.write_text(secrets.token_hex(8))
+        return mark.read_text()
+
+    written = run_on_first_process(write_mark)
+    for _ in range(20):  # network file systems show new files late
+        with contextlib.suppress(OSError):
+            if mark.read_text() == written:
+                break
+        time.sleep(0.5)
+    else:
+        raise UserError(
+            f"Workdir {folder} on {socket.gethostname()} is not the one that process 0 uses: give "
+            "--workdir on a file system that all hosts share, at the same path."
+        )
 
 
 def release_workdir(workdir: str | os.PathLike[str]) -> None:

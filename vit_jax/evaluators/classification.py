@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,11 +42,19 @@ class ClassificationEvaluator:
             out_shardings=replicated(mesh),
         )
 
-    def __call__(self, params: Any) -> dict[str, float]:
-        """Means by name, and `num_examples`."""
+    def __call__(
+        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
+        """Means by name, and `num_examples`.
+
+        Args:
+          params: on the devices.
+          on_batch: called before each batch, on all processes alike; what it raises ends this.
+        """
         total: Any = None
         with padded_batches(self._dataset, **self._reader) as batches:
             for batch in batches:
+                on_batch()
                 values = self._eval_step(params, batch)
                 total = values if total is None else self._merge(total, values)
         total = jax.device_get(total)

@@ -33,7 +33,8 @@ from vit_jax.sweep.plan import (
 )
 from vit_jax.sweep.processes import run_in_processes
 from vit_jax.sweep.report import summarize, table
-from vit_jax.train import TrainingDivergedError, train_and_evaluate
+from vit_jax.train import train_and_evaluate
+from vit_jax.train_log import TrainingDivergedError
 from vit_jax.workdir import run_on_first_process, write_json
 
 SUMMARY_FILE = "sweep.json"

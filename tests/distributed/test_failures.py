@@ -1,0 +1,257 @@
+"""Processes of one run are killed, stopped, asked to end and cut short; the run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import Cluster, cluster
+from vit_jax.verdict import REQUEUE_EXIT_CODE
+
+pytestmark = pytest.mark.slow
+
+STEPS = 40
+RUN = (
+    f"--config.duration.steps={STEPS}",
+    "--config.checkpoint.every_steps=5",
+    "--config.model.dropout_rate=0.1",
+    "--config.evaluators.test.split=test[:45]",  # no multiple of anything
+    "--config.evaluators.test.every_steps=15",
+)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Work directory of a run of two processes that nothing happened to."""
+    with cluster(tmp_path_factory.mktemp("undisturbed"), *RUN, num_processes=2) as running:
+        assert running.exit_codes() == [0, 0], running.output
+    return running.workdir
+
+
+def params(workdir: Path) -> dict[str, np.ndarray]:
+    with np.load(workdir / "params.npz") as arrays:
+        return dict(arrays)
+
+
+def results(workdir: Path) -> dict[str, float]:
+    return json.loads((workdir / "results.json").read_text())
+
+
+def saving(running: Cluster) -> bool:
+    """Whether a checkpoint is being written right now."""
+    return any((running.workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
+
+
+def test_a_run_survives_term_kill_and_stop_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:
+    with cluster(tmp_path, *RUN, num_processes=2) as running:
+        running.wait_for_step(7)
+        running[1].send(signal.SIGTERM)  # to one of them only
+        assert running.exit_codes() == [REQUEUE_EXIT_CODE] * 2, running.output
+        assert "Stopped as asked after step" in running[0].output
+    stopped_at = running[0].step
+    assert stopped_at % 5  # so that its checkpoint is there because of the signal
+    assert (running.workdir / "checkpoints" / str(stopped_at)).is_dir()
+
+    with cluster(tmp_path, *RUN, num_processes=2) as running:
+        assert_goes_on_from(running, stopped_at)
+        running.wait_until(lambda: saving(running), "save")
+        running[1].send(signal.SIGKILL)
+        assert running[0].wait() == REQUEUE_EXIT_CODE, running.output
+        assert f"process 1 (pid {running[1].popen.pid} on" in running[0].output
+        assert "is lost" in running[0].output
+
+    with cluster(tmp_path, *RUN, num_processes=2) as running:
+        running.wait_for_step(stopped_at + 8)
+        running[1].send(signal.SIGSTOP)  # it neither dies nor does anything
+        assert running[0].wait() == REQUEUE_EXIT_CODE, running.output
+        assert f"process 1 (pid {running[1].popen.pid} on" in running[0].output
+
+    with cluster(tmp_path, *RUN, num_processes=2) as running:
+        running.wait_for_step(stopped_at + 10)
+        running[0].send(signal.SIGKILL)  # the one that all others talk to
+        assert running[1].wait() == REQUEUE_EXIT_CODE, running.output
+        assert "process 0 (the coordinator" in running[1].output
+
+    with cluster(tmp_path, *RUN, num_processes=2) as running:
+        assert running.exit_codes() == [0, 0], running.output
+    for name, array in params(undisturbed).items():
+        np.testing.assert_array_equal(array, params(running.workdir)[name], err_msg=name)
+    expected, found = results(undisturbed), results(running.workdir)
+    assert found["test/num_examples"] == 45
+    assert {n: v for n, v in found.items() if "test/" in n} == {
+        n: v for n, v in expected.items() if "test/" in n
+    }
+
+
+def assert_goes_on_from(running: Cluster, step: int) -> None:
+    text = f"Continuing from the checkpoint of step {step}."
+    running.wait_until(lambda: text in running[0].output, text)
+
+
+def test_other_processes_and_another_mesh_go_on(undisturbed: Path, tmp_path: Path) -> None:
+    """Two processes of two devices, then four of one with fsdp, then one of four with tensor."""
+    with cluster(tmp_path, *RUN, num_processes=2) as running:
+        running.wait_for_step(12)
+        running[0].send(signal.SIGKILL)
+        running[1].wait()
+    newest = max(
+        int(p.name) for p in (running.workdir / "checkpoints").iterdir() if p.name.isdigit()
+    )
+    damage(running.workdir / "checkpoints" / str(newest))
+    fsdp = ("--config.mesh.fsdp=4", "--config.mesh.data=1")
+    with cluster(tmp_path, *RUN, *fsdp, num_processes=4, num_devices=1) as running:
+        assert_goes_on_from(running, newest - 5)  # the damaged one is named and set aside
+        assert f"checkpoints/{newest} is damaged" in running[0].output
+        running.wait_for_step(newest + 8)
+        running[2].send(signal.SIGKILL)
+        codes = [running[i].wait() for i in (0, 1, 3)]
+        assert codes == [REQUEUE_EXIT_CODE] * 3, running.output
+        assert all("process 2 (" in running[i].output for i in (0, 1, 3)), running.output
+    tensor = ("--config.mesh.tensor=2",)
+    with cluster(tmp_path, *RUN, *tensor, num_processes=1, num_devices=4) as running:
+        assert running.exit_codes() == [0], running.output
+    for name, array in params(undisturbed).items():
+        if name.endswith("key/bias"):
+            continue  # its gradient is zero but for rounding, which Adam makes as large as any
+        # Sums of another order: one unit in the last place per update (feasibility, section 1).
+        np.testing.assert_allclose(array, params(running.workdir)[name], atol=2e-5, err_msg=name)
+    assert results(running.workdir)["test/num_examples"] == 45
+
+
+def damage(step_dir: Path) -> None:
+    """Flips a byte in the middle of the largest file of a checkpoint."""
+    largest = max((p for p in step_dir.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    largest.write_bytes(content)
+
+
+def test_a_mistake_of_one_process_ends_all(tmp_path: Path) -> None:
+    """Before the first collective: nobody waits for the one that is gone."""
+    gone = tmp_path / "gone"
+    run = (*RUN, "--config.dataset.name=digits")
+    with cluster(
+        tmp_path,
+        *run,
+        num_processes=2,
+        prefix=lambda i: ["env", f"TFDS_DATA_DIR={gone if i else ''}"] if i else [],
+    ) as running:
+        gone.write_text("a file where process 1 looks for its data")
+        codes = running.exit_codes()
+    assert codes == [2, 2], running.output
+    assert "process 1 (" in running[0].output
+    assert "failed:" in running[0].output
+
+
+def test_a_nan_ends_all_with_status_1(tmp_path: Path) -> None:
+    with cluster(
+        tmp_path, *RUN, "--config.optimizer.learning_rate=1e30", num_processes=2
+    ) as running:
+        assert running.exit_codes() == [1, 1], running.output
+    assert "loss=nan" in running.output or "=inf" in running.output, running.output
+
+
+def test_a_process_that_never_comes_is_reported(tmp_path: Path) -> None:
+    with cluster(
+        tmp_path,
+        *RUN,
+        "--config.processes.arrival_timeout_seconds=6",
+        num_processes=2,
+        prefix=lambda i: ["sh", "-c", "sleep 1000"] if i else [],
+    ) as running:
+        assert running[0].wait() == REQUEUE_EXIT_CODE, running.output
+    assert "not all processes arrived within 6 s" in running[0].output
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a disk of its own needs the right to mount: {mounted.stderr.decode()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_ends_all_and_the_last_checkpoint_stays(
+    undisturbed: Path, small_disk: Path, tmp_path: Path
+) -> None:
+    workdir = small_disk / "workdir"
+    with cluster(tmp_path, *RUN, num_processes=2, workdir=workdir) as running:
+        running.wait_for_step(11)
+        ballast = small_disk / "ballast"
+        with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1024))
+        assert running.exit_codes() == [2, 2], running.output
+    assert "could not be written" in running.output
+    ballast.unlink()
+    with cluster(tmp_path, *RUN, num_processes=2, workdir=workdir) as running:
+        assert running.exit_codes() == [0, 0], running.output
+        assert "Continuing from the checkpoint of step" in running[0].output
+    for name, array in params(undisturbed).items():
+        np.testing.assert_array_equal(array, params(running.workdir)[name], err_msg=name)
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """The part of Google's metadata server that tells of maintenance."""
+
+    event = "NONE"
+
+    def do_GET(self) -> None:
+        key = self.path.rpartition("/")[2]
+        assert self.headers["Metadata-Flavor"] == "Google"
+        body = {"maintenance-event": type(self).event, "preempted": "FALSE"}[key].encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def metadata() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    Metadata.event = "NONE"
+
+
+def test_a_maintenance_notice_saves_and_stops(metadata: str, tmp_path: Path) -> None:
+    steps = ("--config.duration.steps=100000", "--config.checkpoint.every_steps=50000")
+    with cluster(tmp_path, *RUN, *steps, num_processes=1, GCE_METADATA_HOST=metadata) as running:
+        running.wait_for_step(5)
+        Metadata.event = "TERMINATE_ON_HOST_MAINTENANCE"
+        assert running.exit_codes() == [REQUEUE_EXIT_CODE], running.output
+    saved = {p.name for p in (running.workdir / "checkpoints").iterdir()}
+    assert saved == {str(running[0].step)}
+
+
+def test_hosts_that_do_not_share_the_workdir_are_told(tmp_path: Path) -> None:
+    """As on two machines whose disks have the same paths: process 1 sees a folder of its own."""
+    hidden = tmp_path / "workdir"
+    own = f"mkdir -p {tmp_path}/other {hidden} && mount --bind {tmp_path}/other {hidden}"
+    with cluster(
+        tmp_path,
+        *RUN,
+        num_processes=2,
+        prefix=lambda i: ["unshare", "-m", "sh", "-c", f'{own} && exec "$@"', "sh"] if i else [],
+    ) as running:
+        assert running.exit_codes() == [2, 2], running.output
+    assert "is not the one that process 0 uses" in running[1].output

@@ -1,0 +1,134 @@
+"""The same numbers from any number of processes, on any mesh; the processes find each other."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import cluster, free_port
+
+pytestmark = pytest.mark.slow
+
+RUN = (
+    "--config.duration.steps=20",
+    "--config.checkpoint.every_steps=20",
+    "--config.model.dropout_rate=0.1",
+    "--config.model.attention_dropout_rate=0.1",
+    "--config.optimizer.clip_norm=1.0",
+    "--config.optimizer.weight_decay=0.1",
+    "--config.evaluators.test.split=test[:45]",
+    "--config.evaluators.test.batch_size=24",  # the last batch has 21 of 24
+)
+MESHES = {
+    "1 x 8, data": (1, 8, {}),
+    "2 x 4, fsdp": (2, 4, {"data": 1, "fsdp": 8}),
+    "2 x 4, fsdp inside, data across": (2, 4, {"data": 2, "fsdp": 4}),
+    "4 x 2, data, fsdp, tensor": (4, 2, {"data": 2, "fsdp": 2, "tensor": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Work directories by layout."""
+    workdirs = {}
+    for name, (num_processes, num_devices, axes) in MESHES.items():
+        mesh = [f"--config.mesh.{axis}={size}" for axis, size in axes.items()]
+        with cluster(
+            tmp_path_factory.mktemp("layout"),
+            *(*RUN, *mesh),
+            num_processes=num_processes,
+            num_devices=num_devices,
+        ) as running:
+            assert running.exit_codes() == [0] * num_processes, running.output
+            assert "8 devices" in running[0].output
+        workdirs[name] = running.workdir
+    return workdirs
+
+
+def losses(workdir: Path) -> np.ndarray:
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return np.array([row["loss"] for row in rows if "loss" in row])
+
+
+def results(workdir: Path) -> dict[str, float]:
+    return json.loads((workdir / "results.json").read_text())
+
+
+@pytest.mark.parametrize("name", [name for name in MESHES if not name.startswith("1 x 8")])
+def test_loss_curves_agree(name: str, runs: dict[str, Path]) -> None:
+    expected = losses(runs["1 x 8, data"])
+    assert len(expected) == 20
+    assert len(set(expected)) == 20  # something is learned
+    # A unit in the last place of float32 is 2.4e-7 here; see feasibility, section 1.
+    np.testing.assert_allclose(losses(runs[name]), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in MESHES if not name.startswith("1 x 8")])
+def test_evaluation_is_exact_where_the_hosts_have_unequal_shares(
+    name: str, runs: dict[str, Path]
+) -> None:
+    expected, found = results(runs["1 x 8, data"]), results(runs[name])
+    assert found["test/num_examples"] == expected["test/num_examples"] == 45
+    assert found["test/accuracy"] == pytest.approx(expected["test/accuracy"], abs=1e-6)
+    assert found["test/loss"] == pytest.approx(expected["test/loss"], abs=2e-6)
+
+
+def slurm(i: int, port: int) -> dict[str, str]:
+    """What srun tells its tasks."""
+    return {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": str(i),
+        "SLURM_LOCALID": str(i),
+        "JAX_COORDINATOR_PORT": str(port),
+    }
+
+
+def open_mpi(i: int, port: int) -> dict[str, str]:
+    """What mpirun tells its ranks."""
+    return {
+        "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://127.0.0.1:34911",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_RANK": str(i),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(i),
+        "JAX_COORDINATOR_PORT": str(port),
+    }
+
+
+@pytest.mark.parametrize("variables", [slurm, open_mpi])
+def test_a_cluster_is_found_by_itself(variables, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    port = free_port()
+
+    def environment(i: int) -> list[str]:
+        return ["env", *(f"{name}={value}" for name, value in variables(i, port).items())]
+
+    with cluster(
+        tmp_path,
+        *(*RUN, "--config.duration.steps=3"),
+        num_processes=2,
+        prefix=environment,
+        by_hand=False,
+    ) as running:
+        assert running.exit_codes() == [0, 0], running.output
+    assert "Process 0 of 2" in running[0].output
+    assert "4 devices" in running[0].output
+    assert "Process 1 of 2" in running[1].output
+
+
+def test_off_runs_alone_inside_a_cluster(tmp_path: Path) -> None:
+    prefix = ["env", *(f"{name}={value}" for name, value in slurm(0, free_port()).items())]
+    with cluster(
+        tmp_path,
+        *(*RUN, "--config.duration.steps=3", "--distributed=off"),
+        num_processes=1,
+        prefix=lambda _: prefix,
+    ) as running:
+        assert running.exit_codes() == [0], running.output
+    assert "Process 0 of" not in running.output
+    assert "SLURM_JOB_ID" not in os.environ

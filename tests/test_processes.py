@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from vit_jax import liveness, preemption
+from vit_jax.errors import UserError
+from vit_jax.launch import step_range
+from vit_jax.preemption import PreemptionNotice, metadata_server, read_metadata
+from vit_jax.processes import start_processes
+
+TIMEOUTS: dict[str, Any] = {
+    "arrival_timeout_seconds": 5,
+    "heartbeat_timeout_seconds": 1.0,
+    "step_timeout_seconds": 1.0,
+    "start_timeout_seconds": 1.0,
+}
+ALONE: dict[str, Any] = {"coordinator_address": None, "num_processes": None, "process_id": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_processes": 2}, "--coordinator_address is missing"),
+        ({"coordinator_address": "a:1", "num_processes": 2}, "--process_id is missing"),
+        (
+            {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
+            "--process_id=2 must be from 0 to 1",
+        ),
+        (
+            {"coordinator_address": "a", "num_processes": 2, "process_id": 0},
+            "--coordinator_address=a is no HOST:PORT",
+        ),
+        (
+            {"distributed": "off", "process_id": 0},
+            "--distributed=off and --process_id contradict each other",
+        ),
+        ({"distributed": "on"}, "no cluster was found"),
+    ],
+)
+def test_flags_that_cannot_be_meant(changes: dict[str, Any], message: str) -> None:
+    arguments = {"distributed": "auto", **ALONE, **TIMEOUTS, **changes}
+    with pytest.raises(UserError, match=message):
+        start_processes(**arguments)
+
+
+@pytest.mark.parametrize("text", ["10", "10:", "20:10", "a:b", "10:10"])
+def test_bad_profile_steps(text: str) -> None:
+    with pytest.raises(UserError, match="--profile_steps="):
+        step_range(text)
+
+
+def test_profile_steps() -> None:
+    assert step_range("100:110") == (100, 110)
+
+
+def test_a_process_alone_ends_when_it_makes_no_progress() -> None:
+    ended: list[int] = []
+    watch = liveness.Liveness(
+        heartbeat_timeout_seconds=2.0,
+        step_timeout_seconds=0.5,
+        start_timeout_seconds=0.5,
+        exit_process=ended.append,
+    )
+    try:
+        watch.wait_for_verdict()
+    finally:
+        watch.stop()
+    assert ended == [75]
+
+
+def test_sigterm_is_noticed_and_the_old_handler_comes_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with PreemptionNotice() as notice:
+        assert not notice.reached()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert notice.reached()
+        # The next one ends the process.
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_other_machines_have_no_metadata_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
+    monkeypatch.setattr(preemption, "_PRODUCT", tmp_path / "absent")
+    assert metadata_server() == ""
+    (tmp_path / "product").write_text("Google Compute Engine\n")
+    monkeypatch.setattr(preemption, "_PRODUCT", tmp_path / "product")
+    assert metadata_server() == "metadata.google.internal"
+
+
+def test_a_metadata_server_that_does_not_answer_says_nothing() -> None:
+    assert read_metadata("127.0.0.1:9", "preempted") is None

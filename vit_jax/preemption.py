@@ -1,0 +1,101 @@
+"""Being asked to stop: SIGTERM (SLURM, Kubernetes, a spot machine) or a maintenance notice.
+
+The loop asks `PreemptionNotice.reached()` at points that all processes pass in the same order. It
+is true for all of them at the same point, soon after any of them was asked to stop; then the loop
+saves and ends with `REQUEUE_EXIT_CODE`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from vit_jax import liveness
+
+_LOG = logging.getLogger(__name__)
+_PRODUCT = Path("/sys/class/dmi/id/product_name")
+# Of a Google Cloud machine's metadata server: what is asked, and the answer that means no.
+_METADATA = {"maintenance-event": "NONE", "preempted": "FALSE"}
+_POLL_SECONDS = 2.0
+
+
+class PreemptionNotice:
+    """Whether this run has been asked to stop; a context, on the main thread of every process.
+
+    A second SIGTERM ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self._signalled = False
+        self._previous: Any = None
+        self._done = threading.Event()
+
+    def reached(self) -> bool:
+        """True on all processes at the same call, soon after one of them was asked to stop."""
+        if jax.process_count() == 1:
+            return self._signalled
+        return liveness.stop_reached()
+
+    def __enter__(self) -> PreemptionNotice:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+        server = metadata_server()
+        if server:
+            thread = threading.Thread(target=self._follow_metadata, args=(server,), daemon=True)
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
+
+    def _on_signal(self, signum: int, _: Any) -> None:
+        self._signalled = True
+        liveness.ask_to_stop()
+        signal.signal(signum, signal.SIG_DFL)
+
+    def _follow_metadata(self, server: str) -> None:
+        """Turns a notice of the machine's host into the signal."""
+        at_start = {key: read_metadata(server, key) for key in _METADATA}
+        while not self._done.wait(_POLL_SECONDS):
+            for key, quiet in _METADATA.items():
+                value = read_metadata(server, key)
+                # A notice that was there before has had its checkpoint already.
+                if value not in (None, quiet, at_start[key]):
+                    _LOG.warning("The machine's %s is %s: stopping.", key, value)
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+
+
+def metadata_server() -> str:
+    """host[:port] of the Google Cloud metadata server; "" on other machines."""
+    if "GCE_METADATA_HOST" in os.environ:  # as Google's own libraries have it
+        return os.environ["GCE_METADATA_HOST"]
+    try:
+        google = "Google" in _PRODUCT.read_text()
+    except OSError:
+        google = False
+    return "metadata.google.internal" if google else ""
+
+
+def read_metadata(server: str, key: str) -> str | None:
+    """Value of an instance's metadata; None where it has none or the server does not answer."""
+    request = urllib.request.Request(
+        f"http://{server}/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"}
+    )
+    try:
+        # Without proxies: the server is local to the machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=5) as response:
+            return response.read().decode().strip()
+    except (OSError, urllib.error.URLError, ValueError):
+        return None
