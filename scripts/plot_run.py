@@ -1,0 +1,48 @@
+"""Draws the curves of runs: loss, evaluations, learning rate, images per second.
+
+    python scripts/plot_run.py runs/a runs/b --output=curves.png
+    python scripts/plot_run.py runs/sweep/* --metrics=accuracy --x=images
+
+The legend names what differs in the runs' config.json. Runs that are going on can be drawn, too.
+"""
+
+import argparse
+
+from vit_jax import launch
+
+
+def comma_list(text):
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("workdirs", nargs="+", metavar="WORKDIR", help="folder of a run")
+    add("--output", default="curves.png", metavar="FILE", help=".png, .pdf or .svg (curves.png)")
+    add(
+        "--metrics",
+        type=comma_list,
+        default=[],
+        help="panels, as loss,test/accuracy (default: loss, evaluations, learning rate, speed)",
+    )
+    add("--x", default="step", help="step, images (steps times batch size) or hours (default step)")
+    add(
+        "--smooth",
+        type=float,
+        default=0.02,
+        help="width of the moving average as a share of the x axis (default 0.02; 0: none)",
+    )
+    add("--names", type=comma_list, default=[], help="of the runs in the legend, as base,wide")
+    arguments = vars(parser.parse_args())
+    launch.start_logging()
+    with launch.one_line_errors():
+        from vit_jax.plot_run import plot_run
+
+        print(f"Wrote {plot_run(**arguments)}.")
+
+
+if __name__ == "__main__":
+    main()
