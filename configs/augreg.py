@@ -1,10 +1,47 @@
-"""Fine-tuning as in "How to train your ViT?" (AugReg, 2106.10270, table 4).
+"""Pre-training and fine-tuning as in "How to train your ViT?" (AugReg, 2106.10270).
 
+    python scripts/train.py --workdir=... \\
+        --config=configs/augreg.py:B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0
+    python scripts/train.py --config=configs/augreg.py:pretrain,B/16,imagenet2012 --workdir=...
     python scripts/finetune.py --config=configs/augreg.py:B/16,oxford_iiit_pet \\
         --config.pretrained.source=\\
     gs://vit_models/augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz \\
         --workdir=/tmp/pets
 
+Pre-training
+------------
+The argument is the name of a published file without `.npz`, which is its recipe (with what follows
+`--`, that of the fine-tuning, starting from the published weights); or
+`pretrain,VARIANT,DATASET[,300ep][,AUGMENTATION][,wd_0.1][,do_0.1][,sd_0.1][,lr_0.001]`:
+  VARIANT       as below.
+  DATASET       imagenet2012 (trained on 99 %, the rest validates), imagenet21k (the parts of
+                configs/pretrain.py); any other TFDS name or the path of an image folder, with the
+                splits `train` and `test`: otherwise as ImageNet.
+  300ep         epochs: 300 on ImageNet, 30 and 300 on ImageNet-21k in the paper; default 300.
+  AUGMENTATION  none, light1, light2, medium1, medium2, strong1, strong2: RandAugment's layers and
+                magnitude, and mixup's alpha, see `augreg_grid.py`. light1 is not nothing: at
+                magnitude 0 some of RandAugment's operations still change the image. Files call the
+                paper's light1 and light2 light0 and light1: among them is no light2 (our reading).
+  wd, do, sd    weight decay 0.1 or 0.03; dropout and stochastic depth, both 0.0 or both 0.1.
+What is left out is as in the checkpoint that the official README recommends (ImageNet-21k), or as
+in big_vision's configs/vit_i1k.py with decay 0.1 (ImageNet); other models take what B/16 has. The
+paper's grid of 28 is 7 augmentations x 2 decays x (neither or both of dropout and depth).
+
+Batch 4096, 224 pixels (the official code's crop and mirroring, then RandAugment), Adam with b1 0.9,
+b2 0.999 and the first moment in bfloat16 (big_vision), peak rate 0.001, 10,000 steps of warm-up,
+cosine to 0, clipping at norm 1. Weight decay is decoupled, multiplied by the learning rate, and of
+kernels only (big_vision's 1e-4 is our 0.1). Stochastic depth rises on a line from 0 to the last
+block; mixup draws one coefficient per batch. Loss: sigmoid cross-entropy summed over classes,
+without smoothing; bias of the head -10 on ImageNet-21k, -6.9 = -ln(1000) on ImageNet. No hidden
+layer before the head on ImageNet-21k; on ImageNet the one with tanh, as big_vision has it (of the
+published files some have it). The class token is read, as in all published files (big_vision's
+configs/vit_i21k.py averages tokens). For the launch, see configs/pretrain.py.
+
+Expected accuracy: `config.sweep.published` has the paper's table 3, the best of the grid. Hours are
+not published; scripts/plan.py predicts them.
+
+Fine-tuning (table 4)
+---------------------
 The argument is VARIANT,DATASET[,RESOLUTION[,STEPS]]:
   VARIANT     Ti/16, S/32, S/16, B/32, B/16, B/8, L/16, R+Ti/16, R26+S/32, R50+L/32 were published;
               any row of `vit_jax/models/variants.py` will do.
@@ -24,11 +61,12 @@ the published checkpoint. The paper does not state how long fine-tuning takes; t
 6.5 hours for B/16 on ImageNet at 384 pixels, on a node of A100 GPUs, are for as many steps.
 """
 
+import re
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import default
+from configs import augreg_grid, default
 from configs.finetune import fine_tuning, parse_argument
 from vit_jax.errors import UserError
 
@@ -80,8 +118,14 @@ IMAGENET: dict[str, tuple[float, dict[int, float]]] = {
     "R+Ti/16": (0.03, {384: 75.40, 224: 69.69}),
 }
 
+_FILE_STEPS = {"0k": 500, "2k": 2_500, "10k": 10_000, "20k": 20_000}
+
 
 def get_config(argument: str = "B/16,oxford_iiit_pet") -> ConfigDict:
+    if argument.startswith("pretrain,"):
+        return augreg_grid.pretraining(augreg_grid.parse_setting(argument))
+    if re.match(r"\w+-(i1k|i21k)-", argument):
+        return _of_file(argument.removesuffix(".npz"))
     # The last of two numbers at the end is the steps.
     rest, _, last = argument.rpartition(",")
     with_steps = last.isdigit() and rest.rpartition(",")[2].isdigit()
@@ -114,4 +158,23 @@ def get_config(argument: str = "B/16,oxford_iiit_pet") -> ConfigDict:
         if resolution in accuracies:
             source = "official README" if resolution == 384 else "2106.10270, table 3"
             config.sweep.published = f"{accuracies[resolution]} from ImageNet-21k ({source})"
+    return config
+
+
+def _of_file(name: str) -> ConfigDict:
+    """The pre-training of a published file, or the fine-tuning that its name goes on with."""
+    upstream, separator, fine_tuned = name.partition("--")
+    setting = augreg_grid.parse_file_name(upstream)
+    if not separator:
+        return augreg_grid.pretraining(setting)
+    match = re.fullmatch(r"(\w+)-steps_(\w+)-lr_([\d.]+)-res_(\d+)", fine_tuned)
+    if not match or match[2] not in _FILE_STEPS:
+        raise UserError(
+            f"configs/augreg.py:{name}: what follows -- must be DATASET-steps_STEPS-lr_RATE-res_"
+            f"PIXELS with STEPS one of {', '.join(_FILE_STEPS)}."
+        )
+    config = get_config(f"{setting.variant},{match[1]},{match[4]},{_FILE_STEPS[match[2]]}")
+    config.optimizer.learning_rate = float(match[3])
+    config.pretrained.source = f"gs://vit_models/augreg/{upstream}.npz"
+    config.sweep.published = ""  # table 3's are of the best files; index.csv has each one's own
     return config

@@ -4,16 +4,26 @@
 
 Small enough for two CPU cores (about a second per update), and in proportion of images to
 arithmetic like the models that people train.
+
+`configs/benchmark.py:input` is that of `scripts/benchmark.py input`: the official training
+preprocessing of batches of 128; without a dataset.name it makes photographs itself.
 """
 
 from ml_collections import ConfigDict
 
 from configs import default
+from vit_jax.errors import check_known
 from vit_jax.models.variants import get_variant
 
 
-def get_config() -> ConfigDict:
+def get_config(benchmark: str = "step") -> ConfigDict:
     config = default.get_config()
+    check_known("benchmark", benchmark, ("step", "input"))
+    if benchmark == "input":
+        config.dataset.name = ""
+        config.dataset.preprocess = "official_train(224)"
+        config.dataset.batch_size = 128
+        return config
     config.model.update(get_variant("Ti/16"))
     config.dataset.name = "glyphs(size=224, num_examples=32)"
     config.dataset.preprocess = "decode"

@@ -23,6 +23,7 @@ def get_config() -> ConfigDict:
     config.dataset.split = "train"  # training split, such as train[:98%]
     config.dataset.label_key = ""  # feature that holds the label; "" finds it; vtab_... computes it
     config.dataset.batch_size = 512  # examples per update over all devices and hosts
+    config.dataset.repeated_augmentation = 1  # draws of each example in a batch (DeiT: 3)
     config.dataset.preprocess = "official_train(224)"  # ops for training, see data/preprocess.py
     config.dataset.eval_preprocess = "official_eval(224)"  # ops for evaluators without their own
     config.dataset.on_bad_image = "error"  # error | skip: files that cannot be decoded
@@ -33,25 +34,33 @@ def get_config() -> ConfigDict:
     config.loader.prefetch = 4  # batches read ahead
 
     config.model = ConfigDict()
-    config.model.name = "vit"  # vit | deit
+    config.model.name = "vit"  # vit | deit | bit; None is what a model does not have
     config.model.patch_size = FieldReference(16, field_type=object)  # int, or (height, width)
-    config.model.hidden_size = 192
-    config.model.num_layers = 12
-    config.model.mlp_dim = 768
-    config.model.num_heads = 3
+    config.model.hidden_size = FieldReference(192, field_type=int)
+    config.model.num_layers = FieldReference(12, field_type=int)
+    config.model.mlp_dim = FieldReference(768, field_type=int)
+    config.model.num_heads = FieldReference(3, field_type=int)
     config.model.dropout_rate = 0.0
     config.model.attention_dropout_rate = 0.0
+    config.model.stochastic_depth_rate = 0.0  # of the last block, on a line from 0 for the first
     config.model.representation_size = placeholder(int)  # width of the tanh layer before the head
     config.model.classifier = "token"  # token | gap | map
     config.model.head_bias_init = 0.0  # -10 for a sigmoid loss over many classes
     config.model.position_embedding = "learned"  # learned | sincos2d
     config.model.gelu = "tanh"  # tanh (Google's weights) | exact (those of timm, Hugging Face)
     config.model.layer_norm_epsilon = 1e-6
-    config.model.resnet_layers = placeholder(tuple)  # units per stage of a hybrid, as (3, 4, 9)
+    config.model.resnet_layers = placeholder(tuple)  # units per stage of a hybrid or bit, (3, 4, 9)
     config.model.resnet_width_factor = 1
     config.model.dtype = "float32"  # of the computation: float32 | bfloat16
     config.model.remat = "none"  # none | full | dots | dots_with_no_batch_dims
     config.model.scan = False  # compile the encoder's blocks as one loop
+
+    config.mix = ConfigDict()  # of images and labels, in the step; see vit_jax/mixing.py
+    config.mix.mixup_alpha = 0.0  # of the Beta distribution; 0 is no mixup
+    config.mix.cutmix_alpha = 0.0  # of the Beta distribution; 0 is no CutMix
+    config.mix.probability = 1.0  # of mixing a batch at all
+    config.mix.cutmix_probability = 0.5  # of CutMix in a mix, where both are on
+    config.mix.per_example = False  # draw for each example, not once per batch
 
     config.objective = ConfigDict()
     config.objective.name = "classification"
@@ -59,15 +68,17 @@ def get_config() -> ConfigDict:
     config.objective.label_smoothing = 0.0
 
     config.optimizer = ConfigDict()
-    config.optimizer.name = "adamw"  # adamw | adam | sgd
+    config.optimizer.name = "adamw"  # adamw | adam | sgd | adafactor
     config.optimizer.learning_rate = 1e-3  # peak
     config.optimizer.weight_decay = 0.0  # decoupled, multiplied by the learning rate
     config.optimizer.decay_parameters = "kernels"  # kernels | all
+    config.optimizer.decay_multipliers = ()  # pairs (regular expression on names, factor of decay)
     config.optimizer.clip_norm = placeholder(float)  # bound of the gradient's norm; None: no clip
     config.optimizer.b1 = 0.9  # Adam
-    config.optimizer.b2 = 0.999  # Adam
+    config.optimizer.b2 = 0.999  # Adam; Adafactor: the most its decay rises to
     config.optimizer.eps = 1e-8  # Adam
-    config.optimizer.momentum = 0.9  # SGD
+    config.optimizer.momentum = 0.9  # SGD, Adafactor
+    config.optimizer.factored_decay = 0.8  # Adafactor's exponent: decay 1 - step ** -0.8
     config.optimizer.momentum_dtype = "float32"  # float32 | bfloat16, as stored
     config.optimizer.freeze = ""  # regular expression on parameter names; "" trains all of them
     config.optimizer.layer_decay = 1.0  # rate of each layer over that of the next; 1.0 is off
@@ -88,8 +99,14 @@ def get_config() -> ConfigDict:
 
     config.mesh = ConfigDict()  # devices per axis; -1 is what the others leave
     config.mesh.data = -1  # copies of the model
-    config.mesh.fsdp = 1  # parameters and optimizer state split over so many devices
+    config.mesh.fsdp = 1  # parameters and optimizer state split so; 0: over a slice or host
     config.mesh.tensor = 1  # heads, MLP width and classes split over so many devices
+
+    config.processes = ConfigDict()  # of a run of several; see vit_jax/liveness.py
+    config.processes.arrival_timeout_seconds = 300  # until all have started
+    config.processes.heartbeat_timeout_seconds = 30.0  # unheard of for so long: lost, all stop
+    config.processes.step_timeout_seconds = 1800.0  # no progress for so long: a hang; 0: never
+    config.processes.start_timeout_seconds = 7200.0  # the same before the first update is done
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every_steps = 1000  # and always after the last step
@@ -116,6 +133,7 @@ def get_config() -> ConfigDict:
     config.log = ConfigDict()
     config.log.every_steps = 50  # console, metrics.jsonl, TensorBoard
     config.log.tensorboard = True  # write event files
+    config.log.wandb = ""  # project on Weights & Biases; "" is off
     config.log.profile_steps = (0, 0)  # trace from the first to the second into WORKDIR/profile
     return config.lock()
 

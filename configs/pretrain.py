@@ -1,0 +1,270 @@
+"""Pre-training as in the paper's table 3 (2010.11929).
+
+    python scripts/train.py --config=configs/pretrain.py:B/16,imagenet2012 --workdir=/tmp/b16
+    python scripts/train.py --config=configs/pretrain.py:L/16,imagenet21k,30 --workdir=...
+    python scripts/train.py --config=configs/pretrain.py:H/14,jft \\
+        --config.dataset.name=/data/photos --workdir=...
+    python scripts/train.py --config=configs/pretrain.py:S/16,/path/to/folder --workdir=...
+    python scripts/plan.py --config=configs/pretrain.py:H/14,imagenet21k --topology=v5e:8x8
+
+The argument is VARIANT,DATASET[,EPOCHS]:
+  VARIANT  a row of `vit_jax/models/variants.py`. Table 3 has B/16, B/32, L/16, L/32, H/14,
+           R50+B/16, R50+B/32, R50+L/16, R50+L/32, R50x1, R50x2, R101x1, R152x1, R152x2.
+  DATASET  imagenet2012  ImageNet-1k, trained on all of `train` and tested on `validation`.
+           imagenet21k   the release of 2011 (14,197,122 images) as scripts/prepare_data.py leaves
+                         it, in big_vision's parts of `full`: the first 25,600 test, the next
+                         25,600 validate.
+           jft           JFT-300M's settings for data of yours: JFT was never published. Name them
+                         with --config.dataset.name; splits `train` and `test`.
+           any other TFDS name or the path of an image folder with the splits `train` and `test`:
+           ImageNet-1k's settings.
+  EPOCHS   default: the table's, and the longer where it has two (7 and 14, 30 and 90).
+
+All rows: batch 4096, 224 pixels, 10,000 steps of linear warm-up, Adam with b1 0.9 and b2 0.999,
+decoupled weight decay. Training images are the official code's: a random box of 5 to 100 % of the
+area, mirroring, range [-1, 1] (its issues 53 and 235), no other augmentation. Evaluation takes the
+central 224 pixels of the image with its short side at 256, as in big_vision.
+
+                rate            weight decay  dropout  schedule  clipping  epochs
+  imagenet2012  3e-3            0.3           0.1      cosine    1         300
+  imagenet21k   1e-3            0.03          0.1      linear    -         90 (B), 30 or 90 (L)
+  jft           `JFT` below     0.1           0.0      linear    -         7 or 14
+
+Weight decay is multiplied by the learning rate: 0.1 here is the paper's 0.1 and that of PyTorch's
+AdamW, and 0.1 * rate in big_vision. The paper does not say which parameters decay; here kernels do,
+as in big_vision (optimizer.decay_parameters="all": what the paper's optimizer does by default).
+Clipping is stated for ImageNet alone; big_vision also clips at 1 on ImageNet-21k. `linear` ends at
+1e-5 (official code, issue 2), `cosine` at 0.
+
+Loss: the paper names none. The authors give a sigmoid cross-entropy, summed over classes, for
+ImageNet-21k and JFT with the bias of the head at -10 (issues 2 and 34); their ImageNet-1k recipe
+(scenic, imagenet_vit_config.py) has the same with label smoothing 1e-4. The head has a hidden layer
+of the model's width with tanh (section 3.1); ResNets have none, and no place for dropout either.
+
+Rows that table 3 does not have take numbers from it: on JFT, Transformers and hybrids up to width
+768 those of B/16, width 1024 of L/16, wider ones of H/14 (epochs included), ResNets those of their
+depth (R200x3 those of R152x1; table 6 trains it for 14 epochs: R200x3,jft,14). On ImageNet-21k all
+models have the same numbers; H/14's checkpoint was published (table 5) without its settings.
+
+Ours, for a launch on a pod: bfloat16 computation (parameters, Adam's moments and the loss are
+float32); from width 1024 the blocks are one loop and keep only their inputs (model.scan,
+model.remat="full"); from width 1152 the state is split over 4 devices (mesh.fsdp=4); 16 processes
+per host read (loader.num_workers). scripts/plan.py says what fits, and what to change.
+
+Hours: paper, table 2, in TPUv3-core-days: H/14 on JFT 2,500, L/16 on JFT (14 epochs) 680, L/16 on
+ImageNet-21k 230 (about 30 days on a TPUv3-8). For other rows only the arithmetic is published
+(table 6); scripts/plan.py predicts times. Expected accuracy is in `config.sweep.published`: of the
+pre-trained model itself where the authors gave it (issue 62), and fine-tuned (tables 5 and 6).
+"""
+
+import re
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from configs import default, finetune
+from vit_jax.errors import UserError
+from vit_jax.models.variants import get_variant
+
+
+class Data(NamedTuple):
+    """What recipes know of a data set. With its sizes a run can be planned where it is not."""
+
+    split: str  # trained on
+    num_examples: int  # of `split`
+    num_classes: int
+    splits: dict[str, int]  # examples of every split that is stored
+    test: str = "test"
+    validation: str = ""
+    every_steps: int = 5_000  # between evaluations
+
+
+# By dataset.name. ImageNet-21k: images of the release of 2011, which has 21,841 classes, while
+# the published heads have 21,843. These are for planning: a run counts what its data have.
+# JFT-300M: 303M images (paper, section 4.1; its 18k classes are 18,291 in 1707.02968). JFT-3B:
+# nearly 3 billion images (2106.04560), 29,593 classes (big_vision). The sizes of `test` are ours.
+DATASETS: dict[str, Data] = {
+    "imagenet2012": Data(
+        *("train", 1_281_167, 1_000, {"train": 1_281_167, "validation": 50_000}),
+        test="validation",
+        every_steps=2_500,
+    ),
+    "imagenet21k": Data(
+        *("full[51200:]", 14_145_922, 21_843, {"full": 14_197_122}),
+        test="full[:25600]",
+        validation="full[25600:51200]",
+    ),
+    "jft": Data("train", 303_000_000, 18_291, {"train": 303_000_000, "test": 50_000}),
+    "jft_3b": Data(
+        *("train", 3_000_000_000, 29_593, {"train": 3_000_000_000, "test": 50_000}),
+    ),
+}
+OTHER = Data("train", 0, 0, {}, every_steps=1_000)  # sizes are the folder's
+
+# Table 3, JFT-300M: learning rate, epochs.
+JFT: dict[str, tuple[float, tuple[int, ...]]] = {
+    "B/16": (8e-4, (7,)),
+    "B/32": (8e-4, (7,)),
+    "L/32": (6e-4, (7,)),
+    "L/16": (4e-4, (7, 14)),
+    "H/14": (3e-4, (14,)),
+    "R50x1": (1e-3, (7,)),
+    "R50x2": (1e-3, (7,)),
+    "R101x1": (8e-4, (7,)),
+    "R152x1": (6e-4, (7,)),
+    "R152x2": (6e-4, (7,)),
+    "R50+B/16": (8e-4, (7,)),
+    "R50+B/32": (8e-4, (7,)),
+    "R50+L/32": (2e-4, (7,)),
+    "R50+L/16": (4e-4, (7, 14)),
+}
+
+# Top-1 in percent on the data of the pre-training, in the order of table 5 (issue 62).
+UPSTREAM = {
+    "imagenet21k": (47.88, 44.04, 49.90, 45.42, 49.06),
+    "imagenet2012": (74.79, 69.19, 72.59, 66.90),
+}
+# Table 6: top-1 in percent on ImageNet, fine-tuned at 384 pixels, by model and epochs of JFT.
+TABLE_6: dict[tuple[str, int], float] = {
+    ("B/32", 7): 80.73,
+    ("B/16", 7): 84.15,
+    ("L/32", 7): 84.37,
+    ("L/16", 7): 86.30,
+    ("L/16", 14): 87.12,
+    ("H/14", 14): 88.08,
+    ("R50x1", 7): 77.54,
+    ("R50x2", 7): 82.12,
+    ("R101x1", 7): 80.67,
+    ("R152x1", 7): 81.88,
+    ("R152x2", 7): 84.97,
+    ("R152x2", 14): 85.56,
+    ("R200x3", 14): 87.22,
+    ("R50+B/32", 7): 84.90,
+    ("R50+B/16", 7): 85.58,
+    ("R50+L/32", 7): 85.68,
+    ("R50+L/16", 7): 86.60,
+    ("R50+L/16", 14): 87.12,
+}
+
+
+def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
+    variant, dataset, epochs = _parse(argument)
+    config = pretraining(variant, dataset)
+    rate, published_epochs = JFT[row_of_jft(variant)]
+    is_jft = dataset in ("jft", "jft_3b")
+    if is_jft:
+        config.optimizer.learning_rate = rate
+        config.optimizer.weight_decay = 0.1
+        config.schedule.name = "linear"
+    elif dataset == "imagenet21k":
+        config.optimizer.learning_rate = 1e-3
+        config.optimizer.weight_decay = 0.03
+        config.schedule.name = "linear"
+        published_epochs = (90,)
+    else:
+        config.optimizer.learning_rate = 3e-3
+        config.optimizer.weight_decay = 0.3
+        config.optimizer.clip_norm = 1.0
+        config.schedule.name = "cosine"
+        config.objective.label_smoothing = 1e-4
+        published_epochs = (300,)
+    is_resnet = config.model.name == "bit"
+    config.model.dropout_rate = 0.0 if is_jft or is_resnet else 0.1
+    config.model.representation_size = None if is_resnet else config.model.hidden_size
+    config.duration.epochs = float(epochs or max(published_epochs))
+    config.sweep.published = published(variant, dataset, int(config.duration.epochs))
+    return config
+
+
+def _parse(argument: str) -> tuple[str, str, int]:
+    """`VARIANT,DATASET[,EPOCHS]` in parts; 0 for epochs that are not given."""
+    variant, _, rest = argument.partition(",")
+    dataset, _, last = rest.rpartition(",")
+    if not last.isdigit():
+        dataset, last = rest, "0"
+    if not dataset or (int(last) == 0 and dataset != rest):
+        raise UserError(
+            f"configs/pretrain.py:{argument} must be VARIANT,DATASET[,EPOCHS], such as "
+            f"B/16,imagenet2012 or L/16,imagenet21k,30. Datasets: {', '.join(DATASETS)}, another "
+            "TFDS name or a folder."
+        )
+    return variant, dataset, int(last)
+
+
+def row_of_jft(variant: str) -> str:
+    """The row of `JFT` whose numbers a variant takes."""
+    if variant in JFT:
+        return variant
+    resnet = re.fullmatch(r"R(\d+)x\d+", variant)
+    if resnet:
+        depth = int(resnet[1])
+        return "R50x1" if depth <= 50 else "R101x1" if depth <= 101 else "R152x1"
+    width = get_variant(variant)["hidden_size"]
+    return "B/16" if width <= 768 else "L/16" if width <= 1024 else "H/14"
+
+
+def published(variant: str, dataset: str, epochs: int) -> str:
+    """The accuracies in percent that the authors gave for a run, or "" where they gave none."""
+    if dataset == "jft" and (variant, epochs) in TABLE_6:
+        fine_tuned = TABLE_6[variant, epochs]
+        return f"{fine_tuned} on ImageNet, fine-tuned at 384 pixels (2010.11929, table 6)"
+    if dataset not in UPSTREAM or epochs != (300 if dataset == "imagenet2012" else 90):
+        return ""
+    column = dict(zip(finetune.TABLE_5_MODELS, UPSTREAM[dataset], strict=False))
+    if variant not in column:
+        return ""
+    fine_tuned = finetune.TABLE_5["imagenet2012"][dataset == "imagenet2012"][
+        finetune.TABLE_5_MODELS.index(variant)
+    ]
+    return (
+        f"{column[variant]} by itself (official code, issue 62); {fine_tuned} on ImageNet, "
+        "fine-tuned at 384 pixels (2010.11929, table 5)"
+    )
+
+
+def pretraining(variant: str, dataset: str) -> ConfigDict:
+    """What all recipes for pre-training share: model, data, evaluation, launch; no numbers yet.
+
+    Sigmoid loss, bias -10, batch 4096, 10,000 steps of warm-up, Adam: `get_config` and the recipes
+    of later papers set the rest, or something else.
+    """
+    config = default.get_config()
+    config.model.update(get_variant(variant))
+    config.model.head_bias_init = -10.0
+    config.model.dtype = "bfloat16"
+    width = config.model.hidden_size or 0  # none in a ResNet
+    if width >= 1024:
+        config.model.scan = True
+        config.model.remat = "full"
+    if width >= 1152:
+        config.mesh.fsdp = 4
+
+    data = DATASETS.get(dataset, OTHER)
+    config.dataset.name = dataset
+    config.dataset.split = data.split
+    config.dataset.batch_size = 4096
+    # 224 pixels, or the nearest fewer that the tokens divide; a ResNet has none.
+    stride = 1 if config.model.name == "bit" else finetune.pixels_per_token(variant)
+    pixels = 224 // stride * stride
+    config.dataset.preprocess = f"official_train({pixels})"
+    config.dataset.eval_preprocess = f"big_vision_eval({pixels}, resize={round(pixels * 8 / 7)})"
+    config.evaluators.test.split = data.test
+    config.evaluators.test.every_steps = 0 if data.validation else data.every_steps
+    if data.validation:
+        add_validation(config, data.validation, data.every_steps)
+
+    config.objective.loss = "sigmoid"
+    config.optimizer.name = "adamw"
+    config.optimizer.b1 = 0.9
+    config.optimizer.b2 = 0.999
+    config.schedule.warmup_steps = 10_000
+    config.schedule.linear_end = 1e-5
+    config.checkpoint.every_steps = 1_000
+    config.loader.num_workers = 16
+    return config
+
+
+def add_validation(config: ConfigDict, split: str, every_steps: int) -> None:
+    """Accuracy on held-out training data while training."""
+    with config.unlocked():
+        config.evaluators.validation = default.evaluator(split, every_steps=every_steps)

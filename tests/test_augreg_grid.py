@@ -1,0 +1,190 @@
+"""configs/augreg.py: the 28 settings of 2106.10270, and the names of the published files."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from configs import augreg, augreg_grid, pretrain
+from configs.augreg_grid import Setting
+from tests.recipes import settings
+from vit_jax.durations import to_steps
+from vit_jax.errors import UserError
+from vit_jax.pretrained import augreg as augreg_files
+from vit_jax.pretrained.zoo_google import ROWS
+
+# Figure 4 and big_vision's configs/vit_i21k.py: RandAugment, mixup's alpha.
+AUGMENTATIONS = {
+    "none": ("", 0.0),
+    "light1": ("|randaug(2, 0)", 0.0),
+    "light2": ("|randaug(2, 10)", 0.2),
+    "medium1": ("|randaug(2, 15)", 0.2),
+    "medium2": ("|randaug(2, 15)", 0.5),
+    "strong1": ("|randaug(2, 20)", 0.5),
+    "strong2": ("|randaug(2, 20)", 0.8),
+}
+GRID = list(itertools.product(AUGMENTATIONS, (0.1, 0.03), (0.0, 0.1)))
+
+
+@pytest.mark.parametrize("dataset", ["imagenet21k", "imagenet2012"])
+@pytest.mark.parametrize(("augmentation", "decay", "rate"), GRID)
+def test_all_28_settings(augmentation: str, decay: float, rate: float, dataset: str) -> None:
+    options = f"{augmentation},wd_{decay},do_{rate},sd_{rate}"
+    config = augreg.get_config(f"pretrain,B/16,{dataset},300ep,{options}")
+    randaug, mixup = AUGMENTATIONS[augmentation]
+    on_21k = dataset == "imagenet21k"
+    assert settings(config) == {
+        "split": "full[51200:]" if on_21k else "train[:99%]",
+        "preprocess": f"official_train(224){randaug}",
+        "eval_preprocess": "big_vision_eval(224, resize=256)",
+        "batch_size": 4096,
+        "epochs": 300,
+        "dropout_rate": rate,
+        "representation_size": None if on_21k else 768,
+        "head_bias_init": -10.0 if on_21k else -6.9,
+        "classifier": "token",
+        "position_embedding": "learned",
+        "stochastic_depth_rate": rate,
+        "mixup_alpha": mixup,
+        "name": "classification",
+        "loss": "sigmoid",
+        "label_smoothing": 0.0,
+        "learning_rate": 0.001,
+        "weight_decay": decay,
+        "clip_norm": 1.0,
+        "b1": 0.9,
+        "b2": 0.999,
+        "decay_parameters": "kernels",
+        "momentum_dtype": "bfloat16",
+        "optimizer": "adamw",
+        "schedule": "cosine",
+        "warmup_steps": 10_000,
+        "linear_end": 1e-5,
+        "splits": {"test": "full[:25600]", "validation": "full[25600:51200]"}
+        if on_21k
+        else {"test": "validation", "validation": "train[99%:]"},
+    }
+    # The file of the same setting is the same recipe.
+    setting = Setting("B/16", dataset, 300, augmentation, decay, rate, rate)
+    name = augreg_grid.file_name(setting)
+    assert augreg_grid.parse_file_name(name) == setting
+    assert augreg.get_config(name).to_dict() == config.to_dict()
+
+
+def test_the_grid_has_28_settings_and_files_a_name_for_each() -> None:
+    names = {
+        augreg_grid.file_name(Setting("B/16", "imagenet2012", 300, a, w, r, r)) for a, w, r in GRID
+    }
+    assert len(names) == 28
+    assert all(augreg_files._NAME.fullmatch(name) for name in names)
+    assert augreg_grid.FILE_MODELS == augreg_files.MODELS
+    classes = {
+        short: pretrain.DATASETS[name].num_classes
+        for short, name in augreg_grid.FILE_DATASETS.items()
+    }
+    assert classes == {short: number for short, (number, _) in augreg_files.PRETRAINING.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        (
+            "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0",
+            Setting("B/16", "imagenet21k", 300, "medium1", 0.1, 0.0, 0.0),
+        ),
+        (
+            "R26_S_32-i21k-300ep-lr_0.001-aug_light0-wd_0.03-do_0.1-sd_0.1",
+            Setting("R26+S/32", "imagenet21k", 300, "light1", 0.03, 0.1, 0.1),
+        ),
+        (
+            "R_Ti_16-i21k-30ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0",
+            Setting("R+Ti/16", "imagenet21k", 30, "none", 0.03, 0.0, 0.0),
+        ),
+        (
+            "Ti_16-i1k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0",
+            Setting("Ti/16", "imagenet2012", 300, "light2", 0.1, 0.0, 0.0),
+        ),
+    ],
+)
+def test_published_file_names(name: str, setting: Setting) -> None:
+    assert augreg_grid.parse_file_name(name) == setting
+    assert augreg_grid.file_name(setting) == name
+    assert augreg.get_config(f"{name}.npz").to_dict() == augreg.get_config(name).to_dict()
+
+
+def test_what_is_left_out_is_as_in_the_recommended_files() -> None:
+    names = [entry.url.rpartition("/")[2] for entry in ROWS if "/augreg/" in entry.url]
+    pretrained = {name.partition("--")[0].removesuffix(".npz") for name in names}
+    assert len(pretrained) == len(augreg_grid.BEST["imagenet21k"])
+    for name in pretrained:
+        setting = augreg_grid.parse_file_name(name)
+        short = f"pretrain,{setting.variant},imagenet21k"
+        assert augreg_grid.parse_setting(short) == setting
+        assert augreg.get_config(short).to_dict() == augreg.get_config(name).to_dict()
+    # big_vision's configs/vit_i1k.py.
+    assert {
+        variant: augreg_grid.parse_setting(f"pretrain,{variant},imagenet2012")[3:]
+        for variant in ("Ti/16", "S/32", "S/16", "B/32", "B/16", "L/16")
+    } == {
+        "Ti/16": ("light1", 0.1, 0.0, 0.0, 0.001),
+        "S/32": ("medium1", 0.1, 0.0, 0.0, 0.001),
+        **dict.fromkeys(("S/16", "B/32", "B/16", "L/16"), ("medium2", 0.1, 0.0, 0.0, 0.001)),
+    }
+
+
+def test_parts_of_the_short_form_come_in_any_order() -> None:
+    setting = augreg_grid.parse_setting("pretrain,S/16,imagenet21k,sd_0.1,lr_0.003,strong2,30ep")
+    assert setting == Setting("S/16", "imagenet21k", 30, "strong2", 0.03, 0.0, 0.1, 0.003)
+    own = augreg.get_config("pretrain,M/16,/data/a,b,light1,wd_0.03")
+    assert (own.dataset.name, own.dataset.split) == ("/data/a,b", "train")
+    assert own.optimizer.weight_decay == 0.03
+    assert own.model.head_bias_init == -6.9
+
+
+def test_steps_and_published_accuracies() -> None:
+    config = augreg.get_config("pretrain,B/16,imagenet2012")
+    # 99 % of the images, 300 times, over 4096.
+    assert to_steps(**config.duration, num_examples=1_268_355, batch_size=4096) == 92_897
+    assert config.sweep.published.startswith("79.84 by itself; 81.63 fine-tuned at 384 pixels")
+    for length, accuracy in (("30ep", "83.46"), ("300ep", "85.49"), ("90ep", "")):
+        config = augreg.get_config(f"pretrain,B/16,imagenet21k,{length}")
+        assert config.sweep.published[:5] == accuracy
+    # Of ImageNet-21k, 300 epochs, the official README has the same in the table for fine-tuning.
+    for variant, row in augreg_grid.TABLE_3.items():
+        assert augreg.IMAGENET[variant][1][384] == row[-1]
+
+
+def test_the_name_of_a_fine_tuned_file_is_its_fine_tuning() -> None:
+    upstream = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
+    config = augreg.get_config(f"{upstream}--oxford_iiit_pet-steps_0k-lr_0.003-res_224")
+    expected = augreg.get_config("B/16,oxford_iiit_pet,224,500")
+    expected.optimizer.learning_rate = 0.003
+    expected.pretrained.source = f"gs://vit_models/augreg/{upstream}.npz"
+    assert config.to_dict() == expected.to_dict()
+    assert config.model.head_bias_init == 0.0
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("pretrain,B/16", "must be pretrain,VARIANT,DATASET .* strong2, wd_0.1"),
+        ("pretrain,B/16,imagenet21k,medum1", "must be .* none, light1, light2"),
+        ("pretrain,B/16,300ep", "must be pretrain"),
+        ("pretrain,B/17,imagenet21k", "Did you mean"),
+        ("X_16-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0", "Models: L_16, B_16"),
+        ("B_16-i21k-300ep-lr_0.001-aug_light2-wd_0.1-do_0.0-sd_0.0", "Known: none, light0, light1"),
+        ("B_16-i21k-300ep", "no file name of the collection"),
+        (
+            "B_16-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0--cifar100-steps_3k-lr_1-res_224",
+            "STEPS one of 0k, 2k, 10k, 20k",
+        ),
+        (
+            "B_16-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0--cifar100-steps_0k-lr_1-res_224",
+            "cifar100 are 2500 and 10000 steps",
+        ),
+    ],
+)
+def test_arguments_that_make_no_sense(argument: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        augreg.get_config(argument)

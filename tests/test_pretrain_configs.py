@@ -1,0 +1,215 @@
+"""configs/pretrain.py against the paper's tables 3, 5 and 6."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from configs import pretrain
+from tests.recipes import settings
+from vit_jax.data.preprocess import parse
+from vit_jax.data.sources import resolve_split
+from vit_jax.durations import to_steps
+from vit_jax.errors import UserError
+from vit_jax.train import train_and_evaluate
+
+# Paper, table 3: epochs, learning rate, decay of the rate, weight decay, dropout.
+TABLE_3: list[tuple[str, str, tuple[int, ...], float, str, float, float]] = [
+    ("B/16", "jft", (7,), 8e-4, "linear", 0.1, 0.0),
+    ("B/32", "jft", (7,), 8e-4, "linear", 0.1, 0.0),
+    ("L/32", "jft", (7,), 6e-4, "linear", 0.1, 0.0),
+    ("L/16", "jft", (7, 14), 4e-4, "linear", 0.1, 0.0),
+    ("H/14", "jft", (14,), 3e-4, "linear", 0.1, 0.0),
+    ("R50x1", "jft", (7,), 1e-3, "linear", 0.1, 0.0),
+    ("R50x2", "jft", (7,), 1e-3, "linear", 0.1, 0.0),
+    ("R101x1", "jft", (7,), 8e-4, "linear", 0.1, 0.0),
+    ("R152x1", "jft", (7,), 6e-4, "linear", 0.1, 0.0),
+    ("R152x2", "jft", (7,), 6e-4, "linear", 0.1, 0.0),
+    ("R50+B/16", "jft", (7,), 8e-4, "linear", 0.1, 0.0),
+    ("R50+B/32", "jft", (7,), 8e-4, "linear", 0.1, 0.0),
+    ("R50+L/32", "jft", (7,), 2e-4, "linear", 0.1, 0.0),
+    ("R50+L/16", "jft", (7, 14), 4e-4, "linear", 0.1, 0.0),
+    ("B/16", "imagenet21k", (90,), 1e-3, "linear", 0.03, 0.1),
+    ("B/32", "imagenet21k", (90,), 1e-3, "linear", 0.03, 0.1),
+    ("L/16", "imagenet21k", (30, 90), 1e-3, "linear", 0.03, 0.1),
+    ("L/32", "imagenet21k", (30, 90), 1e-3, "linear", 0.03, 0.1),
+    ("B/16", "imagenet2012", (300,), 3e-3, "cosine", 0.3, 0.1),
+    ("B/32", "imagenet2012", (300,), 3e-3, "cosine", 0.3, 0.1),
+    ("L/16", "imagenet2012", (300,), 3e-3, "cosine", 0.3, 0.1),
+    ("L/32", "imagenet2012", (300,), 3e-3, "cosine", 0.3, 0.1),
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "dataset", "epochs", "rate", "schedule", "decay", "dropout"), TABLE_3
+)
+def test_table_3(
+    variant: str,
+    dataset: str,
+    epochs: tuple[int, ...],
+    rate: float,
+    schedule: str,
+    decay: float,
+    dropout: float,
+) -> None:
+    config = pretrain.get_config(f"{variant},{dataset}")
+    is_resnet = "+" not in variant and variant.startswith("R")
+    assert settings(config) == {
+        "split": "full[51200:]" if dataset == "imagenet21k" else "train",
+        "preprocess": "official_train(224)",
+        "eval_preprocess": "big_vision_eval(224, resize=256)",
+        "batch_size": 4096,
+        "epochs": max(epochs),
+        "dropout_rate": dropout,
+        # Paper, section 3.1: a hidden layer as wide as the model.
+        "representation_size": None if is_resnet else config.model.hidden_size,
+        "head_bias_init": -10.0,
+        "classifier": "token",
+        "position_embedding": "learned",
+        "stochastic_depth_rate": 0.0,
+        "mixup_alpha": 0.0,
+        "name": "classification",
+        "loss": "sigmoid",
+        "label_smoothing": 1e-4 if dataset == "imagenet2012" else 0.0,
+        "learning_rate": rate,
+        "weight_decay": decay,
+        "clip_norm": 1.0 if dataset == "imagenet2012" else None,
+        "b1": 0.9,
+        "b2": 0.999,
+        "decay_parameters": "kernels",
+        "momentum_dtype": "float32",
+        "optimizer": "adamw",
+        "schedule": schedule,
+        "warmup_steps": 10_000,
+        "linear_end": 1e-5,
+        "splits": {
+            "jft": {"test": "test"},
+            "imagenet21k": {"test": "full[:25600]", "validation": "full[25600:51200]"},
+            "imagenet2012": {"test": "validation"},
+        }[dataset],
+    }
+    for each in epochs:
+        shorter = pretrain.get_config(f"{variant},{dataset},{each}")
+        assert settings(shorter) == settings(config) | {"epochs": each}
+
+
+# Steps in thousands, of 4096 images: the sizes of the data over the batch.
+@pytest.mark.parametrize(
+    ("argument", "thousands"),
+    [
+        ("B/16,imagenet2012", 93.8),
+        ("B/16,imagenet21k", 310.8),  # 312 of all images; 51,200 are held out
+        ("L/16,imagenet21k,30", 103.6),
+        ("B/16,jft", 517.8),
+        ("H/14,jft", 1035.6),
+    ],
+)
+def test_steps(argument: str, thousands: float) -> None:
+    config = pretrain.get_config(argument)
+    num_examples = pretrain.DATASETS[config.dataset.name].num_examples
+    batch_size = config.dataset.batch_size
+    steps = to_steps(**config.duration, num_examples=num_examples, batch_size=batch_size)
+    assert round(steps / 1000, 1) == thousands
+
+
+@pytest.mark.parametrize("name", pretrain.DATASETS)
+def test_runs_can_be_planned_without_the_data(name: str) -> None:
+    data = pretrain.DATASETS[name]
+    (part,) = resolve_split(data.split, data.splits, data.splits.__getitem__)
+    assert part.stop - part.start == data.num_examples
+    config = pretrain.get_config(f"B/16,{name}")
+    assert config.dataset.split == data.split
+    for evaluator in config.evaluators.values():
+        assert resolve_split(evaluator.split, data.splits, data.splits.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("argument", "like", "same"),
+    [
+        ("S/16,jft", "B/16,jft", True),
+        ("Ti/16,imagenet21k", "B/16,imagenet21k", True),
+        ("R26+S/32,jft", "R50+B/32,jft", True),
+        ("L/14,jft", "L/16,jft", True),
+        ("L/14,jft", "L/32,jft", False),
+        ("g/14,jft", "H/14,jft", True),
+        ("R50x3,jft", "R50x1,jft", True),
+        ("R200x3,jft", "R152x2,jft", True),
+        ("H/14,imagenet21k", "L/16,imagenet21k", True),
+        ("S/16,/data/photos", "S/16,imagenet2012", True),
+        ("S/16,cifar10", "S/16,imagenet2012", True),
+        ("S/16,jft_3b", "S/16,jft", True),
+    ],
+)
+def test_rows_that_are_not_in_the_table(argument: str, like: str, same: bool) -> None:
+    ours, theirs = (settings(pretrain.get_config(each)) for each in (argument, like))
+    numbers = ("learning_rate", "weight_decay", "dropout_rate", "epochs", "schedule", "clip_norm")
+    assert ([ours[key] for key in numbers] == [theirs[key] for key in numbers]) == same
+
+
+def test_data_of_ones_own() -> None:
+    for path in ("/data/photos", "./a,b/photos"):
+        config = pretrain.get_config(f"S/16,{path}")
+        assert (config.dataset.name, config.dataset.split) == (path, "train")
+        assert config.evaluators.test.split == "test"
+        assert config.duration.epochs == 300
+    assert pretrain.get_config("S/16,/data/photos,20").duration.epochs == 20
+    # JFT's rows say what to give, at the first thing that opens the data.
+    config = pretrain.get_config("B/16,jft")
+    config.loader.num_workers = 0
+    with pytest.raises(UserError, match=r"dataset\.name='jft'.* path of an image folder"):
+        train_and_evaluate(config, "unused")
+
+
+def test_what_a_large_model_needs_to_fit() -> None:
+    launch = {
+        variant: (config.model.dtype, config.model.scan, config.model.remat, config.mesh.fsdp)
+        for variant in ("B/16", "R50x1", "L/16", "H/14", "G/14")
+        if (config := pretrain.get_config(f"{variant},imagenet21k"))
+    }
+    assert launch == {
+        "B/16": ("bfloat16", False, "none", 1),
+        "R50x1": ("bfloat16", False, "none", 1),
+        "L/16": ("bfloat16", True, "full", 1),
+        "H/14": ("bfloat16", True, "full", 4),
+        "G/14": ("bfloat16", True, "full", 4),
+    }
+
+
+def test_every_model_has_a_resolution_that_its_tokens_divide() -> None:
+    rng = np.random.default_rng(0)
+    for variant, pixels in (("B/16", 224), ("H/14", 224), ("B/15", 210), ("R50x1", 224)):
+        config = pretrain.get_config(f"{variant},imagenet2012")
+        for spec in (config.dataset.preprocess, config.dataset.eval_preprocess):
+            image = {"image": np.zeros((300, 400, 3), np.uint8)}
+            assert parse(spec)(image, rng)["image"].shape == (pixels, pixels, 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        ("B/16,imagenet2012", "74.79 by itself .*; 77.91 on ImageNet"),
+        ("L/32,imagenet2012", "66.90? by itself .*; 71.16 on ImageNet"),
+        ("L/16,imagenet21k", "49.90? by itself .*; 85.15 on ImageNet"),
+        ("H/14,imagenet21k", "49.06 by itself .*; 85.13 on ImageNet"),
+        ("L/16,imagenet21k,30", ""),
+        ("H/14,imagenet2012", ""),
+        ("L/16,jft,7", "86.30? on ImageNet"),
+        ("L/16,jft", "87.12 on ImageNet"),
+        ("R152x2,jft,14", "85.56 on ImageNet"),
+        ("R152x2,jft", "84.97 on ImageNet"),
+        ("H/14,jft,7", ""),
+    ],
+)
+def test_published_accuracies(config: str, published: str) -> None:
+    found = pretrain.get_config(config).sweep.published
+    assert re.match(published, found) if published else found == ""
+
+
+@pytest.mark.parametrize("argument", ["B/16", "B/16,", "B/16,imagenet2012,0"])
+def test_arguments_that_make_no_sense(argument: str) -> None:
+    with pytest.raises(UserError, match=r"VARIANT,DATASET\[,EPOCHS\].*imagenet21k, jft"):
+        pretrain.get_config(argument)
+    with pytest.raises(UserError, match="Did you mean"):
+        pretrain.get_config("B/17,imagenet2012")

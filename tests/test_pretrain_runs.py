@@ -1,0 +1,225 @@
+"""Recipes of later papers; parameter counts, and two real steps of every pre-training recipe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from ml_collections import ConfigDict
+
+from configs import augreg, better_baselines, pretrain, scaling_vit
+from tests import fixtures_data
+from tests.recipes import settings
+from vit_jax.checkpoint import CheckpointManager
+from vit_jax.durations import to_steps
+from vit_jax.errors import UserError
+from vit_jax.models.create import create_model
+from vit_jax.train import train_and_evaluate
+from vit_jax.tree import count_parameters
+
+# 2205.01580, table 1: 90, 150 and 300 epochs; the settings that an option changes.
+BETTER_BASELINES: dict[str, tuple[tuple[float, ...], dict[str, Any]]] = {
+    "": ((76.5, 78.5, 80.0), {}),
+    ",posemb=learned": ((75.0, 78.0, 79.6), {"position_embedding": "learned"}),
+    ",batch=4096": ((74.7, 77.3, 78.6), {"batch_size": 4096}),
+    ",pool=token": ((75.0, 76.9, 78.2), {"classifier": "token"}),
+    ",head=linear": ((76.7, 78.6, 79.8), {"representation_size": None}),
+    ",aug=none": (
+        (73.6, 73.7, 73.7),
+        {"preprocess": "official_train(224)", "mixup_alpha": 0.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("options", BETTER_BASELINES)
+def test_better_baselines(options: str) -> None:
+    accuracies, changed = BETTER_BASELINES[options]
+    for epochs, accuracy in zip((90, 150, 300), accuracies, strict=True):
+        config = better_baselines.get_config(f"{epochs}{options}")
+        assert settings(config) == {
+            "split": "train[:99%]",
+            "preprocess": "official_train(224)|randaug(2, 10)",
+            "eval_preprocess": "big_vision_eval(224, resize=256)",
+            "batch_size": 1024,
+            "epochs": epochs,
+            "dropout_rate": 0.0,
+            "representation_size": 384,
+            "head_bias_init": 0.0,
+            "classifier": "gap",
+            "position_embedding": "sincos2d",
+            "stochastic_depth_rate": 0.0,
+            "mixup_alpha": 0.2,
+            "name": "classification",
+            "loss": "softmax",
+            "label_smoothing": 0.0,
+            "learning_rate": 0.001,
+            "weight_decay": 0.1,
+            "clip_norm": 1.0,
+            "b1": 0.9,
+            "b2": 0.999,
+            "decay_parameters": "kernels",
+            "momentum_dtype": "bfloat16",
+            "optimizer": "adamw",
+            "schedule": "cosine",
+            "warmup_steps": 10_000,
+            "linear_end": 1e-5,
+            "splits": {"test": "validation", "validation": "train[99%:]"},
+            **changed,
+        }
+        assert config.sweep.published == f"{accuracy} (2205.01580)"
+    assert to_steps(epochs=90, num_examples=1_268_355, batch_size=1024) == 111_477
+    both = better_baselines.get_config("90,pool=token,head=linear")
+    assert (both.model.classifier, both.model.representation_size) == ("token", None)
+    assert both.sweep.published == ""
+
+
+@pytest.mark.parametrize("argument", ["", "100", "90,posemb=rope", "90,aug"])
+def test_arguments_of_better_baselines_that_make_no_sense(argument: str) -> None:
+    with pytest.raises(UserError, match=r"90, 150, 300 .*posemb=learned, batch=4096, pool=token"):
+        better_baselines.get_config(argument)
+
+
+@pytest.mark.parametrize("variant", ["g/14", "G/14"])
+def test_scaling_vit(variant: str) -> None:
+    config = scaling_vit.get_config(variant)
+    assert {key: config.optimizer[key] for key in ("name", "learning_rate", "weight_decay")} == {
+        "name": "adafactor",
+        "learning_rate": 8e-4,
+        "weight_decay": pytest.approx(2.4e-5 / 8e-4),  # big_vision states it times the rate
+    }
+    assert config.optimizer.decay_multipliers == (("head/kernel", 100.0),)
+    assert config.optimizer.decay_parameters == "kernels"
+    assert (config.optimizer.momentum, config.optimizer.momentum_dtype) == (0.9, "bfloat16")
+    assert (config.optimizer.b2, config.optimizer.factored_decay) == (0.999, 0.8)
+    assert config.optimizer.clip_norm == 1.0
+    schedule = config.schedule
+    assert (schedule.name, schedule.timescale_steps) == ("rsqrt", 10_000)
+    assert (schedule.warmup_steps, schedule.cooldown_steps) == (10_000, 50_000)
+    assert (config.dataset.batch_size, config.duration.steps) == (16_384, 1_000_000)
+    assert config.model.classifier == "map"  # which has no class token
+    assert (config.model.head_bias_init, config.model.representation_size) == (-10.0, None)
+    assert (config.objective.loss, config.dataset.preprocess) == ("sigmoid", "official_train(224)")
+    assert pretrain.DATASETS[config.dataset.name].num_classes == 29_593
+    assert ("90.45" in config.sweep.published) == (variant == "G/14")
+
+
+def test_data_and_models_for_scaling_vit() -> None:
+    assert scaling_vit.get_config("g/14,/data/photos").dataset.name == "/data/photos"
+    assert scaling_vit.get_config("G/14,imagenet21k").dataset.split == "full[51200:]"
+    with pytest.raises(UserError, match=r"VARIANT\[,DATASET\].*imagenet21k, jft"):
+        scaling_vit.get_config("g/14,")
+    with pytest.raises(UserError, match="R50x1 has no tokens to pool"):
+        scaling_vit.get_config("R50x1")
+
+
+# Recipe, argument, classes, parameters: of the official tests, or added up from published files.
+COUNTS = [
+    (pretrain, "B/16,imagenet21k", 21_843, 103_186_515),
+    (pretrain, "L/16,imagenet21k", 21_843, 326_740_307),
+    (pretrain, "H/14,imagenet21k", 21_843, 660_385_363),
+    (pretrain, "R50x1,imagenet2012", 1_000, 25_549_352),
+    (augreg, "pretrain,Ti/16,imagenet21k", 21_843, 9_740_115),
+    (better_baselines, "90,head=linear,posemb=learned", 1_000, 22_049_896),
+]
+
+
+@pytest.mark.parametrize(("recipe", "argument", "num_classes", "count"), COUNTS)
+def test_parameter_counts(recipe: Any, argument: str, num_classes: int, count: int) -> None:
+    model = create_model(**recipe.get_config(argument).model, num_classes=num_classes)
+    images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+    shapes = jax.eval_shape(
+        lambda images: model.init(jax.random.key(0), images, train=False), images
+    )
+    assert count_parameters(shapes["params"]) == count
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ImageNet-1k of few images: 1 % of `train` still is a whole batch."""
+    data_dir = tmp_path_factory.mktemp("tfds")
+    fixtures_data.tiny_tfds("imagenet2012", str(data_dir), {"train": 800, "validation": 8})
+    return data_dir
+
+
+@pytest.fixture(scope="module")
+def quickly() -> Iterator[None]:
+    """The runs are all compilation: a third of the time without optimization and checkpoints.
+
+    Leaves nothing of it behind. Runs that save are in tests/test_train.py.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointManager, "save", lambda *_, **__: None)
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    counts = {"train": {"cat": 8, "dog": 8}, "test": {"cat": 4, "dog": 4}}
+    return fixtures_data.write_folder(tmp_path_factory.mktemp("data") / "photos", counts)
+
+
+def two_steps(config: ConfigDict, workdir: Path) -> dict[str, float]:
+    """A run of the recipe with the smallest model, batch and schedule; the rest is as it is."""
+    config.model.hidden_size = 16
+    config.model.num_layers = 1
+    config.model.mlp_dim = 16
+    config.model.num_heads = 2
+    config.model.patch_size = 56
+    config.model.remat = "none"
+    if config.model.representation_size:
+        config.model.representation_size = 16
+    config.dataset.batch_size = 8
+    config.duration.steps = 2
+    config.schedule.warmup_steps = 0
+    config.schedule.cooldown_steps = 0
+    config.loader.num_workers = 0
+    config.loader.num_threads = 0
+    config.log.every_steps = 1
+    config.log.tensorboard = False
+    results = train_and_evaluate(config, str(workdir))
+    assert results["step"] == 2
+    assert math.isfinite(results["test/loss"])
+    return results
+
+
+@pytest.mark.usefixtures("quickly")
+def test_two_steps_of_pretrain(photos: Path, tmp_path: Path) -> None:
+    results = two_steps(pretrain.get_config(f"S/16,{photos}"), tmp_path / "run")
+    assert results["test/num_examples"] == 8
+
+
+@pytest.mark.usefixtures("quickly")
+def test_two_steps_of_augreg(imagenet: Path, tmp_path: Path) -> None:
+    config = augreg.get_config("pretrain,B/16,imagenet2012,strong2,do_0.1,sd_0.1")
+    config.dataset.data_dir = str(imagenet)
+    results = two_steps(config, tmp_path / "run")
+    assert results["validation/num_examples"] == 8
+    # The sigmoid at a bias of -6.9 for each of 1,000 classes, before much is learned.
+    assert results["test/loss"] == pytest.approx(6.9 + 1000 * math.log1p(math.exp(-6.9)), abs=0.5)
+
+
+@pytest.mark.usefixtures("quickly")
+def test_two_steps_of_better_baselines(imagenet: Path, tmp_path: Path) -> None:
+    config = better_baselines.get_config("90")
+    config.dataset.data_dir = str(imagenet)
+    with config.unlocked():
+        del config.evaluators.validation  # is in the run of augreg
+    results = two_steps(config, tmp_path / "run")
+    # Softmax over 1,000 classes, before much is learned.
+    assert results["test/loss"] == pytest.approx(math.log(1000), abs=0.5)
+
+
+@pytest.mark.usefixtures("quickly")
+def test_two_steps_of_scaling_vit(photos: Path, tmp_path: Path) -> None:
+    # As large models are: the state split over devices, the blocks in one loop.
+    config = scaling_vit.get_config(f"g/14,{photos}")
+    assert (config.optimizer.name, config.mesh.fsdp, config.model.scan) == ("adafactor", 4, True)
+    two_steps(config, tmp_path / "run")
