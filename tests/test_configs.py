@@ -19,7 +19,9 @@ from vit_jax.checkpoint import CheckpointManager
 from vit_jax.data.pipeline import train_batches
 from vit_jax.durations import to_steps
 from vit_jax.errors import UserError
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.mixing import create_mixing
+from vit_jax.models.create import MODELS, create_model
+from vit_jax.models.variants import get_variant
 from vit_jax.objectives.classification import Classification
 from vit_jax.optimizer import create_optimizer, create_schedule
 from vit_jax.pretrained.load import load_pretrained
@@ -35,6 +37,7 @@ SECTIONS: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "duration": (to_steps, set()),
     "loader": (train_batches, set()),
     "mesh": (create_mesh, set()),
+    "mix": (create_mixing, set()),
     "objective": (Classification.__init__, {"name"}),
     "optimizer": (create_optimizer, {"learning_rate"}),  # goes to the schedule
     "schedule": (create_schedule, set()),
@@ -52,8 +55,18 @@ def test_every_key_of_a_section_is_an_argument(section: str) -> None:
 
 
 def test_every_model_key_is_an_attribute_and_back() -> None:
-    fields = {field.name for field in dataclasses.fields(VisionTransformer)}
+    """Of any kind of model; what one of them does not have, `create_model` leaves out."""
+    fields = {field.name for model in MODELS.values() for field in dataclasses.fields(model)}
     assert set(default.get_config().model) | {"num_classes", "parent"} == fields
+
+
+@pytest.mark.parametrize("variant", ["B/16", "R50+L/32", "DeiT-distilled-S/16", "R152x2"])
+def test_every_variant_goes_over_the_defaults(variant: str) -> None:
+    config = default.get_config()
+    config.model.update(get_variant(variant))
+    model = create_model(**config.model, num_classes=3)
+    assert type(model) is MODELS[get_variant(variant)["name"]]
+    assert model == create_model(**get_variant(variant), num_classes=3)
 
 
 def test_every_other_key_is_read_by_the_loop() -> None:

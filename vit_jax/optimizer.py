@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.adafactor import scale_by_factored_rms
 from vit_jax.errors import UserError, check_known
-from vit_jax.parameter_groups import freeze_parameters, scale_by_layer
+from vit_jax.parameter_groups import (
+    add_multiplied_decay,
+    check_decay_multipliers,
+    freeze_parameters,
+    scale_by_layer,
+)
 
 Schedule = Callable[[Any], jax.Array]
 
@@ -99,11 +106,13 @@ def create_optimizer(
     clip_norm: float | None = None,
     weight_decay: float = 0.0,
     decay_parameters: str = "kernels",
+    decay_multipliers: Sequence[tuple[str, float]] = (),
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
     momentum: float = 0.9,
     momentum_dtype: str = "float32",
+    factored_decay: float = 0.8,
     freeze: str = "",
     layer_decay: float = 1.0,
 ) -> optax.GradientTransformation:
@@ -115,15 +124,22 @@ def create_optimizer(
     (2106.08254): a layer that learns slowly also decays slowly.
 
     Args:
-      name: `adamw`, `adam` (no decay) or `sgd`.
+      name: `adamw`, `adam` (no decay), `sgd`, or `adafactor`: ViT-g's (2106.04560, section 3.4;
+        big_vision's `scale_by_adafactor`): a factored second moment, then momentum as an average
+        that starts from 0 uncorrected, momentum * m + (1 - momentum) * update.
       schedule: from `create_schedule`.
       clip_norm: upper bound of the gradient's global norm, or None.
       weight_decay: see above.
       decay_parameters: which parameters decay, a key of `DECAY_MASKS`.
-      b1, b2, eps: of Adam.
-      momentum: of SGD.
-      momentum_dtype: in which Adam's first moment and SGD's momentum are stored; `bfloat16` halves
-        their memory (the decay of SGD then is bfloat16(0.9) = 0.8984375, as in the official code).
+      decay_multipliers: pairs (regular expression, factor). Of what decays, a parameter whose whole
+        name matches has its decay multiplied by the factor of the first pair that does (ViT-g: 100
+        for `head/kernel`, big_vision's `wd_mults`). Names are those of `freeze`.
+      b1, b2, eps: of Adam; b2 also is what Adafactor's decay rises to (0.999 in ViT-g).
+      momentum: of SGD and Adafactor; 0 keeps none for Adafactor.
+      momentum_dtype: in which Adam's first moment, SGD's and Adafactor's momentum are stored;
+        `bfloat16` halves their memory (the decay of SGD then is bfloat16(0.9) = 0.8984375, as in
+        the official code).
+      factored_decay: exponent of Adafactor: the second moment's decay is 1 - t ** -0.8 in update t.
       freeze: regular expression on whole parameter names (`embedding/.*|cls|Transformer/.*`). What
         matches stays as it is, has no optimizer memory, and does not count in the gradient's norm.
         Blocks are named as in the loop form, also under `model.scan`.
@@ -133,12 +149,19 @@ def create_optimizer(
 
     Raises:
       UserError: unknown name or value; later, from `init`: what `freeze` matches is nothing or
-        everything, or the model has no encoder blocks to count for `layer_decay`.
+        everything, one of `decay_multipliers` matches nothing that decays, or the model has no
+        encoder blocks to count for `layer_decay`.
     """
     optimizers: dict[str, Callable[[Any], optax.GradientTransformation]] = {
         "adamw": lambda dtype: optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype),
         "adam": lambda dtype: optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype),
         "sgd": lambda dtype: optax.trace(decay=momentum, accumulator_dtype=dtype),
+        "adafactor": lambda dtype: optax.chain(
+            scale_by_factored_rms(factored_decay, b2),
+            optax.ema(momentum, debias=False, accumulator_dtype=dtype)
+            if momentum
+            else optax.identity(),
+        ),
     }
     check_known("optimizer.name", name, optimizers)
     check_known("optimizer.decay_parameters", decay_parameters, DECAY_MASKS)
@@ -152,13 +175,18 @@ def create_optimizer(
         raise UserError(
             f"optimizer.clip_norm={clip_norm} must be positive, or None for no clipping."
         )
+    if factored_decay <= 0:
+        raise UserError(f"optimizer.factored_decay={factored_decay} must be positive, such as 0.8.")
+    multipliers = check_decay_multipliers(decay_multipliers)
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
     steps.append(optimizers[name](MOMENTUM_DTYPES[momentum_dtype]))
     if weight_decay:
         pattern = DECAY_MASKS[decay_parameters]
-        steps.append(
-            optax.add_decayed_weights(weight_decay, mask=lambda params: decay_mask(params, pattern))
-        )
+        if multipliers:
+            steps.append(add_multiplied_decay(weight_decay, pattern, multipliers))
+        else:
+            mask = functools.partial(decay_mask, pattern=pattern)
+            steps.append(optax.add_decayed_weights(weight_decay, mask=mask))
     steps.append(optax.scale_by_learning_rate(schedule))
     tx = optax.chain(*steps)
     if freeze:

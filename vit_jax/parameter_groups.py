@@ -1,4 +1,4 @@
-"""Which parameters learn and how fast, decided by their names: freezing and layer-wise rates.
+"""Which parameters learn, how fast, and how much they decay, decided by their names.
 
 Names are those of the loop form (`Transformer/encoderblock_3/...`). A leaf of the scan form, which
 holds one parameter of all L blocks, goes by the L names that it has in the loop form.
@@ -31,6 +31,7 @@ AFTER_BLOCKS = re.compile(
 _BLOCK = re.compile(r"Transformer/encoderblock_(?P<index>\d+)/.*")
 
 Names = tuple[tuple[str, tuple[str, ...], int], ...]
+Multipliers = tuple[tuple[str, float], ...]  # (regular expression, factor)
 
 
 def freeze_parameters(
@@ -168,6 +169,84 @@ def layer_factors(tree: Any, decay: float) -> Any:
         return factors.reshape((depth,) + (1,) * (leaf.ndim - 1)) if scanned else factors[0]
 
     return jax.tree_util.tree_map_with_path(factor, tree)
+
+
+def check_decay_multipliers(multipliers: Any) -> Multipliers:
+    """The pairs (regular expression, factor) of `optimizer.decay_multipliers`.
+
+    Raises:
+      UserError: something else, no regular expression, or a factor that is negative or not finite.
+    """
+    checked: list[tuple[str, float]] = []
+    for pair in multipliers:
+        try:
+            pattern, factor = pair
+            re.compile(pattern)
+            factor = float(factor)
+        except (TypeError, ValueError, re.error):
+            raise UserError(
+                f"optimizer.decay_multipliers={multipliers!r} must hold pairs of a regular "
+                "expression and a number, such as (('head/kernel', 100.0),)."
+            ) from None
+        if not 0.0 <= factor < math.inf:
+            raise UserError(
+                f"optimizer.decay_multipliers: the factor {factor} of {pattern!r} must be finite "
+                "and not negative."
+            )
+        checked.append((pattern, factor))
+    return tuple(checked)
+
+
+def add_multiplied_decay(
+    weight_decay: float, decaying: str, multipliers: Multipliers
+) -> optax.GradientTransformation:
+    """Adds weight_decay * factor * parameter to every update, see `decay_factors`."""
+
+    def init(params: Any) -> optax.EmptyState:
+        decay_factors(params, decaying, multipliers)  # its errors, before anything is compiled
+        return optax.EmptyState()
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        factors = decay_factors(params, decaying, multipliers)
+
+        def decayed(u: jax.Array, p: jax.Array, factor: np.ndarray) -> jax.Array:
+            return u + jnp.asarray(weight_decay * factor, p.dtype) * p if np.any(factor) else u
+
+        return jax.tree.map(decayed, updates, params, factors), state
+
+    return optax.GradientTransformation(init, update)
+
+
+def decay_factors(tree: Any, decaying: str, multipliers: Multipliers) -> Any:
+    """The factor of every leaf's decay; [L, 1, ...] for a leaf of the scan form.
+
+    It is 0 where `decaying` does not match the whole name; else that of the first of
+    `multipliers` that does; else 1.
+
+    Raises:
+      UserError: a multiplier whose regular expression matches nothing that decays.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    names = [each for path, leaf in leaves for each in _loop_names(_name(path), leaf)]
+    names = [each for each in names if re.fullmatch(decaying, each)]
+    for pattern, _ in multipliers:
+        if not any(re.fullmatch(pattern, each) for each in names):
+            raise UserError(
+                f"optimizer.decay_multipliers: {pattern!r} matches no whole name of a parameter "
+                f"that decays.{nearest(pattern, names)} They are such as {_some(names)}."
+            )
+
+    def factor(name: str) -> float:
+        if not re.fullmatch(decaying, name):
+            return 0.0
+        return next((f for pattern, f in multipliers if re.fullmatch(pattern, name)), 1.0)
+
+    def factors(path: Any, leaf: Any) -> np.ndarray:
+        values = np.array([factor(each) for each in _loop_names(_name(path), leaf)])
+        scanned = "encoderblock/" in _name(path)
+        return values.reshape((-1,) + (1,) * (leaf.ndim - 1)) if scanned else values[0]
+
+    return jax.tree_util.tree_map_with_path(factors, tree)
 
 
 def _layer(name: str, depth: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoint import CheckpointManager
 from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.pipeline import check_repeated_augmentation
 from vit_jax.durations import to_steps
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluators.create import create_evaluator
+from vit_jax.mixing import create_mixing
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import create_objective
@@ -35,9 +38,17 @@ class Run:
 
     Building it opens the data and compares all sizes with each other, but computes nothing: what a
     user got wrong is a `UserError` here.
+
+    `open_dataset`, with the keywords of `create_dataset`, replaces it where the data are not here.
     """
 
-    def __init__(self, config: ConfigDict, mesh: jax.sharding.Mesh):
+    def __init__(
+        self,
+        config: ConfigDict,
+        mesh: jax.sharding.Mesh,
+        open_dataset: Callable[..., Dataset] | None = None,
+    ):
+        self._open_dataset = open_dataset or open_checked
         self.config = config
         self.mesh = mesh
         data = config.dataset
@@ -45,6 +56,8 @@ class Run:
         self.batch_size = data.batch_size
         accumulation_steps = config.train_step.accumulation_steps
         check_batch_size("dataset.batch_size", self.batch_size, mesh, accumulation_steps)
+        check_repeated_augmentation(data.repeated_augmentation, self.batch_size)
+        self.mixing = create_mixing(**config.mix)
         self.dataset = self._dataset("dataset", data.split, data.preprocess)
         self.eval_datasets = {
             key: self._dataset(
@@ -60,8 +73,8 @@ class Run:
         height, width, channels = self.dataset.element_spec["image"].shape
         self.image_shape = (height, width, channels)
         model_config = config.model
-        self.grid = token_grid((height, width), model_config.patch_size, model_config.resnet_layers)
         self.model = create_model(**model_config, num_classes=self.dataset.num_classes)
+        self.grid = token_grid((height, width), model_config.patch_size, model_config.resnet_layers)
         self.objective = create_objective(**config.objective, model=self.model)
         optimizer = dict(config.optimizer)
         schedule = dict(config.schedule)
@@ -91,7 +104,7 @@ class Run:
         keys = ("name", "data_dir", "on_bad_image", "label_key")
         source = {key: data[key] for key in keys}
         try:
-            return create_dataset(split=split, preprocess=preprocess, **source).check()
+            return self._open_dataset(split=split, preprocess=preprocess, **source)
         except UserError as error:
             if key == "dataset":
                 raise
@@ -152,6 +165,11 @@ class Run:
     def start_state(self, params: Any) -> TrainState:
         """The state before the first update of these parameters."""
         return create_train_state(params, self.tx, polyak_decay=self.config.train_step.polyak_decay)
+
+
+def open_checked(**kwargs: Any) -> Dataset:
+    """`create_dataset`, with damaged files found now."""
+    return create_dataset(**kwargs).check()
 
 
 def describe(run: Run, workdir: str) -> None:

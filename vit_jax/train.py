@@ -9,28 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import statistics
+import time
 from pathlib import Path
 
 import jax
-from clu import profiler
 from ml_collections import ConfigDict
 
+from vit_jax import liveness
 from vit_jax.checkpoint import CheckpointManager
 from vit_jax.data.device import device_batches, local_rows
 from vit_jax.data.pipeline import HostBatches, train_batches
 from vit_jax.errors import UserError
+from vit_jax.flops import train_flops_per_image
+from vit_jax.hardware import find_chip
+from vit_jax.preemption import PreemptionNotice
 from vit_jax.pretrained.load import PARAMS_FILE
 from vit_jax.pretrained.npz import write_npz
-from vit_jax.progress import Progress, format_seconds
+from vit_jax.profiling import Trace
+from vit_jax.progress import Progress
 from vit_jax.provenance import write_provenance
 from vit_jax.run import Run, describe, initial_state
-from vit_jax.sharding import (
-    batch_sharding,
-    create_mesh,
-    to_host,
-)
+from vit_jax.sharding import batch_sharding, create_mesh, to_host
+from vit_jax.train_events import TrainEvents
+from vit_jax.train_log import TrainLog
 from vit_jax.train_state import TrainState
 from vit_jax.train_step import jit_train_step
 from vit_jax.workdir import (
@@ -40,7 +42,7 @@ from vit_jax.workdir import (
     run_on_first_process,
     write_json,
 )
-from vit_jax.writers import MetricWriter, read_metrics
+from vit_jax.writers import MetricWriter, check_wandb, read_metrics
 
 RESULTS_FILE = "results.json"
 
@@ -50,14 +52,11 @@ RUNTIME_KEYS = (
     "loader.",
     "log.",
     "checkpoint.",
+    "processes.",
     "model.remat",
     "dataset.data_dir",
     "sweep.",
 )
-
-
-class TrainingDivergedError(RuntimeError):
-    """Loss, gradient or parameters are NaN or infinite; the message names the step."""
 
 
 def train_and_evaluate(
@@ -75,13 +74,16 @@ def train_and_evaluate(
       resume: `auto` refuses a work directory of another config; `force` continues it.
 
     Returns:
-      What `results.json` holds: `step`, `seconds`, `images_per_second`, and the last evaluations as
-      `NAME/METRIC` for each evaluator.
+      What `results.json` holds: `step`, `seconds`, `images_per_second`, what the time was spent on
+      (`Progress.totals`), and the last evaluations as `NAME/METRIC` for each evaluator.
 
     Raises:
       UserError: anything that the user can put right, before anything is compiled.
-      TrainingDivergedError: NaN or Inf; the last good checkpoint is kept.
+      train_log.TrainingDivergedError: NaN or Inf; the last good checkpoint is kept.
+      errors.PreemptedError: the run was asked to stop (SIGTERM) and has saved its state.
     """
+    began = time.monotonic()
+    run_on_first_process(lambda: check_wandb(config.log.wandb))
     mesh = create_mesh(**config.mesh)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
@@ -109,9 +111,16 @@ def train_and_evaluate(
                 "that duration asks for; ask for more, or choose another --workdir."
             )
         write_provenance(workdir, start_step=start_step)
-        writer = MetricWriter(workdir, start_step=start_step, tensorboard=config.log.tensorboard)
-        stack.callback(writer.close)
-        return train(run, state, workdir, checkpoints, writer)
+        writer = stack.enter_context(
+            MetricWriter(
+                workdir,
+                start_step=start_step,
+                tensorboard=config.log.tensorboard,
+                wandb_project=config.log.wandb,
+                config=config.to_dict(),
+            )
+        )
+        return train(run, state, workdir, checkpoints, writer, began=began)
 
 
 def train(
@@ -120,59 +129,65 @@ def train(
     workdir: str,
     checkpoints: CheckpointManager,
     writer: MetricWriter,
+    *,
+    began: float | None = None,
 ) -> dict[str, float]:
-    """Updates `state` up to the last step; returns the results (see `train_and_evaluate`)."""
+    """Updates `state` up to the last step; returns the results (see `train_and_evaluate`).
+
+    `began`: `time.monotonic()` at the start of the session, which counts as part of the run.
+    """
     config, total_steps, start_step = run.config, run.total_steps, int(state.step)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     step_fn = jit_train_step(
         *(run.objective, run.tx, shardings, run.mesh),
         seed=config.seed,
         freeze=config.optimizer.freeze,
+        mixing=run.mixing,
         **config.train_step,
     )
-    progress = Progress(
-        start_step=start_step,
-        total_steps=total_steps,
-        batch_size=run.batch_size,
-        elapsed=_elapsed_seconds(workdir),
-    )
-    results: dict[str, float] = {}
-    if start_step in (0, total_steps):  # elsewhere it was done before the checkpoint
+    earlier = run_on_first_process(lambda: _last_row(workdir))
+    with contextlib.ExitStack() as stack:
+        progress = create_progress(run, start_step, earlier, began)
+        stack.callback(progress.close)
+        log = TrainLog(
+            writer=writer,
+            progress=progress,
+            checkpoints=checkpoints,
+            schedule=run.schedule,
+            total_steps=total_steps,
+        )
+        events = TrainEvents(
+            config=config,
+            total_steps=total_steps,
+            evaluators=run.evaluators,
+            checkpoints=checkpoints,
+            progress=progress,
+            log=log,
+            notice=stack.enter_context(PreemptionNotice()),
+        )
+        # Mostly it was done before the checkpoint; not at the start, nor where a notice came first.
         results = run_on_first_process(lambda: _evaluated(workdir, start_step))
-        results = results or evaluate(run, state, start_step, writer, progress)
-    pending: list[tuple[int, dict[str, jax.Array]]] = []
-    with (
-        train_iterator(run, start_step) as host_batches,
-        Trace(config.log.profile_steps, workdir) as trace,
-    ):
-        sharding = batch_sharding(run.mesh)
-        batches = device_batches(host_batches, sharding, batch_size=run.batch_size)
-        for step, batch in zip(range(start_step + 1, total_steps + 1), batches, strict=False):
+        results |= events.evaluate(state, start_step, done=results)
+
+        host_batches = stack.enter_context(train_iterator(run, start_step))
+        batches = device_batches(host_batches, batch_sharding(run.mesh), batch_size=run.batch_size)
+        trace = stack.enter_context(Trace(config.log.profile_steps, workdir))
+        for step in range(start_step + 1, total_steps + 1):
+            liveness.note("reading a batch", step)
+            with progress.data_wait.waiting():
+                batch = next(batches)
+            liveness.note("updating", step, waits=True)
             trace.before(step)
             state, metrics = step_fn(state, batch)
+            progress.data_wait.dispatched(metrics["loss"])
+            log.add(step, metrics)
             if step == start_step + 1:
                 jax.block_until_ready(state.step)
+                liveness.note("updating", step, waits=True, started=True)
                 seconds = progress.first_step_done(step)
                 logging.info("The first step, compilation included, took %.1fs.", seconds)
-            pending.append((step, metrics))
-
-            # From here on the host waits for the devices, so only now and then.
-            last = step == total_steps
-            evaluates = any(
-                _is_due(evaluator, step, total_steps) for evaluator in config.evaluators.values()
-            )
-            saves = checkpoints.should_save(step, total_steps)
-            saves |= evaluates and bool(config.checkpoint.best_metric)
-            if step % config.log.every_steps == 0 or evaluates or saves or last:
-                log(run, pending, checkpoints, writer, progress)
-            if evaluates:
-                results = evaluate(run, state, step, writer, progress)
-                check_finite(step, results, checkpoints)
-            if saves:
-                with progress.pause():
-                    checkpoints.save(step, state, results if evaluates else None)
-    with progress.pause():
-        checkpoints.wait()
+            results = events.after_update(state, step) or results
+        events.wait_for_checkpoint(total_steps)
         return finish(run, state, workdir, results, progress)
 
 
@@ -181,6 +196,7 @@ def train_iterator(run: Run, start_step: int) -> HostBatches:
     return train_batches(
         run.dataset,
         batch_size=run.batch_size,
+        repeated_augmentation=run.config.dataset.repeated_augmentation,
         seed=run.config.seed,
         start_step=start_step,
         total_steps=run.total_steps,
@@ -189,78 +205,30 @@ def train_iterator(run: Run, start_step: int) -> HostBatches:
     )
 
 
-def log(
-    run: Run,
-    pending: list[tuple[int, dict[str, jax.Array]]],
-    checkpoints: CheckpointManager,
-    writer: MetricWriter,
-    progress: Progress,
-) -> None:
-    """Fetches the metrics of all steps since the last call, checks them, and writes the last.
-
-    Raises:
-      TrainingDivergedError: naming the first step whose loss, gradient or parameters are not
-        finite.
-    """
-    fetched = [
-        (step, {name: float(value) for name, value in metrics.items()})
-        for step, metrics in jax.device_get(pending)
-    ]
-    pending.clear()
-    for step, metrics in fetched:
-        check_finite(step, metrics, checkpoints)
-    step, metrics = fetched[-1]
-    speed = progress.report(step)
-    eta = speed.pop("eta_seconds")
-    # After nothing but the first step there is no speed to tell.
-    pace = f"{speed['images_per_second']:.0f} images/s  " if "images_per_second" in speed else ""
-    learning_rate = float(run.schedule(step - 1))  # the one that update `step` used
-    writer.write(step, {**metrics, "learning_rate": learning_rate, **speed})
-    others = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "loss")
-    logging.info(
-        "step %d/%d  loss %.4f  %s  lr %.3g  %sETA %s",
-        *(step, run.total_steps, metrics["loss"], others, learning_rate, pace),
-        format_seconds(eta),
+def create_progress(
+    run: Run, start_step: int, earlier: dict[str, float], began: float | None
+) -> Progress:
+    """The clock of this session; `earlier`: what `Progress.totals` gave in those before."""
+    chip = find_chip(jax.devices()[0].device_kind)
+    evaluators = {
+        f"evaluate {key}": (run.config.evaluators[key].every_steps, dataset.num_examples)
+        for key, dataset in run.eval_datasets.items()
+    }
+    return Progress(
+        start_step=start_step,
+        total_steps=run.total_steps,
+        batch_size=run.batch_size,
+        began=began,
+        earlier=earlier,
+        every_steps={"save": run.config.checkpoint.every_steps}
+        | {event: every_steps for event, (every_steps, _) in evaluators.items()},
+        # A forward pass is a third of an update.
+        guessed_images={event: count / 3 for event, (_, count) in evaluators.items()},
+        flops_per_second=chip.device_peak_flops * jax.device_count() if chip else None,
+        flops_per_image=train_flops_per_image(
+            run.objective, run.abstract_state.params, run.image_shape
+        ),
     )
-
-
-def check_finite(step: int, metrics: dict[str, float], checkpoints: CheckpointManager) -> None:
-    """Raises TrainingDivergedError if any value is NaN or infinite."""
-    bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
-    if not bad:
-        return
-    checkpoints.wait()
-    good = checkpoints.latest_step()
-    kept = "there is no checkpoint" if good is None else f"the checkpoint of step {good} is kept"
-    values = ", ".join(f"{name}={value}" for name, value in bad.items())
-    raise TrainingDivergedError(
-        f"step {step}: {values}; {kept}. Try a lower optimizer.learning_rate, a longer "
-        "schedule.warmup_steps, or optimizer.clip_norm=1.0."
-    )
-
-
-def evaluate(
-    run: Run, state: TrainState, step: int, writer: MetricWriter, progress: Progress
-) -> dict[str, float]:
-    """Runs the evaluators that are due at `step`; returns `{NAME/METRIC: value}`."""
-    results: dict[str, float] = {}
-    with progress.pause():
-        for key, evaluator in run.evaluators.items():
-            if not _is_due(run.config.evaluators[key], step, run.total_steps):
-                continue
-            values = {
-                f"{key}/{name}": value for name, value in evaluator(state.eval_params).items()
-            }
-            results |= values
-            text = "  ".join(
-                f"{name} {value:.4f}"
-                for name, value in values.items()
-                if "num_examples" not in name
-            )
-            logging.info("step %d/%d  %s", step, run.total_steps, text)
-        if results:
-            writer.write(step, {**results, "elapsed_seconds": progress.elapsed_seconds})
-    return results
 
 
 def finish(
@@ -270,10 +238,12 @@ def finish(
     params = to_host(state.eval_params)
     rows = read_metrics(workdir)
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
+    totals = progress.totals()
     results = {
         "step": run.total_steps,
-        "seconds": progress.elapsed_seconds,
+        "seconds": totals.pop("elapsed_seconds"),
         "images_per_second": statistics.median(speeds) if speeds else 0.0,
+        **totals,
         **results,
     }
     if jax.process_index() == 0:
@@ -283,48 +253,14 @@ def finish(
     return results
 
 
-class Trace:
-    """Records updates first <= step < last into WORKDIR/profile, for TensorBoard or xprof."""
-
-    def __init__(self, profile_steps: tuple[int, int], workdir: str):
-        self._first, self._last = profile_steps
-        self._folder = str(Path(workdir) / "profile")
-        self._active = False
-
-    def before(self, step: int) -> None:
-        """To be called before each update."""
-        if not self._active and self._first <= step < self._last:
-            profiler.start(self._folder)
-            self._active = True
-        elif self._active and step >= self._last:
-            self._stop()
-
-    def _stop(self) -> None:
-        if self._active:
-            profiler.stop()
-            self._active = False
-
-    def __enter__(self) -> Trace:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
-
-
-def _is_due(evaluator: ConfigDict, step: int, total_steps: int) -> bool:
-    if step == 0:
-        return evaluator.at_start
-    every_steps = evaluator.every_steps
-    return step == total_steps or bool(every_steps and step % every_steps == 0)
-
-
-def _elapsed_seconds(workdir: str) -> float:
+def _last_row(workdir: str) -> dict[str, float]:
+    """The last line of the metrics that tells the time."""
     rows = [row for row in read_metrics(workdir) if "elapsed_seconds" in row]
-    return rows[-1]["elapsed_seconds"] if rows else 0.0
+    return rows[-1] if rows else {}
 
 
 def _evaluated(workdir: str, step: int) -> dict[str, float]:
-    """What a session that was killed after it has evaluated `step` has written of it."""
+    """What an earlier session has written of its evaluations of `step`."""
     rows = [row for row in read_metrics(workdir) if row["step"] == step and "loss" not in row]
     return {key: value for row in rows for key, value in row.items() if "/" in key}
 

@@ -10,12 +10,16 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
+from vit_jax.mixing import Mixing
 from vit_jax.parameter_groups import stop_frozen_gradients
 from vit_jax.sharding import BATCH_AXES, batch_sharding, replicated
 from vit_jax.train_state import TrainState
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
+
+# Folded into the key of a step for mixing; its parts fold in their index, 0, 1, ...
+MIXING_STREAM = 2**32 - 1
 
 
 def accumulate_gradients(
@@ -56,6 +60,7 @@ def make_train_step(
     accumulation_steps: int = 1,
     polyak_decay: float = 0.0,
     freeze: str = "",
+    mixing: Mixing | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns `train_step(state, batch) -> (state, metrics)`.
 
@@ -67,6 +72,8 @@ def make_train_step(
       polyak_decay: d of average = d * average + (1 - d) * params; 0 for no average.
       freeze: of the optimizer; no gradient is computed for what is frozen, and none counts in
         `grad_norm`.
+      mixing: from `create_mixing`; sees the whole batch, before it is cut into parts, so that
+        `accumulation_steps` changes nothing about it.
 
     Metrics are float32 scalars: `loss`, `grad_norm` (before clipping), `param_norm` (after the
     update) and the objective's own.
@@ -81,6 +88,8 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
+        if mixing is not None:
+            batch = mixing(batch, jax.random.fold_in(rng, MIXING_STREAM))
         if accumulation_steps == 1:
             (loss, metrics), grads = value_and_grad(state.params, batch, rng)
         else:
@@ -109,6 +118,7 @@ def jit_train_step(
     accumulation_steps: int = 1,
     polyak_decay: float = 0.0,
     freeze: str = "",
+    mixing: Mixing | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """`make_train_step` compiled for the mesh; the state passed in is used up (donated)."""
     train_step = make_train_step(
@@ -118,6 +128,7 @@ def jit_train_step(
         accumulation_steps=accumulation_steps,
         polyak_decay=polyak_decay,
         freeze=freeze,
+        mixing=mixing,
     )
     return jax.jit(
         train_step,

@@ -118,6 +118,38 @@ def test_starts_far_into_a_run():
     np.testing.assert_array_equal(batch["label"][0], order(5, 23, np.arange(8) + 8 * step))
 
 
+@pytest.mark.parametrize("repeats", [2, 4])
+def test_repeated_augmentation_draws_each_example_so_often_in_a_batch(repeats):
+    batches = train(dataset(), repeated_augmentation=repeats, total_steps=23)
+    distinct = 8 // repeats
+    labels = batches["label"].reshape(23, repeats, distinct)
+    np.testing.assert_array_equal(
+        labels, np.broadcast_to(labels[:, :1], labels.shape)
+    )  # the draws of an example are B / m rows apart
+    expected = order(5, 23, np.arange(23 * distinct)).reshape(23, distinct)
+    np.testing.assert_array_equal(labels[:, 0], expected)
+    # Augmentation is that of the position, so every draw is another picture.
+    images = batches["image"].reshape(23, repeats, distinct, -1)
+    assert np.mean(np.any(images[:, 0] != images[:, 1], axis=-1)) > 0.9
+    # 8 epochs of 23 positions show every example 8 times, as without.
+    assert set(np.bincount(batches["label"].ravel())) == {8}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_threads": 2}])
+def test_repeated_augmentation_is_the_same_for_any_hosts_and_start(options):
+    expected = train(dataset(), repeated_augmentation=4)
+    assert not np.array_equal(expected["label"], train(dataset())["label"])
+    for rows in (np.arange(4), np.arange(1, 8, 2)):
+        part = train(dataset(), repeated_augmentation=4, rows=rows, start_step=2, **options)
+        assert_equal(part, {key: value[2:, rows] for key, value in expected.items()})
+
+
+@pytest.mark.parametrize("repeats", [0, 3, 16])
+def test_repeats_that_do_not_divide_the_batch_are_refused_at_once(repeats):
+    with pytest.raises(UserError, match=f"repeated_augmentation={repeats} .*batch_size=8; use"):
+        train_batches(dataset(), batch_size=8, seed=0, total_steps=1, repeated_augmentation=repeats)
+
+
 @pytest.mark.parametrize("start", [7, 9])
 def test_nothing_left_to_do(start):
     with train_batches(

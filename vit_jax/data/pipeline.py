@@ -46,13 +46,17 @@ class TrainBatches:
     seed: int
     start_step: int
     total_steps: int
+    repeated_augmentation: int = 1
 
     def __len__(self) -> int:
         return max(0, self.total_steps - self.start_step)
 
     def __getitem__(self, k: int) -> Batch:
-        positions = (self.start_step + k) * self.batch_size + self.rows
-        indices = order(self.seed, self.dataset.num_examples, positions)
+        step = self.start_step + k
+        positions = step * self.batch_size + self.rows
+        distinct = self.batch_size // self.repeated_augmentation
+        places = step * distinct + self.rows % distinct
+        indices = order(self.seed, self.dataset.num_examples, places)
         return _build(self.dataset, indices, self.seed, positions, np.ones(len(positions)))
 
 
@@ -188,6 +192,16 @@ class HostBatches:
         self.close()
 
 
+def check_repeated_augmentation(repeats: int, batch_size: int) -> None:
+    """Raises UserError unless a batch holds a whole number of examples, `repeats` times each."""
+    if repeats < 1 or batch_size % repeats:
+        nearest_size = max(1, batch_size // repeats) * repeats if repeats > 0 else batch_size
+        raise UserError(
+            f"dataset.repeated_augmentation={repeats} must be at least 1 and divide "
+            f"dataset.batch_size={batch_size}; use a batch size such as {nearest_size}."
+        )
+
+
 def train_batches(
     dataset: Examples,
     *,
@@ -195,6 +209,7 @@ def train_batches(
     seed: int,
     start_step: int = 0,
     total_steps: int,
+    repeated_augmentation: int = 1,
     rows: np.ndarray | None = None,
     num_threads: int = 0,
     num_workers: int = 0,
@@ -205,12 +220,19 @@ def train_batches(
     Row r of batch t is at position i = t * batch_size + r of the run: epoch i // N, where every
     example comes once per epoch. The example and its augmentation depend on (seed, i) only.
 
+    With `repeated_augmentation` = m (1901.09335; DeiT has 3) a batch holds B / m examples in m
+    augmentations each: rows r, r + B / m, ... show one example. They are that far apart so that
+    mixup's neighbours are different examples, and processes hold different draws, as with DeiT's
+    sampler. An epoch still is N images, of N / m examples; m epochs show every example m times
+    (DeiT draws its N / m anew in every epoch).
+
     Args:
       dataset: see `Examples`; with workers it is sent to other processes, by pickle.
       batch_size: global.
       seed: of order and augmentation.
       start_step: number of finished updates.
       total_steps: of the whole run.
+      repeated_augmentation: m; divides the batch size.
       rows: which rows of the global batch this process holds, sorted ints [n]; all by default.
       num_threads: per process; each makes a whole batch. 0: batches are made when asked for.
       num_workers: processes that make batches; 0: this process does.
@@ -220,10 +242,14 @@ def train_batches(
       Iterator of {"image" [n, H, W, C], "label" int32 [n], "mask" float32 [n] of ones}.
 
     Raises:
-      UserError: (when iterating) an example cannot be read, or images differ in shape.
+      UserError: m does not divide the batch size; (when iterating) an example cannot be read, or
+        images differ in shape.
     """
+    check_repeated_augmentation(repeated_augmentation, batch_size)
     rows = np.arange(batch_size) if rows is None else rows
-    batches = TrainBatches(dataset, batch_size, rows, seed, start_step, total_steps)
+    batches = TrainBatches(
+        dataset, batch_size, rows, seed, start_step, total_steps, repeated_augmentation
+    )
     return HostBatches(batches, num_threads=num_threads, num_workers=num_workers, prefetch=prefetch)
 
 

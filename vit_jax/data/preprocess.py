@@ -23,6 +23,8 @@ from vit_jax.data import geometry, op_spec
 from vit_jax.data.decode import decode_image
 from vit_jax.data.image_op import Example, ImageOp, check_choice, check_positive, check_range, pair
 from vit_jax.data.named_pipelines import PIPELINES, Size
+from vit_jax.data.randaug import RandAug
+from vit_jax.data.random_erasing import RandomErasing
 from vit_jax.errors import UserError
 
 ROUNDINGS: dict[str, Callable[[float], int]] = {"nearest": round, "down": int}
@@ -256,6 +258,8 @@ OPS: dict[str, Callable[..., Any]] = {
     "flip_lr": FlipLr,
     "pad": Pad,
     "random_affine": RandomAffine,
+    "randaug": RandAug,
+    "random_erasing": RandomErasing,
     "value_range": ValueRange,
     "normalize": Normalize,
 }

@@ -18,6 +18,7 @@ import numpy as np
 from vit_jax.errors import UserError, check_known
 from vit_jax.models.positions import sincos2d
 from vit_jax.models.resnet import resnet_features
+from vit_jax.models.stochastic_depth import StochasticDepth, drop_rates
 from vit_jax.models.tokens import patch_shape
 
 CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
@@ -92,7 +93,8 @@ def _attention(num_heads: int, dropout_rate: float, dtype: Any, train: bool) -> 
 class Encoder1DBlock(nn.Module):
     """One Transformer layer, [B, N, D] -> [B, N, D].
 
-    z' = MSA(LN(z)) + z (equation 2); z = MLP(LN(z')) + z' (equation 3).
+    z' = MSA(LN(z)) + z (equation 2); z = MLP(LN(z')) + z' (equation 3). In training each of the
+    two branches is dropped with probability `drop_rate`; None draws nothing.
     """
 
     mlp_dim: int
@@ -104,21 +106,25 @@ class Encoder1DBlock(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, drop_rate: float | jax.Array | None = None, *, train: bool
+    ) -> jax.Array:
+        def drop(y: jax.Array) -> jax.Array:
+            return y if drop_rate is None else StochasticDepth()(y, drop_rate, train=train)
+
         y = _layer_norm(self.layer_norm_epsilon, self.dtype)(x)
         y = _attention(self.num_heads, self.attention_dropout_rate, self.dtype, train)(y)
         y = nn.Dropout(self.dropout_rate)(y, deterministic=not train)
-        x = x + y
+        x = x + drop(y)
 
         y = _layer_norm(self.layer_norm_epsilon, self.dtype)(x)
         mlp = MlpBlock(self.mlp_dim, self.dropout_rate, self.gelu, dtype=self.dtype)
         y = mlp(y, train=train)
-        return x + y
+        return x + drop(y)
 
 
 class Encoder(nn.Module):
     """Position embeddings, `num_layers` blocks and the last layer norm: [B, N, D] -> [B, N, D].
-
 
     With `scan` the blocks are one block applied in a loop that XLA compiles once; its parameters
     are those of the loop form stacked along a leading axis (`vit_jax.tree.stack_blocks`).
@@ -129,6 +135,7 @@ class Encoder(nn.Module):
     num_heads: int
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
+    stochastic_depth_rate: float = 0.0
     gelu: str = "tanh"
     layer_norm_epsilon: float = 1e-6
     remat: str = "none"
@@ -156,8 +163,14 @@ class Encoder(nn.Module):
             dtype=self.dtype,
         )
 
-        def apply_block(module: nn.Module, x: jax.Array) -> jax.Array:
-            return module(x, train=train)
+        rates: list[float] | None = None
+        if self.stochastic_depth_rate:
+            rates = drop_rates(self.stochastic_depth_rate, self.num_layers)
+
+        def apply_block(
+            module: nn.Module, x: jax.Array, drop_rate: float | jax.Array | None
+        ) -> jax.Array:
+            return module(x, drop_rate, train=train)
 
         if self.remat != "none":
             # Inside a scan the loop itself keeps XLA from merging the two forward passes.
@@ -166,15 +179,17 @@ class Encoder(nn.Module):
             )
         if self.scan:
             scan = nn.scan(
-                lambda module, x, _: (apply_block(module, x), None),
+                lambda module, x, drop_rate: (apply_block(module, x, drop_rate), None),
                 variable_axes={"params": 0, "intermediates": 0},
                 split_rngs={"params": True, "dropout": True},
                 length=self.num_layers,
             )
-            x, _ = scan(block(name="encoderblock"), x, None)
+            stacked = None if rates is None else jnp.array(rates, jnp.float32)  # [L]
+            x, _ = scan(block(name="encoderblock"), x, stacked)
         else:
             for i in range(self.num_layers):
-                x = apply_block(block(name=f"encoderblock_{i}"), x)
+                drop_rate = None if rates is None else rates[i]
+                x = apply_block(block(name=f"encoderblock_{i}"), x, drop_rate)
         return _layer_norm(self.layer_norm_epsilon, self.dtype, "encoder_norm")(x)  # equation 4
 
 
@@ -221,6 +236,8 @@ class VisionTransformer(nn.Module):
         the Transformer out altogether (the official code's `transformer=None`).
       dropout_rate: after every dense layer but query, key and value, and after adding the
         position embeddings (paper, B.1).
+      stochastic_depth_rate: probability with which training drops each of the two branches of the
+        last block; on a line from 0 for the first (AugReg, 2106.10270, section 3.1; DeiT).
       representation_size: width of the tanh layer before the head (pre-training head, section
         3.1), or None for no such layer.
       classifier: what the head sees: `token` (class token), `gap` (mean over tokens), `map`
@@ -245,6 +262,7 @@ class VisionTransformer(nn.Module):
     num_heads: int
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
+    stochastic_depth_rate: float = 0.0
     representation_size: int | None = None
     classifier: str = "token"
     head_bias_init: float = 0.0
@@ -267,7 +285,7 @@ class VisionTransformer(nn.Module):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise UserError(f"model.{key}={value} must be at least 1.")
-        for key in ("dropout_rate", "attention_dropout_rate"):
+        for key in ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
             if not 0.0 <= getattr(self, key) < 1.0:
                 raise UserError(f"model.{key}={getattr(self, key)} must be in [0, 1).")
         if self.hidden_size % self.num_heads:
@@ -333,6 +351,7 @@ class VisionTransformer(nn.Module):
             num_heads=self.num_heads,
             dropout_rate=self.dropout_rate,
             attention_dropout_rate=self.attention_dropout_rate,
+            stochastic_depth_rate=self.stochastic_depth_rate,
             gelu=self.gelu,
             layer_norm_epsilon=self.layer_norm_epsilon,
             remat=self.remat,

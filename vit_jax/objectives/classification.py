@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.image_range import scale_images
 from vit_jax.losses import LOSSES, one_hot_targets
 
 Batch = dict[str, jax.Array]
@@ -20,21 +21,15 @@ PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def scale_images(images: jax.Array) -> jax.Array:
-    """uint8 [B, H, W, C] -> float32 in [-1, 1], the range of the published models.
-
-    Floats come back as they are: the preprocessing has scaled them (`value_range`).
-    """
-    if images.dtype == jnp.uint8:
-        return jnp.asarray(images, jnp.float32) / 127.5 - 1.0
-    return images
-
-
 class Classification:
     """One label per image.
 
     A batch holds `image` [B, H, W, C] (uint8, or float scaled by the preprocessing), `label` [B]
-    int32 and `mask` [B] float32, 1 for a real example.
+    int32 and `mask` [B] float32, 1 for a real example. A mixed batch (mixing.py) has `other_label`
+    [B] and `label_weight` [B] besides, the share of `label`. Its loss is label_weight * L(label) +
+    (1 - label_weight) * L(other_label), label smoothing applied to either label, as in timm
+    (AugReg and Better plain ViT smooth nothing); both losses are linear in the targets, so that one
+    loss of mixed targets is the same. Accuracy then is that against the heavier label.
     """
 
     def __init__(self, *, model: Any, loss: str = "softmax", label_smoothing: float = 0.0):
@@ -113,6 +108,18 @@ class Classification:
     def _values(
         self, logits: jax.Array, batch: Batch, *, label_smoothing: float
     ) -> dict[str, jax.Array]:
-        targets = one_hot_targets(batch["label"], logits.shape[-1], label_smoothing)  # [B, K]
-        correct = jnp.argmax(logits, axis=-1) == batch["label"]
+        targets, label = _targets(batch, logits.shape[-1], label_smoothing)
+        correct = jnp.argmax(logits, axis=-1) == label
         return {"loss": self._loss(logits, targets), "accuracy": jnp.asarray(correct, jnp.float32)}
+
+
+def _targets(batch: Batch, num_classes: int, label_smoothing: float) -> tuple[jax.Array, jax.Array]:
+    """Soft targets [B, K] that sum to 1, and the label [B] with the larger share of them."""
+    label = batch["label"]
+    targets = one_hot_targets(label, num_classes, label_smoothing)  # [B, K]
+    if "other_label" not in batch:
+        return targets, label
+    other_label, weight = batch["other_label"], batch["label_weight"]
+    others = one_hot_targets(other_label, num_classes, label_smoothing)  # [B, K]
+    mixed = weight[:, None] * targets + (1.0 - weight[:, None]) * others
+    return mixed, jnp.where(weight >= 0.5, label, other_label)

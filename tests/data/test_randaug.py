@@ -1,0 +1,289 @@
+"""RandAugment against plain references, written from the definition of each op, and Pillow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from scipy import stats
+
+from vit_jax.data.order import example_rng
+from vit_jax.data.preprocess import parse
+from vit_jax.data.randaug import AUGMENT_OPS, RandAug
+from vit_jax.errors import UserError
+
+MAGNITUDES = (0, 3, 5, 9, 10, 15, 20)
+
+
+class Draws:
+    """A generator whose next numbers are known."""
+
+    def __init__(self, sign: int = 1, integers: tuple[int, ...] = ()):
+        self._sign, self._integers = sign, list(integers)
+
+    def random(self) -> float:
+        return 0.25 if self._sign > 0 else 0.75
+
+    def integers(self, high: int) -> int:
+        value = self._integers.pop(0)
+        assert 0 <= value < high
+        return value
+
+
+def picture(height: int = 61, width: int = 90, channels: int = 3, seed: int = 0) -> np.ndarray:
+    """Smooth colours with noise that do not reach 0 or 255."""
+    rng = np.random.default_rng(seed)
+    smooth = cv2.resize(rng.uniform(40, 215, (5, 6, channels)), (width, height))
+    noisy = smooth.reshape(height, width, channels) + rng.normal(0, 10, (height, width, channels))
+    return np.clip(noisy, 3, 250).astype(np.uint8)
+
+
+def run(name: str, image: np.ndarray, magnitude: float, draws: Any = None) -> np.ndarray:
+    before = image.copy()
+    out = AUGMENT_OPS[name](image, magnitude / 10, draws or Draws())
+    np.testing.assert_array_equal(image, before)
+    assert out.dtype == np.uint8
+    assert out.shape == image.shape
+    return out
+
+
+def blend(origin: Any, image: np.ndarray, magnitude: float) -> np.ndarray:
+    """float64, so a result that is an integer may be cut to the one below in float32."""
+    factor = 0.1 + 1.8 * magnitude / 10
+    return np.clip(origin + factor * (image.astype(float) - origin), 0, 255)
+
+
+def smoothed(image: np.ndarray) -> np.ndarray:
+    total = 4 * image[1:-1, 1:-1].astype(int)
+    for dy in (0, 1, 2):
+        for dx in (0, 1, 2):
+            total += image[dy : dy + image.shape[0] - 2, dx : dx + image.shape[1] - 2]
+    out = image.astype(int)
+    out[1:-1, 1:-1] = total // 13
+    return out
+
+
+def grey(image: np.ndarray) -> np.ndarray:
+    weights = [0.2989, 0.5870, 0.1140]
+    return np.floor(image.astype(float) @ weights * 255.5 / 255)[..., None]
+
+
+BLENDS: dict[str, Callable[[np.ndarray], Any]] = {
+    "brightness": lambda image: 0,
+    "contrast": lambda image: min(image.shape[0] * image.shape[1] // 256, 255),
+    "color": grey,
+    "sharpness": smoothed,
+}
+
+
+@pytest.mark.parametrize("magnitude", MAGNITUDES)
+@pytest.mark.parametrize("name", list(BLENDS))
+def test_blends(name: str, magnitude: float) -> None:
+    image = picture()
+    expected = blend(BLENDS[name](image), image, magnitude)
+    out = run(name, image, magnitude)
+    # Cut, not rounded; a float32 error moves what is an integer within 1e-3 by one level.
+    away_from_integers = np.abs(expected - np.rint(expected)) > 1e-3
+    np.testing.assert_array_equal(
+        out[away_from_integers], np.floor(expected[away_from_integers]).astype(np.uint8)
+    )
+    assert np.abs(out - expected).max() < 1.001
+    if magnitude == 5:
+        np.testing.assert_array_equal(out, image)
+    else:
+        assert np.any(out != image)
+
+
+def test_contrast_at_the_usual_size_blends_from_196() -> None:
+    """The original's slip, which published models were trained with."""
+    flat = np.full((224, 224, 3), 196, np.uint8)
+    for magnitude in (0, 10, 20):
+        np.testing.assert_array_equal(run("contrast", flat, magnitude), flat)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_pillow_has_too(channels: int) -> None:
+    for seed in range(4):
+        image = picture(channels=channels, seed=seed)
+        pillow = Image.fromarray(np.squeeze(image))
+
+        def same(name: str, magnitude: float, other: Image.Image, image: np.ndarray = image) -> int:
+            out = run(name, image, magnitude).astype(int)
+            return int(np.abs(out - np.asarray(other).reshape(image.shape)).max())
+
+        assert same("equalize", 7, ImageOps.equalize(pillow)) == 0
+        # Pillow's table is made in float64 and cut, so an integer may become the one below.
+        assert same("autocontrast", 7, ImageOps.autocontrast(pillow)) <= 1
+        assert same("invert", 7, ImageOps.invert(pillow)) == 0
+        for magnitude, bits in ((3, 1), (5, 2), (10, 4), (15, 6), (20, 8)):
+            assert same("posterize", magnitude, ImageOps.posterize(pillow, bits)) == 0
+        for magnitude, threshold in ((3, 76), (5, 128), (9, 230), (15, 128)):
+            assert same("solarize", magnitude, ImageOps.solarize(pillow, threshold)) == 0
+
+
+def test_strengths_at_0_10_and_20() -> None:
+    image = picture()
+    inverted = 255 - image
+    for magnitude in (0, 10, 20):  # 256 and 512 are 0 as uint8
+        np.testing.assert_array_equal(run("solarize", image, magnitude), inverted)
+    top_bit = np.where(image < 128, 0, 128)
+    np.testing.assert_array_equal(run("posterize", image, 0), top_bit)
+    np.testing.assert_array_equal(run("posterize", image, 20), image)
+    for magnitude, added in ((0, 0), (10, 110), (20, 220)):
+        expected = np.where(image < 128, np.minimum(image.astype(int) + added, 255), image)
+        np.testing.assert_array_equal(run("solarize_add", image, magnitude), expected)
+    for name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y"):
+        np.testing.assert_array_equal(run(name, image, 0), image)
+    np.testing.assert_array_equal(run("cutout", image, 0, Draws(1, (5, 5))), image)
+
+
+def test_flat_and_two_valued_channels() -> None:
+    flat = np.full((20, 20, 3), 77, np.uint8)
+    two = flat.copy()
+    two[0] = 78
+    for name in ("autocontrast", "equalize"):
+        np.testing.assert_array_equal(run(name, flat, 9), flat)
+    np.testing.assert_array_equal(run("autocontrast", two, 9), np.where(two == 78, 255, 0))
+
+
+def source(name: str, magnitude: float, sign: int, x: Any, y: Any, shape: Any) -> tuple[Any, Any]:
+    """Where the pixel at (x, y) comes from, from the definitions."""
+    if name == "rotate":
+        angle = sign * math.radians(30 * magnitude / 10)
+        cx, cy = (shape[1] - 1) / 2, (shape[0] - 1) / 2
+        dx, dy = x - cx, y - cy
+        return (
+            cx + dx * math.cos(angle) - dy * math.sin(angle),
+            cy + dx * math.sin(angle) + dy * math.cos(angle),
+        )
+    shear, shift = sign * 0.3 * magnitude / 10, sign * 100 * magnitude / 10
+    return {
+        "shear_x": (x + shear * y, y + 0.0 * x),
+        "shear_y": (x + 0.0 * y, y + shear * x),
+        "translate_x": (x + shift + 0.0 * y, y + 0.0 * x),
+        "translate_y": (x + 0.0 * y, y + shift + 0.0 * x),
+    }[name]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("magnitude", [5, 10, 20])
+@pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"])
+def test_movements_take_the_nearest_pixel_and_fill_with_128(
+    name: str, magnitude: float, sign: int
+) -> None:
+    image = picture(150, 190)
+    height, width = image.shape[:2]
+    y, x = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
+    from_x, from_y = source(name, magnitude, sign, x, y, image.shape)
+    column, row = np.rint(from_x).astype(int), np.rint(from_y).astype(int)
+    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    expected = np.full_like(image, 128)
+    expected[inside] = image[row[inside], column[inside]]
+    out = run(name, image, magnitude, Draws(sign))
+    # cv2 has coordinates in steps of 1/1024: half-way between two pixels either may be taken.
+    clear = np.ones((height, width), bool)
+    for coordinate in (from_x, from_y):
+        clear &= np.abs(np.abs(coordinate - np.floor(coordinate)) - 0.5) > 2e-3
+    assert clear.mean() > 0.75
+    np.testing.assert_array_equal(out[clear], expected[clear])
+
+
+@pytest.mark.parametrize("magnitude", [10, 20])
+def test_cutout(magnitude: float) -> None:
+    image = picture(150, 190)
+    half = 4 * magnitude
+    for y, x in ((75, 95), (0, 0), (149, 189), (10, 180)):
+        expected = image.copy()
+        for row in range(150):
+            for column in range(190):
+                if -half <= row - y < half and -half <= column - x < half:
+                    expected[row, column] = 128
+        np.testing.assert_array_equal(run("cutout", image, magnitude, Draws(1, (y, x))), expected)
+
+
+def test_every_op_comes_as_often_as_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    for name, op in AUGMENT_OPS.items():
+        assert op.__name__ == name
+    recorded = tuple(
+        lambda image, strength, rng, name=name: seen.append(name) or image for name in AUGMENT_OPS
+    )
+    monkeypatch.setattr("vit_jax.data.randaug._OPS_IN_ORDER", recorded)
+    op, image = RandAug(2, 9), picture(8, 8)
+    for position in range(4000):
+        op.apply(image, example_rng(0, position))
+    assert len(seen) == 8000
+    counts = np.array([seen.count(name) for name in AUGMENT_OPS])
+    assert len(counts) == 16
+    # Chance alone exceeds these once in a thousand seeds; the seed is fixed.
+    assert stats.chisquare(counts).pvalue > 1e-3
+    pairs = np.zeros((16, 16))
+    names = list(AUGMENT_OPS)
+    for first, second in zip(seen[::2], seen[1::2], strict=True):
+        pairs[names.index(first), names.index(second)] += 1
+    assert stats.chisquare(pairs.ravel()).pvalue > 1e-3  # the second does not know the first
+
+
+@pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"])
+def test_either_sign_comes_half_of_the_time(name: str) -> None:
+    image = picture(24, 24)
+    plus, minus = (run(name, image, 1, Draws(sign)) for sign in (1, -1))
+    assert np.any(plus != minus)
+    drawn = [run(name, image, 1, example_rng(1, position)) for position in range(400)]
+    share = np.mean([np.array_equal(out, plus) for out in drawn])
+    assert share + np.mean([np.array_equal(out, minus) for out in drawn]) == 1.0
+    assert share == pytest.approx(0.5, abs=4 * 0.5 / 20)  # four deviations of 400 draws
+
+
+def test_the_middle_of_the_cutout_is_anywhere() -> None:
+    image = np.zeros((20, 30, 1), np.uint8)
+    hits = np.zeros((20, 30))
+    for position in range(6000):
+        out = AUGMENT_OPS["cutout"](image, 0.026, example_rng(2, position))  # half = 1
+        rows, columns = np.nonzero(out[..., 0])
+        hits[rows.max(), columns.max()] += 1
+    assert stats.chisquare(hits.ravel()).pvalue > 1e-3
+
+
+def test_an_example_is_a_function_of_seed_and_position() -> None:
+    chain = parse("randaug(2, 15)|random_erasing(0.5)")
+    image = picture(32, 32)
+
+    def augmented(seed: int, position: int) -> np.ndarray:
+        return chain({"image": image, "label": 0}, example_rng(seed, position))["image"]
+
+    first = [augmented(5, position) for position in range(20)]
+    for position in reversed(range(20)):
+        np.testing.assert_array_equal(augmented(5, position), first[position])
+    assert len(np.unique([image.tobytes() for image in first])) > 15
+    assert any(np.any(augmented(6, position) != first[position]) for position in range(20))
+
+
+def test_grey_images() -> None:
+    image = picture(channels=1)
+    for name in AUGMENT_OPS:
+        out = run(name, image, 9, np.random.default_rng(0))
+        assert np.any(out != image) == (name != "color"), name
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("randaug(0, 9)", "num_layers=0"),
+        ("randaug(2, 21)", r"magnitude=21.0 must be in \[0, 20\]"),
+        ("randaug(2, -1)", "magnitude=-1"),
+    ],
+)
+def test_mistakes_are_named(spec: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse(spec)
+
+
+def test_images_that_are_scaled_already_are_refused() -> None:
+    with pytest.raises(ValueError, match="before value_range"):
+        parse("randaug")({"image": np.zeros((4, 4, 3), np.float32)}, np.random.default_rng(0))

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import golden
+from vit_jax.errors import UserError
+from vit_jax.models.create import create_model
+from vit_jax.models.stochastic_depth import StochasticDepth, drop_rates
+from vit_jax.models.vit import Encoder1DBlock, MlpBlock
+from vit_jax.tree import flatten_names, stack_blocks
+
+SMALL = {
+    "name": "vit",
+    "patch_size": 8,
+    "hidden_size": 16,
+    "num_layers": 3,
+    "mlp_dim": 16,
+    "num_heads": 2,
+    "num_classes": 5,
+}
+IMAGES = golden.images(512, 16, 16)
+RNGS = {"dropout": jax.random.key(3)}
+TWO_BLOCKS = {**SMALL, "num_layers": 2}
+
+
+def params_of(model: Any) -> Any:
+    flat = flatten_names(golden.abstract_params(model, IMAGES.shape))
+    return golden.params({name: leaf.shape for name, leaf in flat.items()}, "fanin")
+
+
+def logits_of(model: Any, params: Any, *, train: bool) -> np.ndarray:
+    rngs = RNGS if train else {}
+    apply = jax.jit(lambda p: model.apply({"params": p}, IMAGES[:8], train=train, rngs=rngs))
+    return np.asarray(apply(params))
+
+
+def test_the_rate_rises_on_a_line_from_zero() -> None:
+    assert drop_rates(0.1, 12) == pytest.approx(np.linspace(0.0, 0.1, 12))
+    assert drop_rates(0.1, 1) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("scan", "remat"), [(False, "none"), (True, "full")], ids=["loop", "scan, remat"]
+)
+def test_branches_of_single_examples_are_dropped_at_the_rate_of_their_block(
+    scan: bool, remat: str
+) -> None:
+    model = create_model(**SMALL, stochastic_depth_rate=0.6, scan=scan, remat=remat)
+    params = params_of(create_model(**SMALL))
+    seen_types = (Encoder1DBlock, StochasticDepth, MlpBlock, nn.MultiHeadDotProductAttention)
+    _, captured = jax.jit(
+        lambda p: model.apply(
+            {"params": p},
+            IMAGES,
+            train=True,
+            rngs=RNGS,
+            capture_intermediates=lambda module, method: (
+                method == "__call__" and isinstance(module, seen_types)
+            ),
+        )
+    )(stack_blocks(params) if scan else params)
+    encoder = captured["intermediates"]["Transformer"]
+    x = None
+    for i, rate in enumerate((0.0, 0.3, 0.6)):
+        block = encoder["encoderblock"] if scan else encoder[f"encoderblock_{i}"]
+        if scan:
+            block = jax.tree.map(lambda leaf, i=i: leaf[i], block)
+        block = outputs(block)
+        after = block.pop("")
+        dropped = {}
+        for branch, name in (("StochasticDepth_0", "MultiHead"), ("StochasticDepth_1", "MlpBlock")):
+            if branch not in block:  # the first block of the loop form draws nothing
+                assert rate == 0.0
+                continue
+            (before,) = (value for key, value in block.items() if key.startswith(name))
+            gone = ~np.any(block[branch], axis=(1, 2))
+            # Divided by the share that is kept; float32 rounds once.
+            np.testing.assert_allclose(
+                block[branch][~gone], before[~gone] / (1.0 - rate), rtol=1e-6
+            )
+            # Four standard deviations of a share of 512 draws.
+            assert np.mean(gone) == pytest.approx(rate, abs=4 * np.sqrt(rate * (1 - rate) / 512))
+            dropped[branch] = gone
+        if rate:
+            both = dropped["StochasticDepth_0"] & dropped["StochasticDepth_1"]
+            share = rate**2  # each branch draws for itself
+            assert np.mean(both) == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 512))
+            np.testing.assert_array_equal(after[both], x[both])
+            assert np.all(np.any(after[~both] != x[~both], axis=(1, 2)))
+        x = after
+
+
+def outputs(block: Any) -> dict[str, np.ndarray]:
+    """Captured outputs by module; linen keeps each in a tuple of its calls."""
+    flat: dict[str, np.ndarray] = {}
+    for name, value in block.items():
+        if name == "__call__":
+            flat[""] = np.asarray(value[0])
+        else:
+            flat[name] = np.asarray(value["__call__"][0])
+    return flat
+
+
+def test_remat_draws_the_same_again() -> None:
+    """The second forward pass, for the gradient, must not drop other branches than the first."""
+    results = []
+    for remat in ("none", "full"):
+        model = create_model(**TWO_BLOCKS, stochastic_depth_rate=0.6, scan=True, remat=remat)
+        params = stack_blocks(params_of(create_model(**TWO_BLOCKS)))
+
+        def loss(p: Any, model: Any = model) -> jax.Array:
+            logits = model.apply({"params": p}, IMAGES[:8], train=True, rngs=RNGS)
+            return jnp.sum(logits**2)
+
+        results.append(jax.jit(jax.grad(loss))(params))
+    for one, other in zip(*map(jax.tree.leaves, results), strict=True):
+        # float32 sums in another order.
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * (1 + np.abs(one).max()))
+
+
+def test_evaluation_is_that_of_the_model_without() -> None:
+    """Of the distilled DeiT, which is a VisionTransformer with another end."""
+    plain = create_model(**{**TWO_BLOCKS, "name": "deit"}, scan=True)
+    model = create_model(**{**TWO_BLOCKS, "name": "deit"}, scan=True, stochastic_depth_rate=0.6)
+    params = stack_blocks(params_of(create_model(**{**TWO_BLOCKS, "name": "deit"})))
+    logits, plain_logits = (logits_of(m, params, train=False) for m in (model, plain))
+    np.testing.assert_array_equal(logits, plain_logits)
+    trained = logits_of(model, params, train=True)
+    assert np.abs(trained - plain_logits).max() > 1e-2
+
+
+def test_it_takes_no_random_number_from_dropout() -> None:
+    """At a rate so small that nothing is dropped, dropout's masks are those of a rate of 0."""
+    kwargs = {**TWO_BLOCKS, "dropout_rate": 0.5, "scan": True}
+    params = stack_blocks(params_of(create_model(**TWO_BLOCKS)))
+    models = [create_model(**kwargs, stochastic_depth_rate=rate) for rate in (0.0, 1e-12)]
+    logits = [logits_of(model, params, train=True) for model in models]
+    np.testing.assert_array_equal(*logits)
+    evaluated = logits_of(models[0], params, train=False)
+    assert np.abs(logits[0] - evaluated).max() > 1e-2
+
+
+def test_it_keeps_the_compute_dtype() -> None:
+    x = jnp.ones((64, 2), jnp.bfloat16)
+    out = StochasticDepth().apply({}, x, 0.1, train=True, rngs=RNGS)
+    assert out.dtype == jnp.bfloat16
+    assert set(np.unique(np.asarray(out, np.float32))) == {0.0, float(jnp.bfloat16(1 / 0.9))}
+
+
+def test_a_rate_that_is_none() -> None:
+    with pytest.raises(UserError, match="stochastic_depth_rate=1.0"):
+        create_model(**TWO_BLOCKS, stochastic_depth_rate=1.0)

@@ -1,0 +1,263 @@
+"""RandAugment (1909.13719): the op set in TensorFlow that AugReg (2106.10270) was trained with.
+
+The sixteen ops, their ranges and the fill of 128 are those of EfficientNet's `autoaugment.py`, of
+which big_vision has a copy. What that code computes differs in four places from what its comments
+say, and published models were trained with what it computes, so this does too (each was checked
+against the code itself, run with TensorFlow 2.15):
+
+* `solarize` compares with 25.6 * magnitude modulo 256, as a uint8: at 0, 10 and 20 every pixel is
+  inverted, at 15 those from 128 on.
+* `contrast` blends with a grey of (pixels / 256), at most 255, and not with the image's mean grey:
+  196 for 224 x 224.
+* `posterize` keeps 0.4 * magnitude bits, so it is stronger for smaller magnitudes; below 2.5, where
+  that is no bit, it keeps one.
+* `color`, `contrast`, `brightness` and `sharpness` blend by 0.1 + 0.18 * magnitude: 5 changes
+  nothing, 0 nearly removes what they name, and above 5 they exaggerate it.
+
+So a magnitude of 0 still changes images (`light1` in AugReg).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+
+from vit_jax.data.image_op import ImageOp, check_positive
+
+FILL = 128
+MAX_LEVEL = 10.0  # the magnitude at which an op has its documented strength
+MAX_MAGNITUDE = 20.0
+
+_VALUES = np.arange(256, dtype=np.float32)
+_LUMA = np.array([[0.2989, 0.5870, 0.1140]], np.float32)  # of tf.image.rgb_to_grayscale
+# Sums of nine pixels, the middle one five times, over 13, rounded down: their fractions are
+# multiples of 1/13, so that this shift makes cv2's rounding a floor.
+_SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
+_SMOOTH_SHIFT = -0.5 + 0.5 / 13
+# cv2 rounds coordinates to this step, and halves of a pixel down, TensorFlow up.
+_COORDINATE_STEP = 1 / 2048
+
+AugmentOp = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandAug(ImageOp):
+    """`num_layers` ops, each any of the sixteen alike (also one twice), all at `magnitude` (0..20).
+
+    Takes uint8 with one or three channels. See the file's docstring for strengths.
+    """
+
+    num_layers: int = 2
+    magnitude: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_positive(num_layers=self.num_layers)
+        if not 0 <= self.magnitude <= MAX_MAGNITUDE:
+            raise ValueError(f"magnitude={self.magnitude!r} must be in [0, {MAX_MAGNITUDE:g}]")
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
+            raise ValueError(
+                f"randaug takes uint8 images with 1 or 3 channels, not {image.dtype} "
+                f"{list(image.shape)}; put it before value_range and normalize"
+            )
+        for choice in rng.integers(len(AUGMENT_OPS), size=self.num_layers).tolist():
+            image = _OPS_IN_ORDER[choice](image, self.magnitude / MAX_LEVEL, rng)
+        return image
+
+
+# Every op takes (image uint8 [H, W, C], magnitude / 10, rng) and leaves its input as it is.
+
+
+def autocontrast(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Stretches each channel linearly to 0..255."""
+
+    def table(histogram: np.ndarray) -> np.ndarray:
+        present = np.flatnonzero(histogram)
+        low, high = np.float32(present[0]), np.float32(present[-1])
+        if low == high:
+            return _VALUES
+        scale = np.float32(255) / (high - low)
+        return np.clip(_VALUES * scale - low * scale, 0, 255)
+
+    return _look_up_by_channel(image, table)
+
+
+def equalize(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Makes the histogram of each channel as flat as it gets, by Pillow's rule."""
+
+    def table(histogram: np.ndarray) -> np.ndarray:
+        counts = histogram.astype(np.int64)
+        step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
+        if step == 0:
+            return _VALUES
+        below = np.concatenate([[0], np.cumsum(counts)[:-1] + step // 2])
+        below[1:] //= step
+        return np.clip(below, 0, 255)
+
+    return _look_up_by_channel(image, table)
+
+
+def invert(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    return cv2.bitwise_not(image).reshape(image.shape)
+
+
+def rotate(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """By 30 degrees times the strength, either way, about the centre."""
+    angle = math.radians(_either_sign(30.0 * strength, rng))
+    cos, sin = math.cos(angle), math.sin(angle)
+    x, y = (image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2
+    return _warp(image, (cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y))
+
+
+def posterize(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Keeps the highest 4 * strength bits, at least one."""
+    dropped = 8 - max(1, int(4 * strength))
+    return _look_up(image, np.arange(256) >> dropped << dropped)
+
+
+def solarize(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Inverts pixels from the threshold on."""
+    threshold = int(256 * strength) % 256
+    bright = np.arange(256) >= threshold
+    return _look_up(image, np.where(bright, 255 - _VALUES, _VALUES))
+
+
+def solarize_add(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Adds 110 times the strength to pixels below 128."""
+    added = np.minimum(_VALUES + int(110 * strength), 255)
+    return _look_up(image, np.where(_VALUES < 128, added, _VALUES))
+
+
+def color(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Blends from the grey picture."""
+    if image.shape[2] == 1:
+        return image
+    scaled = image.astype(np.float32) * np.float32(1 / 255)
+    grey = (cv2.transform(scaled, _LUMA) * np.float32(255.5)).astype(np.uint8)  # [H, W]
+    return _blend(grey[..., None], image, _enhancement(strength))
+
+
+def contrast(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Blends from one grey."""
+    grey = min(image.shape[0] * image.shape[1] // 256, 255)
+    return _look_up(image, _blend_table(_enhancement(strength))[grey])
+
+
+def brightness(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Blends from black."""
+    return _look_up(image, _blend_table(_enhancement(strength))[0])
+
+
+def sharpness(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Blends from the smoothed picture; the outermost pixels stay."""
+    smooth = cv2.filter2D(image, -1, _SMOOTH, delta=_SMOOTH_SHIFT).reshape(image.shape)
+    for edge in (0, -1):
+        smooth[edge], smooth[:, edge] = image[edge], image[:, edge]
+    return _blend(smooth, image, _enhancement(strength))
+
+
+def shear_x(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Moves row y by 0.3 * strength * y pixels, either way."""
+    return _warp(image, (1.0, _either_sign(0.3 * strength, rng), 0.0), (0.0, 1.0, 0.0))
+
+
+def shear_y(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Moves column x by 0.3 * strength * x pixels, either way."""
+    return _warp(image, (1.0, 0.0, 0.0), (_either_sign(0.3 * strength, rng), 1.0, 0.0))
+
+
+def translate_x(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """By 100 * strength pixels, either way, whatever the size of the image."""
+    return _warp(image, (1.0, 0.0, _either_sign(100.0 * strength, rng)), (0.0, 1.0, 0.0))
+
+
+def translate_y(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """By 100 * strength pixels, either way, whatever the size of the image."""
+    return _warp(image, (1.0, 0.0, 0.0), (0.0, 1.0, _either_sign(100.0 * strength, rng)))
+
+
+def cutout(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Fills a square of side 80 * strength, whose middle is anywhere in the image (1708.04552)."""
+    half = int(40 * strength)
+    y, x = (int(rng.integers(side)) for side in image.shape[:2])
+    image = image.copy()
+    image[max(0, y - half) : y + half, max(0, x - half) : x + half] = FILL
+    return image
+
+
+AUGMENT_OPS: dict[str, AugmentOp] = {
+    "autocontrast": autocontrast,
+    "equalize": equalize,
+    "invert": invert,
+    "rotate": rotate,
+    "posterize": posterize,
+    "solarize": solarize,
+    "color": color,
+    "contrast": contrast,
+    "brightness": brightness,
+    "sharpness": sharpness,
+    "shear_x": shear_x,
+    "shear_y": shear_y,
+    "translate_x": translate_x,
+    "translate_y": translate_y,
+    "cutout": cutout,
+    "solarize_add": solarize_add,
+}
+_OPS_IN_ORDER = tuple(AUGMENT_OPS.values())
+
+
+def _either_sign(value: float, rng: np.random.Generator) -> float:
+    return value if rng.random() < 0.5 else -value
+
+
+def _enhancement(strength: float) -> float:
+    return 0.1 + 1.8 * strength
+
+
+def _look_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """`table` [256] or [1, 256, C] of values in [0, 256), cut to integers."""
+    return cv2.LUT(image, table.astype(np.uint8)).reshape(image.shape)
+
+
+def _look_up_by_channel(image: np.ndarray, table: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """A table for each channel, made from its histogram [256]."""
+    tables = [
+        table(cv2.calcHist([image], [channel], None, [256], [0, 256]).ravel())
+        for channel in range(image.shape[2])
+    ]
+    return _look_up(image, np.stack(tables, axis=-1)[None])
+
+
+@functools.lru_cache(maxsize=32)
+def _blend_table(factor: float) -> np.ndarray:
+    """[256, 256]: what becomes of (value to blend from, value of the image)."""
+    origin, value = _VALUES[:, None], _VALUES[None]
+    blend = origin + np.float32(factor) * (value - origin)
+    return np.clip(blend, 0, 255).astype(np.uint8)
+
+
+def _blend(origin: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
+    """origin + factor * (image - origin), cut to [0, 255] and to integers."""
+    index = origin.astype(np.uint16) << 8 | image
+    return np.take(_blend_table(factor).ravel(), index)
+
+
+def _warp(
+    image: np.ndarray, x: tuple[float, float, float], y: tuple[float, float, float]
+) -> np.ndarray:
+    """Pixel (u, v) becomes that at (x0 u + x1 v + x2, y0 u + y1 v + y2), the nearest one."""
+    warped = cv2.warpAffine(
+        image,
+        np.array([x, y]) + np.array([0, 0, _COORDINATE_STEP]),
+        (image.shape[1], image.shape[0]),
+        flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
+        borderMode=cv2.BORDER_CONSTANT,
+        borderValue=(FILL,) * 4,
+    )
+    return warped.reshape(image.shape)
