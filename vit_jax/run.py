@@ -28,6 +28,7 @@ from vit_jax.pretrained.description import Description
 from vit_jax.pretrained.load import MODEL_FILE, load_pretrained
 from vit_jax.sharding import check_batch_size, state_shardings
 from vit_jax.train_state import TrainState, create_train_state
+from vit_jax.train_step import jit_train_step
 from vit_jax.tree import count_parameters, flatten_names, unflatten_names
 
 PARAMETERS_FILE = "parameters.txt"
@@ -150,6 +151,16 @@ class Run:
             grid=self.grid,
             class_names=self.dataset.class_names,
             eval_preprocess=self.config.dataset.eval_preprocess,
+        )
+
+    def jit_train_step(self, shardings: TrainState) -> Callable[..., Any]:
+        """The compiled update for a state that lies so; see `train_step.jit_train_step`."""
+        return jit_train_step(
+            *(self.objective, self.tx, shardings, self.mesh),
+            seed=self.config.seed,
+            freeze=self.config.optimizer.freeze,
+            mixing=self.mixing,
+            **self.config.train_step,
         )
 
     @functools.cached_property

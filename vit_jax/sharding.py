@@ -10,12 +10,16 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from vit_jax.device_order import arrange_devices, device_groups, mesh_sizes, split_sizes
 from vit_jax.errors import UserError
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -58,31 +62,41 @@ PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"head(?:_dist)?/bias", ("classes",)),
     (r"(?:conv_root|block\d+/unit\d+/conv(?:[123]|_proj))/kernel", (None, None, None, "features")),
     (r"(?:gn_root|block\d+/unit\d+/gn(?:[123]|_proj))/(?:scale|bias)", ("features",)),
+    (r"root_block/conv_root/kernel", (None, None, None, "features")),
+    (r"norm-pre-head/(?:scale|bias)", ("features",)),
 )
 
 
-def create_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """A mesh over all devices with axes (data, fsdp, tensor); -1 takes what the others leave.
+def create_mesh(
+    *, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """A mesh with axes (data, fsdp, tensor); -1 takes what the others leave.
+
+    `fsdp` and `tensor` lie within a slice (TPU) or a host (GPU) as far as they fit, and `data`
+    crosses from one to the other. A warning says where parameters have to cross.
+
+    Args:
+      data, fsdp, tensor: devices along each axis. `fsdp=0` takes what `tensor` leaves of one slice
+        or host, so that the same config is hybrid on any number of them.
+      devices: all there are, unless given.
 
     Raises:
       UserError: the sizes do not multiply to the number of devices.
     """
-    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
-    num_devices = jax.device_count()
-    free = [axis for axis, size in sizes.items() if size == -1]
-    text = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
-    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-        raise UserError(f"{text}: sizes must be positive, and at most one of them -1 (the rest).")
-    known = math.prod(size for size in sizes.values() if size != -1)
-    if free:
-        sizes[free[0]] = num_devices // known
-    if math.prod(sizes.values()) != num_devices:
-        raise UserError(
-            f"{text} does not fit the {num_devices} devices there are: the sizes must multiply to "
-            f"{num_devices} (-1 for one of them takes the rest)."
+    devices = jax.devices() if devices is None else devices
+    kind, groups = device_groups(devices)
+    group_size = len(groups[0])
+    sizes = mesh_sizes(data, fsdp, tensor, len(devices), group_size, kind)
+    (_, *across), _ = split_sizes(sizes, group_size)
+    if math.prod(across) > 1:
+        logging.warning(
+            "mesh.fsdp=%d x mesh.tensor=%d do not fit into the %d devices of one %s: in every step "
+            "parameters cross the slower network between the %d of them. mesh.data=-1 with "
+            "mesh.fsdp=0 keeps them within one, if the model fits there.",
+            *(sizes[1], sizes[2], group_size, kind, len(groups)),
         )
     # Auto axes: linen's layers do not state the shardings that Explicit axes would ask for.
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    return Mesh(arrange_devices(devices, sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -121,7 +135,7 @@ def parameter_axes(name: str, ndim: int) -> tuple[str | None, ...]:
             f"parameter {name!r} matches {len(matches)} rows of sharding.PARAMETER_AXES, not one."
         )
     axes = matches[0]
-    if "encoderblock/" in name:  # scan form: a leading axis of layers
+    if _is_scanned(name):
         axes = (None, *axes)
     if len(axes) != ndim:
         raise ValueError(
@@ -131,26 +145,33 @@ def parameter_axes(name: str, ndim: int) -> tuple[str | None, ...]:
 
 
 def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """Mesh axes per dimension; one that does not divide its dimension is dropped, and logged."""
-    spec: list[str | None] = []
-    for size, logical in zip(shape, parameter_axes(name, len(shape)), strict=True):
-        axis = LOGICAL_TO_MESH[logical]
-        if axis is not None and size % mesh.shape[axis]:
-            logging.info(
-                "%s %s: dimension %d is not divisible by mesh.%s=%d and stays whole",
-                *(name, shape, size, axis, mesh.shape[axis]),
-            )
-            axis = None
-        spec.append(axis)
+    """Mesh axis of each dimension; one that does not divide its dimension is dropped.
+
+    `fsdp` then goes to the largest dimension that it divides and no other axis uses, if there is
+    one: which it is matters little, as parameters are gathered before they are used. The layers of
+    the scan form are none, as a step of the loop would need what one device alone holds.
+    """
+    axes = [LOGICAL_TO_MESH[logical] for logical in parameter_axes(name, len(shape))]
+    spec = [
+        axis if axis is None or size % mesh.shape[axis] == 0 else None
+        for size, axis in zip(shape, axes, strict=True)
+    ]
+    if "fsdp" in axes and "fsdp" not in spec:
+        first = 1 if _is_scanned(name) else 0
+        others = [i for i in range(first, len(shape)) if shape[i] % mesh.shape["fsdp"] == 0]
+        others = [i for i in others if (used := spec[i]) is None or mesh.shape[used] == 1]
+        if others:
+            spec[max(others, key=lambda i: shape[i])] = "fsdp"
     return PartitionSpec(*spec)
 
 
 def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
-    """A NamedSharding per leaf of a train state.
+    """A NamedSharding per leaf of a train state; logs what the mesh cannot split.
 
-    Leaves below `params` follow the table. Any other leaf (optimizer moments, averages) follows
-    the parameter whose name ends its own path, if the shapes agree, and is replicated otherwise
-    (counters, factored second moments).
+    Leaves below `params` follow the table. Any other leaf belongs to the parameter whose name ends
+    its own path: moments and averages of the same shape lie as the parameter does, and factored
+    moments, which miss one of its dimensions, as the other dimensions do. The rest is replicated
+    (counters).
 
     Args:
       abstract_state: `TrainState` of ShapeDtypeStructs.
@@ -162,12 +183,96 @@ def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
     }
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
-        shape, spec = params.get(_dict_keys(path), (None, None))
-        return NamedSharding(
-            mesh, spec if spec is not None and shape == leaf.shape else PartitionSpec()
+        shape, spec = params.get(_dict_keys(path), ((), PartitionSpec()))
+        return NamedSharding(mesh, _moment_spec(leaf.shape, shape, spec))
+
+    shardings = jax.tree_util.tree_map_with_path(sharding, abstract_state)
+    _log_fallbacks(abstract_state, shardings, mesh)
+    return shardings
+
+
+def _moment_spec(
+    shape: tuple[int, ...], param_shape: tuple[int, ...], spec: PartitionSpec
+) -> PartitionSpec:
+    """Of what an optimizer keeps of a parameter: its own spec, or less the dimension averaged."""
+    if shape == param_shape:
+        return spec
+    kept = [
+        PartitionSpec(*spec[:i], *spec[i + 1 :])
+        for i in range(len(param_shape))
+        if param_shape[:i] + param_shape[i + 1 :] == shape
+    ]
+    # Of a square matrix a row cannot be told from a column: better to be split than whole.
+    return max(kept, key=lambda s: sum(axis is not None for axis in s), default=PartitionSpec())
+
+
+def _log_fallbacks(abstract_state: Any, shardings: Any, mesh: Mesh) -> None:
+    """One line for each mesh axis and size of dimension that it does not divide.
+
+    A warning where what stays whole is more than a hundredth of what a device holds.
+    """
+    bytes_of: dict[str, int] = {}  # on each device, with all that the optimizer keeps of it
+    for (path, leaf), sharding in zip(
+        jax.tree_util.tree_leaves_with_path(abstract_state), jax.tree.leaves(shardings), strict=True
+    ):
+        local = math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        bytes_of[_dict_keys(path)] = bytes_of.get(_dict_keys(path), 0) + local
+    specs = {
+        _dict_keys(path): sharding.spec
+        for path, sharding in jax.tree_util.tree_leaves_with_path(shardings.params)
+    }
+    kinds: dict[tuple[str, int], dict[str, tuple[int, ...]]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_state.params):
+        name = _dict_keys(path)
+        for size, logical in zip(leaf.shape, parameter_axes(name, leaf.ndim), strict=True):
+            axis = LOGICAL_TO_MESH[logical]
+            if axis is not None and size % mesh.shape[axis]:
+                kinds.setdefault((axis, size), {})[name] = leaf.shape
+    for (axis, size), shapes in kinds.items():
+        whole = [name for name in shapes if axis not in specs[name]]
+        cost = sum(bytes_of[name] for name in whole)
+        example = max(whole or shapes, key=lambda name: math.prod(shapes[name]))
+        divisor = math.gcd(size, mesh.shape[axis])
+        logging.log(
+            logging.WARNING if cost > sum(bytes_of.values()) / 100 else logging.INFO,
+            "mesh.%s=%d does not divide dimension %d of %d parameters, such as %s %s: %d of them "
+            "are split along another dimension, %d stay whole and take %.3g MB of every device, "
+            "optimizer included.%s",
+            *(axis, mesh.shape[axis], size, len(shapes), example, shapes[example]),
+            *(len(shapes) - len(whole), len(whole), cost / 1e6),
+            f" mesh.{axis}={divisor} would divide it." if divisor > 1 else "",
         )
 
-    return jax.tree_util.tree_map_with_path(sharding, abstract_state)
+
+def _is_scanned(name: str) -> bool:
+    """Whether the parameter has a leading axis of layers."""
+    return "encoderblock/" in name
+
+
+def keep_batch_sharding() -> AbstractContextManager[None]:
+    """Within it, what every module returns stays split over the batch, [B, ...].
+
+    To be entered where a model is traced for a mesh. Left to itself the compiler sees that both
+    the batch and the width of parameters are split over `fsdp`, and in the body of a scan it
+    decides for the width: every device then computes on the whole batch, with several times the
+    memory (tests/test_layouts.py). Without `jax.set_mesh`, and where the batch does not divide, it
+    changes nothing.
+    """
+    return nn.intercept_methods(_split_over_batch)
+
+
+def _split_over_batch(
+    method: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
+) -> Any:
+    value = method(*args, **kwargs)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or context.method_name != "__call__" or not isinstance(value, jax.Array):
+        return value
+    shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    if value.ndim < 2 or value.shape[0] % shards:
+        return value
+    others = [PartitionSpec.UNCONSTRAINED] * (value.ndim - 1)
+    return jax.lax.with_sharding_constraint(value, PartitionSpec(BATCH_AXES, *others))
 
 
 def _dict_keys(path: Any) -> str:

@@ -34,7 +34,6 @@ from vit_jax.sharding import batch_sharding, create_mesh, to_host
 from vit_jax.train_events import TrainEvents
 from vit_jax.train_log import TrainLog
 from vit_jax.train_state import TrainState
-from vit_jax.train_step import jit_train_step
 from vit_jax.workdir import (
     claim_workdir,
     read_json,
@@ -138,13 +137,7 @@ def train(
     """
     config, total_steps, start_step = run.config, run.total_steps, int(state.step)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    step_fn = jit_train_step(
-        *(run.objective, run.tx, shardings, run.mesh),
-        seed=config.seed,
-        freeze=config.optimizer.freeze,
-        mixing=run.mixing,
-        **config.train_step,
-    )
+    step_fn = run.jit_train_step(shardings)
     earlier = run_on_first_process(lambda: _last_row(workdir))
     with contextlib.ExitStack() as stack:
         progress = create_progress(run, start_step, earlier, began)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from vit_jax.mixing import Mixing
 from vit_jax.parameter_groups import stop_frozen_gradients
-from vit_jax.sharding import BATCH_AXES, batch_sharding, replicated
+from vit_jax.sharding import BATCH_AXES, batch_sharding, keep_batch_sharding, replicated
 from vit_jax.train_state import TrainState
 
 Batch = dict[str, jax.Array]
@@ -82,7 +82,8 @@ def make_train_step(
     def loss_fn(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         if freeze:
             params = stop_frozen_gradients(params, freeze)
-        return objective.loss(params, batch, rng, train=True)
+        with keep_batch_sharding():
+            return objective.loss(params, batch, rng, train=True)
 
     value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
 

@@ -10,7 +10,7 @@ from clu import metrics as clu_metrics
 from jax.sharding import Mesh
 
 from vit_jax.evaluators.stream import padded_batches
-from vit_jax.sharding import replicated
+from vit_jax.sharding import keep_batch_sharding, replicated
 
 
 class ClassificationEvaluator:
@@ -31,9 +31,11 @@ class ClassificationEvaluator:
         self._reader = {"mesh": mesh, "batch_size": batch_size, "loader": loader}
 
         def eval_step(params: Any, batch: Any) -> dict[str, clu_metrics.Average]:
+            with keep_batch_sharding():
+                found = objective.evaluate(params, batch)
             return {
                 name: clu_metrics.Average.from_model_output(values=values, mask=batch["mask"] > 0)
-                for name, values in objective.evaluate(params, batch).items()
+                for name, values in found.items()
             }
 
         self._eval_step = jax.jit(eval_step, out_shardings=replicated(mesh))

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from vit_jax.data.device import DeviceBatch, device_batches, local_rows
 from vit_jax.data.pipeline import Examples, eval_batches
-from vit_jax.sharding import batch_sharding, to_host
+from vit_jax.sharding import batch_sharding, keep_batch_sharding, to_host
 
 
 @contextlib.contextmanager
@@ -51,10 +51,12 @@ def stream_outputs(
       Host arrays [n, ...] for the next n <= batch_size examples in the order of the split; no more
       than three batches are held at a time.
     """
-    step = jax.jit(
-        lambda params, batch: {**function(params, batch), "mask": batch["mask"]},
-        out_shardings=batch_sharding(mesh),
-    )
+
+    def outputs_of(params: Any, batch: DeviceBatch) -> dict[str, jax.Array]:
+        with keep_batch_sharding():
+            return {**function(params, batch), "mask": batch["mask"]}
+
+    step = jax.jit(outputs_of, out_shardings=batch_sharding(mesh))
     count = 0
     waiting: Any = None
     with padded_batches(dataset, mesh=mesh, batch_size=batch_size, loader=loader) as batches:

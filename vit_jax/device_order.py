@@ -1,0 +1,110 @@
+"""Which device stands where in a mesh: what talks most lies on the fastest links."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.experimental import mesh_utils
+
+from vit_jax.errors import UserError
+
+
+def device_groups(devices: Sequence[Any]) -> tuple[str, list[list[Any]]]:
+    """What the fast links join: the slices of TPUs, the hosts of GPUs.
+
+    JAX numbers both as `slice_index`: a TPU slice is one group however many hosts it has, and a
+    host of GPUs is one however many processes run there. Devices without that number are grouped
+    by process, but for TPUs, of which only a single slice goes without. A mesh cannot be cut along
+    groups of different sizes: they count as one.
+
+    Returns:
+      `slice` or `host`, and the groups in order, each with its devices in the order given.
+    """
+    numbered = all(getattr(device, "slice_index", None) is not None for device in devices)
+    attribute = "slice_index" if numbered else "process_index"
+    kind = "slice" if devices[0].platform == "tpu" else "host"
+    groups: dict[int, list[Any]] = {}
+    for device in devices:
+        groups.setdefault(getattr(device, attribute), []).append(device)
+    ordered = [groups[key] for key in sorted(groups)]
+    single = kind == "slice" and not numbered
+    if single or len({len(group) for group in ordered}) > 1:
+        ordered = [[device for group in ordered for device in group]]
+    return kind, ordered
+
+
+def mesh_sizes(
+    data: int, fsdp: int, tensor: int, num_devices: int, group_size: int, kind: str
+) -> tuple[int, int, int]:
+    """Sizes of the axes with 0 and -1 replaced by numbers, see `sharding.create_mesh`.
+
+    Args:
+      data, fsdp, tensor: as the config has them.
+      num_devices: in all.
+      group_size, kind: of `device_groups`.
+
+    Raises:
+      UserError: they do not multiply to `num_devices`.
+    """
+    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+    text = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
+    if fsdp == 0:
+        if tensor < 1 or group_size % tensor:
+            raise UserError(
+                f"{text}: mesh.fsdp=0 is what mesh.tensor leaves of the {group_size} devices of "
+                f"one {kind}; mesh.tensor must divide them."
+            )
+        sizes["fsdp"] = group_size // tensor
+    free = [axis for axis, size in sizes.items() if size == -1]
+    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        raise UserError(
+            f"{text}: sizes must be positive, and at most one of them -1 (the rest); mesh.fsdp may "
+            f"be 0 (all of one {kind})."
+        )
+    known = math.prod(size for size in sizes.values() if size != -1)
+    if free:
+        sizes[free[0]] = num_devices // known
+    if math.prod(sizes.values()) != num_devices:
+        raise UserError(
+            f"{text} does not fit the {num_devices} devices there are: the sizes must multiply to "
+            f"{num_devices} (-1 for one of them takes the rest)."
+        )
+    return sizes["data"], sizes["fsdp"], sizes["tensor"]
+
+
+def split_sizes(sizes: tuple[int, ...], group_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes of a mesh -> (between groups, within a group), whose products axis by axis are `sizes`.
+
+    The last axes talk most and get as much of a group as divides them.
+
+    Args:
+      sizes: their product is a multiple of `group_size`.
+      group_size: devices of a group.
+    """
+    inner: list[int] = []
+    for size in reversed(sizes):
+        inner.append(math.gcd(size, group_size // math.prod(inner)))
+    inner.reverse()
+    return tuple(s // i for s, i in zip(sizes, inner, strict=True)), tuple(inner)
+
+
+def arrange_devices(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
+    """Devices as an array of these sizes, of which the last axes lie within groups.
+
+    Within a group JAX orders them by its physical topology. `jax.make_mesh` does this for one
+    group and refuses several.
+    """
+    _, groups = device_groups(devices)
+    outer, inner = split_sizes(sizes, len(groups[0]))
+    blocks = np.stack(
+        [
+            mesh_utils.create_device_mesh(inner, group, allow_split_physical_axes=True)
+            for group in groups
+        ]
+    )  # [groups, *inner]
+    blocks = blocks.reshape(*outer, *inner)
+    pairs = [axis for i in range(len(sizes)) for axis in (i, i + len(sizes))]
+    return blocks.transpose(pairs).reshape(sizes)
