@@ -1,11 +1,14 @@
-"""Measures this code beside a reference, in one process and in turn.
+"""Measures this code beside a reference, in turn.
 
     python scripts/benchmark.py step [--config=RECIPE] [--steps=5] [--rounds=8]
     python scripts/benchmark.py load [--variant=B/16] [--rounds=5]
+    python scripts/benchmark.py input [--peer=CLONE_OF_BIG_VISION] [--num_cores=1] [--resize=256]
 
 step: what the training loop costs over a plain jitted update, on examples held in memory; images
 per second of each turn and the ratios are printed, the median ratio gives the overhead.
 load: seconds to load a published file (written for this, with random numbers), beside timm.
+input: images per second and processor time of the input pipeline, beside big_vision's on the same
+JPEGs (made for this, or the first of --config.dataset.name), and of ours on a resized copy.
 """
 
 import logging
@@ -19,7 +22,7 @@ from absl import flags
 from vit_jax import launch
 from vit_jax.errors import UserError
 
-BENCHMARKS = ("step", "load")
+BENCHMARKS = ("step", "load", "input")
 
 
 def step(config, workdir):
@@ -51,15 +54,50 @@ def load(config, workdir):
     print(f"vit_jax / timm: {result['ratio']:.2f} (median of turns)")
 
 
+def input_pipeline(config, workdir):
+    from vit_jax.benchmark_input import Settings, benchmark_input, compare, first_examples
+
+    del workdir
+    flag_values = flags.FLAGS
+    settings = Settings(
+        batch_size=config.dataset.batch_size,
+        num_images=flag_values.num_images,
+        num_threads=config.loader.num_threads,
+        num_workers=config.loader.num_workers,
+        num_cores=flag_values.num_cores,
+    )
+    if not flag_values.peer:
+        print("without --peer=CLONE_OF_BIG_VISION there is nothing to compare with")
+    with tempfile.TemporaryDirectory() as folder:
+        speeds = benchmark_input(
+            Path(folder),
+            settings,
+            examples=first_examples(config.dataset) if config.dataset.name else None,
+            preprocess=config.dataset.preprocess,
+            peer=flag_values.peer,
+            resize=flag_values.resize,
+            rounds=flag_values.rounds,
+        )
+    for name, turns in speeds.items():
+        print_turns(name, "images/s", [turn.images_per_second for turn in turns])
+        print_turns(name, "CPU ms/image", [turn.cpu_ms_per_image for turn in turns])
+    for name, (rate, cpu) in compare(speeds).items():
+        print(f"vit_jax / {name}: {rate:.2f} in images/s, {cpu:.2f} per CPU second (medians)")
+
+
 def print_turns(name, unit, values):
     turns = "  ".join(f"{value:.3g}" for value in values)
-    print(f"{name:>9}: median {statistics.median(values):.3g} {unit} of turns {turns}")
+    print(f"{name:>16}: median {statistics.median(values):.3g} {unit} of turns {turns}")
 
 
 if __name__ == "__main__":
     flags.DEFINE_integer("steps", 5, "Updates per turn.", lower_bound=1)
     flags.DEFINE_integer("rounds", 8, "How often both take turns.", lower_bound=1)
     flags.DEFINE_string("variant", "B/16", "Model whose file is loaded.")
+    flags.DEFINE_string("peer", "", "Clone of github.com/google-research/big_vision.")
+    flags.DEFINE_integer("num_cores", 0, "Cores for the input; 0 takes all.", lower_bound=0)
+    flags.DEFINE_integer("num_images", 4096, "Images per turn of the input.", lower_bound=1)
+    flags.DEFINE_integer("resize", 0, "Short side of a resized copy; 0: none.", lower_bound=0)
     with launch.one_line_errors():
         if not launch.asks_for_help():
             if len(sys.argv) < 2 or sys.argv[1] not in BENCHMARKS:
@@ -68,8 +106,8 @@ if __name__ == "__main__":
         else:
             chosen = "step"
     launch.main(
-        {"step": step, "load": load}[chosen],
+        {"step": step, "load": load, "input": input_pipeline}[chosen],
         doc=__doc__,
-        default_config=str(launch.ROOT / "configs" / "benchmark.py"),
+        default_config=f"{launch.ROOT}/configs/benchmark.py{':input' * (chosen == 'input')}",
         workdir=False,
     )

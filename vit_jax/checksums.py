@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,22 @@ MANIFEST = "checksums.json"
 _THREADS = 8
 
 
-def write_manifest(folder: Path, note: dict[str, Any]) -> None:
+def write_manifest(
+    folder: Path, note: dict[str, Any], known: Mapping[str, list[Any]] | None = None
+) -> None:
     """Writes `folder/checksums.json` over all files below the folder, with a note to go with it.
 
     The file is {"files": {relative name: [bytes, sha256]}, "note": note, "sha256": of the rest}.
+
+    Args:
+      folder: where the files are, and the manifest will be.
+      note: anything that JSON can hold.
+      known: digests of files that the caller has read itself; the others are read here.
     """
+    known = known or {}
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     with ThreadPoolExecutor(_THREADS) as pool:
-        digests = pool.map(lambda name: _digest(folder / name), names)
+        digests = pool.map(lambda name: known.get(name) or digest(folder / name), names)
         content = {"files": dict(zip(names, digests, strict=True)), "note": note}
     manifest = {**content, "sha256": _digest_of_json(content)}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
@@ -47,7 +56,7 @@ def damaged_files(folder: Path) -> list[str]:
 
     def intact(name: str) -> bool:
         try:
-            return _digest(folder / name) == manifest["files"][name]
+            return digest(folder / name) == manifest["files"][name]
         except OSError:
             return False
 
@@ -56,7 +65,7 @@ def damaged_files(folder: Path) -> list[str]:
         return [name for name, good in zip(names, pool.map(intact, names), strict=True) if not good]
 
 
-def _digest(path: Path) -> list[Any]:
+def digest(path: Path) -> list[Any]:
     """[size in bytes, sha256 in hex] of a file."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size

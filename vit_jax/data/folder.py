@@ -39,7 +39,7 @@ class FolderSource:
     def __init__(self, root: str, paths: np.ndarray, labels: np.ndarray):
         self._root = os.fsencode(root)
         self._paths = paths
-        self._labels = labels
+        self.labels = labels
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -47,7 +47,7 @@ class FolderSource:
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} outside of {len(self)} images")
-        return {"image": self.read(index), "label": int(self._labels[index])}
+        return {"image": self.read(index), "label": int(self.labels[index])}
 
     def path(self, index: int) -> bytes:
         return os.path.join(self._root, bytes(self._paths[index]))
@@ -87,7 +87,7 @@ class FolderSource:
             raise UserError(f"{report}; no image is left.")
         logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
         keep = np.setdiff1d(np.arange(len(self)), bad)
-        return FolderSource(os.fsdecode(self._root), self._paths[keep], self._labels[keep])
+        return FolderSource(os.fsdecode(self._root), self._paths[keep], self.labels[keep])
 
 
 def open_folder(root: str, split: str) -> tuple[FolderSource, tuple[str, ...]]:
@@ -107,7 +107,7 @@ def open_folder(root: str, split: str) -> tuple[FolderSource, tuple[str, ...]]:
         without images, or a class in this split that `train` does not have.
     """
     root = os.path.abspath(os.path.expanduser(root))
-    splits = _splits(root)
+    splits = split_folders(root)
     naming = ["train"] if "train" in splits else list(splits)
     classes = sorted({name for each in naming for name in splits[each]})
     if len(classes) < 2:
@@ -140,7 +140,7 @@ def _subfolders(path: str) -> list[str]:
         return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith((".", "__")))
 
 
-def _splits(root: str) -> dict[str, list[str]]:
+def split_folders(root: str) -> dict[str, list[str]]:
     """Class folders per split folder; UserError when the layout is another one."""
     try:
         top = _subfolders(root)

@@ -176,6 +176,11 @@ def _not_prepared(name: str, base: str, root: str) -> str:
         return f"{where}; prepared there: {', '.join(there)}."
     # The community register would be asked over the network, and needs TensorFlow to fail well.
     known = registered.list_imported_builders()
+    if base == "imagenet21k":  # TFDS has none
+        return (
+            f"{where}; prepare it from its tars with: "
+            f"python scripts/prepare_data.py imagenet21k TAR_OR_FOLDER --data_dir={root}"
+        )
     if base not in known:
         return (
             f"dataset.name={name!r}: no such dataset. It takes 'digits', 'glyphs', the path of an "
@@ -208,24 +213,23 @@ def open_prepared(directory: str, split: str, label_key: str = "") -> Prepared:
         reason = str(error).splitlines()[0]
         raise UserError(f"dataset {directory}: cannot read its metadata ({reason}).") from None
     info = builder.info
-    image_key, label = _image_key(info), _label(info, label_key)
+    image, label = image_key(info), _label(info, label_key)
     file_format = info.file_format.value if info.file_format else "unknown"
     if file_format not in ("array_record", "tfrecord"):
         raise UserError(
             f"dataset {directory} is stored as {file_format}; prepare it again with "
             "file_format='array_record'."
         )
-    extents = _extents(info.splits, split)
-    records = Records(file_format, extents)
+    records = Records(file_format, extents(info.splits, split))
     if isinstance(label, ComputedLabel):
         class_names = label.class_names
     else:
         class_names = tuple(info.features[label].names)
-    source = TfdsSource(records, image_key, label, len(class_names), info.full_name)
+    source = TfdsSource(records, image, label, len(class_names), info.full_name)
     return Prepared(source, class_names)
 
 
-def _extents(splits: Any, split: str) -> list[Extent]:
+def extents(splits: Any, split: str) -> list[Extent]:
     """Where the examples of a split expression lie; also takes TFDS's `train[:2shard]`."""
     if "shard" in split:
         terms = [split]
@@ -254,18 +258,18 @@ def _listing(info: Any) -> str:
     return ", ".join(f"{key} ({type(each).__name__})" for key, each in info.features.items())
 
 
-def _image_key(info: Any) -> str:
+def image_key(info: Any) -> str:
     """Name of the image feature; UserError where there is none that can be read."""
     features = info.features
     images = [key for key, each in features.items() if isinstance(each, tfds.features.Image)]
-    image_key = next((key for key in (_supervised(info)[0], "image", *images) if key in images), "")
+    chosen = next((key for key in (_supervised(info)[0], "image", *images) if key in images), "")
     where = f"dataset {info.full_name}"
-    if not image_key:
+    if not chosen:
         raise UserError(f"{where} has no image feature; its features: {_listing(info)}.")
-    dtype = np.dtype(features[image_key].np_dtype).name
+    dtype = np.dtype(features[chosen].np_dtype).name
     if dtype not in ("uint8", "uint16"):  # others are stored as bytes in a PNG's channels
         raise UserError(f"{where}: its images are {dtype}; only uint8 and uint16 can be read.")
-    return image_key
+    return chosen
 
 
 def _label(info: Any, label_key: str) -> str | ComputedLabel:

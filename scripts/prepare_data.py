@@ -1,0 +1,76 @@
+"""Writes images as random-access shards that training reads by name, and verifies such sets.
+
+    python scripts/prepare_data.py imagenet2012 FOLDER --data_dir=DIR [--num_workers=8]
+    python scripts/prepare_data.py imagenet21k winter21_whole.tar.gz --data_dir=DIR
+    python scripts/prepare_data.py folder PHOTOS --data_dir=DIR [--resize=256]
+    python scripts/prepare_data.py tfds NAME_OR_PREPARED_FOLDER --data_dir=DIR
+    python scripts/prepare_data.py --check DIR/imagenet2012/5.1.0 [--check=full]
+
+imagenet2012: FOLDER holds the original ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, or the
+folders train/ and val/. imagenet21k: the tar of class tars, or a folder of class tars. folder:
+train/CLASS/*.jpg and so on. tfds: a set that is prepared (it gets other shards), or a name, which
+TFDS downloads and prepares itself.
+
+The same command goes on where an interrupted one was, whenever it was killed. Progress is on
+stderr; the last line on stdout is the prepared folder. --check prints what is damaged and ends with
+status 1.
+"""
+
+import argparse
+import os
+import sys
+
+from vit_jax import launch
+from vit_jax.errors import UserError
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="*", help="KIND SOURCE, or with --check a prepared folder")
+    parser.add_argument("--check", nargs="?", const="sample", help="verify instead: sample | full")
+    parser.add_argument("--data_dir", default="", help="TFDS root (default: $TFDS_DATA_DIR)")
+    parser.add_argument("--manual_dir", default="", help="files for TFDS that it cannot download")
+    parser.add_argument("--name", default="", help="of the set (default: by its source)")
+    parser.add_argument("--num_workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--resize", type=int, default=0, help="short side of larger images, pixels")
+    parser.add_argument("--quality", type=int, default=95, help="of the JPEGs that --resize writes")
+    parser.add_argument("--on_bad_image", default="error", help="error | skip")
+    parser.add_argument("--shard_megabytes", type=float, default=256)
+    arguments = vars(parser.parse_args())
+    what, check = arguments.pop("what"), arguments.pop("check")
+    manual_dir = arguments.pop("manual_dir")
+    launch.start_logging(to_stderr=True)
+    with launch.one_line_errors():
+        if check is not None:
+            verify([*what, *([check] if check not in ("sample", "full") else [])], check == "full")
+        elif len(what) != 2:
+            raise UserError("give KIND SOURCE, or --check FOLDER; see --help.")
+        else:
+            print(prepare(what[0], what[1], manual_dir, arguments))
+
+
+def prepare(kind, source, manual_dir, arguments):
+    from vit_jax.data_preparation.build import build_tfds
+    from vit_jax.data_preparation.prepare import prepare_data
+
+    if kind == "tfds" and not os.path.isdir(os.path.expanduser(source)):
+        return build_tfds(source, arguments["data_dir"], manual_dir)
+    return prepare_data(kind, source, **arguments)
+
+
+def verify(folders, full):
+    from vit_jax.data_preparation.check import check_prepared
+
+    if len(folders) != 1:
+        raise UserError("--check takes one prepared folder; see --help.")
+    damage = check_prepared(folders[0], full=full)
+    for each in damage:
+        print(f"{each.file}: {each.reason}")
+    print(f"{len(damage)} of its files are damaged" if damage else "all is well")
+    sys.exit(1 if damage else 0)
+
+
+if __name__ == "__main__":
+    main()

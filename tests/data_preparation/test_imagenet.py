@@ -1,0 +1,216 @@
+"""ImageNet from its tars and folders: what TFDS itself would have prepared."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pathlib
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from tests import fixtures_imagenet as small
+from vit_jax.data.datasets import create_dataset
+from vit_jax.data_preparation.imagenet import validation_labels
+from vit_jax.data_preparation.prepare import prepare_data
+from vit_jax.errors import UserError
+
+
+def shards(folder: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.array_record-*")}
+
+
+def examples(builder: Any, split: str) -> list[tuple[str, bytes, int]]:
+    """What TFDS's own reader gives: name, image file, label."""
+    source = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
+    rows = [source[index] for index in range(len(source))]
+    return [(row["file_name"].decode(), bytes(row["image"]), int(row["label"])) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    root = tmp_path_factory.mktemp("imagenet")
+    source = small.write_tars(root / "tars")
+    prepare_data("imagenet2012", str(source), data_dir=str(root / "out"), shard_megabytes=0.01)
+    return root / "out"
+
+
+def by_tfds(data_dir: pathlib.Path) -> Any:
+    """The same images as the genuine builder stores them (without its TensorFlow-bound tar)."""
+    real: Any = type(tfds.builder("imagenet2012", data_dir=data_dir))
+    labels = validation_labels()
+
+    class Genuine(real, skip_registration=True):  # type: ignore[misc, call-arg]
+        pkg_dir_path = real.pkg_dir_path
+
+        def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+            train = {
+                name: (data, wordnet_id)
+                for wordnet_id, images in small.train_images().items()
+                for name, data in images.items()
+            }
+            validation = {
+                name: (data, labels[number])
+                for number, (name, data) in enumerate(small.validation_images().items())
+            }
+            return {
+                "train": self._generate_examples(train),
+                "validation": self._generate_examples(validation),
+            }
+
+        def _generate_examples(self, images: Any) -> Any:  # type: ignore[override]
+            for name, (data, label) in images.items():
+                yield name, {"image": io.BytesIO(data), "label": label, "file_name": name}
+
+    Genuine.name = real.name
+    tfds.disable_progress_bar()
+    builder = Genuine(data_dir=data_dir, file_format="array_record")
+    builder.download_and_prepare()
+    return builder
+
+
+def test_the_set_is_the_one_that_tfds_prepares(
+    prepared: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Examples, labels, order, class names: `train[99%:]` is everybody's `train[99%:]`."""
+    theirs = by_tfds(tmp_path)
+    ours = tfds.builder("imagenet2012", data_dir=prepared)
+    assert type(ours).__module__ == type(theirs).__mro__[1].__module__
+    for split, count in {"train": 27, "validation": 10}.items():
+        assert ours.info.splits[split].num_examples == count
+        assert examples(ours, split) == examples(theirs, split)
+    assert ours.info.splits["train"].num_shards > 1
+    assert ours.info.features["label"].names == theirs.info.features["label"].names
+    names = [name for name, _, _ in examples(ours, "train")]
+    assert names != sorted(names)
+
+
+def test_our_reader_finds_it_by_name_and_by_path(prepared: pathlib.Path) -> None:
+    images = small.train_images()
+    for name, data_dir in [("imagenet2012", prepared), (str(prepared / "imagenet2012/5.1.0"), "")]:
+        dataset = create_dataset(
+            name=name, split="train", preprocess="official_train(16)", data_dir=str(data_dir)
+        ).check()
+        assert dataset.num_classes == 1000
+        counts = np.bincount([dataset.source[i]["label"] for i in range(27)], minlength=1000)
+        assert {small.IDS[i]: counts[i] for i in np.flatnonzero(counts)} == small.CLASSES
+        everything = {image for each in images.values() for image in each.values()}
+        assert {dataset.source[i]["image"] for i in range(27)} == everything
+        assert dataset.example(3, np.random.default_rng(0))["image"].shape == (16, 16, 3)
+    part = tfds.builder_from_directory(prepared / "imagenet2012/5.1.0").info.splits["train[5:20]"]
+    assert part.num_examples == 15
+
+
+def test_trees_give_the_same_bytes(prepared: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    expected = shards(prepared / "imagenet2012/5.1.0")
+    for name, labels in {"flat": None, "by_class": validation_labels()}.items():
+        source = small.write_tree(tmp_path / name, labels)
+        found = prepare_data(
+            "imagenet2012", str(source), data_dir=str(tmp_path / f"out_{name}"),
+            shard_megabytes=0.01,
+        )  # fmt: skip
+        assert shards(found) == expected
+
+
+def test_21k_from_every_layout(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    ids = ["n00004475", "n99000001", "n02084071", "n01440764"]
+    images = small.train_images(dict(zip(ids, (8, 5, 0, 14), strict=True)))
+    inner = {f"winter21/{each}.tar": small.tar(files) for each, files in images.items()}
+    outer = small.tar({"winter21/README": b"text", **inner})
+    (tmp_path / "whole.tar").write_bytes(outer)
+    (tmp_path / "whole.tar.gz").write_bytes(gzip.compress(outer))
+    for each, files in images.items():
+        (tmp_path / "folders" / each).mkdir(parents=True)
+        for name, data in files.items():
+            (tmp_path / "folders" / each / name).write_bytes(data)
+    (tmp_path / "tars").mkdir()
+    for each in images:  # as the tar of the command line writes it
+        tar = ["tar", "-C", str(tmp_path / "folders" / each), "-cf", f"{tmp_path}/tars/{each}.tar"]
+        subprocess.run([*tar, "."], check=True)
+    found = {}
+    for layout in ("whole.tar", "whole.tar.gz", "tars", "folders"):
+        folder = prepare_data(
+            "imagenet21k", str(tmp_path / layout), data_dir=str(tmp_path / f"out_{layout}"),
+            shard_megabytes=0.01,
+        )  # fmt: skip
+        found[layout] = shards(folder)
+        assert folder.parts[-2:] == ("imagenet21k", "1.0.0")
+        assert not list(folder.parent.glob("*.incomplete"))
+    assert len(found["whole.tar"]) > 1
+    assert found["whole.tar"] == found["whole.tar.gz"] == found["tars"] == found["folders"]
+    assert "1 classes without images" in caplog.text
+    dataset = create_dataset(
+        name="imagenet21k", split="full", preprocess="decode", data_dir=f"{tmp_path}/out_tars"
+    )
+    assert dataset.class_names == ("n00004475", "n01440764", "n99000001")
+    labels = [dataset.source[i]["label"] for i in range(27)]
+    assert np.bincount(labels).tolist() == [8, 14, 5]
+    assert labels != sorted(labels)
+    builder = tfds.builder_from_directory(tmp_path / "out_tars/imagenet21k/1.0.0")
+    for name, image, label in examples(builder, "full"):
+        wordnet_id = name.partition("_")[0]
+        assert dataset.class_names[label] == wordnet_id
+        assert images[wordnet_id][name] == image
+
+
+def fails(kind: str, source: pathlib.Path, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        prepare_data(kind, str(source), data_dir=str(source.parent / "never"))
+    assert "\n" not in str(caught.value)
+    assert str(source) in str(caught.value) or "two images" in str(caught.value)
+    assert not list(source.parent.glob("never/*/[0-9].[0-9].[0-9]"))
+
+
+def test_damaged_tars_are_named(tmp_path: pathlib.Path) -> None:
+    whole = small.write_tars(tmp_path / "whole")
+    train = (whole / "ILSVRC2012_img_train.tar").read_bytes()
+    second = train.index(small.IDS[0].encode() + b".tar\0")  # header of the second class
+    places = {"image": second - 1000, "header": second + 300, "between": second, "end": len(train)}
+    for place, length in places.items():
+        source = tmp_path / place
+        source.mkdir()
+        # A tar ends in zeros, as does each tar in it; the end of the last must be missing too.
+        content = train[:length].rstrip(b"\0")[:-1] if place == "end" else train[:length]
+        (source / "ILSVRC2012_img_train.tar").write_bytes(content)
+        fails("imagenet2012", source, r"ILSVRC2012_img_train.tar.*: truncated")
+    damaged = bytearray(train)
+    inner = train.index(f"{small.IDS[417]}_3.JPEG".encode())
+    damaged[inner : inner + 400] = b"x" * 400
+    (tmp_path / "image" / "ILSVRC2012_img_train.tar").write_bytes(damaged)
+    fails("imagenet2012", tmp_path / "image", f"{small.IDS[417]}: truncated or damaged at byte")
+    (tmp_path / "image" / "ILSVRC2012_img_train.tar").write_bytes(b"<html>404</html>" * 100)
+    fails("imagenet2012", tmp_path / "image", "not a tar")
+    packed = gzip.compress((whole / "ILSVRC2012_img_train.tar").read_bytes())
+    (tmp_path / "whole.tar.gz").write_bytes(packed[: len(packed) // 2])
+    fails("imagenet21k", tmp_path / "whole.tar.gz", "truncated or damaged")
+
+
+def test_other_sources_are_refused(tmp_path: pathlib.Path) -> None:
+    fails("imagenet2012", tmp_path / "missing", "No such file")
+    (tmp_path / "empty").mkdir()
+    fails("imagenet2012", tmp_path / "empty", "holds neither ILSVRC2012_img_train.tar nor")
+    fails("imagenet21k", tmp_path / "empty", "holds no class tars such as n00004475.tar")
+    (tmp_path / "none" / "train").mkdir(parents=True)
+    fails("imagenet2012", tmp_path / "none", "train: holds no class folders")
+    (tmp_path / "none" / "train" / "n99000001").mkdir()
+    fails("imagenet2012", tmp_path / "none", "n99000001 is no class of ILSVRC 2012")
+    (tmp_path / "odd" / "val").mkdir(parents=True)
+    fails("imagenet2012", tmp_path / "odd", "val: holds no images")
+    (tmp_path / "odd" / "val" / "ILSVRC2012_val_00050001.JPEG").write_bytes(small.jpeg(0))
+    fails("imagenet2012", tmp_path / "odd", "val_00050001.JPEG' is not called")
+    same = {"a.JPEG": small.jpeg(1)}
+    inner = {f"{each}.tar": small.tar(same) for each in small.IDS[:2]}
+    (tmp_path / "same.tar").write_bytes(small.tar(inner))
+    fails("imagenet21k", tmp_path / "same.tar", "two images of split 'full' are called 'a.JPEG'")
+    (tmp_path / "flat.tar").write_bytes(small.tar(same))
+    fails("imagenet21k", tmp_path / "flat.tar", "holds no class tars")
+
+
+def test_labels_of_the_validation_images_are_those_of_tfds() -> None:
+    labels = validation_labels()
+    assert len(labels) == 50_000
+    assert np.unique(labels, return_counts=True)[1].tolist() == [50] * 1000
+    assert tuple(sorted(set(labels))) == small.IDS

@@ -1,0 +1,388 @@
+"""Preparation as such: order, bytes, refusals; and everything that interrupts it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import cv2
+import jax
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from tests import fixtures_data, tiny
+from tests import fixtures_imagenet as small
+from vit_jax.data.datasets import create_dataset
+from vit_jax.data.pipeline import train_batches
+from vit_jax.data_preparation.build import build_tfds
+from vit_jax.data_preparation.check import check_prepared
+from vit_jax.data_preparation.prepare import prepare_data
+from vit_jax.errors import UserError
+from vit_jax.run import Run
+from vit_jax.sharding import batch_sharding, create_mesh, state_shardings
+from vit_jax.train_step import jit_train_step
+
+COUNTS = {"train": {"cat": 9, "dog": 14}, "test": {"cat": 3, "dog": 2}}
+
+
+@pytest.fixture
+def photos(tmp_path: pathlib.Path) -> pathlib.Path:
+    return fixtures_data.write_folder(tmp_path / "photos", COUNTS)
+
+
+def files(folder: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_prepared_folder_gives_the_folders_own_batches(
+    photos: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    folder = prepare_data(
+        "folder", str(photos), data_dir=str(tmp_path / "out"), shard_megabytes=0.002
+    )
+    assert len(list(folder.glob("photos-train.array_record-*"))) > 2
+    for split in ("train", "train[3:20]", "test"):
+        both = [
+            create_dataset(
+                name=name,
+                split=split,
+                preprocess="official_train(8)",
+                data_dir=str(tmp_path / "out"),
+            )
+            for name in ("photos", str(photos))
+        ]
+        assert both[0].class_names == both[1].class_names == ("cat", "dog")
+        iterators = [train_batches(each, batch_size=4, seed=1, total_steps=9) for each in both]
+        for one, other in zip(*iterators, strict=True):
+            for key in one:
+                np.testing.assert_array_equal(one[key], other[key])
+
+
+def test_a_model_trains_on_it(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    prepare_data("folder", str(photos), data_dir=str(tmp_path), name="pets")
+    config = tiny.config(
+        dataset__name="pets",
+        dataset__data_dir=str(tmp_path),
+        dataset__split="train",
+        dataset__preprocess="official_train(16)",
+        schedule__warmup_steps=0,
+        evaluators__test__split="test",
+    )
+    mesh = create_mesh()
+    with jax.set_mesh(mesh):
+        run = Run(config, mesh)
+        shardings = state_shardings(run.abstract_state, mesh)
+        state = jax.jit(run.init_state, out_shardings=shardings)(jax.random.key(0))
+        before = jax.device_get(state.params)
+        step = jit_train_step(run.objective, run.tx, shardings, mesh, seed=0)
+        for batch in train_batches(run.dataset, batch_size=16, seed=0, total_steps=2):
+            state, metrics = step(state, jax.device_put(batch, batch_sharding(mesh)))
+            assert np.isfinite(metrics["loss"])
+        assert int(state.step) == 2
+        assert run.dataset.class_names == ("cat", "dog")
+        moved = jax.tree.map(lambda a, b: bool((a != b).any()), before, state.params)
+        assert all(jax.tree.leaves(moved))
+
+
+def test_workers_change_no_byte(tmp_path: pathlib.Path) -> None:
+    source = small.write_tars(tmp_path / "tars")
+    found = {}
+    for workers in (1, 3):
+        folder = prepare_data(
+            "imagenet2012",
+            str(source),
+            data_dir=str(tmp_path / str(workers)),
+            num_workers=workers,
+            shard_megabytes=0.005,
+        )
+        found[workers] = files(folder)
+    assert len(found[1]) > 8
+    assert found[1] == found[3]
+
+
+def test_resized_copy(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "photos" / "train"
+    sizes = {"large": (60, 90), "tall": (80, 40), "small": (20, 30)}
+    for number, (name, size) in enumerate(sizes.items()):
+        (folder / name).mkdir(parents=True)
+        grey = cv2.GaussianBlur(fixtures_data.picture(number, size=size, channels=1), (5, 5), 2)
+        image = np.repeat(grey[..., None], 3, axis=2)  # JPEG halves the resolution of colours
+        (folder / name / "x.png").write_bytes(fixtures_data.encoded(image, "PNG"))
+    out = prepare_data(
+        "folder", str(folder.parent), data_dir=str(tmp_path / "out"), resize=30, quality=98
+    )
+    assert out == tmp_path / "out" / "photos_30" / "1.0.0"
+    resized, stored = (
+        create_dataset(
+            name=name, split="train", preprocess="decode", data_dir=str(tmp_path / "out")
+        )
+        for name in ("photos_30", str(folder.parent))
+    )
+    rng = np.random.default_rng(0)
+    shapes = {}
+    for index in range(3):
+        one, other = resized.example(index, rng), stored.example(index, rng)
+        name = stored.class_names[one["label"]]
+        shapes[name] = one["image"].shape[:2]
+        if name == "small":
+            assert resized.source[index]["image"] == stored.source[index]["image"]
+            continue
+        expected = cv2.resize(other["image"], shapes[name][::-1], interpolation=cv2.INTER_AREA)
+        error = np.abs(one["image"].astype(int) - expected).mean()
+        assert error < 1  # level of 255: what JPEG at 98 rounds
+    assert shapes == {"large": (30, 45), "tall": (60, 30), "small": (20, 30)}
+    assert "above 30 pixels" in json.loads((out / "dataset_info.json").read_text())["description"]
+    assert json.loads((out / "checksums.json").read_text())["note"]["plan"]["resize"] == 30
+
+
+def test_unreadable_images_are_listed_and_refused_or_skipped(
+    photos: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    broken = fixtures_data.broken_images()
+    for name in ("half.jpg", "text.png", "empty.jpg"):
+        (photos / "train" / "cat" / name).write_bytes(broken[name])
+    arguments = {"data_dir": str(tmp_path / "out"), "shard_megabytes": 0.002}
+    with pytest.raises(
+        UserError, match=r"3 images cannot be decoded, such as /.*cat/\w+\.\w+;"
+    ) as e:
+        prepare_data("folder", str(photos), **arguments)
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "out/photos/1.0.0").exists()
+    listed = (tmp_path / "out/photos/1.0.0.incomplete/prepared/unreadable_images.txt").read_text()
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("prepared/*_record-*")}
+    assert stamps
+    folder = prepare_data("folder", str(photos), on_bad_image="skip", **arguments)
+    # Nothing is written twice for that.
+    assert {folder / p.name: stamp for p, stamp in stamps.items()} == {
+        path: path.stat().st_mtime_ns for path in folder.glob("*.array_record-*")
+    }
+    assert (folder / "unreadable_images.txt").read_text() == listed
+    assert sorted(os.path.basename(line) for line in listed.splitlines()) == [
+        "empty.jpg",
+        "half.jpg",
+        "text.png",
+    ]
+    dataset = create_dataset(name=str(folder), split="train", preprocess="decode").check()
+    assert dataset.num_examples == 23
+    assert check_prepared(str(folder), full=True) == []
+
+
+def test_a_split_without_any_image_is_refused(tmp_path: pathlib.Path) -> None:
+    photos = fixtures_data.write_folder(tmp_path / "photos", COUNTS)
+    for path in photos.glob("test/*/*.jpg"):
+        path.write_bytes(b"no image")
+    with pytest.raises(UserError, match="no image of split 'test' can be decoded"):
+        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"), on_bad_image="skip")
+
+
+def test_what_is_there_stays(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert prepare_data("folder", str(photos), data_dir=str(tmp_path / "out")) == folder
+    assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    with pytest.raises(UserError, match="is there already, made of something else"):
+        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"), shard_megabytes=1)
+    (photos / "train" / "cat" / "new.jpg").write_bytes(small.jpeg(1))
+    with pytest.raises(UserError, match="is there already, made of something else"):
+        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+
+
+def test_a_changed_source_or_option_is_noticed(
+    photos: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    bad = photos / "train" / "cat" / "bad.jpg"
+    bad.write_bytes(b"no image")
+    with pytest.raises(UserError, match="cannot be decoded"):
+        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    with pytest.raises(UserError, match=r"begun with resize=0, not 8; give the same, or delete"):
+        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"), resize=8, name="photos")
+    bad.write_bytes(small.jpeg(1))
+    with pytest.raises(UserError, match=r"photos: changed since .* delete .*/1.0.0.incomplete to"):
+        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+
+
+def test_whatever_a_kill_leaves_behind(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Half a listing, half a shard, metadata without the final renaming, a folder to clean up."""
+    expected = files(prepare_data("folder", str(photos), data_dir=str(tmp_path / "whole")))
+    final = tmp_path / "out" / "photos" / "1.0.0"
+    work = final.with_name("1.0.0.incomplete")
+    (work / "listing.unfinished").mkdir(parents=True)
+    (work / "listing.unfinished" / "files.npy").write_bytes(b"half")
+    (work / "prepared").mkdir()
+    (work / "prepared" / "photos-train.array_record-00000-of-00001.1.unfinished").touch()
+    (work / "prepared" / "photos-train.array_record-00000-of-00001").write_bytes(b"no receipt")
+    (work / "prepared" / "dataset_info.json").write_text("{")
+    (work / "prepared" / "checksums.json").write_text("{")
+    assert prepare_data("folder", str(photos), data_dir=str(tmp_path / "out")) == final
+    assert files(final) == expected
+    work.mkdir()
+    (work / "plan.json").touch()
+    prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    assert not work.exists()
+
+
+def test_one_process_at_a_time(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    work = tmp_path / "out" / "photos_set" / "1.0.0.incomplete"
+    work.mkdir(parents=True)
+    with open(work / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process is at work there"):
+            prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"), name="photos_set")
+    prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"), name="photos_set")
+
+
+def test_arguments_are_checked(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    def fails(message: str, **arguments: object) -> None:
+        given = {
+            "kind": "folder",
+            "source": str(photos),
+            "data_dir": str(tmp_path / "out"),
+            **arguments,
+        }
+        with pytest.raises(UserError, match=message):
+            prepare_data(**given)  # type: ignore[arg-type]
+
+    fails("kind='image' is unknown", kind="image")
+    fails("on_bad_image='keep' is unknown", on_bad_image="keep")
+    fails("num_workers=0", num_workers=0)
+    fails("quality=101", quality=101)
+    fails("--name='a/b'", name="a/b")
+    fails("would be inside of its own source", data_dir=str(photos.parent))
+    (tmp_path / "file").touch()
+    fails("cannot be written .Not a directory", data_dir=str(tmp_path / "file"))
+    fails("is no directory that TFDS has prepared", kind="tfds")
+
+
+def test_tfds_sets_get_other_shards(tmp_path: pathlib.Path) -> None:
+    for file_format in ("tfrecord", "array_record"):
+        source = fixtures_data.tiny_tfds(
+            "cifar10",
+            tmp_path / file_format,
+            {"train": 40, "test": 7},
+            file_format=file_format,
+            shards=3,
+        )
+        out = prepare_data(
+            "tfds", str(source), data_dir=str(tmp_path / "out"), shard_megabytes=0.02
+        )
+        assert out == tmp_path / "out" / "cifar10" / source.name
+        assert (out / "features.json").read_bytes() == (source / "features.json").read_bytes()
+        old, new = tfds.builder_from_directory(source), tfds.builder_from_directory(out)
+        assert new.info.splits["train"].num_shards not in (1, 3)
+        assert new.info.features["label"].names == old.info.features["label"].names
+        for split in ("train", "test"):
+            both = [
+                create_dataset(name=str(each), split=split, preprocess="decode").source
+                for each in (source, out)
+            ]
+            assert len(both[0]) == len(both[1])
+            for index in range(len(both[0])):
+                assert both[0]._records[index] == both[1]._records[index]  # type: ignore[attr-defined]
+        assert check_prepared(str(out), full=True) == []
+        with pytest.raises(UserError, match="all its images are of one size"):
+            prepare_data("tfds", str(source), data_dir=str(tmp_path / "out"), resize=16)
+        subprocess.run(["rm", "-r", str(tmp_path / "out")], check=True)
+
+
+def test_tfds_prepares_by_itself(tmp_path: pathlib.Path) -> None:
+    from vit_jax.data import digits  # registers a set that needs no network
+
+    folder = build_tfds("sklearn_digits", str(tmp_path))
+    assert folder == digits.prepare_digits(str(tmp_path))
+    assert check_prepared(folder, full=True) == []
+    assert build_tfds("sklearn_digits", str(tmp_path)) == folder
+    with pytest.raises(UserError, match=r"'cifar11' is neither .* Did you mean 'cifar10'?"):
+        build_tfds("cifar11", str(tmp_path))
+
+
+def start(source: pathlib.Path, data_dir: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
+    script = str(tiny.ROOT / "scripts" / "prepare_data.py")
+    return subprocess.Popen(
+        [sys.executable, script, "folder", str(source), f"--data_dir={data_dir}", *arguments],
+        env=tiny.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def many_photos(root: pathlib.Path) -> pathlib.Path:
+    counts = {"train": {"cat": 60, "dog": 60}, "test": {"cat": 2, "dog": 2}}
+    return fixtures_data.write_folder(root, counts)
+
+
+def test_kills_change_no_byte(tmp_path: pathlib.Path) -> None:
+    """SIGKILL to the parent while its two workers write; they end by themselves."""
+    source = many_photos(tmp_path / "photos")
+    arguments = ["--shard_megabytes=0.001", "--num_workers=2"]
+    receipts = tmp_path / "killed/photos/1.0.0.incomplete/receipts"
+    process = start(source, tmp_path / "killed", *arguments)
+    deadline = time.monotonic() + 120
+    while len(list(receipts.glob("*.json"))) < 10 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    workers = children(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)  # its pipes are closed: no worker holds them
+    assert len(workers) >= 2
+    while any(map(runs, workers)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(runs, workers))
+    count = len(list(receipts.glob("*.json")))
+    assert count >= 10
+    assert not (tmp_path / "killed/photos/1.0.0").exists()
+    process = start(source, tmp_path / "killed", *arguments)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert f"{count} of " in err
+    assert out.strip() == str(tmp_path / "killed/photos/1.0.0")
+    undisturbed = prepare_data(
+        "folder", str(source), data_dir=str(tmp_path / "whole"), shard_megabytes=0.001
+    )
+    assert files(tmp_path / "killed/photos/1.0.0") == files(undisturbed)
+    assert os.listdir(tmp_path / "killed/photos") == ["1.0.0"]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process exists and is no zombie, which nobody may have asked for its status."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def test_a_full_disk_is_said_in_one_line(tmp_path: pathlib.Path) -> None:
+    """By a limit on the size of files (of 98 KiB), which fails a write as a full disk does."""
+    source = many_photos(tmp_path / "photos")
+
+    script = str(tiny.ROOT / "scripts" / "prepare_data.py")
+    command = [sys.executable, script, "folder", str(source), f"--data_dir={tmp_path}/out"]
+    result = subprocess.run(
+        ["bash", "-c", 'ulimit -f 98; exec "$@"', "bash", *command, "--num_workers=1"],
+        env=tiny.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 2
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        f"error: {tmp_path}/out/photos/1.0.0.incomplete/prepared/photos-test.array_record"
+    )
+    assert "cannot be written" in last
+    assert "File too large" in last
+    assert not list(tmp_path.rglob("*.unfinished"))
+    folder = prepare_data("folder", str(source), data_dir=str(tmp_path / "out"))
+    assert check_prepared(str(folder)) == []

@@ -1,0 +1,55 @@
+"""TFDS's own builders: download what can be downloaded, as array_record."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core import registered
+
+from vit_jax.checksums import MANIFEST, write_manifest
+from vit_jax.data.tfds_reader import NAME, default_data_dir
+from vit_jax.errors import UserError, nearest
+
+
+def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
+    """Lets TFDS prepare one of its sets in its own way, adds checksums, returns the directory.
+
+    Args:
+      name: `NAME[/CONFIG][:VERSION]`.
+      data_dir: TFDS root, where downloads are kept too; "" for TFDS's default.
+      manual_dir: folder with files that TFDS cannot download.
+
+    Raises:
+      UserError: no such set, or TFDS cannot prepare it.
+    """
+    match = NAME.fullmatch(name)
+    known = registered.list_imported_builders()
+    if match is None or match["name"] not in known:
+        raise UserError(
+            f"{name!r} is neither a folder nor a set of TFDS.{nearest(name.split('/')[0], known)}"
+        )
+    root = os.path.abspath(os.path.expanduser(data_dir or default_data_dir()))
+    config = tfds.download.DownloadConfig(manual_dir=manual_dir or None, try_download_gcs=False)
+    logging.info("TFDS prepares %s in %s", name, root)
+    try:
+        builder = tfds.builder(name, data_dir=root, file_format="array_record")
+        builder.download_and_prepare(download_config=config)
+    except ImportError as error:
+        raise UserError(
+            f'TFDS needs {error.name} to prepare {name}; pip install "vit_jax[tf]".'
+        ) from None
+    except Exception as error:  # many kinds, over several lines
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise UserError(f"TFDS cannot prepare {name} ({lines[0]}).") from error
+    folder = Path(builder.data_dir)
+    if not (folder / MANIFEST).exists():
+        lengths = {
+            name: length
+            for split in builder.info.splits.values()
+            for name, length in zip(split.filenames, split.shard_lengths, strict=True)
+        }
+        write_manifest(folder, {"plan": {"kind": "tfds", "source": name}, "records": lengths})
+    return str(folder)
