@@ -1,0 +1,82 @@
+"""Plans a training for machines that are not here: what it needs, how long it takes, if it fits.
+
+    python scripts/plan.py --config=configs/pretrain.py:H/14,imagenet21k --topology=v5e:8x8
+    python scripts/plan.py --config=configs/pretrain.py:B/16,imagenet2012 --topology=v3-8 \\
+        --config.train_step.accumulation_steps=4 --output=/tmp/plan
+    python scripts/plan.py --config=configs/quickstart.py --topology=cpu:8
+
+The update itself is compiled for the topology; nothing is computed, and no accelerator is used.
+TPUs need the extra [tpu] (the compiler, not a TPU), GPUs the wheels that an error names. TOPOLOGY
+is a shape in chips (v5e:16x16, v4:4x4x4), a product name (v5e-256, v3-8, v5p-16), several slices
+(2xv5e:16x16), GPUs of one node (H100:8) or of several (H100:4x8), or cpu:N, N virtual devices.
+
+  --output=DIR         plan.json, and batch.png if the data are here
+  --full_compile       optimize as for training; minutes, and the TPU compiler's own estimate
+  --noremedies         do not look for changes that make it fit
+  --num_examples=, --num_classes=   of data that are not here and that no recipe knows
+  --hbm_gib=           memory of a device, if not the chip's
+
+Exit status: 0 it fits, 1 it does not, 2 something in the command or the config is wrong.
+"""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from vit_jax import launch
+from vit_jax.errors import UserError
+from vit_jax.plan.topology import parse_topology, set_environment
+
+
+def plan(config):
+    given = flags.FLAGS
+    topology = parse_topology(given.topology)
+    set_environment()
+    from vit_jax.plan.plan import make_plan
+    from vit_jax.plan.report import plan_json, report_text
+
+    output = Path(given.output) if given.output else None
+    if output:
+        output.mkdir(parents=True, exist_ok=True)
+    result = make_plan(
+        *(config, topology),
+        full_compile=given.full_compile,
+        num_examples=given.num_examples,
+        num_classes=given.num_classes,
+        hbm_gib=given.hbm_gib,
+        try_remedies=given.remedies,
+        output=output,
+    )
+    print(report_text(result))
+    if output:
+        (output / "plan.json").write_text(json.dumps(plan_json(result), indent=2) + "\n")
+    return 0 if result.fits else 1
+
+
+def main():
+    flags.DEFINE_string("topology", None, "What to plan for, such as v5e:8x8.")
+    flags.DEFINE_string("output", None, "Folder for plan.json and batch.png.")
+    flags.DEFINE_bool("full_compile", False, "Optimize as for training; takes minutes.")
+    flags.DEFINE_bool("remedies", True, "If it does not fit, try what would make it fit.")
+    flags.DEFINE_integer("num_examples", None, "Of dataset.split, where the data are not here.")
+    flags.DEFINE_integer("num_classes", None, "Likewise.")
+    flags.DEFINE_float("hbm_gib", None, "Memory of a device in GiB, if not the chip's.")
+    launch.define_flags(None)
+    with launch.one_line_errors():
+        if launch.asks_for_help():
+            print(launch.help_text(__doc__))
+            return 0
+        launch.parse_flags()
+        launch.start_logging(to_stderr=True)
+        logging.getLogger("jax").setLevel(logging.ERROR)
+        for name in ("config", "topology"):
+            if getattr(flags.FLAGS, name) is None:
+                raise UserError(f"--{name} is missing; see --help.")
+        return plan(flags.FLAGS.config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""What the devices tell each other in one step, read from the compiled program."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.plan.hlo import Instruction, Program, executions
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+_LAYOUT = r"\[(?P<ids>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
+_LISTED = re.compile(r"replica_groups=\{(?P<groups>\{[\d,{}]*\})\}")
+_IOTA = re.compile(r"replica_groups=\[\d+,(?P<size>\d+)\]<=" + _LAYOUT)
+_MESH = re.compile(
+    r"replica_groups=mesh\[(?P<axes>[^\]]*)\]"
+    rf"(?:, device_ids=\({_LAYOUT}\))? \{{(?P<named>[^}}]*)\}}"
+)
+_AXIS = re.compile(r"'([^']+)'=(\d+)")
+_BETWEEN = re.compile(r'_xla_megascale_transfer_type="([A-Z_]+)"')
+_AXIS = re.compile(r"'([^']+)'=(\d+)")
+
+
+@dataclasses.dataclass
+class Traffic:
+    """Collectives of one kind in one step.
+
+    Attributes:
+      count: executions.
+      num_bytes: of the whole arrays, per device.
+      sent_bytes: that each device sends over the links, by the best known (ring) algorithms.
+      network_bytes: that each device sends to other slices or nodes.
+    """
+
+    count: int = 0
+    num_bytes: float = 0.0
+    sent_bytes: float = 0.0
+    network_bytes: float = 0.0
+
+
+def collective_traffic(program: Program, groups_of: Sequence[int]) -> dict[str, Traffic]:
+    """Traffic of one execution of the program, for each kind that occurs.
+
+    Between slices of TPUs it is what each device sends to its host, after it was reduced within the
+    slice. Between nodes of GPUs a collective is one instruction, of which each device sends its
+    share over the network.
+
+    Args:
+      program: compiled for `len(groups_of)` devices.
+      groups_of: slice, or node, of every device in the order of the mesh.
+    """
+    num_slices = len(set(groups_of))
+    found: dict[str, Traffic] = {}
+    for computation, instruction, times, fused in executions(program):
+        between = _BETWEEN.search(instruction.attributes)
+        if instruction.opcode == "send" and between:
+            traffic = found.setdefault(between[1].lower().replace("_", "-"), Traffic())
+            sent = instruction.arrays[0].num_bytes * 2 * (num_slices - 1) / num_slices
+            traffic.network_bytes += times * sent
+            continue
+        kind = instruction.opcode.removesuffix("-start")
+        if kind not in KINDS:
+            continue
+        groups = replica_groups(instruction, len(groups_of))
+        size = groups.shape[1]
+        num_bytes = _whole_bytes(program, computation, instruction, kind, size)
+        # A TPU writes a reduce-scatter as a fusion of an all-reduce and the cut of its own part.
+        if fused and "all-reduce-scatter" in computation:
+            kind = "reduce-scatter"
+        sent = num_bytes * _SENT[kind](size)
+        traffic = found.setdefault(kind, Traffic())
+        traffic.count += times
+        traffic.num_bytes += times * num_bytes
+        traffic.sent_bytes += times * sent
+        nodes = len(set(np.asarray(groups_of)[groups[0]]))
+        if nodes > 1:
+            traffic.network_bytes += times * num_bytes * _SENT[kind](nodes) * nodes / size
+    return found
+
+
+# Sent by each device per byte of the whole array, in a ring of n.
+_SENT = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "collective-permute": lambda n: 1.0,
+}
+
+
+def _whole_bytes(
+    program: Program, computation: str, instruction: Instruction, kind: str, size: int
+) -> int:
+    """Bytes of the array that is reduced, gathered, scattered or moved."""
+    if instruction.opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
+        return max(array.num_bytes for array in instruction.arrays)  # (input, output, contexts)
+    if kind == "reduce-scatter":
+        return instruction.num_bytes * size
+    return instruction.num_bytes
+
+
+def replica_groups(instruction: Instruction, num_devices: int) -> np.ndarray:
+    """Which devices take part together, [groups, size]; a program writes it in one of three ways.
+
+    A permutation, which has no groups, counts as one of all devices.
+    """
+    text = instruction.attributes
+    if match := _MESH.search(text):
+        axes = {name: int(size) for name, size in _AXIS.findall(match["axes"])}
+        named = re.findall(r"'([^']+)'", match["named"])
+        names = [axis for axis in axes if axis not in named] + named
+        ids = _iota(match["ids"], match["order"]) if match["ids"] else np.arange(num_devices)
+        ids = ids.reshape(tuple(axes.values()))
+        ids = ids.transpose([list(axes).index(axis) for axis in names])
+        return ids.reshape(-1, math.prod(axes[axis] for axis in named))
+    if match := _IOTA.search(text):
+        return _iota(match["ids"], match["order"]).reshape(-1, int(match["size"]))
+    if match := _LISTED.search(text):
+        groups = re.findall(r"\{([\d,]+)\}", match["groups"])
+        return np.array([list(map(int, group.split(","))) for group in groups])
+    return np.arange(num_devices)[None]
+
+
+def _iota(sizes: str, order: str | None) -> np.ndarray:
+    """Devices 0, 1, ... laid out in these sizes, and transposed."""
+    shape = [int(size) for size in sizes.split(",")]
+    ids = np.arange(math.prod(shape)).reshape(shape)
+    return ids.transpose([int(axis) for axis in order.split(",")]) if order else ids

@@ -1,0 +1,97 @@
+"""Devices that are not there: the compiler's own description of them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from vit_jax.errors import UserError
+from vit_jax.plan.gpus import GPUS, target_description
+from vit_jax.plan.topology import Topology
+from vit_jax.sharding import create_mesh
+
+# The TPU compiler asks after a TPU, in vain and loudly where there is none.
+NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",  # nobody answers outside of the cloud
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # none is claimed: its lock has no meaning
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+}
+
+
+def topology_mesh(topology: Topology, *, data: int, fsdp: int, tensor: int) -> Mesh:
+    """The mesh that `create_mesh` makes of such devices where they are.
+
+    Raises:
+      UserError: see `topology_devices` and `create_mesh`.
+    """
+    return create_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=topology_devices(topology))
+
+
+def topology_devices(topology: Topology) -> list[Any]:
+    """The devices to compile for.
+
+    Raises:
+      UserError: the compiler for them is not installed, or does not know the shape.
+    """
+    if topology.kind == "cpu":
+        return _virtual_devices(topology.num_devices)
+    if topology.kind == "gpu":
+        return _gpus(topology)
+    options: dict[str, Any] = {"num_slices": topology.slices} if topology.slices > 1 else {}
+    assert topology.chip is not None
+    if topology.chip.name == "v4":  # two cores that appear as one device, as on Cloud TPU
+        options |= {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
+    if topology.num_chips == 1:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    name = f"{topology.chip.name}:{'x'.join(map(str, topology.shape))}"
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            f"--topology={topology.name} needs the TPU compiler, which runs without a TPU: "
+            "pip install 'vit_jax[tpu]', if need be in an environment of its own; or plan for "
+            f"cpu:{topology.num_devices}."
+        )
+    for variable, value in NO_TPU.items():
+        os.environ.setdefault(variable, value)
+    try:
+        description = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--topology={topology.name}: the TPU compiler says: {reason}") from error
+    return list(description.devices)
+
+
+def _gpus(topology: Topology) -> list[Any]:
+    assert topology.chip is not None
+    if topology.chip.name not in GPUS:
+        raise UserError(
+            f"--topology={topology.name}: among GPUs plans are made for {', '.join(GPUS)}."
+        )
+    if importlib.util.find_spec("jax_cuda12_plugin") is None:
+        raise UserError(
+            f"--topology={topology.name} needs the GPU compiler, which runs without a GPU: "
+            "pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt in the version of jax "
+            f"({jax.__version__}); or plan for cpu:{topology.num_devices}."
+        )
+    return list(
+        topologies.get_topology_desc(
+            platform="cuda",
+            target_config=target_description(topology.chip.name),
+            topology=f"{topology.slices}x1x{topology.shape[0]}",
+        ).devices
+    )
+
+
+def _virtual_devices(count: int) -> list[Any]:
+    with contextlib.suppress(RuntimeError):  # JAX runs already; what there is has to do
+        jax.config.update("jax_num_cpu_devices", count)
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise UserError(f"--topology=cpu:{count}: this process has {len(devices)} devices already.")
+    return devices[:count]

@@ -1,0 +1,95 @@
+"""Bytes that one step moves between a device's memory and its cores, from the compiled program.
+
+Every instruction outside a fusion reads its operands and writes its result; inside, values stay on
+the chip. Of a stack of layers a loop reads, or writes, only the slice of this turn.
+"""
+
+from __future__ import annotations
+
+from vit_jax.plan.hlo import Computation, Instruction, Program, executions
+
+# Names for what is there already, or control.
+_FREE = (
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional"),
+    *("call", "after-all", "partition-id", "replica-id", "opt-barrier", "domain", "async-start"),
+)
+_SLICES = ("dynamic-slice", "slice", "gather")
+_RENAMES = ("bitcast", "reshape", "copy", "convert", "transpose")
+
+
+def hbm_bytes(program: Program) -> float:
+    """Bytes read and written by one execution on one device."""
+    total = 0.0
+    for name, instruction, times, fused in executions(program):
+        if fused or instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
+            continue
+        total += times * _moved(program, program.computations[name], instruction)
+    return total
+
+
+def _moved(program: Program, computation: Computation, instruction: Instruction) -> int:
+    written = _in_hbm(instruction)
+    if instruction.opcode in _SLICES:
+        return 2 * written
+    if instruction.opcode == "dynamic-update-slice":
+        return 2 * _in_hbm(computation[instruction.operands[1]])
+    operands = [computation[name] for name in instruction.operands]
+    if instruction.opcode.endswith("-start"):  # its result names the operand and the target
+        return 2 * sum(map(_in_hbm, operands))
+    if instruction.opcode != "fusion" or instruction.called not in program.computations:
+        return written + sum(map(_in_hbm, operands))
+    fused = program.computations[instruction.called]
+    read = sum(
+        min(_in_hbm(operand), _read(program, fused, number))
+        for number, operand in enumerate(operands)
+    )
+    return read + min(written, _written(fused))
+
+
+def _in_hbm(instruction: Instruction) -> int:
+    return sum(array.num_bytes for array in instruction.arrays if array.in_hbm)
+
+
+def _read(program: Program, fused: Computation, number: int) -> int:
+    """Bytes that a fusion reads of its operand `number`: all of it, or the slices it takes."""
+    [parameter] = [
+        each
+        for each in fused.values()
+        if each.opcode == "parameter" and each.attributes == str(number)
+    ]
+    return _used(program, fused, parameter)
+
+
+def _used(program: Program, fused: Computation, value: Instruction) -> int:
+    total = 0
+    for user in fused.values():
+        for position, name in enumerate(user.operands):
+            if name != value.name:
+                continue
+            if user.opcode in _SLICES and position == 0:
+                total += user.num_bytes
+            elif user.opcode == "dynamic-update-slice" and position == 0:
+                continue  # written in place
+            elif user.opcode == "bitcast":
+                total += _used(program, fused, user)
+            elif user.opcode == "fusion" and user.called in program.computations:
+                total += _read(program, program.computations[user.called], position)
+            else:
+                return value.num_bytes
+    return min(total, value.num_bytes)
+
+
+def _written(fused: Computation) -> int:
+    """Bytes that a fusion writes: its results, or the slices that it updates in place."""
+    [root] = [each for each in fused.values() if each.root]
+    results = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    return sum(_updated(fused, result) for result in results)
+
+
+def _updated(fused: Computation, result: Instruction) -> int:
+    source = result
+    while source.opcode in _RENAMES and source.operands:
+        source = fused[source.operands[0]]
+    if source.opcode == "dynamic-update-slice":
+        return fused[source.operands[1]].num_bytes
+    return result.num_bytes

@@ -1,0 +1,179 @@
+"""Reads the text of a compiled XLA program: instructions, and how often each one runs.
+
+XLA's own cost analysis counts the body of a loop once. Here every instruction comes with its number
+of executions, which is what makes the sums over a scanned model or accumulation steps right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+
+_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{\s*$")
+_LINE = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>\S+) = (?P<rest>.*)$")
+# Shapes hold no lower-case word before a parenthesis: T(8,128) and S(1) belong to layouts.
+_OPCODE = re.compile(r"(?:^|\s)(?P<opcode>[a-z][\w\-]*)\(")
+_ARRAY = re.compile(r"(?P<type>[a-z]\w*)\[(?P<sizes>[\d,]*)\](?P<layout>\{[^}]*\})?")
+_OPERAND = re.compile(r"%([^\s,()]+)")
+_CALLED = re.compile(r"(?:calls|to_apply)=%?([^\s,)}]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_BITS = re.compile(r"[a-z]+(\d+)")
+
+# Opcodes whose `calls` or `to_apply` run as a part of the program, not per element.
+_CALLING = ("call", "async-start", "fusion", "custom-call")
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """One array of a shape.
+
+    Attributes:
+      num_bytes: without padding.
+      in_hbm: False where the layout places it in another memory (VMEM of a TPU).
+    """
+
+    num_bytes: int
+    in_hbm: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    name: str
+    opcode: str
+    shape: str
+    operands: tuple[str, ...]
+    attributes: str
+    root: bool
+
+    @functools.cached_property
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays of its result."""
+        return tuple(_arrays(self.shape))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.num_bytes for array in self.arrays)
+
+    @functools.cached_property
+    def called(self) -> str:
+        """The computation that it calls; "" for most."""
+        match = _CALLED.search(self.attributes)
+        return match[1] if match else ""
+
+
+Computation = dict[str, Instruction]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    computations: dict[str, Computation]
+    entry: str
+
+
+def parse_program(text: str) -> Program:
+    """`compiled.as_text()` as computations of instructions, in the order of the text."""
+    computations: dict[str, Computation] = {}
+    entry = ""
+    current: Computation | None = None
+    for line in text.splitlines():
+        header = _HEADER.match(line)
+        if header:
+            current = {}
+            computations[header["name"]] = current
+            entry = header["name"] if header["entry"] else entry
+            continue
+        match = _LINE.match(line)
+        opcode = _OPCODE.search(match["rest"]) if match else None
+        if current is None or match is None or opcode is None:
+            continue
+        rest = match["rest"]
+        end = _closing(rest, opcode.end())
+        inside = rest[opcode.end() : end]
+        operands = tuple(_OPERAND.findall(inside))
+        name = opcode["opcode"]
+        attributes = rest[end:]
+        if name in ("constant", "parameter"):  # their value, their number
+            attributes = inside
+        current[match["name"]] = Instruction(
+            *(match["name"], name, rest[: opcode.start()], operands, attributes),
+            root=bool(match["root"]),
+        )
+    return Program(computations, entry)
+
+
+def executions(program: Program) -> Iterator[tuple[str, Instruction, int, bool]]:
+    """All instructions that run: (computation, instruction, how often, whether inside a fusion).
+
+    The comparison and the reduction of a loop or a reduce are no instructions of their own. A loop
+    whose number of turns is not in the text counts once.
+    """
+    yield from _walk(program, program.entry, 1, False)
+
+
+def _walk(
+    program: Program, name: str, times: int, fused: bool
+) -> Iterator[tuple[str, Instruction, int, bool]]:
+    for instruction in program.computations[name].values():
+        yield name, instruction, times, fused
+        if instruction.opcode == "while":
+            body = _attribute(instruction, "body")
+            yield from _walk(program, body, times * trip_count(program, instruction), fused)
+        elif instruction.opcode == "conditional":
+            branches = _BRANCHES.search(instruction.attributes)
+            for branch in _OPERAND.findall(branches[1]) if branches else ():
+                yield from _walk(program, branch, times, fused)
+        elif instruction.opcode in _CALLING and instruction.called in program.computations:
+            inside = fused or instruction.opcode == "fusion"
+            yield from _walk(program, instruction.called, times, inside)
+
+
+def trip_count(program: Program, loop: Instruction) -> int:
+    """How often a loop's body runs: as XLA notes it, or as its condition (counter < constant)."""
+    known = _TRIPS.search(loop.attributes)
+    if known:
+        return int(known[1])
+    condition = program.computations[_attribute(loop, "condition")]
+    [root] = [each for each in condition.values() if each.root]
+    if root.opcode == "compare" and "direction=LT" in root.attributes:
+        for operand in root.operands:
+            limit = condition[operand]
+            if limit.opcode == "constant":
+                return int(limit.attributes)
+    return 1
+
+
+def _attribute(instruction: Instruction, key: str) -> str:
+    match = re.search(rf"{key}=%?([^\s,]+)", instruction.attributes)
+    if match is None:
+        raise ValueError(f"{instruction.opcode} {instruction.name} has no {key}")
+    return match[1]
+
+
+def _closing(text: str, start: int) -> int:
+    """Position of the parenthesis that closes the one before `start`."""
+    depth = 1
+    for position in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[position], 0)
+        if depth == 0:
+            return position
+    return len(text)
+
+
+def _arrays(shape: str) -> Iterator[Array]:
+    for match in _ARRAY.finditer(shape):
+        sizes = [int(size) for size in match["sizes"].split(",") if size]
+        bits = _BITS.fullmatch(match["type"])
+        if match["type"] == "pred":
+            width = 8
+        elif bits is not None:
+            width = int(bits[1])
+        elif match["type"].startswith("f8"):
+            width = 8
+        else:  # token, opaque
+            continue
+        in_hbm = "S(" not in (match["layout"] or "")
+        yield Array(math.prod(sizes) * width // 8, in_hbm)

@@ -1,0 +1,192 @@
+"""`make_plan`: what a training would cost on machines that are not here."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.flops import train_flops_per_image
+from vit_jax.hardware import GIB
+from vit_jax.plan.advice import Changes, first_that_fits
+from vit_jax.plan.compiled import (
+    CompiledStep,
+    TooLargeError,
+    argument_bytes,
+    compile_step,
+    xla_flops_per_image,
+)
+from vit_jax.plan.devices import topology_mesh
+from vit_jax.plan.estimate import Recipe, StepTime, step_time, whole_recipe
+from vit_jax.plan.parameters import Row, parameter_rows
+from vit_jax.plan.picture import save_batch_picture
+from vit_jax.plan.published import variant_of
+from vit_jax.plan.subject import Subject, create_subject
+from vit_jax.plan.topology import Topology
+
+
+@dataclasses.dataclass
+class Plan:
+    """Everything that the report and plan.json say.
+
+    Attributes:
+      available_bytes: of a device for programs; None for virtual devices without --hbm_gib.
+      argument_bytes: of train state and batch, per device.
+      step: None where the compiler found no way to fit it into the memory.
+      needed_bytes: what a device would need, as far as is known.
+      refusal: the compiler's words, if it refused.
+      model_flops_per_image: products of forward and backward pass.
+      xla_flops_per_image: XLA's count of the same, which has more than products.
+      remedy: config keys to change so that it fits, and the price; None: not needed or none found.
+      pictured: how many images `batch.png` shows.
+    """
+
+    topology: Topology
+    mesh: dict[str, int]
+    batch_size: int
+    accumulation_steps: int
+    data_note: str
+    num_examples: int
+    num_classes: int
+    image_shape: tuple[int, ...]
+    rows: list[Row]
+    available_bytes: int | None
+    argument_bytes: int
+    step: CompiledStep | None
+    needed_bytes: int | None
+    refusal: str
+    model_flops_per_image: float
+    xla_flops_per_image: float
+    time: StepTime | None
+    recipe: Recipe
+    remedy: tuple[Changes, str] | None = None
+    pictured: int = 0
+
+    @property
+    def fits(self) -> bool:
+        if self.step is None:
+            return False
+        return self.available_bytes is None or self.step.memory.total <= self.available_bytes
+
+
+def make_plan(
+    config: ConfigDict,
+    topology: Topology,
+    *,
+    full_compile: bool = False,
+    num_examples: int | None = None,
+    num_classes: int | None = None,
+    hbm_gib: float | None = None,
+    try_remedies: bool = True,
+    output: Path | None = None,
+) -> Plan:
+    """Builds and compiles the update of `config` for `topology`, and adds up what it costs.
+
+    Args:
+      config: as for training.
+      topology: see `parse_topology`.
+      full_compile: optimize as for training: minutes instead of seconds.
+      num_examples: of the training split, where the data are not here.
+      num_classes: likewise.
+      hbm_gib: memory of a device, if not that of the chip.
+      try_remedies: where it does not fit, compile with changes until it does.
+      output: existing folder for `batch.png`, where the data are here.
+
+    Raises:
+      UserError: whatever training would raise before it compiles; unknown sizes of the data; a
+        topology that cannot be compiled for.
+    """
+    sizes = {"num_examples": num_examples, "num_classes": num_classes}
+    subject = build_subject(config, topology, **sizes)
+    run = subject.run
+    available = available_bytes(topology, hbm_gib)
+    arguments = argument_bytes(subject)
+    step, refusal, needed = None, "", None
+    try:
+        step = compile_step(subject, full=full_compile)
+        needed = step.memory.total
+    except TooLargeError as error:
+        refusal = str(error)
+        needed = error.temporary_bytes and error.temporary_bytes + arguments
+    params = subject.state.params
+    flops = train_flops_per_image(run.objective, params, run.image_shape)
+    time = None
+    if step is not None:
+        model_flops = flops * run.batch_size
+        time = step_time(step, topology, model_flops=model_flops, full_compile=full_compile)
+    plan = Plan(
+        topology=topology,
+        mesh=dict(run.mesh.shape),
+        batch_size=run.batch_size,
+        accumulation_steps=config.train_step.accumulation_steps,
+        data_note=subject.data_note,
+        num_examples=run.dataset.num_examples,
+        num_classes=run.dataset.num_classes,
+        image_shape=run.image_shape,
+        rows=parameter_rows(params, run.mesh),
+        available_bytes=available,
+        argument_bytes=arguments,
+        step=step,
+        needed_bytes=needed,
+        refusal=refusal,
+        model_flops_per_image=flops,
+        xla_flops_per_image=xla_flops_per_image(run),
+        time=time,
+        recipe=whole_recipe(
+            steps=run.total_steps,
+            batch_size=run.batch_size,
+            flops_per_image=flops,
+            seconds=time.predicted if time else None,
+            topology=topology,
+            variant=variant_of(dict(config.model)),
+            dataset=config.dataset.name,
+            epochs=run.total_steps * run.batch_size / run.dataset.num_examples,
+        ),
+    )
+    if output is not None and not subject.data_note:
+        plan.pictured = save_batch_picture(run, output / "batch.png")
+    if not plan.fits and try_remedies:
+        plan.remedy = first_that_fits(
+            *(config, topology, lambda other: _fits(other, topology, available, sizes))
+        )
+    return plan
+
+
+def build_subject(config: ConfigDict, topology: Topology, **sizes: Any) -> Subject:
+    """The run of `config` on a mesh over the whole topology."""
+    mesh = topology_mesh(topology, **config.mesh)
+    return create_subject(config, mesh, **sizes)
+
+
+def available_bytes(topology: Topology, hbm_gib: float | None) -> int | None:
+    """Memory that programs can use on one JAX device; of a GPU the part that JAX takes."""
+    if hbm_gib is not None:
+        return round(hbm_gib * GIB)
+    if topology.chip is None:
+        return None
+    share = gpu_share() if topology.kind == "gpu" else 1.0
+    return round(share * topology.chip.device_hbm_bytes)
+
+
+def gpu_share() -> float:
+    """The part of a GPU's memory that JAX takes when it starts."""
+    return float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
+
+
+def _fits(
+    config: ConfigDict, topology: Topology, available: int | None, sizes: dict[str, int | None]
+) -> bool:
+    """Whether a changed config fits; what the user could not run at all does not."""
+    try:
+        subject = build_subject(config, topology, **sizes)
+        total = compile_step(subject, full=False).memory.total
+    except (TooLargeError, UserError):
+        return False
+    finally:
+        jax.clear_caches()
+    return available is None or total <= available

@@ -1,0 +1,152 @@
+"""The run that is planned: the one that training would build, on devices that are not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.preprocess import parse
+from vit_jax.data.sources import resolve_split
+from vit_jax.errors import UserError
+from vit_jax.run import Run
+from vit_jax.sharding import batch_sharding, state_shardings
+from vit_jax.train_state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What is known of data that are not here.
+
+    Attributes:
+      splits: examples of every stored split; of any split, if it is a number.
+      num_classes: of the head.
+      origin: where the numbers are from, for the report.
+    """
+
+    splits: dict[str, int] | int
+    num_classes: int
+    origin: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """Stands in for stored examples: photos of a usual size that nobody took."""
+
+    num_examples: int
+
+    def __len__(self) -> int:
+        return self.num_examples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        pixels = np.random.default_rng(index).integers(0, 256, (375, 500, 3), np.uint8)
+        return {"image": pixels, "label": 0}
+
+
+def known_sizes(name: str, num_examples: int | None, num_classes: int | None) -> Sizes | None:
+    """Sizes from the flags, else those that the recipes know; None for data nobody knows."""
+    from configs.pretrain import DATASETS
+
+    row = DATASETS.get(name.partition(":")[0])
+    if num_examples and num_classes:
+        return Sizes(num_examples, num_classes, "--num_examples and --num_classes")
+    if row is None:
+        return None
+    splits: dict[str, int] | int = num_examples or row.splits
+    return Sizes(splits, num_classes or row.num_classes, "the table in configs/pretrain.py")
+
+
+def open_sized(sizes: Sizes, *, name: str, split: str, preprocess: str, **_: Any) -> Dataset:
+    """A dataset of these sizes; its examples are noise, for their shapes.
+
+    Raises:
+      UserError: there is no such split, or the preprocessing cannot be read.
+    """
+    chain = parse(preprocess)
+    if isinstance(sizes.splits, int):
+        num_examples = sizes.splits
+    else:
+        splits = sizes.splits
+        parts = resolve_split(split, splits, lambda each: splits[each])
+        num_examples = sum(part.stop - part.start for part in parts)
+    class_names = tuple(map(str, range(sizes.num_classes)))
+    return Dataset(name, split, Noise(num_examples), chain, class_names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A run to be planned.
+
+    Attributes:
+      run: as the training builds it, but for its data perhaps.
+      data_note: "" where the data are here, else where their sizes are from, and what was missing.
+    """
+
+    run: Run
+    data_note: str = ""
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """Shapes of the train state, with the shardings that training gives it.
+
+        To be asked for outside of `jax.set_mesh`: it draws a key, for which there must be a device.
+        """
+        state = self.run.abstract_state
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            *(state, state_shardings(state, self.run.mesh)),
+        )
+
+    @functools.cached_property
+    def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of one training batch, on the run's mesh."""
+        run = self.run
+        image = run.dataset.element_spec["image"]
+        of_example = {"image": (image.shape, image.dtype)}
+        of_example |= {"label": ((), np.dtype(np.int32)), "mask": ((), np.dtype(np.float32))}
+        return {
+            key: jax.ShapeDtypeStruct(
+                (run.batch_size, *shape), dtype, sharding=batch_sharding(run.mesh)
+            )
+            for key, (shape, dtype) in of_example.items()
+        }
+
+
+def create_subject(
+    config: ConfigDict, mesh: Mesh, *, num_examples: int | None, num_classes: int | None
+) -> Subject:
+    """Builds the run of a config, with the data if they are here.
+
+    Their files are opened, but not all read: training does that when it starts.
+
+    Raises:
+      UserError: what training would raise; or the data are not here and their sizes unknown.
+    """
+    if not num_examples:
+        try:
+            return Subject(Run(config, mesh, create_dataset))
+        except UserError as error:
+            missing = str(error)
+    else:
+        missing = "not looked for"
+    sizes = known_sizes(config.dataset.name, num_examples, num_classes)
+    if sizes is None:
+        flags = "" if num_examples else " To plan without the data give --num_examples and"
+        raise UserError(f"{missing}{flags or ' Also give'} --num_classes.")
+
+    def open_dataset(**kwargs: Any) -> Dataset:
+        return open_sized(sizes, **kwargs)
+
+    note = f"not here; sizes from {sizes.origin} ({missing})"
+    return Subject(Run(config, mesh, open_dataset), note)
+
+
+def planned_step(subject: Subject) -> Any:
+    """The jitted update, exactly as `vit_jax.train.train` makes it."""
+    return subject.run.jit_train_step(jax.tree.map(lambda leaf: leaf.sharding, subject.state))

@@ -1,0 +1,172 @@
+"""The table of docs/plan_table.md: what fits where, how long it takes, with which settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.flops import train_flops_per_image
+from vit_jax.hardware import GIB
+from vit_jax.plan.advice import Changes, changed, flags, remedies
+from vit_jax.plan.compiled import CompiledStep, TooLargeError, compile_step
+from vit_jax.plan.estimate import step_time, whole_recipe
+from vit_jax.plan.plan import available_bytes, build_subject
+from vit_jax.plan.published import variant_of
+from vit_jax.plan.subject import Subject
+from vit_jax.plan.topology import Topology, parse_topology
+
+INTRODUCTION = """# What fits where, and how long it takes
+
+Written by `scripts/plan_table.py` on a machine without a TPU: the update of `configs/pretrain.py`
+was compiled for each slice (fast, see `scripts/plan.py`), nothing was run. Batch 4096, 224 pixels,
+the state split over all chips of the slice (`mesh.data=-1 mesh.fsdp=0`), and in the last column
+what it took to fit beside the recipe's own settings, found in the order remat and scan,
+accumulation, bfloat16 first moment.
+
+GiB is what the compiler reserves per JAX device (a chip; a core of v3). The step is predicted, not
+measured: the longest of executed FLOPs at 35 % of the peak (what published trainings of ViTs
+reached on TPUv3: 27 to 43 %), bytes at the full bandwidth of the memory, and collectives at that of
+the links. Real steps take that or more. Chip-days are for the whole recipe, without evaluations."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One model on one topology.
+
+    Attributes:
+      settings: beside the recipe's own; "" for none.
+      gib: per device in all; None where nothing that was tried fits.
+      available_gib: of the device.
+      step_seconds, images_per_second, chip_days: predicted; None likewise.
+      compile_seconds: what finding this out has taken here.
+    """
+
+    model: str
+    topology: str
+    settings: str
+    gib: float | None
+    available_gib: float
+    step_seconds: float | None
+    images_per_second: float | None
+    chip_days: float | None
+    compile_seconds: float
+
+
+def make_table(
+    models: Sequence[str],
+    topologies: Sequence[str],
+    *,
+    get_config: Callable[[str], ConfigDict],
+    results: Path,
+) -> str:
+    """Plans every model for every topology; returns Markdown.
+
+    Args:
+      models: arguments of the recipe, such as "B/16,jft".
+      topologies: see `parse_topology`.
+      get_config: of the recipe.
+      results: file of JSON lines; what it holds is not computed again.
+    """
+    lines = results.read_text().splitlines() if results.exists() else []
+    cells = [Cell(**json.loads(line)) for line in lines]
+    done = {(cell.model, cell.topology) for cell in cells}
+    for text in topologies:
+        topology = parse_topology(text)
+        for model in models:
+            if (model, text) in done:
+                continue
+            cell = plan_cell(model, text, topology, get_config(model))
+            logging.info("%s", cell)
+            cells.append(cell)
+            with results.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(cell)) + "\n")
+    return (
+        "\n\n".join([INTRODUCTION, *(_markdown(text, models, cells) for text in topologies)]) + "\n"
+    )
+
+
+def plan_cell(model: str, text: str, topology: Topology, config: ConfigDict) -> Cell:
+    """The recipe with its state split over the slice, and whatever else it takes to fit."""
+    start = time.monotonic()
+    config = changed(config, {"mesh.data": -1, "mesh.fsdp": 0})
+    available = available_bytes(topology, None)
+    assert available is not None
+    found: tuple[Subject, CompiledStep] | None = None
+    changes: Changes = {}
+    for changes in [{}, *(each for each, _ in remedies(config, topology))]:
+        found = _compiled(changed(config, changes), topology)
+        if found is not None and found[1].memory.total <= available:
+            break
+        found = None
+    row: dict[str, Any] = {"model": model, "topology": text, "settings": flags(changes)}
+    row |= {"available_gib": available / GIB, "gib": None, "step_seconds": None}
+    row |= {"images_per_second": None, "chip_days": None}
+    if found is not None:
+        row |= _figures(*found, config, topology)
+    jax.clear_caches()  # hundreds of programs would fill the memory of this machine
+    return Cell(**row, compile_seconds=time.monotonic() - start)
+
+
+def _compiled(config: ConfigDict, topology: Topology) -> tuple[Subject, CompiledStep] | None:
+    try:
+        subject = build_subject(config, topology, num_examples=None, num_classes=None)
+        return subject, compile_step(subject, full=False)
+    except TooLargeError:
+        return None
+
+
+def _figures(
+    subject: Subject, step: CompiledStep, config: ConfigDict, topology: Topology
+) -> dict[str, float | None]:
+    run = subject.run
+    flops = train_flops_per_image(run.objective, subject.state.params, run.image_shape)
+    seconds = step_time(*(step, topology), model_flops=flops * run.batch_size, full_compile=False)
+    if seconds is None:
+        raise UserError("the table is for accelerators; virtual devices have no speed.")
+    recipe = whole_recipe(
+        steps=run.total_steps,
+        batch_size=run.batch_size,
+        flops_per_image=flops,
+        seconds=seconds.predicted,
+        topology=topology,
+        variant=variant_of(dict(config.model)),
+        dataset=config.dataset.name,
+        epochs=run.total_steps * run.batch_size / run.dataset.num_examples,
+    )
+    return {
+        "gib": step.memory.total / GIB,
+        "step_seconds": seconds.predicted,
+        "images_per_second": run.batch_size / seconds.predicted,
+        "chip_days": recipe.chip_days,
+    }
+
+
+def _markdown(text: str, models: Sequence[str], cells: list[Cell]) -> str:
+    chosen = {cell.model: cell for cell in cells if cell.topology == text}
+    available = next(iter(chosen.values())).available_gib
+    lines = [
+        f"## {parse_topology(text)}: {available:.2f} GiB per device",
+        "",
+        "| recipe | GiB per device | step | images/s | chip-days | beside the recipe |",
+        "|---|---|---|---|---|---|",
+    ]
+    for model in models:
+        cell = chosen[model]
+        settings = cell.settings.replace("--config.", "") or "-"
+        if cell.gib is None or cell.step_seconds is None:
+            lines.append(f"| {model} | does not fit | | | | {settings} |")
+            continue
+        lines.append(
+            f"| {model} | {cell.gib:.2f} | {cell.step_seconds:.2f} s | "
+            f"{cell.images_per_second:,.0f} | {cell.chip_days:,.0f} | {settings} |"
+        )
+    return "\n".join(lines)
