@@ -70,7 +70,9 @@ def test_every_variant_goes_over_the_defaults(variant: str) -> None:
 
 
 def test_every_other_key_is_read_by_the_loop() -> None:
-    source = "".join((ROOT / "vit_jax" / f"{name}.py").read_text() for name in ("run", "train"))
+    source = "".join(
+        (ROOT / "vit_jax" / f"{name}.py").read_text() for name in ("run", "train", "train_events")
+    )
     config = default.get_config()
     keys = [f"{s}.{key}" for s in ("dataset", "log") for key in config[s]]
     keys += [f"evaluators.{key}" for key in config.evaluators.test]

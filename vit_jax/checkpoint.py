@@ -7,6 +7,7 @@ files and before the rename: a step without it, or that disagrees with it, is ne
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -19,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from vit_jax import liveness
 from vit_jax.checksums import damaged_files, read_manifest
 from vit_jax.errors import UserError, nearest
 from vit_jax.orbax_parts import (
@@ -74,7 +76,7 @@ class CheckpointManager:
         self._keep_best = keep_best
         self._best_metric = best_metric
         self._best_sign = 1 if best_mode == "max" else -1
-        self._handler = ChecksummedHandler()
+        self._handler = ChecksummedHandler(self._end_with_peers)
         self._saving: int | None = None
         self._orbax = self._open()
 
@@ -168,8 +170,11 @@ class CheckpointManager:
         """Waits, as `wait`, and frees the threads. The manager cannot be used afterwards."""
         try:
             self.wait()
-        finally:
-            self._orbax.close()
+        except BaseException:
+            with contextlib.suppress(Exception):  # Orbax raises the error of the save once more
+                self._orbax.close()
+            raise
+        self._orbax.close()
 
     def _raise_if_of_the_disk(self, error: Exception) -> None:
         """Turns an error that the user can put right into a UserError."""
@@ -177,13 +182,23 @@ class CheckpointManager:
         if step in self._scores:
             del self._scores[step]
         if is_disk_error(error):
-            steps = self._steps()
-            kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"The checkpoint of step {step} could not be written to "
-                f"{self._workdir / _CHECKPOINTS}: {reason}. {kept}. Make room, then start again."
-            ) from error
+            raise UserError(self._not_written(step, error)) from error
+
+    def _not_written(self, step: int | None, error: Exception) -> str:
+        steps = self._steps()
+        kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
+        reason = " ".join(str(error).split())[:200]
+        return (
+            f"The checkpoint of step {step} could not be written to "
+            f"{self._workdir / _CHECKPOINTS}: {reason}. {kept}. Make room, then start again."
+        )
+
+    def _end_with_peers(self, error: Exception) -> None:
+        """A save has failed in a thread: process after process would wait for the next one."""
+        if jax.process_count() > 1:
+            message = self._not_written(self._saving, error)
+            _LOG.error("error: %s", message)
+            liveness.fail(message, 2 if is_disk_error(error) else 1)
 
     def latest_step(self) -> int | None:
         """The newest step on disk (not checked against its checksums), or None."""

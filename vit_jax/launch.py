@@ -22,8 +22,10 @@ from vit_jax.verdict import REQUEUE_EXIT_CODE
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = flags.FLAGS
-OWN_FLAGS = ("config", "workdir", "resume", "profile_steps", "distributed")
-OWN_FLAGS += ("coordinator_address", "num_processes", "process_id")
+OWN_FLAGS = (
+    *("config", "workdir", "resume", "profile_steps"),
+    *("distributed", "coordinator_address", "num_processes", "process_id"),
+)
 
 
 def define_flags(default_config: str | None) -> None:

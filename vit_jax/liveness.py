@@ -240,7 +240,7 @@ def _coordination_client() -> Any:
 _current: Liveness | None = None
 
 
-def start(**timeouts: float) -> None:
+def start(**timeouts: Any) -> None:
     """Begins to watch, see `Liveness`; after the processes have found each other."""
     global _current
     stop()

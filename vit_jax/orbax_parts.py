@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,46 @@ class ChecksummedHandler(ocp.StandardCheckpointHandler):
 
     Orbax calls `finalize` on the primary process only, after every process has written its
     shards and their index has been merged.
+
+    Args:
+      on_failure: called, from a thread of Orbax, with the error of a save that fails there. The
+        other processes wait for this one then, at barriers that nothing but minutes can end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_failure: Callable[[Exception], None] = lambda _: None) -> None:
         super().__init__()
         self.metrics: dict[str, float] = {}
+        self._on_failure = on_failure
+
+    async def async_save(self, *args: Any, **kwargs: Any) -> list[Any] | None:
+        futures = await super().async_save(*args, **kwargs)
+        return [_Reporting(future, self._on_failure) for future in futures or ()]
 
     def finalize(self, directory: epath.Path) -> None:
-        super().finalize(directory)
-        write_manifest(Path(os.fspath(directory)), {"metrics": self.metrics})
+        try:
+            super().finalize(directory)
+            write_manifest(Path(os.fspath(directory)), {"metrics": self.metrics})
+        except Exception as error:
+            self._on_failure(error)
+            raise
+
+
+@dataclass
+class _Reporting:
+    """A future that reports its error before it raises it."""
+
+    future: Any
+    on_failure: Callable[[Exception], None]
+
+    def result(self, timeout: float | None = None) -> Any:
+        try:
+            return self.future.result(timeout)
+        except Exception as error:
+            self.on_failure(error)
+            raise
+
+    def cancel(self) -> bool | None:
+        return self.future.cancel()
 
 
 @dataclass

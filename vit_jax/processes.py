@@ -20,7 +20,10 @@ _LOG = logging.getLogger(__name__)
 # JAX's own heartbeats speak up after ours, which can say more.
 _JAX_HEARTBEAT_FACTOR = 3
 
-_abort_handler: Any = None  # kept alive: C holds a pointer to it
+# What the handler of SIGABRT needs to know; it is kept alive, since C holds a pointer to it.
+_abort_handler: Any = None
+_arriving = ""  # what to say while not all processes are there
+_coordinator = ""  # address, once they are
 
 
 class PeersMissingError(RuntimeError):
@@ -74,13 +77,11 @@ def start_processes(
     if coordinator_address is not None and not coordinator_address.rpartition(":")[2].isdigit():
         raise UserError(f"--coordinator_address={coordinator_address} is no HOST:PORT.")
     if distributed != "off":
-        address = _initialize(
+        _initialize(
             *(distributed, coordinator_address, num_processes, process_id),
             arrival_timeout_seconds,
             int(_JAX_HEARTBEAT_FACTOR * heartbeat_timeout_seconds) + 10,
         )
-        if address is not None:
-            _name_a_dead_coordinator(address)
     liveness.start(
         heartbeat_timeout_seconds=heartbeat_timeout_seconds,
         step_timeout_seconds=step_timeout_seconds,
@@ -95,14 +96,20 @@ def _initialize(
     process_id: int | None,
     arrival_timeout_seconds: int,
     jax_heartbeat_timeout_seconds: int,
-) -> str | None:
-    """Calls jax.distributed.initialize; the coordinator's address, or None where there is none."""
+) -> None:
+    """Calls jax.distributed.initialize, and says in our words why it failed."""
+    global _arriving, _coordinator
     import jax
 
+    _arriving = (
+        f"not all processes arrived within {arrival_timeout_seconds} s "
+        "(config.processes.arrival_timeout_seconds); the log above may name those that are missing."
+    )
     # Read only on CPU, where the default would not let processes talk to each other.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It would catch SIGTERM; preemption.py does.
     jax.config.update("jax_enable_preemption_service", False)
+    _explain_aborts()
     try:
         with warnings.catch_warnings():
             # JAX warns where it sees Kubernetes without the package that would tell it more.
@@ -118,7 +125,7 @@ def _initialize(
         # Nothing was given and no cluster was found.
         if coordinator_address is None and "should be defined" in str(error):
             if distributed == "auto":
-                return None
+                return
             raise UserError(
                 "--distributed=on, but no cluster was found that says who the other processes are "
                 "(Cloud TPU, GKE, SLURM, Open MPI); give --coordinator_address, --num_processes "
@@ -126,10 +133,9 @@ def _initialize(
             ) from error
         raise
     except jax.errors.JaxRuntimeError as error:
-        raise PeersMissingError(
-            f"not all processes arrived within {arrival_timeout_seconds} s "
-            f"(config.processes.arrival_timeout_seconds): {_first_line(error)}"
-        ) from error
+        raise PeersMissingError(f"{_arriving} {_first_line(error)}") from error
+    finally:
+        _arriving = ""
     from jax._src import distributed as jax_distributed  # knows what was detected
 
     state = jax_distributed.global_state
@@ -138,7 +144,8 @@ def _initialize(
             "Process %d of %d, coordinator %s.",
             *(jax.process_index(), jax.process_count(), state.coordinator_address),
         )
-    return state.coordinator_address if jax.process_count() > 1 else None
+    if jax.process_count() > 1:
+        _coordinator = state.coordinator_address or ""
 
 
 def _first_line(error: BaseException) -> str:
@@ -146,24 +153,25 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _name_a_dead_coordinator(address: str) -> None:
-    """Replaces the crash that JAX makes of the end of process 0 by a line and status 75.
+def _explain_aborts() -> None:
+    """Replaces the crashes that JAX makes of missing processes by a line and status 75.
 
-    When the coordination service goes away, a thread of XLA aborts the process within
-    milliseconds; nothing in JAX's interface prevents that. So SIGABRT is caught, from C: where the
-    service no longer answers, that was the reason; else the abort takes its course.
+    When processes do not arrive, or when process 0 and with it the coordination service goes away,
+    XLA aborts the process within milliseconds; nothing in JAX's interface prevents that. So SIGABRT
+    is caught, from C. Where neither was the reason, the abort takes its course.
     """
     global _abort_handler
-    host, _, port = address.rpartition(":")
 
     def on_abort(_: int) -> None:
-        with contextlib.suppress(OSError):
-            socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+        if _arriving:
+            line = f"error: {_arriving}\n"
+        elif _coordinator and not _answers(_coordinator):
+            line = (
+                f"process 0 (the coordinator, {_coordinator}) is lost: it does not answer.\n"
+                "Stopping; the same command goes on from the last checkpoint.\n"
+            )
+        else:
             return
-        line = (
-            f"process 0 (the coordinator, {address}) is lost: it does not answer.\n"
-            "Stopping; the same command goes on from the last checkpoint.\n"
-        )
         os.write(2, line.encode())
         os._exit(REQUEUE_EXIT_CODE)
 
@@ -171,3 +179,11 @@ def _name_a_dead_coordinator(address: str) -> None:
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     libc.signal(int(signal.SIGABRT), ctypes.cast(_abort_handler, ctypes.c_void_p))
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+        return True
+    return False

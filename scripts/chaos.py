@@ -1,0 +1,71 @@
+"""Disturbs a run of several processes at random and checks that its result does not change.
+
+    python scripts/chaos.py --workdir=/tmp/chaos --minutes=30
+
+Four processes of this machine train a small ViT; every 20 to 60 seconds one of them is killed,
+killed while it saves, stopped or asked to end, and now and then the newest checkpoint is damaged.
+The final parameters have to be bit-identical to those of the same run left in peace, which is made
+first. Prints the disturbances survived and the updates that had to be computed again; status 1 if
+the parameters differ.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from vit_jax import launch
+
+CONFIG = str(launch.ROOT / "configs" / "quickstart.py")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workdir", required=True, type=Path, help="a new folder")
+    parser.add_argument("--minutes", type=float, default=30.0, help="about, of the disturbed run")
+    parser.add_argument("--steps", type=int, help="updates of the run; overrides --minutes")
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--devices", type=int, default=1, help="virtual CPU devices per process")
+    parser.add_argument("--pause", type=float, nargs=2, default=(20.0, 60.0), metavar="SECONDS")
+    parser.add_argument("--damage", type=float, default=0.2, help="probability, per session")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--config", default=CONFIG, help="recipe")
+    arguments, overrides = parser.parse_known_args()
+    launch.start_logging()
+    with launch.one_line_errors():
+        from vit_jax.chaos import run_chaos, train_command
+
+        steps = arguments.steps or round(STEPS_PER_MINUTE * arguments.minutes)
+        report = run_chaos(
+            train_command(arguments.config, *overrides_for(steps), *overrides),
+            arguments.workdir.absolute(),
+            num_processes=arguments.processes,
+            num_devices=arguments.devices,
+            seed=arguments.seed,
+            pause_seconds=tuple(arguments.pause),
+            damage_probability=arguments.damage,
+        )
+        print("\n".join(report.lines()))
+        sys.exit(1 if report.differing else 0)
+
+
+# Of the quickstart's model on two cores, restarts included.
+STEPS_PER_MINUTE = 100
+
+
+def overrides_for(steps):
+    return (
+        f"--config.duration.steps={steps}",
+        "--config.dataset.batch_size=64",
+        f"--config.checkpoint.every_steps={max(1, min(50, steps // 10))}",
+        "--config.log.every_steps=5",
+        "--config.log.tensorboard=False",
+        "--config.model.dropout_rate=0.1",
+        "--config.processes.heartbeat_timeout_seconds=10",
+        "--config.processes.step_timeout_seconds=120",
+    )
+
+
+if __name__ == "__main__":
+    main()
