@@ -25,6 +25,7 @@ from vit_jax.models.variants import get_variant
 from vit_jax.objectives.classification import Classification
 from vit_jax.optimizer import create_optimizer, create_schedule
 from vit_jax.pretrained.load import load_pretrained
+from vit_jax.processes import start_processes
 from vit_jax.run import Run
 from vit_jax.sharding import create_mesh
 from vit_jax.train_step import jit_train_step
@@ -43,6 +44,7 @@ SECTIONS: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "schedule": (create_schedule, set()),
     "train_step": (jit_train_step, set()),
     "checkpoint": (CheckpointManager.__init__, set()),
+    "processes": (start_processes, set()),
     "pretrained": (load_pretrained, set()),
 }
 

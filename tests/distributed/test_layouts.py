@@ -62,7 +62,7 @@ def results(workdir: Path) -> dict[str, float]:
 def test_loss_curves_agree(name: str, runs: dict[str, Path]) -> None:
     expected = losses(runs["1 x 8, data"])
     assert len(expected) == 20
-    assert len(set(expected)) == 20  # something is learned
+    assert np.ptp(expected) > 0.01  # something is learned
     # A unit in the last place of float32 is 2.4e-7 here; see feasibility, section 1.
     np.testing.assert_allclose(losses(runs[name]), expected, atol=1e-6, rtol=0)
 
