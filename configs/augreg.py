@@ -3,10 +3,9 @@
     python scripts/train.py --workdir=... \\
         --config=configs/augreg.py:B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0
     python scripts/train.py --config=configs/augreg.py:pretrain,B/16,imagenet2012 --workdir=...
+    SOURCE=gs://vit_models/augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz
     python scripts/finetune.py --config=configs/augreg.py:B/16,oxford_iiit_pet \\
-        --config.pretrained.source=\\
-    gs://vit_models/augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz \\
-        --workdir=/tmp/pets
+        --config.pretrained.source=$SOURCE --workdir=/tmp/pets
 
 Pre-training
 ------------
@@ -20,9 +19,11 @@ The argument is the name of a published file without `.npz`, which is its recipe
   300ep         epochs: 300 on ImageNet, 30 and 300 on ImageNet-21k in the paper; default 300.
   AUGMENTATION  none, light1, light2, medium1, medium2, strong1, strong2: RandAugment's layers and
                 magnitude, and mixup's alpha, see `augreg_grid.py`. light1 is not nothing: at
-                magnitude 0 some of RandAugment's operations still change the image. Files call the
-                paper's light1 and light2 light0 and light1: among them is no light2 (our reading).
-  wd, do, sd    weight decay 0.1 or 0.03; dropout and stochastic depth, both 0.0 or both 0.1.
+                magnitude 0 some of RandAugment's operations still change the image. Files have
+                light0 and light1 where the paper's table has light1 and light2; we read them in
+                that order.
+  wd, do, sd    weight decay 0.1 or 0.03; dropout and stochastic depth, which the paper has both at
+                0.0 or both at 0.1: they are given together or left out together.
 What is left out is as in the checkpoint that the official README recommends (ImageNet-21k), or as
 in big_vision's configs/vit_i1k.py with decay 0.1 (ImageNet); other models take what B/16 has. The
 paper's grid of 28 is 7 augmentations x 2 decays x (neither or both of dropout and depth).
@@ -32,13 +33,14 @@ b2 0.999 and the first moment in bfloat16 (big_vision), peak rate 0.001, 10,000 
 cosine to 0, clipping at norm 1. Weight decay is decoupled, multiplied by the learning rate, and of
 kernels only (big_vision's 1e-4 is our 0.1). Stochastic depth rises on a line from 0 to the last
 block; mixup draws one coefficient per batch. Loss: sigmoid cross-entropy summed over classes,
-without smoothing; bias of the head -10 on ImageNet-21k, -6.9 = -ln(1000) on ImageNet. No hidden
-layer before the head on ImageNet-21k; on ImageNet the one with tanh, as big_vision has it (of the
-published files some have it). The class token is read, as in all published files (big_vision's
-configs/vit_i21k.py averages tokens). For the launch, see configs/pretrain.py.
+without smoothing; bias of the head -10 on ImageNet-21k, -6.9 = -ln(1000) on all other data,
+whatever their number of classes. No hidden layer before the head on ImageNet-21k; on all other data
+the one with tanh, as big_vision has it on ImageNet (of the published files some have it). The class
+token is read, as in all published files (big_vision's configs/vit_i21k.py averages tokens). For the
+launch, see configs/pretrain.py.
 
-Expected accuracy: `config.sweep.published` has the paper's table 3, the best of the grid. Hours are
-not published; scripts/plan.py predicts them.
+Expected accuracy: `config.sweep.published` has the paper's table 3, the best of the grid, for the
+recipe unchanged. Hours are not published; scripts/plan.py predicts them.
 
 Fine-tuning (table 4)
 ---------------------
@@ -55,10 +57,11 @@ SGD with momentum 0.9 kept in bfloat16, batch 512, cosine decay, clipping at nor
 decay nor dropout, nor augmentation beyond the official code's crop and mirroring. Unlike the first
 paper, this one does not train again with the held-out data: `dataset.split` is without them.
 
-Expected accuracy on ImageNet (in `config.sweep.published`; official README and table 3): at 384
-pixels B/16 85.49, L/16 85.59, S/16 83.73, Ti/16 78.22. The learning rate for ImageNet is the one of
-the published checkpoint. The paper does not state how long fine-tuning takes; the official README's
-6.5 hours for B/16 on ImageNet at 384 pixels, on a node of A100 GPUs, are for as many steps.
+Expected accuracy on ImageNet of the recipe unchanged (in `config.sweep.published`; official README
+and table 3): at 384 pixels B/16 85.49, L/16 85.59, S/16 83.73, Ti/16 78.22. The learning rate for
+ImageNet is the one of the published checkpoint. The paper does not state how long fine-tuning
+takes; the official README's 6.5 hours for B/16 on ImageNet at 384 pixels, on a node of A100 GPUs,
+are for as many steps.
 """
 
 import re
@@ -66,9 +69,10 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import augreg_grid, default
+from configs import augreg_grid, default, pretrain
 from configs.finetune import fine_tuning, parse_argument
 from vit_jax.errors import UserError
+from vit_jax.models import augreg_names
 
 
 class Task(NamedTuple):
@@ -105,32 +109,32 @@ TASKS: dict[str, Task] = {
 }
 OTHER = Task("train[:90%]", "train[90%:]", "test", {500: 100}, (*_SMALL_GRID, 0.03), 0.03)
 
-# ImageNet, from ImageNet-21k: rate of the published checkpoint, top-1 at 384 and at 224 pixels.
-IMAGENET: dict[str, tuple[float, dict[int, float]]] = {
-    "L/16": (0.01, {384: 85.59, 224: 83.98}),
-    "B/16": (0.03, {384: 85.49, 224: 83.96}),
-    "S/16": (0.03, {384: 83.73, 224: 80.46}),
-    "R50+L/32": (0.01, {384: 85.99, 224: 82.74}),
-    "R26+S/32": (0.01, {384: 83.85, 224: 80.81}),
-    "Ti/16": (0.03, {384: 78.22, 224: 73.75}),
-    "B/32": (0.01, {384: 83.59, 224: 79.13}),
-    "S/32": (0.01, {384: 79.58, 224: 73.47}),
-    "R+Ti/16": (0.03, {384: 75.40, 224: 69.69}),
+# ImageNet, from ImageNet-21k: rate of the published checkpoint, top-1 at 224 pixels; that at 384
+# pixels is the last column of `augreg_grid.TABLE_3`.
+IMAGENET: dict[str, tuple[float, float]] = {
+    "L/16": (0.01, 83.98),
+    "B/16": (0.03, 83.96),
+    "S/16": (0.03, 80.46),
+    "R50+L/32": (0.01, 82.74),
+    "R26+S/32": (0.01, 80.81),
+    "Ti/16": (0.03, 73.75),
+    "B/32": (0.01, 79.13),
+    "S/32": (0.01, 73.47),
+    "R+Ti/16": (0.03, 69.69),
 }
-
-_FILE_STEPS = {"0k": 500, "2k": 2_500, "10k": 10_000, "20k": 20_000}
 
 
 def get_config(argument: str = "B/16,oxford_iiit_pet") -> ConfigDict:
     if argument.startswith("pretrain,"):
         return augreg_grid.pretraining(augreg_grid.parse_setting(argument))
-    if re.match(r"\w+-(i1k|i21k)-", argument):
-        return _of_file(argument.removesuffix(".npz"))
+    if re.match(rf"\w+-({'|'.join(augreg_names.DATASETS)})-", argument):
+        return _of_file(argument)
     # The last of two numbers at the end is the steps.
     rest, _, last = argument.rpartition(",")
     with_steps = last.isdigit() and rest.rpartition(",")[2].isdigit()
     variant, dataset, resolution = parse_argument("augreg", rest if with_steps else argument)
-    task = TASKS.get(dataset, OTHER)
+    known = pretrain.without_version(dataset)
+    task = TASKS.get(known, OTHER)
     steps = int(last) if with_steps else max(task.schedules)
     if steps not in task.schedules:
         raise UserError(
@@ -153,28 +157,25 @@ def get_config(argument: str = "B/16,oxford_iiit_pet") -> ConfigDict:
     config.sweep.learning_rates = task.learning_rates
     config.sweep.train_split = task.train
     config.sweep.validation_split = task.validation
-    if dataset == "imagenet2012" and variant in IMAGENET:
-        config.optimizer.learning_rate, accuracies = IMAGENET[variant]
-        if resolution in accuracies:
-            source = "official README" if resolution == 384 else "2106.10270, table 3"
-            config.sweep.published = f"{accuracies[resolution]} from ImageNet-21k ({source})"
+    if known == "imagenet2012" and variant in IMAGENET:
+        config.optimizer.learning_rate, at_224 = IMAGENET[variant]
+        at_384 = augreg_grid.TABLE_3[variant][-1]
+        config.sweep.published = {
+            384: f"{at_384} from ImageNet-21k (official README)",
+            224: f"{at_224} from ImageNet-21k (2106.10270, table 3)",
+        }.get(resolution, "")
     return config
 
 
-def _of_file(name: str) -> ConfigDict:
+def _of_file(file: str) -> ConfigDict:
     """The pre-training of a published file, or the fine-tuning that its name goes on with."""
-    upstream, separator, fine_tuned = name.partition("--")
-    setting = augreg_grid.parse_file_name(upstream)
-    if not separator:
+    name = augreg_names.parse(file)
+    setting = augreg_grid.setting_of(name)
+    if not name.adapt_dataset:
         return augreg_grid.pretraining(setting)
-    match = re.fullmatch(r"(\w+)-steps_(\w+)-lr_([\d.]+)-res_(\d+)", fine_tuned)
-    if not match or match[2] not in _FILE_STEPS:
-        raise UserError(
-            f"configs/augreg.py:{name}: what follows -- must be DATASET-steps_STEPS-lr_RATE-res_"
-            f"PIXELS with STEPS one of {', '.join(_FILE_STEPS)}."
-        )
-    config = get_config(f"{setting.variant},{match[1]},{match[4]},{_FILE_STEPS[match[2]]}")
-    config.optimizer.learning_rate = float(match[3])
-    config.pretrained.source = f"gs://vit_models/augreg/{upstream}.npz"
+    steps = augreg_names.STEPS[name.adapt_steps]
+    config = get_config(f"{name.variant},{name.adapt_dataset},{name.resolution},{steps}")
+    config.optimizer.learning_rate = name.adapt_rate
+    config.pretrained.source = f"gs://vit_models/augreg/{name.upstream}.npz"
     config.sweep.published = ""  # table 3's are of the best files; index.csv has each one's own
     return config

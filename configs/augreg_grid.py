@@ -1,4 +1,4 @@
-"""The grid of "How to train your ViT?" (AugReg, 2106.10270): its points and what files call them.
+"""The grid of "How to train your ViT?" (AugReg, 2106.10270): its points.
 
 Not a recipe by itself: configs/augreg.py is, and says where the numbers are from.
 """
@@ -9,7 +9,8 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from configs import pretrain
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
+from vit_jax.models import augreg_names
 
 # RandAugment's layers and magnitude (none for 0 layers), mixup's alpha.
 AUGMENTATIONS: dict[str, tuple[int, int, float]] = {
@@ -73,31 +74,20 @@ class Setting(NamedTuple):
     learning_rate: float = 0.001
 
 
-# As files name models, data and augmentations.
-FILE_MODELS = {re.sub(r"[+/]", "_", name): name for name in (*TABLE_3, "B/8")}
-FILE_DATASETS = {"i1k": "imagenet2012", "i21k": "imagenet21k"}
-FILE_AUGMENTATIONS = {
-    {"light1": "light0", "light2": "light1"}.get(name, name): name for name in AUGMENTATIONS
-}
-
-_NUMBER = r"(\d+(?:\.\d+)?)"
-_FILE_NAME = re.compile(
-    rf"({'|'.join(FILE_MODELS)})-({'|'.join(FILE_DATASETS)})-(\d+)ep-lr_{_NUMBER}"
-    rf"-aug_([a-z]+\d?)-wd_{_NUMBER}-do_{_NUMBER}-sd_{_NUMBER}"
-)
-_OPTION = re.compile(rf"(\d+)(ep)|(wd|do|sd|lr)_{_NUMBER}|({'|'.join(AUGMENTATIONS)})")
+_OPTION = re.compile(rf"(\d+)(ep)|(wd|do|sd|lr)_(\d+(?:\.\d+)?)|({'|'.join(AUGMENTATIONS)})")
 
 
 def pretraining(setting: Setting) -> ConfigDict:
     """The recipe of a point of the grid."""
     config = pretrain.pretraining(setting.variant, setting.dataset)
+    dataset = pretrain.without_version(setting.dataset)
     layers, magnitude, config.mix.mixup_alpha = AUGMENTATIONS[setting.augmentation]
     if layers:
         config.dataset.preprocess += f"|randaug({layers}, {magnitude})"
-    if setting.dataset != "imagenet21k":
+    if dataset != "imagenet21k":
         config.model.head_bias_init = -6.9
         config.model.representation_size = config.model.hidden_size
-    if setting.dataset == "imagenet2012":
+    if dataset == "imagenet2012":
         config.dataset.split = "train[:99%]"
         pretrain.add_validation(config, "train[99%:]", config.evaluators.test.every_steps)
     config.model.dropout_rate = setting.dropout_rate
@@ -113,61 +103,51 @@ def pretraining(setting: Setting) -> ConfigDict:
 
 
 def parse_setting(argument: str) -> Setting:
-    """`pretrain,VARIANT,DATASET,...` to a point of the grid."""
+    """`pretrain,VARIANT,DATASET,...` to a point of the grid.
+
+    Raises:
+      UserError: a part is missing, unknown, given twice or 0ep; or one of do and sd is missing.
+    """
     variant, _, rest = argument.removeprefix("pretrain,").partition(",")
     dataset, given = rest, {}
     while match := _OPTION.fullmatch(dataset.rpartition(",")[2]):
         dataset = dataset.rpartition(",")[0]
         length, ep, key, number, name = match.groups()
-        given[ep or key or "aug"] = length or number or name
+        option = ep or key or "aug"
+        if option in given:
+            raise UserError(
+                f"configs/augreg.py:{argument} gives {option} twice, as {match[0]} too; keep one."
+            )
+        given[option] = length or number or name
     if not dataset or ("," in dataset and "/" not in dataset):
         raise UserError(
             f"configs/augreg.py:{argument} must be pretrain,VARIANT,DATASET and any of 300ep, "
             f"{', '.join(AUGMENTATIONS)}, wd_0.1, do_0.1, sd_0.1, lr_0.001."
         )
-    rows = BEST["imagenet21k" if dataset == "imagenet21k" else "imagenet2012"]
+    if ("do" in given) != ("sd" in given):
+        missing = "sd" if "do" in given else "do"
+        raise UserError(
+            f"configs/augreg.py:{argument} must give {missing}_RATE too: dropout (do) and "
+            "stochastic depth (sd) go together, in the paper both at 0.0 or both at 0.1."
+        )
+    epochs = int(given.get("ep", 300))
+    if not epochs:
+        raise UserError(f"configs/augreg.py:{argument}: {given['ep']}ep must be 1ep or more.")
+    is_21k = pretrain.without_version(dataset) == "imagenet21k"
+    rows = BEST["imagenet21k" if is_21k else "imagenet2012"]
     augmentation, *rates = rows.get(variant, rows["B/16"])
     defaults = {**dict(zip(("wd", "do", "sd"), rates, strict=True)), "lr": 0.001}
     decay, dropout, depth, rate = (float(given.get(key, defaults[key])) for key in defaults)
-    epochs = int(given.get("ep", 300))
     return Setting(
         *(variant, dataset, epochs, given.get("aug", augmentation), decay, dropout, depth, rate)
     )
 
 
-def parse_file_name(name: str) -> Setting:
-    """The point of the grid that the published file `name` (without `.npz`) was trained at.
-
-    Raises:
-      UserError: no name of the collection.
-    """
-    match = _FILE_NAME.fullmatch(name)
-    if not match:
-        raise UserError(
-            f"configs/augreg.py:{name} is no file name of the collection, such as B_16-i21k-300ep-"
-            f"lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0. Models: {', '.join(FILE_MODELS)}."
-        )
-    model, data, epochs, rate, augmentation, *rates = match.groups()
-    check_known(f"configs/augreg.py:{name}: aug", augmentation, FILE_AUGMENTATIONS)
+def setting_of(name: augreg_names.FileName) -> Setting:
+    """The point of the grid of a published file, or of the one that it was fine-tuned from."""
     return Setting(
-        *(FILE_MODELS[model], FILE_DATASETS[data], int(epochs), FILE_AUGMENTATIONS[augmentation]),
-        *(*map(float, rates), float(rate)),
-    )
-
-
-def file_name(setting: Setting) -> str:
-    """What the collection calls the checkpoint of a point of the grid, without `.npz`."""
-    model, data, augmentation = (
-        next(file for file, name in table.items() if name == wanted)
-        for table, wanted in (
-            (FILE_MODELS, setting.variant),
-            (FILE_DATASETS, setting.dataset),
-            (FILE_AUGMENTATIONS, setting.augmentation),
-        )
-    )
-    return (
-        f"{model}-{data}-{setting.epochs}ep-lr_{setting.learning_rate}-aug_{augmentation}"
-        f"-wd_{setting.weight_decay}-do_{setting.dropout_rate}-sd_{setting.stochastic_depth_rate}"
+        *(name.variant, augreg_names.DATASETS[name.data], name.epochs, name.augmentation),
+        *(name.weight_decay, name.dropout_rate, name.stochastic_depth_rate, name.learning_rate),
     )
 
 
@@ -176,9 +156,10 @@ def _published(setting: Setting) -> str:
     if setting.variant not in TABLE_3:
         return ""
     by_itself, from_1k, from_21k_30, from_21k_300 = TABLE_3[setting.variant]
+    dataset = pretrain.without_version(setting.dataset)
     source = "fine-tuned at 384 pixels (best of the grid: 2106.10270, table 3)"
-    if (setting.dataset, setting.epochs) == ("imagenet2012", 300):
+    if (dataset, setting.epochs) == ("imagenet2012", 300):
         return f"{by_itself} by itself; {from_1k} {source}"
-    if setting.dataset == "imagenet21k" and setting.epochs in (30, 300):
+    if dataset == "imagenet21k" and setting.epochs in (30, 300):
         return f"{from_21k_300 if setting.epochs == 300 else from_21k_30} on ImageNet, {source}"
     return ""

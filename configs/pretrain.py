@@ -14,16 +14,18 @@ The argument is VARIANT,DATASET[,EPOCHS]:
            imagenet21k   the release of 2011 (14,197,122 images) as scripts/prepare_data.py leaves
                          it, in big_vision's parts of `full`: the first 25,600 test, the next
                          25,600 validate.
-           jft           JFT-300M's settings for data of yours: JFT was never published. Name them
-                         with --config.dataset.name; splits `train` and `test`.
+           jft, jft_3b   JFT-300M's settings, planned with the size of JFT-300M or JFT-3B, for data
+                         of yours: JFT was never published. Name them with --config.dataset.name;
+                         splits `train` and `test`.
            any other TFDS name or the path of an image folder with the splits `train` and `test`:
-           ImageNet-1k's settings.
+           ImageNet-1k's settings. A version may follow a name: imagenet2012:5.1.0.
   EPOCHS   default: the table's, and the longer where it has two (7 and 14, 30 and 90).
 
 All rows: batch 4096, 224 pixels, 10,000 steps of linear warm-up, Adam with b1 0.9 and b2 0.999,
 decoupled weight decay. Training images are the official code's: a random box of 5 to 100 % of the
-area, mirroring, range [-1, 1] (its issues 53 and 235), no other augmentation. Evaluation takes the
-central 224 pixels of the image with its short side at 256, as in big_vision.
+area, mirroring, range [-1, 1] (its issues 53 and 235), no other augmentation; but photographs are
+turned upright by their EXIF tag, which the official code ignores (as exif=False does). Evaluation
+takes the central 224 pixels of the image with its short side at 256, as in big_vision.
 
                 rate            weight decay  dropout  schedule  clipping  epochs
   imagenet2012  3e-3            0.3           0.1      cosine    1         300
@@ -34,27 +36,33 @@ Weight decay is multiplied by the learning rate: 0.1 here is the paper's 0.1 and
 AdamW, and 0.1 * rate in big_vision. The paper does not say which parameters decay; here kernels do,
 as in big_vision (optimizer.decay_parameters="all": what the paper's optimizer does by default).
 Clipping is stated for ImageNet alone; big_vision also clips at 1 on ImageNet-21k. `linear` ends at
-1e-5 (official code, issue 2), `cosine` at 0.
+1e-5 (official code, issue 2), `cosine` at 0 (scenic's recipe for ImageNet-1k: at 1e-5).
 
 Loss: the paper names none. The authors give a sigmoid cross-entropy, summed over classes, for
 ImageNet-21k and JFT with the bias of the head at -10 (issues 2 and 34); their ImageNet-1k recipe
 (scenic, imagenet_vit_config.py) has the same with label smoothing 1e-4. The head has a hidden layer
 of the model's width with tanh (section 3.1); ResNets have none, and no place for dropout either.
+DeiT-distilled-* is refused: it has no place for that layer, and no recipe has its teacher.
 
 Rows that table 3 does not have take numbers from it: on JFT, Transformers and hybrids up to width
 768 those of B/16, width 1024 of L/16, wider ones of H/14 (epochs included), ResNets those of their
 depth (R200x3 those of R152x1; table 6 trains it for 14 epochs: R200x3,jft,14). On ImageNet-21k all
-models have the same numbers; H/14's checkpoint was published (table 5) without its settings.
+models have the same numbers; H/14's checkpoint was published (table 5) without its settings. On
+ImageNet-1k the table has Transformers alone: hybrids and ResNets get theirs, which is our choice.
 
 Ours, for a launch on a pod: bfloat16 computation (parameters, Adam's moments and the loss are
 float32); from width 1024 the blocks are one loop and keep only their inputs (model.scan,
-model.remat="full"); from width 1152 the state is split over 4 devices (mesh.fsdp=4); 16 processes
-per host read (loader.num_workers). scripts/plan.py says what fits, and what to change.
+model.remat="full"); from width 1152 the state is split over 4 devices (mesh.fsdp=4); ResNets of
+width factor 3 and more (R50x3, R101x3, R152x4, R200x3) have model.remat="full" and mesh.fsdp=4.
+8 processes of 4 threads per host read. Each holds up to 5 batches of the host's share: 25 GB in all
+where one host reads all 4096 images, 0.8 GB on each of 32. Fewer loader.num_workers hold less.
+scripts/plan.py says what fits, and what to change.
 
 Hours: paper, table 2, in TPUv3-core-days: H/14 on JFT 2,500, L/16 on JFT (14 epochs) 680, L/16 on
 ImageNet-21k 230 (about 30 days on a TPUv3-8). For other rows only the arithmetic is published
-(table 6); scripts/plan.py predicts times. Expected accuracy is in `config.sweep.published`: of the
-pre-trained model itself where the authors gave it (issue 62), and fine-tuned (tables 5 and 6).
+(table 6); scripts/plan.py predicts times. Expected accuracy, of the recipe unchanged, is in
+`config.sweep.published`: of the pre-trained model itself where the authors gave it (issue 62), and
+fine-tuned (tables 5 and 6).
 """
 
 import re
@@ -151,6 +159,7 @@ def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
     variant, dataset, epochs = _parse(argument)
     config = pretraining(variant, dataset)
     rate, published_epochs = JFT[row_of_jft(variant)]
+    dataset = without_version(dataset)
     is_jft = dataset in ("jft", "jft_3b")
     if is_jft:
         config.optimizer.learning_rate = rate
@@ -191,6 +200,11 @@ def _parse(argument: str) -> tuple[str, str, int]:
     return variant, dataset, int(last)
 
 
+def without_version(dataset: str) -> str:
+    """`imagenet2012` for `imagenet2012:5.1.0`: what `DATASETS` and the recipes know it by."""
+    return dataset.partition(":")[0]
+
+
 def row_of_jft(variant: str) -> str:
     """The row of `JFT` whose numbers a variant takes."""
     if variant in JFT:
@@ -226,20 +240,20 @@ def pretraining(variant: str, dataset: str) -> ConfigDict:
     """What all recipes for pre-training share: model, data, evaluation, launch; no numbers yet.
 
     Sigmoid loss, bias -10, batch 4096, 10,000 steps of warm-up, Adam: `get_config` and the recipes
-    of later papers set the rest, or something else.
+    of later papers set the rest, or something else. UserError: a variant that they cannot train.
     """
     config = default.get_config()
     config.model.update(get_variant(variant))
+    if config.model.name == "deit":
+        raise UserError(
+            f"model variant {variant} is not for the recipes of pre-training: one of its two heads "
+            "learns from a teacher, which they lack, and before its heads is no place for their "
+            f"hidden layers and pooling; take {variant.replace('-distilled', '')}."
+        )
     config.model.head_bias_init = -10.0
-    config.model.dtype = "bfloat16"
-    width = config.model.hidden_size or 0  # none in a ResNet
-    if width >= 1024:
-        config.model.scan = True
-        config.model.remat = "full"
-    if width >= 1152:
-        config.mesh.fsdp = 4
+    _launch(config)
 
-    data = DATASETS.get(dataset, OTHER)
+    data = DATASETS.get(without_version(dataset), OTHER)
     config.dataset.name = dataset
     config.dataset.split = data.split
     config.dataset.batch_size = 4096
@@ -260,8 +274,23 @@ def pretraining(variant: str, dataset: str) -> ConfigDict:
     config.schedule.warmup_steps = 10_000
     config.schedule.linear_end = 1e-5
     config.checkpoint.every_steps = 1_000
-    config.loader.num_workers = 16
     return config
+
+
+def _launch(config: ConfigDict) -> None:
+    """How `config.model` is computed, stored and fed: ours, by the model's size."""
+    config.model.dtype = "bfloat16"
+    width = config.model.hidden_size or 0  # none in a ResNet
+    is_wide_resnet = config.model.name == "bit" and config.model.resnet_width_factor >= 3
+    config.model.scan = width >= 1024
+    if width >= 1024 or is_wide_resnet:
+        config.model.remat = "full"
+    if width >= 1152 or is_wide_resnet:
+        config.mesh.fsdp = 4
+    # A worker holds a batch per thread, and one that is sent.
+    config.loader.num_workers = 8
+    config.loader.num_threads = 4
+    config.loader.prefetch = 1
 
 
 def add_validation(config: ConfigDict, split: str, every_steps: int) -> None:

@@ -11,17 +11,21 @@ is a shape in chips (v5e:16x16, v4:4x4x4), a product name (v5e-256, v3-8, v5p-16
 (2xv5e:16x16), GPUs of one node (H100:8) or of several (H100:4x8), or cpu:N, N virtual devices.
 
   --output=DIR         plan.json, and batch.png if the data are here
-  --full_compile       optimize as for training; minutes, and the TPU compiler's own estimate
+  --full_compile       optimize as for training; minutes, and the TPU compiler's own estimate.
+                       Memory of the fast compile is up to 10 % off: from 90 to 110 % of a TPU the
+                       plan says that it is too close, and this tells
   --noremedies         do not look for changes that make it fit
   --num_examples=, --num_classes=   of data that are not here and that no recipe knows
   --hbm_gib=           memory of a device, if not the chip's
 
-Exit status: 0 it fits, 1 it does not, 2 something in the command or the config is wrong.
+Exit status: 0 it fits; 1 it does not, or it is too close for the fast compile; 2 something in the
+command or the config is wrong; 3 the planner failed, with a traceback, and nothing is known.
 """
 
 import json
 import logging
 import sys
+import traceback
 from pathlib import Path
 
 from absl import flags
@@ -29,6 +33,9 @@ from absl import flags
 from vit_jax import launch
 from vit_jax.errors import UserError
 from vit_jax.plan.topology import parse_topology, set_environment
+
+# Of training; the same command line may have them, but a plan does without.
+IGNORED = tuple(f"  --{name}: " for name in launch.OWN_FLAGS if name != "config")
 
 
 def plan(config):
@@ -67,7 +74,8 @@ def main():
     launch.define_flags(None)
     with launch.one_line_errors():
         if launch.asks_for_help():
-            print(launch.help_text(__doc__))
+            lines = launch.help_text(__doc__).splitlines()
+            print("\n".join(line for line in lines if not line.startswith(IGNORED)))
             return 0
         launch.parse_flags()
         launch.start_logging(to_stderr=True)
@@ -79,4 +87,9 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        status = main()
+    except Exception:  # would end with status 1, which says that it does not fit
+        traceback.print_exc()
+        status = 3
+    sys.exit(status)

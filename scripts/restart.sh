@@ -3,11 +3,12 @@
 #
 #   scripts/restart.sh [--lock=FILE] [--max_restarts=100] [--delay_seconds=10] COMMAND...
 #
-# Status 75 means: saved after SIGTERM, or another process of the run died; the same command goes
-# on. It is run again then, and after a crash (a signal other than Ctrl-C's and SIGTERM), but not
-# after success (0), a diverged loss (1) or a mistake (2). SIGTERM and Ctrl-C are passed on once as
-# SIGTERM, so that the run saves; it is not run again after that. --lock holds FILE while the
-# command lives and refuses to start where it is held; it contains this script's process id.
+# Status 75 means: saved after SIGTERM, another process of the run died, or the shared disk had an
+# I/O error; the same command goes on. It is run again then, and after a crash (a signal other than
+# Ctrl-C's and SIGTERM), but not after success (0), a diverged loss (1) or a mistake (2). The first
+# SIGTERM or Ctrl-C is passed on as SIGTERM, so that the run saves, and later ones are not; it is not
+# run again after that. --lock holds FILE while the command lives and refuses to start where it is
+# held; it contains this script's process id.
 set -euo pipefail
 
 program=restart
@@ -16,6 +17,7 @@ delay_seconds=10
 lock=""
 child=""
 stopping=""
+forwarded=""
 interrupted=""
 
 say() { echo "$program: $*" >&2; }
@@ -24,17 +26,25 @@ die() {
   exit 2
 }
 
+# Once: the run is saving after that.
+forward() {
+  [[ -n "$stopping" && -n "$child" && -z "$forwarded" ]] || return 0
+  forwarded=1
+  kill -TERM "$child" 2>/dev/null || true
+}
+
 # shellcheck disable=SC2317,SC2329  # called by the trap
 pass_on() {
   interrupted=1
   stopping=1
-  [[ -z "$child" ]] || kill -TERM "$child" 2>/dev/null || true
+  forward
 }
 
 # Runs the command once and sets `code`.
 run_once() {
   "$@" &
   child=$!
+  forward # a signal that came while there was no `child` yet
   code=0
   while :; do
     # A signal ends `wait` before the command has ended; its status is then still to come.

@@ -221,7 +221,8 @@ failure() {
 install() {
   local node commit archive
   commit="$(git -C "$root" rev-parse --short=12 HEAD)"
-  archive="${XDG_CACHE_HOME:-$HOME/.cache}/vit_jax/launch/$commit${dirty:+-dirty}.tar.gz"
+  # With the slice's name: another `up` may be packing the same commit.
+  archive="${XDG_CACHE_HOME:-$HOME/.cache}/vit_jax/launch/$name-$commit${dirty:+-dirty}.tar.gz"
   say "installing ${commit}${dirty:+ with uncommitted changes} on all workers"
   run bash "$root/scripts/launchers/pack.sh" ${dirty:+"$dirty"} "$archive"
   for node in $(nodes); do

@@ -78,7 +78,7 @@ elif program == "srun":
 """
 
 # Answers setup questions as Python 3.12 would; a script is a training run that ends with the next
-# status of $HOME/statuses, or waits for SIGTERM where that says "wait".
+# status of $HOME/statuses, or waits for SIGTERM where that says "wait" or "slow".
 PYTHON = """\
 import json, os, pathlib, signal, sys, time
 argv, home = sys.argv[1:], pathlib.Path(os.environ["HOME"])
@@ -90,6 +90,17 @@ elif argv[0] != "-m":
     path = home / "statuses"
     words = path.read_text().split() if path.exists() else ["0"]
     path.write_text(" ".join(words[1:] or ["0"]))
+    if words[0] == "slow":  # saves for half a second; hears every SIGTERM meanwhile
+        def save(*_):
+            with open(home / "signals", "a") as file:
+                file.write("SIGTERM\\n")
+        signal.signal(signal.SIGTERM, save)
+        (home / "waiting").touch()
+        while not (home / "signals").exists():
+            time.sleep(0.02)
+        time.sleep(0.5)
+        (home / "saved").touch()
+        sys.exit(75)
     if words[0] == "wait":
         signal.signal(signal.SIGTERM, lambda *_: (home / "saved").touch() or os._exit(75))
         (home / "waiting").touch()
@@ -100,10 +111,19 @@ elif argv[0] != "-m":
 """
 
 
+# Starts fast, without site-packages. Not a plain `#!`: the interpreter's path may hold spaces.
+HEADER = f"""\
+#!/bin/sh
+''':'
+exec "{sys.executable}" -IS "$0" "$@"
+'''
+"""
+
+
 def write_program(path: Path, source: str) -> Path:
-    """An executable Python script that starts fast: without site-packages."""
+    """An executable Python script."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!{sys.executable} -IS\n{source}")
+    path.write_text(HEADER + source)
     path.chmod(0o755)
     return path
 
@@ -183,7 +203,14 @@ def printed_commands(stdout: str, program: str) -> list[list[str]]:
     return [command for command in commands if command and command[0] == program]
 
 
-def wait_for(path: Path) -> None:
-    """Until another process has made it."""
-    while not path.exists():
+def wait_for(path: Path, text: str = "") -> None:
+    """Until another process has made it, with that text in it.
+
+    Raises:
+      TimeoutError: after 30 seconds.
+    """
+    deadline = time.monotonic() + 30
+    while not path.exists() or text not in path.read_text():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} with {text!r}")
         time.sleep(0.02)

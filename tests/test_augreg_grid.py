@@ -8,9 +8,10 @@ import pytest
 
 from configs import augreg, augreg_grid, pretrain
 from configs.augreg_grid import Setting
-from tests.recipes import settings
+from tests.recipes import UNTOUCHED, settings
 from vit_jax.durations import to_steps
 from vit_jax.errors import UserError
+from vit_jax.models import augreg_names
 from vit_jax.pretrained import augreg as augreg_files
 from vit_jax.pretrained.zoo_google import ROWS
 
@@ -27,6 +28,22 @@ AUGMENTATIONS = {
 GRID = list(itertools.product(AUGMENTATIONS, (0.1, 0.03), (0.0, 0.1)))
 
 
+def parse_file_name(name: str) -> Setting:
+    return augreg_grid.setting_of(augreg_names.parse(name))
+
+
+def file_name(setting: Setting) -> str:
+    """What the collection calls the checkpoint of a point of the grid, without `.npz`."""
+    model = setting.variant.replace("+", "_").replace("/", "_")
+    data = {"imagenet2012": "i1k", "imagenet21k": "i21k"}[setting.dataset]
+    in_files = {"light1": "light0", "light2": "light1"}
+    augmentation = in_files.get(setting.augmentation, setting.augmentation)
+    return (
+        f"{model}-{data}-{setting.epochs}ep-lr_{setting.learning_rate}-aug_{augmentation}"
+        f"-wd_{setting.weight_decay}-do_{setting.dropout_rate}-sd_{setting.stochastic_depth_rate}"
+    )
+
+
 @pytest.mark.parametrize("dataset", ["imagenet21k", "imagenet2012"])
 @pytest.mark.parametrize(("augmentation", "decay", "rate"), GRID)
 def test_all_28_settings(augmentation: str, decay: float, rate: float, dataset: str) -> None:
@@ -34,7 +51,7 @@ def test_all_28_settings(augmentation: str, decay: float, rate: float, dataset: 
     config = augreg.get_config(f"pretrain,B/16,{dataset},300ep,{options}")
     randaug, mixup = AUGMENTATIONS[augmentation]
     on_21k = dataset == "imagenet21k"
-    assert settings(config) == {
+    assert settings(config) == UNTOUCHED | {
         "split": "full[51200:]" if on_21k else "train[:99%]",
         "preprocess": f"official_train(224){randaug}",
         "eval_preprocess": "big_vision_eval(224, resize=256)",
@@ -67,23 +84,26 @@ def test_all_28_settings(augmentation: str, decay: float, rate: float, dataset: 
     }
     # The file of the same setting is the same recipe.
     setting = Setting("B/16", dataset, 300, augmentation, decay, rate, rate)
-    name = augreg_grid.file_name(setting)
-    assert augreg_grid.parse_file_name(name) == setting
+    name = file_name(setting)
+    assert parse_file_name(name) == setting
     assert augreg.get_config(name).to_dict() == config.to_dict()
 
 
 def test_the_grid_has_28_settings_and_files_a_name_for_each() -> None:
-    names = {
-        augreg_grid.file_name(Setting("B/16", "imagenet2012", 300, a, w, r, r)) for a, w, r in GRID
-    }
+    names = {file_name(Setting("B/16", "imagenet2012", 300, a, w, r, r)) for a, w, r in GRID}
     assert len(names) == 28
-    assert all(augreg_files._NAME.fullmatch(name) for name in names)
-    assert augreg_grid.FILE_MODELS == augreg_files.MODELS
+    assert all(augreg_files.is_file_name(name) for name in names)
+    assert set(augreg_names.MODELS.values()) == {*augreg_grid.TABLE_3, "B/8"}
+    assert list(augreg_names.AUGMENTATIONS.values()) == list(AUGMENTATIONS)
     classes = {
-        short: pretrain.DATASETS[name].num_classes
-        for short, name in augreg_grid.FILE_DATASETS.items()
+        short: pretrain.DATASETS[name].num_classes for short, name in augreg_names.DATASETS.items()
     }
-    assert classes == {short: number for short, (number, _) in augreg_files.PRETRAINING.items()}
+    assert classes == augreg_files.PRETRAINING
+    assert (
+        set(augreg_names.ADAPTATION_DATASETS) == set(augreg_files.ADAPTATION) == set(augreg.TASKS)
+    )
+    schedules = {steps for task in augreg.TASKS.values() for steps in task.schedules}
+    assert schedules == set(augreg_names.STEPS.values())
 
 
 @pytest.mark.parametrize(
@@ -108,8 +128,8 @@ def test_the_grid_has_28_settings_and_files_a_name_for_each() -> None:
     ],
 )
 def test_published_file_names(name: str, setting: Setting) -> None:
-    assert augreg_grid.parse_file_name(name) == setting
-    assert augreg_grid.file_name(setting) == name
+    assert parse_file_name(name) == setting
+    assert file_name(setting) == name
     assert augreg.get_config(f"{name}.npz").to_dict() == augreg.get_config(name).to_dict()
 
 
@@ -118,7 +138,7 @@ def test_what_is_left_out_is_as_in_the_recommended_files() -> None:
     pretrained = {name.partition("--")[0].removesuffix(".npz") for name in names}
     assert len(pretrained) == len(augreg_grid.BEST["imagenet21k"])
     for name in pretrained:
-        setting = augreg_grid.parse_file_name(name)
+        setting = parse_file_name(name)
         short = f"pretrain,{setting.variant},imagenet21k"
         assert augreg_grid.parse_setting(short) == setting
         assert augreg.get_config(short).to_dict() == augreg.get_config(name).to_dict()
@@ -134,12 +154,16 @@ def test_what_is_left_out_is_as_in_the_recommended_files() -> None:
 
 
 def test_parts_of_the_short_form_come_in_any_order() -> None:
-    setting = augreg_grid.parse_setting("pretrain,S/16,imagenet21k,sd_0.1,lr_0.003,strong2,30ep")
+    parts = "sd_0.1,lr_0.003,strong2,30ep,do_0.0"
+    setting = augreg_grid.parse_setting(f"pretrain,S/16,imagenet21k,{parts}")
     assert setting == Setting("S/16", "imagenet21k", 30, "strong2", 0.03, 0.0, 0.1, 0.003)
     own = augreg.get_config("pretrain,M/16,/data/a,b,light1,wd_0.03")
     assert (own.dataset.name, own.dataset.split) == ("/data/a,b", "train")
     assert own.optimizer.weight_decay == 0.03
     assert own.model.head_bias_init == -6.9
+    versioned = augreg.get_config("pretrain,S/16,imagenet2012:5.1.0")
+    assert versioned.dataset.name == "imagenet2012:5.1.0"
+    assert settings(versioned) == settings(augreg.get_config("pretrain,S/16,imagenet2012"))
 
 
 def test_steps_and_published_accuracies() -> None:
@@ -151,8 +175,11 @@ def test_steps_and_published_accuracies() -> None:
         config = augreg.get_config(f"pretrain,B/16,imagenet21k,{length}")
         assert config.sweep.published[:5] == accuracy
     # Of ImageNet-21k, 300 epochs, the official README has the same in the table for fine-tuning.
-    for variant, row in augreg_grid.TABLE_3.items():
-        assert augreg.IMAGENET[variant][1][384] == row[-1]
+    assert list(augreg.IMAGENET) == list(augreg_grid.TABLE_3)
+    for pixels, published in ((384, "78.22 from"), (224, "73.75 from"), (256, "")):
+        config = augreg.get_config(f"Ti/16,imagenet2012:5.1.0,{pixels}")
+        assert config.sweep.published[:10] == published
+        assert (config.optimizer.learning_rate, config.duration.steps) == (0.03, 20_000)
 
 
 def test_the_name_of_a_fine_tuned_file_is_its_fine_tuning() -> None:
@@ -172,19 +199,46 @@ def test_the_name_of_a_fine_tuned_file_is_its_fine_tuning() -> None:
         ("pretrain,B/16,imagenet21k,medum1", "must be .* none, light1, light2"),
         ("pretrain,B/16,300ep", "must be pretrain"),
         ("pretrain,B/17,imagenet21k", "Did you mean"),
-        ("X_16-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0", "Models: L_16, B_16"),
-        ("B_16-i21k-300ep-lr_0.001-aug_light2-wd_0.1-do_0.0-sd_0.0", "Known: none, light0, light1"),
-        ("B_16-i21k-300ep", "no file name of the collection"),
-        (
-            "B_16-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0--cifar100-steps_3k-lr_1-res_224",
-            "STEPS one of 0k, 2k, 10k, 20k",
-        ),
-        (
-            "B_16-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0--cifar100-steps_0k-lr_1-res_224",
-            "cifar100 are 2500 and 10000 steps",
-        ),
+        ("pretrain,B/16,imagenet21k,wd_0.1,wd_0.03", "gives wd twice"),
+        ("pretrain,B/16,imagenet21k,light1,strong1", "gives aug twice"),
+        ("pretrain,B/16,imagenet21k,0ep", "0ep must be 1ep or more"),
+        ("pretrain,B/16,imagenet21k,do_0.1", "must give sd_RATE too"),
+        ("pretrain,B/16,imagenet21k,sd_0.1", "must give do_RATE too"),
+        ("pretrain,DeiT-distilled-B/16,imagenet21k", "take DeiT-B/16"),
     ],
 )
 def test_arguments_that_make_no_sense(argument: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         augreg.get_config(argument)
+
+
+FILE = "B_16-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0"
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "message"),
+    [
+        ("B_16", "X_16", "models: .*B_16"),
+        ("none", "light2", "aug: none, light0, light1, medium1"),
+        ("300ep", "17ep", "no file of AugReg"),
+        ("i21k-300ep", "i1k-30ep", "i1k: 300ep only"),
+        ("lr_0.001", "lr_0.01", "no file of AugReg"),
+        ("wd_0.1", "wd_0.3", "no file of AugReg"),
+        ("sd_0.0", "sd_0.1", r"do_0\.1-sd_0\.1"),
+        ("sd_0.0", "sd_0.0--cifar100-steps_3k-lr_0.01-res_224", "steps: 0k, 2k, 10k, 20k"),
+        ("sd_0.0", "sd_0.0--mnist-steps_2k-lr_0.01-res_224", "fine-tuned on: imagenet2012"),
+    ],
+)
+def test_names_that_no_file_has(part: str, other: str, message: str) -> None:
+    """The recipe and the zoo agree on what a name is."""
+    wrong = FILE.replace(part, other)
+    assert augreg_files.is_file_name(FILE)
+    assert not augreg_files.is_file_name(wrong)
+    for read in (augreg.get_config, augreg_files.entry):
+        with pytest.raises(UserError, match=message):
+            read(wrong)
+
+
+def test_a_file_of_a_schedule_that_its_data_do_not_have() -> None:
+    with pytest.raises(UserError, match="cifar100 are 2500 and 10000 steps"):
+        augreg.get_config(f"{FILE}--cifar100-steps_0k-lr_0.01-res_224")

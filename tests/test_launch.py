@@ -30,6 +30,7 @@ BAD_COMMANDS = {
     "stray argument": (["config.seed=3"], "config.seed=3"),
     "bad resume": (["--resume=never"], "auto"),
     "half a cluster": (["--num_processes=2"], "--coordinator_address"),
+    "no cluster": (["--distributed=on"], "no cluster was found"),
     "missing dataset": (["--config.dataset.name=cifar11"], "cifar11"),
     "patch": (["--config.model.patch_size=3,5"], "model.patch_size=(3, 5)"),
 }

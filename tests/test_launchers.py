@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ import pytest
 
 from tests.launcher_stubs import PYTHON, ROOT, World, wait_for, write_program
 from tests.test_packaging import setup_value
+from vit_jax.plan.topology import SHAPES
 
 SCRIPTS = sorted([*(ROOT / "scripts").glob("*.sh"), *(ROOT / "scripts/launchers").glob("*.sh")])
 ON_A_MAC = ("tpu_pod.sh", "gke.sh", "slurm.sh", "shell.sh", "tpu_types.sh", "pack.sh")
@@ -161,7 +163,12 @@ def test_restart_follows_the_status(
 def test_restart_passes_a_signal_on_once(tmp_path: Path, sent: signal.Signals) -> None:
     python = write_program(tmp_path / "python", PYTHON)
     (tmp_path / "statuses").write_text("wait")
-    command = [ROOT / "scripts/restart.sh", f"--lock={tmp_path / 'lock'}", python, "x"]
+    command: list[Path | str] = [
+        ROOT / "scripts/restart.sh",
+        f"--lock={tmp_path / 'lock'}",
+        python,
+        "x",
+    ]
     environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     first = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     wait_for(tmp_path / "waiting")
@@ -173,6 +180,77 @@ def test_restart_passes_a_signal_on_once(tmp_path: Path, sent: signal.Signals) -
     assert first.returncode == 75
     assert (tmp_path / "saved").exists()
     assert "stopped with status 75; the same command goes on from the last checkpoint" in said
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_a_run_that_saves_is_not_disturbed(tmp_path: Path, group: bool) -> None:
+    """SIGTERM again and again, to restart.sh or (as at a shutdown) to all processes."""
+    python = write_program(tmp_path / "python", PYTHON)
+    (tmp_path / "statuses").write_text("slow")
+    command: list[Path | str] = [ROOT / "scripts/restart.sh", "--delay_seconds=0", python, "x"]
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    run = subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(tmp_path / "waiting")
+    send = os.killpg if group else os.kill
+    send(run.pid, signal.SIGTERM)
+    wait_for(tmp_path / "signals", "SIGTERM")
+    if not group:
+        os.kill(run.pid, signal.SIGTERM)
+    _, said = run.communicate(timeout=30)
+    assert run.returncode == 75
+    assert (tmp_path / "saved").exists()
+    assert "restart 1" not in said
+    # A group's signal reaches the run itself, and restart.sh's copy of it; two may become one.
+    signals = (tmp_path / "signals").read_text().splitlines()
+    assert len(signals) in ((1, 2) if group else (1,))
+    assert len((tmp_path / "python.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("moment", ["child=$!", 'wait "$child"'])
+def test_a_signal_at_the_wrong_moment_is_not_lost(tmp_path: Path, moment: str) -> None:
+    """It arrives when the run has begun but right before that line of restart.sh."""
+    python = write_program(tmp_path / "python", PYTHON)
+    (tmp_path / "statuses").write_text("wait")
+    (tmp_path / "trap.sh").write_text(f"""\
+at_moment() {{
+  [[ "$1" == {shlex.quote(moment)} && ! -e ~/sent ]] || return 0
+  until [[ -e ~/waiting ]]; do sleep 0.02; done
+  touch ~/sent
+  kill -TERM $$
+}}
+set -T
+trap 'at_moment "$BASH_COMMAND"' DEBUG
+""")
+    result = subprocess.run(
+        [ROOT / "scripts/restart.sh", python, "x"],
+        env={
+            "HOME": str(tmp_path),
+            "PATH": "/usr/bin:/bin",
+            "BASH_ENV": str(tmp_path / "trap.sh"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert (tmp_path / "sent").exists()
+    assert (tmp_path / "saved").exists()
+    assert result.returncode == 75
+    assert "stopped with status 75" in result.stderr
+
+
+def test_slices_are_the_same_for_launchers_and_plans() -> None:
+    """launchers/tpu_types.sh and vit_jax/plan/topology.py: where both know a name."""
+    code = "source shell.sh; source tpu_types.sh; program=x; accelerator=x; tpu_sizes "
+    for generation, planned in SHAPES.items():
+        rows = subprocess.check_output(
+            ["bash", "-c", code + generation], cwd=ROOT / "scripts/launchers", text=True
+        ).split()
+        sizes = dict(row.split(":") for row in rows)
+        assert sizes
+        assert sizes == {size: planned.get(int(size)) for size in sizes}, generation
 
 
 def test_the_dockerfile_installs_what_setup_py_and_the_constraints_name() -> None:

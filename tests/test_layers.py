@@ -101,6 +101,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.models.positions",
         "vit_jax.models.tokens",
         "vit_jax.models.variants",
+        "vit_jax.models.augreg_names",
     ),
     -1: ("vit_jax.errors",),  # anyone may have to say what the user did wrong
 }

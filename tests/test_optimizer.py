@@ -10,7 +10,8 @@ from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import VARIANTS
-from vit_jax.optimizer import SCHEDULES, create_optimizer, create_schedule, decay_mask
+from vit_jax.optimizer import SCHEDULES, create_optimizer, create_schedule
+from vit_jax.parameter_groups import decay_factors
 from vit_jax.tree import flatten_names
 
 
@@ -30,9 +31,8 @@ def test_schedules_of_the_official_code(row: dict) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_start_end_of_warmup_and_last_step(name: str) -> None:
-    schedule = create_schedule(
-        name, learning_rate=2.0, total_steps=100, warmup_steps=10, linear_end=0.5
-    )
+    own = {"linear_end": 0.5} if name == "linear" else {}
+    schedule = create_schedule(name, learning_rate=2.0, total_steps=100, warmup_steps=10, **own)
     assert float(schedule(0)) == 0.0
     assert float(schedule(10)) == pytest.approx(2.0)
     last = {"cosine": 0.0, "linear": 0.5, "rsqrt": 2.0 / np.sqrt(1 + 90 / 10_000), "constant": 2.0}
@@ -59,6 +59,8 @@ def test_rsqrt_halves_after_three_timescales_and_cools_down_to_zero() -> None:
         ("cosin", {}, "Did you mean 'cosine'"),
         ("cosine", {"warmup_steps": 100}, "warmup_steps=100"),
         ("rsqrt", {"warmup_steps": 50, "cooldown_steps": 50}, "cooldown_steps=50"),
+        ("rsqrt", {"timescale_steps": 0}, "timescale_steps=0 must be positive"),
+        ("cosine", {"linear_end": 1e-3}, "schedule.linear_end=0.001 is not read by"),
     ],
 )
 def test_schedule_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:
@@ -69,7 +71,7 @@ def test_schedule_mistakes_are_named(name: str, kwargs: dict, message: str) -> N
 def test_exactly_these_parameters_decay() -> None:
     row = {**VARIANTS["Ti/16"], "num_layers": 1, "representation_size": 8}
     params = golden.abstract_params(create_model(**row, num_classes=3))
-    mask = flatten_names(decay_mask(params, r".*/kernel"))
+    mask = flatten_names(decay_factors(params, r".*/kernel", ()))
     block = "Transformer/encoderblock_0"
     assert {name for name, decays in mask.items() if decays} == {
         "embedding/kernel",
@@ -125,6 +127,9 @@ def test_momentum_dtype_reaches_the_state() -> None:
         ("adamw", {"decay_parameters": "kernel"}, "Did you mean 'kernels'"),
         ("sgd", {"momentum_dtype": "float16"}, "Did you mean"),
         ("sgd", {"clip_norm": 0.0}, "clip_norm"),
+        ("adamw", {"momentum": 0.5}, "optimizer.momentum=0.5 is not read by"),
+        ("adamw", {"b2": 2.0}, "optimizer.b2=2.0 must be in"),
+        ("adamw", {"decay_multipliers": (("head/kernel", 2.0),)}, "which is 0"),
     ],
 )
 def test_optimizer_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:

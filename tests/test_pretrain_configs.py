@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from configs import pretrain
-from tests.recipes import settings
+from tests.recipes import UNTOUCHED, settings
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import resolve_split
 from vit_jax.durations import to_steps
@@ -56,7 +60,7 @@ def test_table_3(
 ) -> None:
     config = pretrain.get_config(f"{variant},{dataset}")
     is_resnet = "+" not in variant and variant.startswith("R")
-    assert settings(config) == {
+    assert settings(config) == UNTOUCHED | {
         "split": "full[51200:]" if dataset == "imagenet21k" else "train",
         "preprocess": "official_train(224)",
         "eval_preprocess": "big_vision_eval(224, resize=256)",
@@ -140,6 +144,9 @@ def test_runs_can_be_planned_without_the_data(name: str) -> None:
         ("S/16,/data/photos", "S/16,imagenet2012", True),
         ("S/16,cifar10", "S/16,imagenet2012", True),
         ("S/16,jft_3b", "S/16,jft", True),
+        ("S/16,imagenet21k:1.0.0", "S/16,imagenet21k", True),
+        ("R50x1,imagenet2012", "B/16,imagenet2012", False),  # no place for dropout
+        ("R50+B/16,imagenet2012", "B/16,imagenet2012", True),
     ],
 )
 def test_rows_that_are_not_in_the_table(argument: str, like: str, same: bool) -> None:
@@ -162,19 +169,37 @@ def test_data_of_ones_own() -> None:
         train_and_evaluate(config, "unused")
 
 
-def test_what_a_large_model_needs_to_fit() -> None:
-    launch = {
-        variant: (config.model.dtype, config.model.scan, config.model.remat, config.mesh.fsdp)
-        for variant in ("B/16", "R50x1", "L/16", "H/14", "G/14")
-        if (config := pretrain.get_config(f"{variant},imagenet21k"))
-    }
-    assert launch == {
-        "B/16": ("bfloat16", False, "none", 1),
-        "R50x1": ("bfloat16", False, "none", 1),
-        "L/16": ("bfloat16", True, "full", 1),
-        "H/14": ("bfloat16", True, "full", 4),
-        "G/14": ("bfloat16", True, "full", 4),
-    }
+def test_a_version_of_a_known_dataset() -> None:
+    config = pretrain.get_config("B/16,imagenet2012:5.1.0")
+    plain = pretrain.get_config("B/16,imagenet2012")
+    assert config.dataset.name == "imagenet2012:5.1.0"
+    config.dataset.name = plain.dataset.name
+    assert config.to_dict() == plain.to_dict()
+
+
+LAUNCHES = {
+    "B/16": ("bfloat16", False, "none", 1),
+    "R50x1": ("bfloat16", False, "none", 1),
+    "R152x2": ("bfloat16", False, "none", 1),
+    "R50x3": ("bfloat16", False, "full", 4),
+    "R152x4": ("bfloat16", False, "full", 4),
+    "R200x3": ("bfloat16", False, "full", 4),
+    "L/16": ("bfloat16", True, "full", 1),
+    "H/14": ("bfloat16", True, "full", 4),
+    "G/14": ("bfloat16", True, "full", 4),
+}
+
+
+@pytest.mark.parametrize("variant", LAUNCHES)
+def test_what_a_large_model_needs_to_fit(variant: str) -> None:
+    config = pretrain.get_config(f"{variant},imagenet21k")
+    launch = (config.model.dtype, config.model.scan, config.model.remat, config.mesh.fsdp)
+    assert launch == LAUNCHES[variant]
+    # The docstring's gigabytes follow from these.
+    assert config.loader.to_dict() == {"num_workers": 8, "num_threads": 4, "prefetch": 1}
+    workers, batches = config.loader.num_workers, config.loader.num_threads + 1
+    total = workers * batches * config.dataset.batch_size * 224 * 224 * 3
+    assert (round(total / 1e9), round(total / 32 / 1e9, 1)) == (25, 0.8)
 
 
 def test_every_model_has_a_resolution_that_its_tokens_divide() -> None:
@@ -213,3 +238,43 @@ def test_arguments_that_make_no_sense(argument: str) -> None:
         pretrain.get_config(argument)
     with pytest.raises(UserError, match="Did you mean"):
         pretrain.get_config("B/17,imagenet2012")
+    with pytest.raises(UserError, match=r"learns from a teacher.*take DeiT-S/16\."):
+        pretrain.get_config("DeiT-distilled-S/16,imagenet2012")
+
+
+RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
+
+
+def commands(docstring: str) -> list[list[str]]:
+    """The words of every command of a docstring, as a shell reads what is pasted."""
+    lines = docstring.replace("\\\n", "").splitlines()
+    return [shlex.split(line) for line in lines if line.lstrip().startswith("python ")]
+
+
+def test_a_command_that_breaks_when_it_is_pasted_is_seen() -> None:
+    # The address begins a word of its own, after an empty value.
+    assert commands("    python a.py --b=\\\n    gs://c \\\n        --d=e\n") == [
+        ["python", "a.py", "--b=", "gs://c", "--d=e"]
+    ]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_commands_of_docstrings_can_be_pasted(recipe: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(recipe.read_text(encoding="utf-8"))) or ""
+    found = commands(docstring)
+    assert bool(found) == (recipe.stem not in ("default", "augreg_grid"))
+    for python, script, *words in found:
+        assert (python, (recipe.parents[1] / script).is_file()) == ("python", True)
+        if recipe.stem == "benchmark":  # a script with subcommands
+            continue
+        assert [word for word in words if not re.fullmatch(r"--[\w.]+=.+", word)] == []
+        given = dict(word.removeprefix("--").split("=", 1) for word in words)
+        name, _, argument = given.pop("config").partition(":")
+        module = importlib.import_module(name.removesuffix(".py").replace("/", "."))
+        assert module.__name__ == f"configs.{recipe.stem}"
+        config = module.get_config(*([argument] if argument else []))
+        for key, value in given.items():
+            if key.startswith("config."):  # else a flag of the script
+                config.update_from_flattened_dict({key.removeprefix("config."): value})
+            for variable in re.findall(r"\$(\w+)", value):
+                assert re.search(rf"^ *{variable}=\S+$", docstring, re.MULTILINE)

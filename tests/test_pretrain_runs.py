@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from configs import augreg, better_baselines, pretrain, scaling_vit
 from tests import fixtures_data
-from tests.recipes import settings
+from tests.recipes import UNTOUCHED, settings
 from vit_jax.checkpoint import CheckpointManager
 from vit_jax.durations import to_steps
 from vit_jax.errors import UserError
@@ -41,7 +41,7 @@ def test_better_baselines(options: str) -> None:
     accuracies, changed = BETTER_BASELINES[options]
     for epochs, accuracy in zip((90, 150, 300), accuracies, strict=True):
         config = better_baselines.get_config(f"{epochs}{options}")
-        assert settings(config) == {
+        assert settings(config) == UNTOUCHED | {
             "split": "train[:99%]",
             "preprocess": "official_train(224)|randaug(2, 10)",
             "eval_preprocess": "big_vision_eval(224, resize=256)",
@@ -72,6 +72,7 @@ def test_better_baselines(options: str) -> None:
             **changed,
         }
         assert config.sweep.published == f"{accuracy} (2205.01580)"
+        assert {each.every_steps for each in config.evaluators.values()} == {10_000}
     assert to_steps(epochs=90, num_examples=1_268_355, batch_size=1024) == 111_477
     both = better_baselines.get_config("90,pool=token,head=linear")
     assert (both.model.classifier, both.model.representation_size) == ("token", None)
@@ -115,6 +116,8 @@ def test_data_and_models_for_scaling_vit() -> None:
         scaling_vit.get_config("g/14,")
     with pytest.raises(UserError, match="R50x1 has no tokens to pool"):
         scaling_vit.get_config("R50x1")
+    with pytest.raises(UserError, match="no place for their hidden layers and pooling"):
+        scaling_vit.get_config("DeiT-distilled-B/16")
 
 
 # Recipe, argument, classes, parameters: of the official tests, or added up from published files.

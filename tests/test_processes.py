@@ -38,7 +38,6 @@ ALONE: dict[str, Any] = {"coordinator_address": None, "num_processes": None, "pr
             {"distributed": "off", "process_id": 0},
             "--distributed=off and --process_id contradict each other",
         ),
-        ({"distributed": "on"}, "no cluster was found"),
     ],
 )
 def test_flags_that_cannot_be_meant(changes: dict[str, Any], message: str) -> None:
@@ -66,6 +65,7 @@ def test_a_process_alone_ends_when_it_makes_no_progress() -> None:
         exit_process=ended.append,
     )
     try:
+        watch.expect_progress(True)
         watch.wait_for_verdict()
     finally:
         watch.stop()
@@ -78,8 +78,8 @@ def test_sigterm_is_noticed_and_the_old_handler_comes_back() -> None:
         assert not notice.reached()
         os.kill(os.getpid(), signal.SIGTERM)
         assert notice.reached()
-        # The next one ends the process.
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)  # a machine that shuts down sends several
+        assert notice.reached()
     assert signal.getsignal(signal.SIGTERM) == before
 
 

@@ -91,6 +91,14 @@ def test_slurm_requeues_on_75(
     assert world.calls("scontrol") == ([["scontrol", "requeue", "7"]] if requeued else [])
 
 
+@pytest.mark.parametrize("arguments", [(), ("--log_dir=l",), ("--log_dir=l", "--")])
+def test_the_batch_script_by_hand_needs_a_command(world: World, arguments: tuple[str, ...]) -> None:
+    status, _, said = world.run("launchers/slurm_batch.sh", *arguments)
+    assert status == 2
+    assert said == "slurm_batch: error: the command is missing; give it after --.\n"
+    assert world.calls() == []
+
+
 def test_slurm_requeues_so_many_times(world: World) -> None:
     (world.folder / "worker-0").mkdir()
     for count, requeues in (("4", 1), ("5", 0)):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.launcher_stubs import World, printed_commands, wait_for
+from tests.launcher_stubs import HEADER, PYTHON, World, printed_commands, wait_for, write_program
 
 PLACE = ("--name=vit", "--zone=us-x")
 TRAINING = (
@@ -58,7 +57,7 @@ def test_up_runs_what_its_dry_run_printed(world: World) -> None:
         *("--runtime-version=v2-alpha-tpuv5-lite", "--spot", "--zone=us-x"),
     ]
     commit = world.git("rev-parse", "--short=12", "HEAD")
-    archive = str(world.folder / f"cache/vit_jax/launch/{commit}.tar.gz")
+    archive = str(world.folder / f"cache/vit_jax/launch/vit-{commit}.tar.gz")
     scp = [*SSH[:-1], "scp", archive, "vit:vit_jax.tar.gz", "--worker=all", "--zone=us-x"]
     assert calls[5:7] == [scp, [*SSH, "vit", "--worker=all", INSTALL, "--zone=us-x"]]
     assert not Path(archive).exists()
@@ -66,10 +65,7 @@ def test_up_runs_what_its_dry_run_printed(world: World) -> None:
 
     for worker in (0, 1):
         home = world.folder / f"worker-{worker}"
-        while (
-            not (home / "vit_jax.log").exists() or "ended" not in (home / "vit_jax.log").read_text()
-        ):
-            time.sleep(0.02)
+        wait_for(home / "vit_jax.log", "ended")
         assert world.trainings(worker) == [
             {
                 "argv": ["scripts/train.py", "--distributed=auto", *TRAINING],
@@ -98,6 +94,30 @@ def test_uncommitted_changes_are_refused_or_copied(world: World) -> None:
     assert (copy / "scripts" / "new file.py").read_text() == "new"
     assert not (copy / "scripts/gke.sh").exists()
     assert (copy / "scripts/tpu_pod.sh").exists()
+
+
+# `python3.12 -m venv FOLDER` with a Python that has pip.
+NEW_PYTHON = f"""\
+import pathlib, sys
+if sys.argv[1:3] == ["-m", "venv"]:
+    python = pathlib.Path(sys.argv[3], "bin", "python")
+    python.parent.mkdir(parents=True)
+    python.write_text({HEADER + PYTHON!r})
+    python.chmod(0o755)
+"""
+
+
+def test_a_half_made_environment_is_made_again(world: World) -> None:
+    write_program(world.folder / "bin/python3.12", NEW_PYTHON)
+    without_pip = world.folder / "worker-1/vit_jax_venv"
+    write_program(without_pip / "bin/python", "import sys; sys.exit('No module named pip')")
+    for index in range(2):
+        (world.folder / f"worker-{index}/vit_jax_venv/old").touch()
+    status, _, said = world.run("tpu_pod.sh", "install", *PLACE)
+    assert status == 0, said
+    assert (world.folder / "worker-0/vit_jax_venv/old").exists()  # complete: kept
+    assert not (without_pip / "old").exists()
+    assert '".[tpu]"' in (world.folder / "worker-1/python.jsonl").read_text()
 
 
 def test_several_slices_are_one_request_and_one_run(world: World) -> None:

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoint import CheckpointManager
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.preprocess import parse
+from vit_jax.preemption import PreemptionNotice
 from vit_jax.run import Run, initial_state
 from vit_jax.sharding import batch_sharding, create_mesh
 from vit_jax.train import train
@@ -131,7 +132,15 @@ def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, 
             images=steps * run.batch_size,
             reference=compiled_reference(run, steps),
         )
-        train(run, initial_state(run, checkpoints), workdir, checkpoints, writer)
+        train(
+            run,
+            initial_state(run, checkpoints),
+            workdir,
+            checkpoints,
+            writer,
+            PreemptionNotice(),
+            {},
+        )
         writer.close()
         checkpoints.close()
     pairs = zip(writer.speeds["loop"], writer.speeds["reference"], strict=True)

@@ -171,7 +171,7 @@ def run_chaos(
             *(num_processes, num_devices),
         )
         reached = _disturb(session, workdir, rng, pause_seconds, report, reached)
-        if report.exit_codes[-999] or report.exit_codes[2] or report.exit_codes[1]:
+        if set(report.exit_codes) - {0, REQUEUE_EXIT_CODE}:
             raise UserError(f"a session ended as it should not; see {session.logs[0].parent}.")
         if rng.random() < damage_probability:
             _damage(workdir, rng, report)
@@ -200,6 +200,8 @@ def _disturb(
             if any(saving.glob("*.orbax-checkpoint-tmp*")):
                 break
             time.sleep(0.005)
+        else:
+            event = "kill"  # none was seen
     step, disturbed = session.step(), session.is_running()
     if disturbed:
         logging.info("Session %d: %s process %d at step %d.", report.sessions, event, victim, step)
@@ -209,6 +211,8 @@ def _disturb(
     codes = session.exit_codes(victim if spares_victim else None)
     report.exit_codes.update(codes)
     started_at = [int(s) for s in _CONTINUES.findall(session.output(0))]
+    if not started_at and not session.step():
+        return reached  # it did not get that far
     report.steps_lost += max(0, reached - (started_at or [0])[0])
     if spares_victim and REQUEUE_EXIT_CODE in codes:
         others = [session.output(i) for i in range(len(session.logs)) if i != victim]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "checksums.json"
+UNFINISHED = ".unfinished"  # ends the names of files that are being written
 _THREADS = 8
 
 
@@ -21,18 +23,21 @@ def write_manifest(
 
     The file is {"files": {relative name: [bytes, sha256]}, "note": note, "sha256": of the rest}.
 
+    It is written last, and whole or not at all: a folder with a manifest is a finished one.
+
     Args:
-      folder: where the files are, and the manifest will be.
+      folder: where the files are, and the manifest will be; an old one is replaced.
       note: anything that JSON can hold.
       known: digests of files that the caller has read itself; the others are read here.
     """
     known = known or {}
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    names = [name for name in names if not name.startswith(MANIFEST)]  # nor what a kill left of one
     with ThreadPoolExecutor(_THREADS) as pool:
         digests = pool.map(lambda name: known.get(name) or digest(folder / name), names)
         content = {"files": dict(zip(names, digests, strict=True)), "note": note}
     manifest = {**content, "sha256": _digest_of_json(content)}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -70,6 +75,29 @@ def digest(path: Path) -> list[Any]:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         return [size, hashlib.file_digest(file, "sha256").hexdigest()]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file has its old content or the new one, also after a loss of power."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+    temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
+    temporary.rename(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until the disk has a file's bytes, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot do it for folders, and need not.
+        unsupported = error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+        if not (unsupported and path.is_dir()):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _digest_of_json(content: dict[str, Any]) -> str:

@@ -66,6 +66,11 @@ def mesh_sizes(
         )
     known = math.prod(size for size in sizes.values() if size != -1)
     if free:
+        if num_devices % known:
+            raise UserError(
+                f"{text}: the {num_devices} devices there are do not divide by {known}; make "
+                f"mesh.fsdp x mesh.tensor a divisor of {num_devices}, such as --config.mesh.fsdp=1."
+            )
         sizes[free[0]] = num_devices // known
     if math.prod(sizes.values()) != num_devices:
         raise UserError(

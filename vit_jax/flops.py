@@ -79,7 +79,10 @@ def _count_equation(eqn: Any) -> float:
         # The kernel's input features are those of one group already.
         features_axis = eqn.params["dimension_numbers"].rhs_spec[0]
         terms = math.prod(kernel) // kernel[features_axis]
-        return 2.0 * terms * math.prod(eqn.outvars[0].aval.shape)
+        # Dilating the input (the input gradient of a strided convolution) inserts zeros: of a
+        # window only one term in so many is a product.
+        zeros = math.prod(eqn.params["lhs_dilation"])
+        return 2.0 * terms * math.prod(eqn.outvars[0].aval.shape) / zeros
     counts = [_count(inner) for inner in _inner_jaxprs(eqn)]
     if name in _UNKNOWN_REPEATS and any(counts):
         raise ValueError(f"cannot count the products inside a {name!r}: it does not say how often.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import inspect
 import logging
@@ -22,6 +23,8 @@ from vit_jax.verdict import REQUEUE_EXIT_CODE
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = flags.FLAGS
+# Of a disk or network that may be back in a moment.
+PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
 OWN_FLAGS = (
     *("config", "workdir", "resume", "profile_steps"),
     *("distributed", "coordinator_address", "num_processes", "process_id"),
@@ -149,11 +152,16 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
     """
     try:
         yield
+    except TimeoutError as error:  # of a barrier whose other processes do not come
+        _wait_for_verdict(error)
+        _end(f"error: {error}", REQUEUE_EXIT_CODE)
     except (UserError, OSError) as error:  # OSError: a full disk, a folder that went away
-        _end(f"error: {error}", 2)
+        passing = isinstance(error, OSError) and error.errno in PASSING_ERRORS
+        _end(f"error: {error}", REQUEUE_EXIT_CODE if passing else 2)
     except PreemptedError as error:
         print(error, file=sys.stderr)
-        sys.exit(REQUEUE_EXIT_CODE)  # in good order: every process does so
+        leave_processes()
+        sys.exit(REQUEUE_EXIT_CODE)
     except KeyboardInterrupt:
         going_on = " The same command goes on from the last checkpoint." if resumes else ""
         _end(f"Interrupted.{going_on}", 130)
@@ -165,19 +173,26 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
             _end(f"error: {error}", REQUEUE_EXIT_CODE)
         if not _has_peers():
             raise
-        if kind == "JaxRuntimeError":  # mostly a collective without its peer: the watch says which
-            from vit_jax import liveness
-
-            liveness.wait_for_verdict()
+        if kind == "JaxRuntimeError":  # mostly a collective without its peer
+            _wait_for_verdict(error)
         _end("".join(traceback.format_exception(error)), 1)
 
 
 def _has_peers() -> bool:
     if "jax" not in sys.modules:
         return False
-    import jax
+    from vit_jax import liveness
 
-    return jax.distributed.is_initialized() and jax.process_count() > 1
+    return liveness.num_processes() > 1
+
+
+def _wait_for_verdict(error: Exception) -> None:
+    """Ends the process if another one is to blame; the watch says which."""
+    if _has_peers():
+        from vit_jax import liveness
+
+        print(f"{str(error).splitlines()[0]} (looking for the cause)", file=sys.stderr, flush=True)
+        liveness.wait_for_verdict()
 
 
 def _end(message: str, exit_code: int) -> NoReturn:
@@ -221,17 +236,17 @@ def join_processes(timeouts: Any) -> None:
         process_id=FLAGS.process_id,
         **timeouts,
     )
-    if _has_peers():
-        import jax
+    from vit_jax import liveness
 
-        start_logging(jax.process_index())
+    if liveness.num_processes() > 1:
+        start_logging(liveness.process_id())
 
 
 def leave_processes() -> None:
-    """The work is done: nobody is missed from here on."""
+    """The work is done: when all have said so, nobody is missed from here on."""
     from vit_jax import liveness
 
-    liveness.stop()
+    liveness.leave()
 
 
 def step_range(text: str) -> tuple[int, int]:

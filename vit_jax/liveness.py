@@ -20,6 +20,7 @@ same, but counts with whatever number it was called with last, and Orbax calls i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import json
@@ -33,12 +34,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax._src import distributed
 
 from vit_jax.verdict import REQUEUE_EXIT_CODE, Record, Watch, judge
 
 _LOG = logging.getLogger(__name__)
 _RECORDS = "vit_jax/liveness/records"
 _ORDERS = "vit_jax/liveness/orders"
+_FOREVER_MILLISECONDS = 7 * 24 * 3600 * 1000  # longer than anything that is watched
 
 
 @dataclasses.dataclass
@@ -74,8 +77,8 @@ class Liveness:
         self._start_timeout = start_timeout_seconds if step_timeout_seconds else 0.0
         self._exit_process = exit_process
         self._interval = min(max(heartbeat_timeout_seconds / 20, 0.1), 1.0)
-        self._id, self._num_processes = jax.process_index(), jax.process_count()
-        self._record = Record(socket.gethostname(), os.getpid(), limit_seconds=self._start_timeout)
+        self._id, self._num_processes = process_id(), num_processes()
+        self._record = Record(socket.gethostname(), os.getpid())
         self._watch, self._coordinator_watch = Watch(), Watch()
         self._contact = time.monotonic()  # with the coordination service
         self._stopped = threading.Event()
@@ -89,11 +92,19 @@ class Liveness:
         for thread in self._threads:
             thread.start()
 
-    def note(self, doing: str, step: int, *, waits: bool, started: bool) -> None:
+    def expect_progress(self, expected: bool) -> None:
+        """From here on the main thread is to call `note`; or it no longer is."""
+        with self._lock:
+            self._record.progress += 1
+            self._record.limit_seconds = self._start_timeout if expected else 0.0
+
+    def note(self, doing: str, step: int | None, *, waits: bool, started: bool) -> None:
         """The main thread has got somewhere; `started`: the first update is done."""
         with self._lock:
             self._record.progress += 1
-            self._record.doing, self._record.step, self._record.waits = doing, step, waits
+            self._record.doing, self._record.waits = doing, waits
+            if step is not None:
+                self._record.step = step
             if started:
                 self._record.limit_seconds = self._step_timeout
 
@@ -102,25 +113,33 @@ class Liveness:
         self._record.asked = True
 
     def stop_reached(self) -> bool:
-        """True at the same call on all processes, soon after one of them was asked to stop."""
+        """True from the same call on on all processes, soon after one was asked to stop."""
         if self._num_processes == 1:
             return self._record.asked
         with self._lock:
             while self._orders.halt and not self._orders.stop_at and not self._stopped.is_set():
                 self._lock.wait(0.1)
             self._polls += 1
-            return self._polls == self._orders.stop_at
+            return 0 < self._orders.stop_at <= self._polls
 
     def fail(self, failure: str, exit_code: int) -> None:
         """Tells the others that this process ends, why, and with which status they should."""
         with self._lock:
             self._record.failure, self._record.exit_code = failure, exit_code
-        # Until process 0 has read it and everybody has read its verdict.
-        time.sleep(4 * self._interval)
+        # The verdict that follows from it ends this process too.
+        self._stopped.wait(2 * self._heartbeat_timeout)
 
     def wait_for_verdict(self) -> None:
         """Returns only if nothing is found to be wrong with any process."""
         self._stopped.wait(self._heartbeat_timeout + 10 * self._interval)
+
+    def leave(self) -> None:
+        """Waits, still watched, until all processes have got here; then nobody is watched."""
+        if self._client is not None:
+            self.note("finished", None, waits=True, started=False)
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                self._client.wait_at_barrier("vit_jax/liveness/end", _FOREVER_MILLISECONDS)
+        self.stop()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -128,11 +147,17 @@ class Liveness:
             thread.join(timeout=5)
 
     def _end(self, verdict: str, exit_code: int) -> None:
-        if self._stopped.is_set():
-            return
-        self._stopped.set()
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            self._stopped.set()
+        # Whatever happens: the main thread may hold the lock of the log while it hangs.
+        timer = threading.Timer(10.0, self._exit_process, [exit_code])
+        timer.daemon = True
+        timer.start()
         if f"process {self._id} (" in verdict and "has been" in verdict:
-            faulthandler.dump_traceback(file=sys.stderr)  # where it hangs
+            with contextlib.suppress(Exception):
+                faulthandler.dump_traceback(file=sys.stderr)  # where it hangs
         if not self._record.failure:  # else it has been printed
             _LOG.error("%s", verdict)
         if exit_code == REQUEUE_EXIT_CODE:
@@ -165,20 +190,48 @@ class Liveness:
                 continue  # `_look_after` counts how long this goes on
             self._contact = time.monotonic()
             if found is not None:
-                if self._id == 0:  # the others read it from this process
-                    time.sleep(2 * self._interval)
+                with contextlib.suppress(jax.errors.JaxRuntimeError):
+                    self._tell_and_hear()
                 self._end(*found)
 
-    def _exchange(self) -> tuple[str, int] | None:
-        """Writes the own record and reads what concerns this process."""
+    def _tell_and_hear(self) -> None:
+        """A process says that it knows the verdict; process 0, without which nobody hears of it,
+        waits for all that are alive to have said so."""
+        self._record.told = True
+        deadline = time.monotonic() + self._heartbeat_timeout
+        while time.monotonic() < deadline:
+            records = self._exchange_records()
+            waited_for = [
+                record
+                for each, record in records.items()
+                if each != self._id
+                and not record.told
+                and self._watch.unchanged_seconds(("beat", each), record.beat) < 5 * self._interval
+            ]
+            if self._id or not waited_for:
+                return
+            time.sleep(0.1)
+
+    def _exchange_records(self) -> dict[int, Record]:
+        """Writes the own record; on process 0 gives those of all."""
         assert self._client is not None
         with self._lock:
             self._record.beat += 1
             self._record.polls = self._polls if self._orders.halt else -1
             text = json.dumps(dataclasses.asdict(self._record))
         self._client.key_value_set(f"{_RECORDS}/{self._id:06}", text, allow_overwrite=True)
+        if self._id:
+            return {}
+        return {
+            int(key.rpartition("/")[2]): Record(**json.loads(value))
+            for key, value in self._client.key_value_dir_get(f"{_RECORDS}/")
+        }
+
+    def _exchange(self) -> tuple[str, int] | None:
+        """Writes the own record and reads what concerns this process."""
+        records = self._exchange_records()
         if self._id == 0:
-            return self._lead()
+            return self._lead(records)
         ordered = _try_get(self._client, _ORDERS)
         if ordered is not None:
             self._obey(Orders(**json.loads(ordered)))
@@ -193,13 +246,9 @@ class Liveness:
             return f"{record.who(0)} is lost: silent for {silent:.0f} s.", REQUEUE_EXIT_CODE
         return None
 
-    def _lead(self) -> tuple[str, int] | None:
-        """Process 0: reads all records and gives the orders that follow from them."""
+    def _lead(self, records: dict[int, Record]) -> tuple[str, int] | None:
+        """Process 0: gives the orders that follow from all records."""
         assert self._client is not None
-        records = {
-            int(key.rpartition("/")[2]): Record(**json.loads(value))
-            for key, value in self._client.key_value_dir_get(f"{_RECORDS}/")
-        }
         found = judge(records, self._num_processes, self._watch, self._heartbeat_timeout)
         orders = dataclasses.replace(self._orders)
         if found is not None:
@@ -229,11 +278,22 @@ def _try_get(client: Any, key: str) -> str | None:
         raise
 
 
-def _coordination_client() -> Any:
-    """The client of JAX's coordination service, which has no public name (Orbax takes it too)."""
-    from jax._src import distributed
+# JAX's own names for these would start its devices, which is too early for some; the client of its
+# coordination service has none (Orbax takes it from here too).
 
+
+def _coordination_client() -> Any:
     return distributed.global_state.client
+
+
+def num_processes() -> int:
+    """Processes of this run, known as soon as they have found each other."""
+    return distributed.global_state.num_processes or 1 if _coordination_client() else 1
+
+
+def process_id() -> int:
+    """The number of this process among them; 0 is where the coordination service runs."""
+    return distributed.global_state.process_id if _coordination_client() else 0
 
 
 # What `start` has started in this process; the loop reports to it without being handed it.
@@ -255,7 +315,26 @@ def stop() -> None:
         _current = None
 
 
-def note(doing: str, step: int = 0, *, waits: bool = False, started: bool = False) -> None:
+def leave() -> None:
+    """The work is done: see `Liveness.leave`."""
+    if _current is not None:
+        _current.leave()
+    stop()
+
+
+def is_watching() -> bool:
+    return _current is not None
+
+
+def expect_progress(expected: bool) -> None:
+    """See `Liveness.expect_progress`."""
+    if _current is not None:
+        _current.expect_progress(expected)
+
+
+def note(
+    doing: str, step: int | None = None, *, waits: bool = False, started: bool = False
+) -> None:
     """Reports progress of the main thread: it is `doing` something now, as "reading a batch"."""
     if _current is not None:
         _current.note(doing, step, waits=waits, started=started)
@@ -274,7 +353,7 @@ def stop_reached() -> bool:
 
 def fail(failure: str, exit_code: int) -> None:
     """Ends the other processes with this one; see `Liveness.fail`."""
-    if _current is not None and jax.process_count() > 1:
+    if _current is not None and num_processes() > 1:
         _current.fail(failure, exit_code)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +28,15 @@ DECAY_MASKS = {
     "kernels": r".*/kernel",
     "all": r".*",
 }
+# Settings that only some read; for the others they have to stay at their defaults.
+OPTIMIZER_KEYS = {
+    "b1": ("adamw", "adam"),
+    "b2": ("adamw", "adam", "adafactor"),
+    "eps": ("adamw", "adam"),
+    "momentum": ("sgd", "adafactor"),
+    "factored_decay": ("adafactor",),
+}
+SCHEDULE_KEYS = {"linear_end": ("linear",), "timescale_steps": ("rsqrt",)}
 MOMENTUM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -61,12 +69,16 @@ def create_schedule(
         `total_steps`.
     """
     check_known("schedule.name", name, SCHEDULES)
+    given = {"linear_end": linear_end, "timescale_steps": timescale_steps}
+    _check_read("schedule", name, given, SCHEDULE_KEYS, create_schedule)
+    if timescale_steps <= 0:
+        raise UserError(f"schedule.timescale_steps={timescale_steps} must be positive.")
     if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
         raise UserError(f"optimizer.learning_rate={learning_rate} must be finite and not negative.")
     if warmup_steps < 0 or cooldown_steps < 0 or warmup_steps + cooldown_steps >= total_steps:
         raise UserError(
             f"schedule.warmup_steps={warmup_steps} and schedule.cooldown_steps={cooldown_steps} "
-            f"must be positive and leave room in a training of {total_steps} steps."
+            f"must not be negative, and leave room in a training of {total_steps} steps."
         )
 
     def schedule(step: Any) -> jax.Array:
@@ -90,13 +102,21 @@ def create_schedule(
     return schedule
 
 
-def decay_mask(params: Any, pattern: str) -> Any:
-    """A tree like `params` with True where the whole name matches `pattern`."""
-
-    def matches(path: Any, _: Any) -> bool:
-        return re.fullmatch(pattern, "/".join(str(entry.key) for entry in path)) is not None
-
-    return jax.tree_util.tree_map_with_path(matches, params)
+def _check_read(
+    section: str,
+    name: str,
+    given: dict[str, float],
+    readers: Mapping[str, tuple[str, ...]],
+    function: Callable[..., Any],
+) -> None:
+    """Raises UserError for a setting that `name` does not read and that is not at its default."""
+    for key, value in given.items():
+        default = inspect.signature(function).parameters[key].default
+        if name not in readers[key] and value != default:
+            raise UserError(
+                f"{section}.{key}={value} is not read by {section}.name={name!r}, but by "
+                f"{' and '.join(readers[key])}; leave it at {default}."
+            )
 
 
 def create_optimizer(
@@ -164,6 +184,12 @@ def create_optimizer(
         ),
     }
     check_known("optimizer.name", name, optimizers)
+    decays = {"b1": b1, "b2": b2, "momentum": momentum}
+    given = {**decays, "eps": eps, "factored_decay": factored_decay}
+    _check_read("optimizer", name, given, OPTIMIZER_KEYS, create_optimizer)
+    for key, value in decays.items():
+        if not 0.0 <= value < 1.0:
+            raise UserError(f"optimizer.{key}={value} must be in [0, 1).")
     check_known("optimizer.decay_parameters", decay_parameters, DECAY_MASKS)
     check_known("optimizer.momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
     if name == "adam" and weight_decay:
@@ -178,15 +204,13 @@ def create_optimizer(
     if factored_decay <= 0:
         raise UserError(f"optimizer.factored_decay={factored_decay} must be positive, such as 0.8.")
     multipliers = check_decay_multipliers(decay_multipliers)
+    if multipliers and not weight_decay:
+        raise UserError("optimizer.decay_multipliers multiply optimizer.weight_decay, which is 0.")
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
     steps.append(optimizers[name](MOMENTUM_DTYPES[momentum_dtype]))
     if weight_decay:
         pattern = DECAY_MASKS[decay_parameters]
-        if multipliers:
-            steps.append(add_multiplied_decay(weight_decay, pattern, multipliers))
-        else:
-            mask = functools.partial(decay_mask, pattern=pattern)
-            steps.append(optax.add_decayed_weights(weight_decay, mask=mask))
+        steps.append(add_multiplied_decay(weight_decay, pattern, multipliers))
     steps.append(optax.scale_by_learning_rate(schedule))
     tx = optax.chain(*steps)
     if freeze:

@@ -117,8 +117,12 @@ def open_manager(
         preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
         # Orbax's own metadata may be damaged and is not needed: ours is in the manifest.
         lightweight_initialize=True,
-        # Otherwise a save that fails early leaves threads that wait minutes for its folder.
-        async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
+        async_options=ocp.options.AsyncOptions(
+            # Otherwise a save that fails early leaves threads that wait minutes for its folder.
+            create_directories_asynchronously=False,
+            # Who hangs is for liveness.py to say.
+            timeout_secs=7 * 24 * 3600,
+        ),
     )
     return ocp.CheckpointManager(folder, options=options, handler_registry=registry)
 

@@ -7,11 +7,11 @@ saves and ends with `REQUEUE_EXIT_CODE`.
 
 from __future__ import annotations
 
+import http.client
 import logging
 import os
 import signal
 import threading
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ _POLL_SECONDS = 2.0
 class PreemptionNotice:
     """Whether this run has been asked to stop; a context, on the main thread of every process.
 
-    A second SIGTERM ends the process at once.
+    Further SIGTERMs change nothing: a machine that shuts down sends several, while the checkpoint
+    is being written. Whoever cannot wait has SIGKILL.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,9 @@ class PreemptionNotice:
         return liveness.stop_reached()
 
     def __enter__(self) -> PreemptionNotice:
-        if threading.current_thread() is threading.main_thread():
+        # Without a watch several processes could not agree on where to stop.
+        agrees = jax.process_count() == 1 or liveness.is_watching()
+        if agrees and threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._on_signal)
         server = metadata_server()
         if server:
@@ -58,13 +61,15 @@ class PreemptionNotice:
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
 
-    def _on_signal(self, signum: int, _: Any) -> None:
+    def _on_signal(self, _signum: int, _frame: Any) -> None:
+        self._ask()
+
+    def _ask(self) -> None:
         self._signalled = True
         liveness.ask_to_stop()
-        signal.signal(signum, signal.SIG_DFL)
 
     def _follow_metadata(self, server: str) -> None:
-        """Turns a notice of the machine's host into the signal."""
+        """A notice of the machine's host does what the signal does."""
         at_start = {key: read_metadata(server, key) for key in _METADATA}
         while not self._done.wait(_POLL_SECONDS):
             for key, quiet in _METADATA.items():
@@ -72,7 +77,7 @@ class PreemptionNotice:
                 # A notice that was there before has had its checkpoint already.
                 if value not in (None, quiet, at_start[key]):
                     _LOG.warning("The machine's %s is %s: stopping.", key, value)
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    self._ask()
                     return
 
 
@@ -97,5 +102,5 @@ def read_metadata(server: str, key: str) -> str | None:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=5) as response:
             return response.read().decode().strip()
-    except (OSError, urllib.error.URLError, ValueError):
+    except (OSError, http.client.HTTPException, ValueError):
         return None

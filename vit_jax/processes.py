@@ -76,6 +76,13 @@ def start_processes(
         raise UserError(f"--process_id={process_id} must be from 0 to {num_processes - 1}.")
     if coordinator_address is not None and not coordinator_address.rpartition(":")[2].isdigit():
         raise UserError(f"--coordinator_address={coordinator_address} is no HOST:PORT.")
+    timeouts = {
+        "arrival_timeout_seconds": arrival_timeout_seconds,
+        "heartbeat_timeout_seconds": heartbeat_timeout_seconds,
+    }
+    for key, value in timeouts.items():
+        if value <= 0:
+            raise UserError(f"processes.{key}={value} must be positive.")
     if distributed != "off":
         _initialize(
             *(distributed, coordinator_address, num_processes, process_id),
@@ -123,8 +130,9 @@ def _initialize(
             )
     except ValueError as error:
         # Nothing was given and no cluster was found.
-        if coordinator_address is None and "should be defined" in str(error):
+        if coordinator_address is None and "defined" in str(error):
             if distributed == "auto":
+                signal.signal(signal.SIGABRT, signal.SIG_DFL)
                 return
             raise UserError(
                 "--distributed=on, but no cluster was found that says who the other processes are "
@@ -138,14 +146,14 @@ def _initialize(
         _arriving = ""
     from jax._src import distributed as jax_distributed  # knows what was detected
 
-    state = jax_distributed.global_state
-    if jax.process_count() > 1 or distributed == "on":
+    address = jax_distributed.global_state.coordinator_address
+    if liveness.num_processes() > 1 or distributed == "on":
         _LOG.info(
             "Process %d of %d, coordinator %s.",
-            *(jax.process_index(), jax.process_count(), state.coordinator_address),
+            *(liveness.process_id(), liveness.num_processes(), address),
         )
-    if jax.process_count() > 1:
-        _coordinator = state.coordinator_address or ""
+    if liveness.num_processes() > 1:
+        _coordinator = address or ""
 
 
 def _first_line(error: BaseException) -> str:

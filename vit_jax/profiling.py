@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import jax
 from clu import profiler
 
 
@@ -15,12 +17,14 @@ class Trace:
         self._folder = str(Path(workdir) / "profile")
         self._active = False
 
-    def before(self, step: int) -> None:
-        """To be called before each update."""
+    def before(self, step: int, state: Any) -> None:
+        """To be called before each update, with the state that it starts from."""
         if not self._active and self._first <= step < self._last:
+            jax.block_until_ready(state)  # the host is ahead of the devices
             profiler.start(self._folder)
             self._active = True
         elif self._active and step >= self._last:
+            jax.block_until_ready(state)
             self._stop()
 
     def _stop(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 # What the wall time of a run is booked as; the rest of it is training.
-KINDS = ("start", "compile", "evaluation", "checkpoint", "data_wait")
+KINDS = ("start", "compile", "evaluation", "checkpoint", "data_wait", "lost")
 
 
 class DataWait:
@@ -133,7 +133,10 @@ class Progress:
         return self._earlier.get("elapsed_seconds", 0.0) + time.monotonic() - self._start
 
     def totals(self) -> dict[str, float]:
-        """Seconds of this run by kind, `elapsed_seconds`, and `goodput`, the share of training."""
+        """Seconds of this run by kind, `elapsed_seconds`, and `goodput`, the share of training.
+
+        `lost_seconds` went into updates that a session after a crash had to compute again.
+        """
         booked = {**self._booked, "data_wait": self.data_wait.seconds}
         totals = {
             f"{kind}_seconds": seconds + self._earlier.get(f"{kind}_seconds", 0.0)

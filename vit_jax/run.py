@@ -97,6 +97,11 @@ class Run:
                 *(warmup_steps, self.total_steps, fitting),
             )
             return fitting
+        if 2 * warmup_steps > self.total_steps > 0:
+            logging.warning(
+                "schedule.warmup_steps=%d is more than half of the %d steps.",
+                *(warmup_steps, self.total_steps),
+            )
         return warmup_steps
 
     def _dataset(self, key: str, split: str, preprocess: str) -> Dataset:

@@ -27,7 +27,7 @@ from vit_jax.preemption import PreemptionNotice
 from vit_jax.pretrained.load import PARAMS_FILE
 from vit_jax.pretrained.npz import write_npz
 from vit_jax.profiling import Trace
-from vit_jax.progress import Progress
+from vit_jax.progress import KINDS, Progress
 from vit_jax.provenance import write_provenance
 from vit_jax.run import Run, describe, initial_state
 from vit_jax.sharding import batch_sharding, create_mesh, to_host
@@ -86,6 +86,10 @@ def train_and_evaluate(
     mesh = create_mesh(**config.mesh)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
+        notice = stack.enter_context(PreemptionNotice())
+        liveness.expect_progress(True)
+        stack.callback(liveness.expect_progress, False)
+        liveness.note("opening the data")
         run = Run(config, mesh)
         claim_workdir(
             workdir,
@@ -102,6 +106,7 @@ def train_and_evaluate(
         describe(run, workdir)
         checkpoints = CheckpointManager(workdir, **config.checkpoint)
         stack.callback(checkpoints.close)
+        liveness.note("making or restoring the state")
         state = initial_state(run, checkpoints)
         start_step = int(state.step)
         if start_step > run.total_steps:
@@ -110,7 +115,8 @@ def train_and_evaluate(
                 "that duration asks for; ask for more, or choose another --workdir."
             )
         write_provenance(workdir, start_step=start_step)
-        writer = stack.enter_context(
+        last = run_on_first_process(lambda: _last_row(workdir))
+        writer = stack.enter_context(  # drops what is to be done again
             MetricWriter(
                 workdir,
                 start_step=start_step,
@@ -119,7 +125,9 @@ def train_and_evaluate(
                 config=config.to_dict(),
             )
         )
-        return train(run, state, workdir, checkpoints, writer, began=began)
+        kept = run_on_first_process(lambda: _last_row(workdir))
+        times = earlier_times(last, kept) if last else {}
+        return train(run, state, workdir, checkpoints, writer, notice, times, began=began)
 
 
 def train(
@@ -128,17 +136,24 @@ def train(
     workdir: str,
     checkpoints: CheckpointManager,
     writer: MetricWriter,
+    notice: PreemptionNotice,
+    earlier: dict[str, float],
     *,
     began: float | None = None,
 ) -> dict[str, float]:
     """Updates `state` up to the last step; returns the results (see `train_and_evaluate`).
 
-    `began`: `time.monotonic()` at the start of the session, which counts as part of the run.
+    Args:
+      run: what is trained.
+      state: from which on.
+      workdir, checkpoints, writer: where everything goes.
+      notice: entered; says when to stop early.
+      earlier: times of earlier sessions, see `Progress`.
+      began: `time.monotonic()` at the start of the session, which counts as part of the run.
     """
     config, total_steps, start_step = run.config, run.total_steps, int(state.step)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     step_fn = run.jit_train_step(shardings)
-    earlier = run_on_first_process(lambda: _last_row(workdir))
     with contextlib.ExitStack() as stack:
         progress = create_progress(run, start_step, earlier, began)
         stack.callback(progress.close)
@@ -156,8 +171,9 @@ def train(
             checkpoints=checkpoints,
             progress=progress,
             log=log,
-            notice=stack.enter_context(PreemptionNotice()),
+            notice=notice,
         )
+        events.stop_before_the_first_update(start_step)
         # Mostly it was done before the checkpoint; not at the start, nor where a notice came first.
         results = run_on_first_process(lambda: _evaluated(workdir, start_step))
         results |= events.evaluate(state, start_step, done=results)
@@ -170,7 +186,7 @@ def train(
             with progress.data_wait.waiting():
                 batch = next(batches)
             liveness.note("updating", step, waits=True)
-            trace.before(step)
+            trace.before(step, state)
             state, metrics = step_fn(state, batch)
             progress.data_wait.dispatched(metrics["loss"])
             log.add(step, metrics)
@@ -220,7 +236,9 @@ def create_progress(
         flops_per_second=chip.device_peak_flops * jax.device_count() if chip else None,
         flops_per_image=train_flops_per_image(
             run.objective, run.abstract_state.params, run.image_shape
-        ),
+        )
+        if chip
+        else 0.0,
     )
 
 
@@ -228,6 +246,7 @@ def finish(
     run: Run, state: TrainState, workdir: str, results: dict[str, float], progress: Progress
 ) -> dict[str, float]:
     """Writes `params.npz`, then `results.json`, whose existence means that the run has ended."""
+    liveness.note(f"writing {PARAMS_FILE}")
     params = to_host(state.eval_params)
     rows = read_metrics(workdir)
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
@@ -244,6 +263,21 @@ def finish(
         write_json(Path(workdir) / RESULTS_FILE, results)
         logging.info("Wrote %s.", Path(workdir) / PARAMS_FILE)
     return results
+
+
+def earlier_times(last: dict[str, float], kept: dict[str, float]) -> dict[str, float]:
+    """What earlier sessions of a run have spent their time on, as `Progress.totals` has it.
+
+    Args:
+      last: row that the last session wrote last.
+      kept: last row up to the step that this session starts from; training after it was in vain.
+    """
+
+    def training(row: dict[str, float]) -> float:
+        return row["elapsed_seconds"] - sum(row[f"{kind}_seconds"] for kind in KINDS)
+
+    lost = training(last) - (training(kept) if kept else 0.0)
+    return {**last, "lost_seconds": last["lost_seconds"] + max(lost, 0.0)}
 
 
 def _last_row(workdir: str) -> dict[str, float]:

@@ -14,6 +14,7 @@ from vit_jax.preemption import PreemptionNotice
 from vit_jax.progress import Progress
 from vit_jax.train_log import TrainLog
 from vit_jax.train_state import TrainState
+from vit_jax.workdir import run_on_first_process
 
 
 class TrainEvents:
@@ -44,6 +45,14 @@ class TrainEvents:
         self._progress = progress
         self._log = log
         self._notice = notice
+
+    def stop_before_the_first_update(self, step: int) -> None:
+        """Raises PreemptedError if the run was asked to stop while it started."""
+        if self._notice.reached():
+            raise PreemptedError(
+                f"Stopped as asked before the first update of this session (at step {step}); the "
+                "same command goes on."
+            )
 
     def after_update(self, state: TrainState, step: int) -> dict[str, float]:
         """To be called after `step` finished updates; returns what was evaluated.
@@ -85,9 +94,9 @@ class TrainEvents:
                 continue
 
             def on_batch(key: str = key) -> None:
-                liveness.note(f"evaluating {key}", step)
+                liveness.note(f"evaluating {key}", step, waits=True)
                 if step and self._notice.reached():  # there is less time than this may take
-                    if self._checkpoints.latest_step() != step:
+                    if run_on_first_process(self._checkpoints.latest_step) != step:
                         self._save(state, step, {})
                     self._stop(step)
 

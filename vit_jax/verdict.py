@@ -24,6 +24,7 @@ class Record:
     failure: str = ""
     exit_code: int = 0
     asked: bool = False  # somebody wants the run to stop
+    told: bool = False  # has read the verdict, and ends
     polls: int = -1  # how often it has asked whether to stop, once that cannot change meanwhile
 
     def who(self, process_id: int) -> str:

@@ -7,8 +7,8 @@
 #   slurm_batch.sh [--dry_run] --log_dir=DIR [--max_requeues=100] -- COMMAND...
 #
 # Starts COMMAND as every task of the job. SLURM copies this file elsewhere, so that it reads no
-# other. Status 75 of any task (saved at SIGTERM, or a task died) queues the same job again; 1 (a
-# diverged loss) and 2 (a mistake) do not.
+# other. Status 75 of any task (saved at SIGTERM, a task died, or the shared disk had an I/O error)
+# queues the same job again; 1 (a diverged loss) and 2 (a mistake) do not.
 set -euo pipefail
 
 dry_run="" log_dir="" max_requeues=100
@@ -26,18 +26,23 @@ run() {
 }
 
 while [[ "${1:-}" != -- ]]; do
-  case "$1" in
+  case "${1:-}" in
     --dry_run) dry_run=1 ;;
     --log_dir=*) log_dir="${1#*=}" ;;
     --max_requeues=*) max_requeues="${1#*=}" ;;
+    "")
+      say "error: the command is missing; give it after --."
+      exit 2
+      ;;
     *)
-      say "error: unexpected '${1:-}'; known: --dry_run, --log_dir, --max_requeues; the command comes after --."
+      say "error: unexpected '$1'; known: --dry_run, --log_dir, --max_requeues; the command comes after --."
       exit 2
       ;;
   esac
   shift
 done
 shift
+(($#)) || { say "error: the command is missing; give it after --." && exit 2; }
 [[ -n "$log_dir" ]] || { say "error: --log_dir is missing." && exit 2; }
 
 job="${SLURM_JOB_ID:-JOB}"

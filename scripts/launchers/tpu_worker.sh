@@ -21,7 +21,9 @@ refuse_if_running() {
 # Python 3.12 if it is there, else another tested one, else 3.12 from uv (the machines' own is 3.10).
 make_venv() {
   local candidate
-  [[ ! -x "$venv/bin/python" ]] || return 0
+  # Python alone is what an interrupted installation leaves.
+  if "$venv/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+  rm -rf "$venv"
   for candidate in python3.12 python3.13 python3.11; do
     if command -v "$candidate" >/dev/null && "$candidate" -c "import ensurepip" 2>/dev/null; then
       "$candidate" -m venv "$venv"

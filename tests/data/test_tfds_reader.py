@@ -291,7 +291,9 @@ def test_names_without_data_are_errors_at_once(
         assert name in str(caught.value) or name.startswith(".")
 
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "env"))
-    fails("cifar10", rf"not prepared in {tmp_path}/env .*download_and_prepare\(\)")
+    advice = "python scripts/prepare_data.py"
+    fails("cifar10", rf"not prepared in {tmp_path}/env .*{advice} tfds cifar10 --data_dir=/.*/env$")
+    fails("imagenet2012", rf"not prepared in .*{advice} imagenet2012 FOLDER --data_dir=/.*/env$")
     fails("cifar10", rf"not prepared in {tmp_path}/arg ", str(tmp_path / "arg"))
     fails("cifar10:1.0.0", "not prepared in")
     with pytest.raises(UserError, match="data_dir='gs://x': only paths of this machine"):

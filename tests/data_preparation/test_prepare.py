@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from vit_jax.data.datasets import create_dataset
 from vit_jax.data.pipeline import train_batches
 from vit_jax.data_preparation.build import build_tfds
 from vit_jax.data_preparation.check import check_prepared
+from vit_jax.data_preparation.origins import why_not_resize
 from vit_jax.data_preparation.prepare import prepare_data
 from vit_jax.errors import UserError
 from vit_jax.run import Run
@@ -238,6 +241,90 @@ def test_one_process_at_a_time(photos: pathlib.Path, tmp_path: pathlib.Path) -> 
     prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"), name="photos_set")
 
 
+def test_locks_that_a_file_system_has_not(
+    photos: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def flock(code: int) -> None:
+        def fail(*_: object) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(fcntl, "flock", fail)
+
+    flock(errno.EIO)
+    with pytest.raises(UserError, match=r"incomplete: cannot be locked \(Input/output error\)"):
+        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    flock(errno.ENOLCK)
+    prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    assert "this file system has no locks" in caplog.text
+
+
+def test_another_process_was_faster(
+    photos: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finished between the first look at the folder and the lock."""
+    arguments = ("folder", str(photos))
+    other = prepare_data(*arguments, data_dir=str(tmp_path / "other"))
+    final = tmp_path / "out" / "photos" / "1.0.0"
+    flock = fcntl.flock
+
+    def finished_meanwhile(*given: object) -> None:
+        flock(*given)  # type: ignore[arg-type]
+        shutil.copytree(other, final)
+
+    monkeypatch.setattr(fcntl, "flock", finished_meanwhile)
+    assert prepare_data(*arguments, data_dir=str(tmp_path / "out")) == final
+    assert files(final) == files(other)
+    assert os.listdir(final.parent) == ["1.0.0"]
+
+
+def test_a_failure_leaves_nothing_open_or_remembered(
+    photos: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    work = tmp_path / "out/photos/1.0.0.incomplete"
+    (work / "prepared/photos-train.array_record-00000-of-00001/x").mkdir(parents=True)
+    with pytest.raises(UserError, match="photos-train.*: cannot be written"):
+        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    shutil.rmtree(work)
+    (photos / "train" / "cat" / "new.jpg").write_bytes(small.jpeg(1))
+    folder = prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    dataset = create_dataset(name=str(folder), split="train", preprocess="decode")
+    assert small.jpeg(1) in [dataset.source[index]["image"] for index in range(24)]
+    assert not [path for path in open_files() if path.startswith(str(photos))]
+
+
+def open_files() -> list[str]:
+    numbers = os.listdir("/proc/self/fd")
+    return [os.path.realpath(f"/proc/self/fd/{number}") for number in numbers]
+
+
+def test_all_is_on_disk_before_it_gets_its_name(
+    photos: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = set()
+    seen = {}
+    fsync, rename = os.fsync, pathlib.Path.rename
+
+    def noted_fsync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def noted_rename(self: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+        paths = [self, *self.rglob("*")]
+        seen[target.name] = {path.name for path in paths if path.stat().st_ino not in synced}
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(pathlib.Path, "rename", noted_rename)
+    folder = prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    assert {"listing", "1.0.0", "checksums.json", "plan.json"} <= set(seen)
+    assert not set.union(*seen.values())
+    assert folder.parent.stat().st_ino in synced
+    assert len(files(folder)) > 4  # metadata, not shards alone
+
+
 def test_arguments_are_checked(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
     def fails(message: str, **arguments: object) -> None:
         given = {
@@ -289,6 +376,31 @@ def test_tfds_sets_get_other_shards(tmp_path: pathlib.Path) -> None:
         with pytest.raises(UserError, match="all its images are of one size"):
             prepare_data("tfds", str(source), data_dir=str(tmp_path / "out"), resize=16)
         subprocess.run(["rm", "-r", str(tmp_path / "out")], check=True)
+
+
+def test_splits_without_examples_are_left_out(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = fixtures_data.tiny_tfds("cifar10", tmp_path / "in", {"train": 4, "test": 2})
+    info = json.loads((source / "dataset_info.json").read_text())
+    for each in info["splits"]:
+        if each["name"] == "test":
+            each["shardLengths"], each["numBytes"] = [], "0"
+    (source / "dataset_info.json").write_text(json.dumps(info))
+    out = prepare_data("tfds", str(source), data_dir=str(tmp_path / "out"))
+    assert list(tfds.builder_from_directory(out).info.splits) == ["train"]
+    assert "split 'test' has no examples" in caplog.text
+
+
+def test_what_a_smaller_jpeg_cannot_hold_is_not_resized() -> None:
+    image = tfds.features.Image
+    assert why_not_resize(image(shape=(None, None, 3), encoding_format="png")) == ""
+    assert "one size" in why_not_resize(image(shape=(28, 28, 3)))
+    for channels in (1, 4):
+        feature = image(shape=(None, None, channels), encoding_format="png")
+        assert f"have {channels} channels" in why_not_resize(feature)
+    deep = image(shape=(None, None, 3), dtype=np.uint16, encoding_format="png")
+    assert "are uint16" in why_not_resize(deep)
 
 
 def test_tfds_prepares_by_itself(tmp_path: pathlib.Path) -> None:

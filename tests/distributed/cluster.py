@@ -13,7 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests import tiny
+
+if sys.platform != "linux":
+    pytest.skip("processes are watched through Linux's signals", allow_module_level=True)
 
 # Quick to notice, yet longer than a busy machine leaves a thread without its turn.
 HEARTBEAT_SECONDS = 8.0
@@ -90,6 +95,10 @@ class Cluster:
         env = tiny.environment(
             XLA_FLAGS=f"--xla_force_host_platform_device_count={num_devices}",
             PYTHONUNBUFFERED="1",
+            # All sessions of all tests compile the same few programs.
+            JAX_COMPILATION_CACHE_DIR=str(folder.parent / "compiled"),
+            JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+            JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
             **variables,
         )
         number = len(list(folder.glob("session*")))
@@ -145,7 +154,3 @@ def cluster(folder: Path, *arguments: str, **kwargs: object) -> Iterator[Cluster
         yield running
     finally:
         running.close()
-
-
-if sys.platform != "linux":
-    raise RuntimeError("the processes of these tests are watched through Linux's signals")

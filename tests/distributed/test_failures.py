@@ -19,7 +19,7 @@ from vit_jax.verdict import REQUEUE_EXIT_CODE
 
 pytestmark = pytest.mark.slow
 
-STEPS = 40
+STEPS = 60
 RUN = (
     f"--config.duration.steps={STEPS}",
     "--config.checkpoint.every_steps=5",
@@ -52,13 +52,14 @@ def saving(running: Cluster) -> bool:
 
 
 def test_a_run_survives_term_kill_and_stop_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:
-    with cluster(tmp_path, *RUN, num_processes=2) as running:
+    # So that its checkpoint can only be there because of the signal.
+    rarely = "--config.checkpoint.every_steps=1000"
+    with cluster(tmp_path, *RUN, rarely, num_processes=2) as running:
         running.wait_for_step(7)
         running[1].send(signal.SIGTERM)  # to one of them only
         assert running.exit_codes() == [REQUEUE_EXIT_CODE] * 2, running.output
         assert "Stopped as asked after step" in running[0].output
     stopped_at = running[0].step
-    assert stopped_at % 5  # so that its checkpoint is there because of the signal
     assert (running.workdir / "checkpoints" / str(stopped_at)).is_dir()
 
     with cluster(tmp_path, *RUN, num_processes=2) as running:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from vit_jax.flops import forward_flops
 from vit_jax.plan.collectives import collective_traffic, replica_groups
 from vit_jax.plan.hbm_traffic import hbm_bytes
 from vit_jax.plan.hlo import Instruction, Program, executions, parse_program
@@ -45,6 +46,49 @@ def test_a_loop_reads_a_slice_of_a_stack_per_turn() -> None:
     assert twice / once == pytest.approx(2.0, rel=0.02)  # what is outside of the loop stays
     slices = 100 * 4096 * 4
     assert slices < twice < 8 * slices
+
+
+def test_both_branches_of_a_conditional_are_read() -> None:
+    """The older way to write it, in which a predicate chooses; the other has `{%a, %b}`."""
+    text = """HloModule m
+
+%yes (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %t = f32[8]{0} tanh(%a)
+}
+
+%no (b: f32[8]) -> f32[8] {
+  %b = f32[8]{0} parameter(0)
+  ROOT %e = f32[8]{0} exponential(%b)
+}
+
+ENTRY %main (p: pred[], x: f32[8]) -> f32[8] {
+  %p = pred[] parameter(0)
+  %x = f32[8]{0} parameter(1)
+  ROOT %c = f32[8]{0} conditional(%p, %x, %x), BRANCHES
+}
+"""
+    for branches in (
+        "true_computation=%yes, false_computation=%no",
+        "branch_computations={%no, %yes}",
+    ):
+        program = parse_program(text.replace("BRANCHES", branches))
+        opcodes = {each.opcode for _, each, _, _ in executions(program)}
+        assert {"tanh", "exponential"} <= opcodes
+
+
+def test_the_input_gradient_of_a_strided_convolution_costs_what_the_convolution_does() -> None:
+    """Of a window on the dilated gradient only one term in stride^2 is not zero."""
+    image, kernel = floats(1, 12, 12, 4), floats(3, 3, 4, 8)
+
+    def conv(x: jax.Array, k: jax.Array) -> jax.Array:
+        dimensions = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, k, (2, 2), "SAME", dimension_numbers=dimensions)
+
+    def gradient(x: jax.Array, k: jax.Array) -> jax.Array:
+        return jax.linear_transpose(lambda x: conv(x, k), x)(conv(x, k))[0]
+
+    assert forward_flops(gradient, image, kernel) == 2 * forward_flops(conv, image, kernel)
 
 
 def test_an_addition_reads_and_writes_once() -> None:

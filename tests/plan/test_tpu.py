@@ -16,7 +16,11 @@ from vit_jax.plan.plan import build_subject
 from vit_jax.plan.subject import Subject
 from vit_jax.plan.topology import SHAPES, parse_topology
 
-pytest.importorskip("libtpu", reason="the TPU compiler: pip install 'vit_jax[tpu]'")
+pytest.importorskip(
+    "libtpu",
+    reason="no TPU compiler (no TPU is needed): pip install -e '.[tpu]' in an environment of its "
+    "own, then JAX_PLATFORMS=cpu python -m pytest tests/plan/test_tpu.py",
+)
 
 SLICE = parse_topology("v5e-4")
 NO_SIZES: dict[str, Any] = {"num_examples": None, "num_classes": None}

@@ -187,11 +187,8 @@ def _not_prepared(name: str, base: str, root: str) -> str:
             f"image folder, or a TFDS name; nothing of that name is prepared in {root}."
             f"{nearest(base, [*known, 'digits', 'glyphs'])}"
         )
-    return (
-        f'{where}; prepare it with: python -c "import tensorflow_datasets as tfds; '
-        f"tfds.builder({name!r}, data_dir={root!r}, file_format='array_record')"
-        '.download_and_prepare()"'
-    )
+    what = "imagenet2012 FOLDER" if base == "imagenet2012" else f"tfds {name}"
+    return f"{where}; prepare it with: python scripts/prepare_data.py {what} --data_dir={root}"
 
 
 def open_prepared(directory: str, split: str, label_key: str = "") -> Prepared:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +12,10 @@ import numpy as np
 from vit_jax.data.folder import EXTENSIONS
 from vit_jax.data_preparation.listing import join_rows, make_rows
 from vit_jax.data_preparation.parallel import Map, Progress
-from vit_jax.data_preparation.tars import Member, list_tar
+from vit_jax.data_preparation.tars import list_tar
 from vit_jax.errors import UserError
 
-CLASS_TAR = re.compile(r"(n\d{8})\.tar")
+_CLASS_TAR = re.compile(r"(n\d{8})\.tar")
 _CLASS = re.compile(r"n\d{8}")
 
 FilesAndRows = tuple[np.ndarray, np.ndarray]  # paths, bytes [F]; rows [N], see listing.make_rows
@@ -30,13 +30,16 @@ class ClassPart(NamedTuple):
     size: int | None = None
 
 
+def is_class_tar(name: str) -> bool:
+    return _CLASS_TAR.fullmatch(name) is not None
+
+
 def inner_tars(path: str) -> list[ClassPart]:
     """The class tars in a tar, at their places; UserError where there is none."""
     parts = []
-    for member in list_tar(path):
-        match = CLASS_TAR.fullmatch(os.path.basename(member.name))
-        if match:
-            parts.append(ClassPart(match[1], path, member.offset, member.size))
+    for member in list_tar(path, is_class_tar):
+        wordnet_id = os.path.basename(member.name).removesuffix(".tar")
+        parts.append(ClassPart(wordnet_id, path, member.offset, member.size))
     if not parts:
         raise UserError(f"{path}: holds no class tars such as n01440764.tar.")
     return sorted(parts)
@@ -46,7 +49,7 @@ def class_tars(folder: str) -> list[ClassPart]:
     return [
         ClassPart(match[1], os.path.join(folder, name))
         for name in _names(folder)
-        if (match := CLASS_TAR.fullmatch(name))
+        if (match := _CLASS_TAR.fullmatch(name))
     ]
 
 
@@ -56,6 +59,15 @@ def class_folders(folder: str) -> list[ClassPart]:
         for name in _names(folder)
         if _CLASS.fullmatch(name) and os.path.isdir(path := os.path.join(folder, name))
     ]
+
+
+def files_of(part: ClassPart) -> list[str]:
+    """The files that hold the images of a class: its tar, or each image of its folder."""
+    return image_paths(part.path) if os.path.isdir(part.path) else [part.path]
+
+
+def image_paths(folder: str) -> list[str]:
+    return [os.path.join(folder, name) for name in _names(folder) if _is_image(name)]
 
 
 def _names(folder: str) -> list[str]:
@@ -88,12 +100,12 @@ def list_images(
 def _images_of(part: ClassPart) -> FilesAndRows:
     if os.path.isdir(part.path):
         return folder_rows(part.path)
-    return tar_rows(part.path, list_tar(part.path, part.start, part.size, name=part.wordnet_id))
+    return tar_rows(part.path, part.start, part.size, name=part.wordnet_id)
 
 
-def tar_rows(path: str, members: Iterable[Member]) -> FilesAndRows:
-    """The images among the members of one tar; their labels are 0 yet."""
-    images = [member for member in members if _is_image(member.name)]
+def tar_rows(path: str, start: int = 0, size: int | None = None, *, name: str = "") -> FilesAndRows:
+    """The images of one tar, see `list_tar`; their labels are 0 yet."""
+    images = list_tar(path, _is_image, start, size, name=name)
     rows = make_rows(
         np.zeros(len(images)),
         [image.offset for image in images],
@@ -117,4 +129,4 @@ def folder_rows(folder: str) -> FilesAndRows:
 
 
 def _is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS) and not os.path.basename(name).startswith(".")
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")

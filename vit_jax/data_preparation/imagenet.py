@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.data_preparation import class_parts
-from vit_jax.data_preparation.class_parts import CLASS_TAR, ClassPart, FilesAndRows
+from vit_jax.data_preparation.class_parts import ClassPart, FilesAndRows
 from vit_jax.data_preparation.listing import Listing, in_tfds_order
 from vit_jax.data_preparation.parallel import Map, Progress
-from vit_jax.data_preparation.tars import is_gzip, list_tar, unpack_stream
+from vit_jax.data_preparation.tars import is_gzip, unpack_stream
 from vit_jax.errors import UserError
 from vit_jax.pretrained.class_names import LABELS, wordnet_ids
 
@@ -37,16 +37,23 @@ _VALIDATION = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
 
 def imagenet2012_files(source: str) -> list[str]:
     """The files that the set is made of; for `listing.fingerprint`."""
-    parts = _find_splits(source).values()
-    return [path for part in parts for path in ([part] if os.path.isfile(part) else _walk(part))]
+    files = []
+    for path in _find_splits(source).values():
+        if os.path.isfile(path):
+            files.append(path)
+        elif classes := class_parts.class_folders(path):
+            files += [file for part in classes for file in class_parts.files_of(part)]
+        else:
+            files += class_parts.image_paths(path)
+    return files
 
 
 def list_imagenet2012(source: str, run: Map) -> Listing:
     """The splits `train` and `validation`, as far as they are there, with TFDS's labels and order.
 
     Args:
-      source: a folder with the two original tars; or with `train/WORDNET_ID/*.JPEG` and `val/`,
-        which holds the images either flat or in such folders.
+      source: a folder with, for each split, its original tar; or `train/WORDNET_ID/*.JPEG` and
+        `val/`, which holds the images either flat or in such folders.
       run: see `parallel.worker_processes`.
 
     Raises:
@@ -57,7 +64,7 @@ def list_imagenet2012(source: str, run: Map) -> Listing:
     parts = {}
     for split, path in _find_splits(source).items():
         if os.path.isfile(path) and split == "validation":
-            parts[split] = _with_labels(path, class_parts.tar_rows(path, list_tar(path)), numbers)
+            parts[split] = _with_labels(path, class_parts.tar_rows(path), numbers)
             continue
         in_tar = os.path.isfile(path)
         classes = class_parts.inner_tars(path) if in_tar else class_parts.class_folders(path)
@@ -78,7 +85,7 @@ def list_imagenet2012(source: str, run: Map) -> Listing:
 
 
 def _find_splits(source: str) -> dict[str, str]:
-    """Tar, or folder, of each split; UserError where there is none."""
+    """Tar, or else folder, of each split; UserError where there is none."""
     tars = {
         split: path for split, name in TARS.items() if os.path.isfile(path := f"{source}/{name}")
     }
@@ -92,7 +99,8 @@ def _find_splits(source: str) -> dict[str, str]:
         raise UserError(
             f"{source}: holds neither {' nor '.join(TARS.values())}, nor folders train and val."
         )
-    return tars or folders
+    found = {**folders, **tars}
+    return {split: found[split] for split in TARS if split in found}
 
 
 def _with_labels(path: str, images: FilesAndRows, numbers: dict[str, int]) -> FilesAndRows:
@@ -131,17 +139,21 @@ def imagenet21k_files(source: str) -> list[str]:
     """The files that the set is made of; for `listing.fingerprint`."""
     if os.path.isfile(source):
         return [source]
-    tars = [part.path for part in class_parts.class_tars(source)]
-    folders = [part.path for part in class_parts.class_folders(source)]
-    return tars or [path for folder in folders for path in _walk(folder)]
+    return [path for part in _classes(source) for path in class_parts.files_of(part)]
+
+
+def _classes(folder: str) -> list[ClassPart]:
+    """A tar, or else a folder, of each class."""
+    parts = [*class_parts.class_folders(folder), *class_parts.class_tars(folder)]
+    return sorted({part.wordnet_id: part for part in parts}.values())
 
 
 def list_imagenet21k(source: str, work: Path, run: Map) -> Listing:
     """One split, `full`, in TFDS's order: `full[:25600]` is a random sample of the classes.
 
     Args:
-      source: the tar of class tars (`winter21_whole.tar.gz`, `fall11_whole.tar`), a folder of class
-        tars `n00004475.tar`, or a folder of class folders.
+      source: the tar of class tars (`winter21_whole.tar.gz`, `fall11_whole.tar`), or a folder that
+        holds a tar `n00004475.tar` or a folder `n00004475` of each class.
       work: where class tars are unpacked to from a compressed tar, which takes as much disk again.
       run: see `parallel.worker_processes`.
 
@@ -151,7 +163,7 @@ def list_imagenet21k(source: str, work: Path, run: Map) -> Listing:
     if os.path.isfile(source):
         parts = _unpack(source, work) if is_gzip(source) else class_parts.inner_tars(source)
     else:
-        parts = class_parts.class_tars(source) or class_parts.class_folders(source)
+        parts = _classes(source)
     if not parts:
         raise UserError(f"{source}: holds no class tars such as n00004475.tar.")
     ids = sorted(part.wordnet_id for part in parts)
@@ -172,14 +184,8 @@ def _unpack(source: str, work: Path) -> list[ClassPart]:
     folder = work / "unpacked"
     logging.info("%s is compressed: its class tars are unpacked to %s first", source, folder)
     progress = Progress("unpacking", os.path.getsize(source), "bytes")
-    unpack_stream(
-        source, folder, lambda name: CLASS_TAR.fullmatch(name) is not None, progress.reach
-    )
+    unpack_stream(source, folder, class_parts.is_class_tar, progress.reach)
     return class_parts.class_tars(str(folder))
-
-
-def _walk(folder: str) -> list[str]:
-    return [os.path.join(root, name) for root, _, names in os.walk(folder) for name in names]
 
 
 def _listing(class_names: tuple[str, ...], parts: dict[str, FilesAndRows]) -> Listing:
@@ -187,7 +193,7 @@ def _listing(class_names: tuple[str, ...], parts: dict[str, FilesAndRows]) -> Li
     splits = {}
     all_files: list[np.ndarray] = []
     for split, (files, rows) in parts.items():
-        rows["file"] += sum(map(len, all_files))
-        splits[split] = in_tfds_order(rows, split)
+        splits[split] = in_tfds_order(rows, split, files)
+        splits[split]["file"] += sum(map(len, all_files))
         all_files.append(files)
     return Listing(class_names, np.concatenate(all_files), splits)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vit_jax.checksums import sync
 from vit_jax.errors import UserError
 
 _AT_ONCE = 1_000_000  # names as Python objects
@@ -36,13 +37,15 @@ class Listing:
     splits: dict[str, np.ndarray]
 
     def save(self, folder: Path) -> None:
-        """Writes `folder`; complete once its `listing.json` is there."""
+        """Writes `folder`, safe on disk at the end."""
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "files.npy", self.files)
         for name, rows in self.splits.items():
             np.save(folder / f"rows_{name}.npy", rows)
         content = {"class_names": self.class_names, "splits": list(self.splits)}
         (folder / "listing.json").write_text(json.dumps(content), encoding="utf-8")
+        for path in (*folder.iterdir(), folder):
+            sync(path)
 
     @classmethod
     def load(cls, folder: Path) -> Listing:
@@ -89,14 +92,14 @@ def join_rows(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarra
     return np.concatenate([files for files, _ in parts]), rows
 
 
-def in_tfds_order(rows: np.ndarray, split: str) -> np.ndarray:
+def in_tfds_order(rows: np.ndarray, split: str, files: np.ndarray) -> np.ndarray:
     """The rows [N] in the order that TFDS gives a split whose keys are the images' names.
 
     That is by the MD5 of split and key: `train[99%:]` holds the same images as in a set that TFDS
     has prepared itself, and any slice is a random sample of the classes.
 
     Raises:
-      UserError: two images have the same name.
+      UserError: two images have the same name; the message tells in which of the `files` [F].
     """
     salted = hashlib.md5(split.encode())
     digests = bytearray()
@@ -109,17 +112,31 @@ def in_tfds_order(rows: np.ndarray, split: str) -> np.ndarray:
     order = np.lexsort((keys[:, 1], keys[:, 0]))
     same = np.flatnonzero((keys[order[1:]] == keys[order[:-1]]).all(axis=1))
     if len(same):
-        name = os.fsdecode(bytes(rows["name"][order[same[0]]]))
-        raise UserError(f"two images of split {split!r} are called {name!r}; remove one of them.")
+        twins = rows[order[same[0] : same[0] + 2]]
+        name = os.fsdecode(bytes(twins["name"][0]))
+        places = sorted({os.fsdecode(bytes(files[number])) for number in twins["file"]})
+        raise UserError(
+            f"two images of split {split!r} are called {name!r}, in {' and '.join(places)}; remove "
+            "one of them."
+        )
     return rows[order]
 
 
 def fingerprint(files: Sequence[str | bytes], root: str) -> str:
-    """Hash over path relative to `root`, size and time of change of every file of a source."""
+    """Hash over path relative to `root`, size and time of change of every file of a source.
+
+    The order of the files does not matter: that in which folders are read differs by machine.
+
+    Raises:
+      UserError: a file cannot be looked at, as a link to nowhere.
+    """
     digest = hashlib.sha256()
     prefix = os.fsencode(root)
-    for path in map(os.fsencode, files):
-        status = os.stat(path)
+    for path in sorted(map(os.fsencode, files)):
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise UserError(f"{os.fsdecode(path)}: {error.strerror}.") from None
         line = f" {status.st_size} {status.st_mtime_ns}\n"
         digest.update(os.path.relpath(path, prefix) + line.encode())
     return digest.hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -31,7 +32,7 @@ class Origin:
       files: lists the files that it consists of.
       make_listing: (folder for what has to be unpacked, map) -> its examples.
       reader: kind of the reader, `readers.IMAGES` or `readers.RECORDS`.
-      fixed_size: whether its metadata promise images of one size, so that none may be resized.
+      no_resize: why none of its images may become a smaller JPEG, if there is a reason.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Origin:
     files: Callable[[], list[str]]
     make_listing: Callable[[Path, Map], Listing]
     reader: str = IMAGES
-    fixed_size: bool = False
+    no_resize: str = ""
 
 
 def _imagenet2012(source: str) -> Origin:
@@ -113,14 +114,30 @@ def _tfds(source: str) -> Origin:
         splits = {}
         for split, each in info.splits.items():
             count = each.num_examples
+            if not count:
+                logging.warning("%s: split %r has no examples and is left out", source, split)
+                continue
             zeros, size = np.zeros(count), each.num_bytes // max(count, 1)
             names = np.zeros(count, "S1")
             splits[split] = make_rows(zeros, np.arange(count), zeros + size, zeros, names)
+        if not splits:
+            raise UserError(f"{source}: has no examples.")
         return Listing((), np.array([os.fsencode(source)], np.bytes_), splits)
 
     version = f"{config}{info.version}"
-    fixed = None not in info.features[tfds_reader.image_key(info)].shape[:2]
-    return Origin(info.name, version, source, files, make_listing, RECORDS, fixed)
+    no_resize = why_not_resize(info.features[tfds_reader.image_key(info)])
+    return Origin(info.name, version, source, files, make_listing, RECORDS, no_resize)
+
+
+def why_not_resize(image: tfds.features.Image) -> str:
+    """What a feature promises that a JPEG of 8-bit RGB of another size would break, if anything."""
+    if None not in image.shape[:2]:
+        return "all its images are of one size"
+    if np.dtype(image.np_dtype) != np.uint8:
+        return f"its images are {np.dtype(image.np_dtype).name}, which JPEG cannot hold"
+    if image.shape[2] != 3:
+        return f"its images have {image.shape[2]} channels, not the 3 of a resized one"
+    return ""
 
 
 ORIGINS: dict[str, Callable[[str], Origin]] = {

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checksums import MANIFEST, write_manifest
+from vit_jax.checksums import UNFINISHED, sync, write_atomically, write_manifest
 from vit_jax.data.tfds_reader import NAME, default_data_dir
 from vit_jax.data_preparation import metadata
 from vit_jax.data_preparation.listing import Listing, fingerprint
@@ -32,14 +32,7 @@ from vit_jax.data_preparation.metadata import UNREADABLE, SplitSizes, shard_name
 from vit_jax.data_preparation.origins import ORIGINS, Origin
 from vit_jax.data_preparation.parallel import Map, Progress, worker_processes
 from vit_jax.data_preparation.readers import RECORDS, open_reader
-from vit_jax.data_preparation.shards import (
-    UNFINISHED,
-    Shard,
-    Shrink,
-    read_receipt,
-    write_atomically,
-    write_shard,
-)
+from vit_jax.data_preparation.shards import Shard, Shrink, read_receipt, write_shard
 from vit_jax.data_preparation.work_folder import begin, there_already, work_folder
 from vit_jax.errors import UserError, check_known
 
@@ -88,8 +81,8 @@ def prepare_data(
             f"shard_megabytes={shard_megabytes} must be positive."
         )
     origin = ORIGINS[kind](source)
-    if resize and origin.fixed_size:
-        raise UserError(f"{source}: all its images are of one size; prepare it without --resize.")
+    if resize and origin.no_resize:
+        raise UserError(f"{source}: {origin.no_resize}; prepare it without --resize.")
     name = name or origin.name + (f"_{resize}" if resize else "")
     if NAME.fullmatch(name) is None or "/" in name:
         raise UserError(f"--name={name!r}: takes letters, digits and underscores.")
@@ -110,6 +103,8 @@ def prepare_data(
     if folder.exists():
         return there_already(folder, plan)
     with work_folder(folder) as work:
+        if folder.exists():  # another process has finished it before this one got the lock
+            return there_already(folder, plan)
         begin(work, plan)
         with worker_processes(num_workers) as run:
             _list_source(origin, work, run)
@@ -119,6 +114,7 @@ def prepare_data(
             raise UserError(f"{source}: changed while it was read; delete {work} and begin again.")
         _finish(origin, work, name, plan, receipts)
         (work / "prepared").rename(folder)
+        sync(folder.parent)
     return folder
 
 
@@ -129,6 +125,7 @@ def _list_source(origin: Origin, work: Path, run: Map) -> None:
     temporary = work / f"listing{UNFINISHED}"
     origin.make_listing(work, run).save(temporary)
     temporary.rename(final)
+    sync(work)
 
 
 def _write_shards(
@@ -148,10 +145,12 @@ def _write_shards(
         )
     logging.info("writing %d shards, %.1f GB of images", len(missing), total / 1e9)
     progress = Progress("writing", total, "bytes")
-    for shard, receipt in zip(missing, run(write_shard, missing), strict=True):
-        receipts[shard.path] = receipt
-        progress.add(shard.size)
-    open_reader.cache_clear()  # it maps files that are about to be deleted
+    try:
+        for shard, receipt in zip(missing, run(write_shard, missing), strict=True):
+            receipts[shard.path] = receipt
+            progress.add(shard.size)
+    finally:
+        open_reader.cache_clear()  # it maps a listing that is about to be deleted
     by_split: Receipts = {}
     for shard in shards:
         receipt = receipts[shard.path]
@@ -215,9 +214,8 @@ def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> Non
 def _finish(
     origin: Origin, work: Path, name: str, plan: dict[str, Any], receipts: Receipts
 ) -> None:
-    """Writes the metadata and the checksums."""
+    """Writes the metadata and the checksums, all safe on disk at the end."""
     folder = work / "prepared"
-    (folder / MANIFEST).unlink(missing_ok=True)  # of a call that was killed here
     sizes = {
         split: SplitSizes(
             [receipt["records"] for _, receipt in each],
@@ -245,11 +243,14 @@ def _finish(
             class_names=listing.class_names,
             sizes=sizes,
         )
-    shards = [(os.path.basename(s.path), r) for each in receipts.values() for s, r in each]
+    written = {os.path.basename(s.path): r for each in receipts.values() for s, r in each}
+    for path in folder.iterdir():
+        if path.name not in written:  # shards are synced already
+            sync(path)
     write_manifest(
         folder,
-        {"plan": plan, "records": {shard: receipt["records"] for shard, receipt in shards}},
-        known={shard: [receipt["bytes"], receipt["sha256"]] for shard, receipt in shards},
+        {"plan": plan, "records": {shard: each["records"] for shard, each in written.items()}},
+        known={shard: [each["bytes"], each["sha256"]] for shard, each in written.items()},
     )
     for split, each in sizes.items():
         logging.info(

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -63,26 +63,34 @@ class ImageReader:
     def __init__(self, files: np.ndarray, splits: Mapping[str, np.ndarray]):
         self._files = files
         self._splits = splits
-        self._open: tuple[int, int] | None = None  # number and descriptor of the last file
+        self._open: tuple[int, IO[bytes]] | None = None  # the last file and its number
+
+    def __del__(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
 
     def read(self, split: str, index: int) -> Stored:
         row = self._splits[split][index]
-        image = os.pread(self._descriptor(int(row["file"])), int(row["size"]), int(row["offset"]))
+        file = self._file(int(row["file"]))
+        try:
+            image = os.pread(file.fileno(), int(row["size"]), int(row["offset"]))
+        except OSError as error:
+            raise UserError(f"{self.describe(split, index)}: {error.strerror}.") from None
         if len(image) != row["size"]:
             raise UserError(f"{self.describe(split, index)}: truncated; copy it again.")
         name = bytes(row["name"])
         return Stored(serialize(image, int(row["label"]), name), image)
 
-    def _descriptor(self, number: int) -> int:
+    def _file(self, number: int) -> IO[bytes]:
         """Neighbours in file order share a file: one is open at a time."""
         if self._open is None or self._open[0] != number:
             path = bytes(self._files[number])
             try:
-                opened = os.open(path, os.O_RDONLY)
+                opened = open(path, "rb", buffering=0)  # noqa: SIM115 - stays open for the next
             except OSError as error:
                 raise UserError(f"{os.fsdecode(path)}: {error.strerror}.") from None
             if self._open is not None:
-                os.close(self._open[1])
+                self._open[1].close()
             self._open = number, opened
         return self._open[1]
 
@@ -114,11 +122,16 @@ class RecordReader:
         self.image_key = tfds_reader.image_key(info)
         self._records = {
             split: Records(info.file_format.value, tfds_reader.extents(info.splits, split))
-            for split in info.splits
+            for split, each in info.splits.items()
+            if each.num_examples
         }
 
     def read(self, split: str, index: int) -> Stored:
-        record = self._records[split][index]
+        try:
+            record = self._records[split][index]
+        except (OSError, RuntimeError) as error:  # RuntimeError: array_record's
+            reason = str(error).split(";")[0].splitlines()[0]
+            raise UserError(f"{self.describe(split, index)}: cannot be read ({reason}).") from None
         return Stored(record, image_of(record, self.image_key))
 
     def in_file_order(self, split: str, start: int, stop: int) -> list[int]:

@@ -11,14 +11,12 @@ from typing import Any
 import cv2
 from array_record.python import array_record_module
 
-from vit_jax.checksums import digest
+from vit_jax.checksums import UNFINISHED, digest, sync, write_atomically
 from vit_jax.data.decode import decode_image
 from vit_jax.data.image_check import decodes
 from vit_jax.data.preprocess import ResizeSmall
 from vit_jax.data_preparation.readers import open_reader, with_image
 from vit_jax.errors import UserError
-
-UNFINISHED = ".unfinished"
 
 # One record per group, as Grain and TFDS want it for random access; JPEGs cannot be compressed
 # further, and trying to costs 30 us per image, at reading another 6.
@@ -92,10 +90,10 @@ def write_shard(shard: Shard) -> dict[str, Any]:
         for record in records:
             writer.write(record)
         writer.close()
-        _sync(temporary)
+        sync(Path(temporary))
         size, sha256 = digest(Path(temporary))
         os.rename(temporary, shard.path)
-        _sync(os.path.dirname(shard.path))
+        sync(Path(shard.path).parent)
         receipt = {
             "records": len(records),
             "num_bytes": sum(map(len, records)),
@@ -141,20 +139,3 @@ def read_receipt(shard: Shard) -> dict[str, Any] | None:
         return receipt if os.path.getsize(shard.path) == receipt["bytes"] else None
     except (OSError, ValueError):
         return None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The file has its old content or the new one, also after a loss of power."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
-    temporary.write_text(text, encoding="utf-8")
-    _sync(str(temporary))
-    temporary.rename(path)
-    _sync(str(path.parent))
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from vit_jax.checksums import UNFINISHED, sync
 from vit_jax.errors import UserError
 
 
@@ -50,17 +51,26 @@ class _Range(io.RawIOBase):
         return data
 
 
-def list_tar(path: str, start: int = 0, size: int | None = None, *, name: str = "") -> list[Member]:
-    """The regular files of a tar that is `path`, or lies at `start` in it; reads headers only.
+def list_tar(
+    path: str,
+    wanted: Callable[[str], bool],
+    start: int = 0,
+    size: int | None = None,
+    *,
+    name: str = "",
+) -> list[Member]:
+    """The wanted files of a tar that is `path`, or lies at `start` in it; reads headers only.
 
     Args:
       path: an uncompressed file.
+      wanted: tells by a member's file name.
       start: where the tar begins.
       size: its bytes; to the end of the file by default.
       name: what to call an inner tar in errors.
 
     Raises:
-      UserError: it cannot be read, is no tar, or ends too early.
+      UserError: it cannot be read, is no tar, ends too early, or a wanted member does not lie in
+        it as it is (a link, a sparse file).
     """
     where = f"{path}: {name}" if name else path
     try:
@@ -77,7 +87,7 @@ def list_tar(path: str, start: int = 0, size: int | None = None, *, name: str = 
             members = [
                 Member(info.name, start + info.offset_data, info.size)
                 for info in tar
-                if info.isfile()
+                if _is_file(info, wanted, where)
             ]
             end = tar.offset
         content.seek(end)
@@ -94,6 +104,20 @@ def list_tar(path: str, start: int = 0, size: int | None = None, *, name: str = 
         os.close(file)
 
 
+def _is_file(info: tarfile.TarInfo, wanted: Callable[[str], bool], where: str) -> bool:
+    """Whether a member is wanted; UserError if its bytes do not follow its name in one piece."""
+    if not wanted(os.path.basename(info.name)):
+        return False
+    if info.islnk() or info.issym():
+        raise UserError(
+            f"{where}: {info.name!r} is only a link to {info.linkname!r}; pack it again with "
+            "tar --dereference --hard-dereference."
+        )
+    if info.issparse():
+        raise UserError(f"{where}: {info.name!r} is sparse; pack it again without tar --sparse.")
+    return info.isfile()
+
+
 def is_gzip(path: str) -> bool:
     with open(path, "rb") as file:
         return file.read(2) == b"\x1f\x8b"
@@ -107,13 +131,14 @@ def unpack_stream(
     Members that are there already (from an interrupted call) are not written again.
 
     Args:
-      path: a tar, compressed in any way that Python reads.
+      path: a tar, compressed by gzip.
       folder: where to; the members' folders are dropped.
       wanted: tells by a member's file name.
       report: called with the bytes of `path` read so far.
 
     Raises:
-      UserError: the archive is damaged or truncated, or the disk is full.
+      UserError: the archive is damaged or truncated, a wanted member is a link or a sparse file,
+        or the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -121,19 +146,20 @@ def unpack_stream(
             for info in tar:
                 report(packed.tell())
                 target = folder / os.path.basename(info.name)
-                if not info.isfile() or not wanted(target.name):
+                if not _is_file(info, wanted, path):
                     continue
                 if target.exists() and target.stat().st_size == info.size:
                     continue
                 content = tar.extractfile(info)
                 assert content is not None
-                temporary = target.with_name(target.name + ".unfinished")
+                temporary = target.with_name(target.name + UNFINISHED)
                 with open(temporary, "wb") as file:
                     while block := content.read(1 << 20):
                         file.write(block)
                     file.flush()
                     os.fsync(file.fileno())
                 temporary.rename(target)
+        sync(folder)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: truncated or damaged ({error}); copy it again.") from None
     except OSError as error:

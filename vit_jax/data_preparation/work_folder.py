@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from vit_jax.checksums import read_manifest
-from vit_jax.data_preparation.shards import UNFINISHED, write_atomically
+from vit_jax.checksums import UNFINISHED, read_manifest, write_atomically
 from vit_jax.errors import UserError
 
 
@@ -39,25 +39,38 @@ def work_folder(folder: Path) -> Iterator[Path]:
     try:
         for each in ("receipts", "prepared"):
             (work / each).mkdir(parents=True, exist_ok=True)
-        (work / "lock").touch()
+        # NFS locks only what is open for writing.
+        lock = open(work / "lock", "a")  # noqa: SIM115 - closed below
     except OSError as error:
         raise UserError(f"{work}: cannot be written ({error.strerror}); see --data_dir.") from None
-    with open(work / "lock") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{work}: another process is at work there.") from None
-        for stale in list(work.rglob(f"*{UNFINISHED}")):
-            if stale.is_dir():
-                shutil.rmtree(stale)
-            else:
-                stale.unlink(missing_ok=True)
+    with lock:
+        _lock(lock, work)
         yield work
-        shutil.rmtree(work)
+    # NFS keeps a deleted file that is open under another name, so the lock is closed before.
+    shutil.rmtree(work, ignore_errors=True)
+    if work.exists():
+        logging.warning("%s cannot be deleted; it is of no use any more", work)
+
+
+def _lock(lock: IO[str], work: Path) -> None:
+    """Until the file is closed; UserError if another process has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise UserError(f"{work}: another process is at work there.") from None
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise UserError(f"{work}: cannot be locked ({error.strerror}).") from None
+        logging.warning("%s: this file system has no locks; prepare a set once at a time", work)
 
 
 def begin(work: Path, plan: dict[str, Any]) -> None:
-    """Writes the plan, or compares it with the one by which shards were begun."""
+    """Removes halves, and writes the plan or compares it with the one that shards were begun by."""
+    for stale in list(work.rglob(f"*{UNFINISHED}")):
+        if stale.is_dir():
+            shutil.rmtree(stale)
+        else:
+            stale.unlink(missing_ok=True)
     path = work / "plan.json"
     begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     if begun == plan:

@@ -9,6 +9,7 @@ import jax
 from clu import metrics as clu_metrics
 from jax.sharding import Mesh
 
+from vit_jax import liveness
 from vit_jax.evaluators.stream import padded_batches
 from vit_jax.sharding import keep_batch_sharding, replicated
 
@@ -23,11 +24,12 @@ class ClassificationEvaluator:
           dataset: from `create_dataset`, with the evaluation preprocessing.
           mesh: devices; `batch_size` must divide over them.
           batch_size: examples per step over all devices.
-          loader: keyword arguments of the reader; threads are used, workers are not.
+          loader: keyword arguments of the reader; threads stand in for workers.
         """
         self._dataset = dataset
         # Workers are for long training: each evaluation would wait for its own to start.
-        loader = {**loader, "num_workers": 0}
+        num_threads = max(loader["num_threads"], loader["num_workers"])
+        loader = {**loader, "num_workers": 0, "num_threads": num_threads}
         self._reader = {"mesh": mesh, "batch_size": batch_size, "loader": loader}
 
         def eval_step(params: Any, batch: Any) -> dict[str, clu_metrics.Average]:
@@ -59,6 +61,7 @@ class ClassificationEvaluator:
                 on_batch()
                 values = self._eval_step(params, batch)
                 total = values if total is None else self._merge(total, values)
+                liveness.note("reading a batch to evaluate")
         total = jax.device_get(total)
         count = {int(value.count) for value in total.values()}
         if count != {self._dataset.num_examples}:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ml_collections import ConfigDict
 
+from vit_jax.device_order import mesh_sizes
 from vit_jax.plan.topology import Topology
 
 Changes = dict[str, object]
@@ -15,30 +16,46 @@ ACCUMULATION_STEPS = (2, 4, 8, 16, 32, 64)
 
 
 def remedies(config: ConfigDict, topology: Topology) -> Iterator[tuple[Changes, str]]:
-    """Changes of config keys, each with those before it, and the price; the cheapest first.
+    """Changes of config keys and their price, each with those before it; the cheapest first.
 
     Those that are in force already are left out.
+
+    Raises:
+      UserError: the config's mesh does not fit the topology.
     """
     changes: Changes = {}
+    prices: list[str] = []
     model, mesh = config.model, config.mesh
     if model.name != "bit" and model.num_layers and (model.remat != "full" or not model.scan):
         changes |= {"model.scan": True, "model.remat": "full"}
-        yield dict(changes), "a third more arithmetic"
-    fsdp = topology.num_devices // topology.slices // mesh.tensor
-    if mesh.fsdp not in (0, fsdp) and fsdp > 1:
+        if model.remat != "full":
+            prices.append("a third more arithmetic")
+        if not model.scan:
+            prices.append("other initial values and dropout masks from the same seed")
+        yield dict(changes), "; ".join(prices)
+    group = topology.num_devices // topology.slices
+    _, fsdp, tensor = mesh_sizes(
+        **mesh, num_devices=topology.num_devices, group_size=group, kind="slice"
+    )
+    if group % tensor == 0 and fsdp != group // tensor:
         changes |= {"mesh.data": -1, "mesh.fsdp": 0}
-        yield dict(changes), "parameters are gathered layer by layer"
-    shards = topology.num_devices // mesh.tensor
+        if mesh.tensor != tensor:  # -1: mesh.fsdp=0 asks for a number
+            changes |= {"mesh.tensor": tensor}
+        prices.append("parameters are gathered layer by layer")
+        yield dict(changes), "; ".join(prices)
+    shards = topology.num_devices // tensor
+    per_part = "parameters are gathered in every part of a batch"
     for steps in ACCUMULATION_STEPS:
         if steps <= config.train_step.accumulation_steps:
             continue
         if config.dataset.batch_size % (shards * steps):
             break
         changes |= {"train_step.accumulation_steps": steps}
-        yield dict(changes), "parameters are gathered in every part"
+        prices += [per_part] if per_part not in prices else []
+        yield dict(changes), "; ".join(prices)
     if config.optimizer.momentum_dtype != "bfloat16":
         changes |= {"optimizer.momentum_dtype": "bfloat16"}
-        yield dict(changes), "the first moment is rounded"
+        yield dict(changes), "; ".join([*prices, "the first moment is rounded"])
 
 
 def changed(config: ConfigDict, changes: Changes) -> ConfigDict:

@@ -22,7 +22,6 @@ _MESH = re.compile(
 )
 _AXIS = re.compile(r"'([^']+)'=(\d+)")
 _BETWEEN = re.compile(r'_xla_megascale_transfer_type="([A-Z_]+)"')
-_AXIS = re.compile(r"'([^']+)'=(\d+)")
 
 
 @dataclasses.dataclass

@@ -24,8 +24,10 @@ from vit_jax.plan.hlo import Program, executions, parse_program
 from vit_jax.plan.subject import Subject, planned_step
 from vit_jax.run import Run
 
-# Seconds instead of minutes; in the pairs that were compared the memory differed by up to 10 %.
+# Seconds instead of minutes; in the pairs that were compared the memory differed by up to 10 %, so
+# more than FAST_SHARE of a device is too close to call.
 FAST = {"exec_time_optimization_effort": -1.0}
+FAST_SHARE = 0.9
 
 # Nothing can be timed where there is no GPU, so no kernel is chosen by trying it.
 GPU = {
@@ -35,10 +37,8 @@ GPU = {
 }
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
-_NEEDED = (
-    re.compile(r"HLO temporaries \((?P<size>[\d.]+)(?P<unit>[KMGT]?)\)"),
-    re.compile(r"Used (?P<size>[\d.]+)(?P<unit>[KMGT]?) of"),
-)
+_TEMPORARIES = re.compile(r"HLO temporaries \(([\d.]+)([KMGT]?)\)")
+_TOTAL = re.compile(r"Used ([\d.]+)([KMGT]?) of")  # the program and its arguments
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
@@ -47,11 +47,24 @@ class TooLargeError(Exception):
 
     Attributes:
       temporary_bytes: what the program's temporaries need; None where the compiler does not say.
+      total_bytes: what they and the arguments need; likewise. It says one of the two, or none.
     """
 
-    def __init__(self, message: str, temporary_bytes: int | None):
+    def __init__(self, message: str):
         super().__init__(message)
-        self.temporary_bytes = temporary_bytes
+        self.temporary_bytes = _size(_TEMPORARIES, message)
+        self.total_bytes = _size(_TOTAL, message)
+
+    def needed_bytes(self, argument_bytes: int) -> int | None:
+        """Bytes of a device in all; None where the compiler does not say."""
+        if self.temporary_bytes is not None:
+            return self.temporary_bytes + argument_bytes
+        return self.total_bytes
+
+
+def _size(pattern: re.Pattern[str], message: str) -> int | None:
+    match = pattern.search(message)
+    return round(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,9 +164,7 @@ def too_large() -> Iterator[None]:
         message = str(error).splitlines()[0]
         if "RESOURCE_EXHAUSTED" not in message:
             raise
-        matches = [match for pattern in _NEEDED if (match := pattern.search(message))]
-        needed = round(float(matches[0]["size"]) * _UNITS[matches[0]["unit"]]) if matches else None
-        raise TooLargeError(message, needed) from error
+        raise TooLargeError(message) from error
 
 
 def argument_bytes(subject: Subject) -> int:

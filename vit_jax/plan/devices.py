@@ -16,6 +16,8 @@ from vit_jax.plan.gpus import GPUS, target_description
 from vit_jax.plan.topology import Topology
 from vit_jax.sharding import create_mesh
 
+GPU_COMPILERS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+
 # The TPU compiler asks after a TPU, in vain and loudly where there is none.
 NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",  # nobody answers outside of the cloud
@@ -73,11 +75,11 @@ def _gpus(topology: Topology) -> list[Any]:
         raise UserError(
             f"--topology={topology.name}: among GPUs plans are made for {', '.join(GPUS)}."
         )
-    if importlib.util.find_spec("jax_cuda12_plugin") is None:
+    if not any(map(importlib.util.find_spec, GPU_COMPILERS)):
         raise UserError(
             f"--topology={topology.name} needs the GPU compiler, which runs without a GPU: "
-            "pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt in the version of jax "
-            f"({jax.__version__}); or plan for cpu:{topology.num_devices}."
+            "pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt (or both of cuda13) in the "
+            f"version of jax ({jax.__version__}); or plan for cpu:{topology.num_devices}."
         )
     return list(
         topologies.get_topology_desc(

@@ -38,7 +38,11 @@ class StepTime:
 
     @property
     def predicted(self) -> float:
-        """The longest of the three: perfect overlap, so real steps tend to be longer."""
+        """The longest of the three, as if they overlapped perfectly.
+
+        Neither a lower nor an upper bound: overlap is never perfect, but the share of the peak in
+        `compute` is a middle that single trainings were above. `bound` is the lower bound.
+        """
         return max(self.compute, self.memory, self.links)
 
 

@@ -19,7 +19,8 @@ _OPCODE = re.compile(r"(?:^|\s)(?P<opcode>[a-z][\w\-]*)\(")
 _ARRAY = re.compile(r"(?P<type>[a-z]\w*)\[(?P<sizes>[\d,]*)\](?P<layout>\{[^}]*\})?")
 _OPERAND = re.compile(r"%([^\s,()]+)")
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([^\s,)}]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+# `{%a, %b}`, or `true_computation=%a, false_computation=%b` where a predicate chooses.
+_BRANCHES = re.compile(r"(?:branch|true|false)_computations?=(\{[^}]*\}|%[^\s,]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _BITS = re.compile(r"[a-z]+(\d+)")
 
@@ -123,8 +124,8 @@ def _walk(
             body = _attribute(instruction, "body")
             yield from _walk(program, body, times * trip_count(program, instruction), fused)
         elif instruction.opcode == "conditional":
-            branches = _BRANCHES.search(instruction.attributes)
-            for branch in _OPERAND.findall(branches[1]) if branches else ():
+            branches = " ".join(_BRANCHES.findall(instruction.attributes))
+            for branch in re.findall(r"%([^\s,}]+)", branches):
                 yield from _walk(program, branch, times, fused)
         elif instruction.opcode in _CALLING and instruction.called in program.computations:
             inside = fused or instruction.opcode == "fusion"

@@ -15,6 +15,7 @@ from vit_jax.flops import train_flops_per_image
 from vit_jax.hardware import GIB
 from vit_jax.plan.advice import Changes, first_that_fits
 from vit_jax.plan.compiled import (
+    FAST_SHARE,
     CompiledStep,
     TooLargeError,
     argument_bytes,
@@ -35,6 +36,7 @@ class Plan:
     """Everything that the report and plan.json say.
 
     Attributes:
+      full_compile: whether the update was optimized as for training.
       available_bytes: of a device for programs; None for virtual devices without --hbm_gib.
       argument_bytes: of train state and batch, per device.
       step: None where the compiler found no way to fit it into the memory.
@@ -47,6 +49,7 @@ class Plan:
     """
 
     topology: Topology
+    full_compile: bool
     mesh: dict[str, int]
     batch_size: int
     accumulation_steps: int
@@ -69,9 +72,26 @@ class Plan:
 
     @property
     def fits(self) -> bool:
+        """True only where the figures leave no doubt; see `too_close`."""
         if self.step is None:
             return False
-        return self.available_bytes is None or self.step.memory.total <= self.available_bytes
+        share = usable_share(self.topology, full_compile=self.full_compile)
+        return fits_into(self.step.memory.total, self.available_bytes, share)
+
+    @property
+    def too_large(self) -> bool:
+        """Whether it takes more than there is, by the compile that was made."""
+        if self.step is None:
+            return True
+        return not fits_into(self.step.memory.total, self.available_bytes, 1.0)
+
+    @property
+    def too_close(self) -> bool:
+        """Whether the fast compile, about 10 % off at worst, may be wrong about `fits`."""
+        share = usable_share(self.topology, full_compile=self.full_compile)
+        if share == 1 or self.needed_bytes is None or self.available_bytes is None:
+            return False
+        return share < self.needed_bytes / self.available_bytes <= 2 - share
 
 
 def make_plan(
@@ -95,7 +115,7 @@ def make_plan(
       num_classes: likewise.
       hbm_gib: memory of a device, if not that of the chip.
       try_remedies: where it does not fit, compile with changes until it does.
-      output: existing folder for `batch.png`, where the data are here.
+      output: existing folder for `batch.png`, where the data are here; it is drawn first.
 
     Raises:
       UserError: whatever training would raise before it compiles; unknown sizes of the data; a
@@ -104,6 +124,9 @@ def make_plan(
     sizes = {"num_examples": num_examples, "num_classes": num_classes}
     subject = build_subject(config, topology, **sizes)
     run = subject.run
+    pictured = 0
+    if output is not None and not subject.data_note:
+        pictured = save_batch_picture(run, output / "batch.png")
     available = available_bytes(topology, hbm_gib)
     arguments = argument_bytes(subject)
     step, refusal, needed = None, "", None
@@ -112,7 +135,7 @@ def make_plan(
         needed = step.memory.total
     except TooLargeError as error:
         refusal = str(error)
-        needed = error.temporary_bytes and error.temporary_bytes + arguments
+        needed = error.needed_bytes(arguments)
     params = subject.state.params
     flops = train_flops_per_image(run.objective, params, run.image_shape)
     time = None
@@ -121,6 +144,7 @@ def make_plan(
         time = step_time(step, topology, model_flops=model_flops, full_compile=full_compile)
     plan = Plan(
         topology=topology,
+        full_compile=full_compile,
         mesh=dict(run.mesh.shape),
         batch_size=run.batch_size,
         accumulation_steps=config.train_step.accumulation_steps,
@@ -147,10 +171,9 @@ def make_plan(
             dataset=config.dataset.name,
             epochs=run.total_steps * run.batch_size / run.dataset.num_examples,
         ),
+        pictured=pictured,
     )
-    if output is not None and not subject.data_note:
-        plan.pictured = save_batch_picture(run, output / "batch.png")
-    if not plan.fits and try_remedies:
+    if plan.too_large and try_remedies:
         plan.remedy = first_that_fits(
             *(config, topology, lambda other: _fits(other, topology, available, sizes))
         )
@@ -173,6 +196,16 @@ def available_bytes(topology: Topology, hbm_gib: float | None) -> int | None:
     return round(share * topology.chip.device_hbm_bytes)
 
 
+def usable_share(topology: Topology, *, full_compile: bool) -> float:
+    """The part of the memory up to which a compiled program is sure to fit."""
+    return FAST_SHARE if topology.kind == "tpu" and not full_compile else 1.0
+
+
+def fits_into(total: int, available: int | None, share: float) -> bool:
+    """Whether a program fits; always, where nothing is known of the memory."""
+    return available is None or total <= share * available
+
+
 def gpu_share() -> float:
     """The part of a GPU's memory that JAX takes when it starts."""
     return float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
@@ -189,4 +222,4 @@ def _fits(
         return False
     finally:
         jax.clear_caches()
-    return available is None or total <= available
+    return fits_into(total, available, usable_share(topology, full_compile=False))

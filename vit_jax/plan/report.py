@@ -33,13 +33,22 @@ def report_text(plan: Plan) -> str:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """What `plan.json` holds: the fields of `Plan`, and the verdict."""
+    """What `plan.json` holds: the fields of `Plan`, and the verdict.
+
+    `fits` and `too_close` are those of `Plan`: a plan that is too close for the fast compile does
+    not count as fitting.
+    """
     fields = {
         field.name: _plain(getattr(plan, field.name))
         for field in dataclasses.fields(plan)
         if field.name != "topology"
     }
-    return {"topology": plan.topology.name, **fields, "fits": plan.fits}
+    return {
+        "topology": plan.topology.name,
+        **fields,
+        "fits": plan.fits,
+        "too_close": plan.too_close,
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -183,10 +192,16 @@ def _verdict(plan: Plan) -> list[str]:
     if plan.available_bytes is None:
         return [f"It compiles and needs {needed} per device; what there is depends on the machine."]
     has = f"{_gib(plan.available_bytes).strip()} of {device}"
+    if plan.needed_bytes is not None:
+        has += f" ({plan.needed_bytes / plan.available_bytes:.0%})"
     if plan.fits:
-        share = plan.step.memory.total / plan.available_bytes if plan.step else 0.0
-        return [f"It fits: {needed} of the {has} ({share:.0%})."]
+        return [f"It fits: {needed} of the {has}."]
+    close = "too close for the fast compile; --full_compile tells"
+    if plan.too_close and not plan.too_large:
+        return [f"It may fit: {needed} of the {has}: {close}."]
     lines = [f"It does not fit: it needs {needed} of the {has}."]
+    if plan.too_close:
+        lines = [f"It seems not to fit: it needs {needed} of the {has}: {close}."]
     if plan.remedy is not None:
         changes, price = plan.remedy
         lines.append(f"This fits: {flags(changes)}  ({price})")

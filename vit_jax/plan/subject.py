@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from typing import Any
 
 import jax
@@ -118,27 +119,61 @@ class Subject:
         }
 
 
+def is_here(name: str, data_dir: str) -> bool:
+    """Whether there is anything of that name, sound or damaged: then no sizes replace it.
+
+    Args:
+      name, data_dir: see `create_dataset`.
+    """
+    drawn = name.partition("(")[0].strip() in ("digits", "glyphs")
+    if not name or drawn or os.path.exists(os.path.expanduser(name)):
+        return True
+    from vit_jax.data.tfds_reader import find_prepared
+
+    try:
+        return bool(find_prepared(name, data_dir))
+    except UserError:
+        return False
+
+
 def create_subject(
     config: ConfigDict, mesh: Mesh, *, num_examples: int | None, num_classes: int | None
 ) -> Subject:
-    """Builds the run of a config, with the data if they are here.
+    """Builds the run of a config, with the data if they are here and `num_examples` is not given.
 
     Their files are opened, but not all read: training does that when it starts.
 
     Raises:
-      UserError: what training would raise; or the data are not here and their sizes unknown.
+      UserError: what training would raise, on data that are here but damaged too; the data are
+        not here and their sizes unknown; `num_classes` alone that contradicts the data.
     """
+    name = config.dataset.name
+    missing = "not looked for, as --num_examples is given"
     if not num_examples:
         try:
-            return Subject(Run(config, mesh, create_dataset))
+            run = Run(config, mesh, create_dataset)
         except UserError as error:
+            if is_here(name, config.dataset.data_dir):
+                raise
             missing = str(error)
-    else:
-        missing = "not looked for"
-    sizes = known_sizes(config.dataset.name, num_examples, num_classes)
+        else:
+            if num_classes not in (None, run.dataset.num_classes):
+                raise UserError(
+                    f"--num_classes={num_classes}: the data are here and have "
+                    f"{run.dataset.num_classes}; leave it out, or give --num_examples as well to "
+                    "plan for other data."
+                )
+            return Subject(run)
+    sizes = known_sizes(name, num_examples, num_classes)
+    if sizes is None and num_examples:
+        raise UserError(
+            f"--num_examples={num_examples}: no recipe knows the classes of dataset.name={name!r}; "
+            "give --num_classes as well."
+        )
     if sizes is None:
-        flags = "" if num_examples else " To plan without the data give --num_examples and"
-        raise UserError(f"{missing}{flags or ' Also give'} --num_classes.")
+        raise UserError(
+            f"{missing} To plan without the data give --num_examples and --num_classes."
+        )
 
     def open_dataset(**kwargs: Any) -> Dataset:
         return open_sized(sizes, **kwargs)

@@ -19,23 +19,25 @@ from vit_jax.hardware import GIB
 from vit_jax.plan.advice import Changes, changed, flags, remedies
 from vit_jax.plan.compiled import CompiledStep, TooLargeError, compile_step
 from vit_jax.plan.estimate import step_time, whole_recipe
-from vit_jax.plan.plan import available_bytes, build_subject
-from vit_jax.plan.published import variant_of
+from vit_jax.plan.plan import available_bytes, build_subject, usable_share
+from vit_jax.plan.published import utilization, variant_of
 from vit_jax.plan.subject import Subject
 from vit_jax.plan.topology import Topology, parse_topology
 
 INTRODUCTION = """# What fits where, and how long it takes
 
 Written by `scripts/plan_table.py` on a machine without a TPU: the update of `configs/pretrain.py`
-was compiled for each slice (fast, see `scripts/plan.py`), nothing was run. Batch 4096, 224 pixels,
-the state split over all chips of the slice (`mesh.data=-1 mesh.fsdp=0`), and in the last column
+was compiled for each machine (fast, see `scripts/plan.py`), nothing was run. Batch {batch}, the
+state split over all devices of a slice or node (`mesh.data=-1 mesh.fsdp=0`), and in the last column
 what it took to fit beside the recipe's own settings, found in the order remat and scan,
 accumulation, bfloat16 first moment.
 
-GiB is what the compiler reserves per JAX device (a chip; a core of v3). The step is predicted, not
-measured: the longest of executed FLOPs at 35 % of the peak (what published trainings of ViTs
-reached on TPUv3: 27 to 43 %), bytes at the full bandwidth of the memory, and collectives at that of
-the links. Real steps take that or more. Chip-days are for the whole recipe, without evaluations."""
+GiB is what the compiler reserves per JAX device (a chip; a core of v3). Of a TPU it is up to 10 %
+off: `close` marks what fills more than 90 %, for which `--full_compile` tells. The step is
+predicted, not measured: the longest of executed FLOPs at the share of the peak that stands above
+each table, bytes at the full bandwidth of the memory, and collectives at that of the links. A real
+step may take more, as nothing overlaps perfectly, or less: the share is assumed, and trainings of
+ViTs were published on both sides of it. Chip-days are for the whole recipe, without evaluations."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Cell:
       available_gib: of the device.
       step_seconds, images_per_second, chip_days: predicted; None likewise.
       compile_seconds: what finding this out has taken here.
+      problem: why there is no plan; "" where there is one.
     """
 
     model: str
@@ -59,6 +62,7 @@ class Cell:
     images_per_second: float | None
     chip_days: float | None
     compile_seconds: float
+    problem: str = ""
 
 
 def make_table(
@@ -74,24 +78,36 @@ def make_table(
       models: arguments of the recipe, such as "B/16,jft".
       topologies: see `parse_topology`.
       get_config: of the recipe.
-      results: file of JSON lines; what it holds is not computed again.
+      results: file of JSON lines; what it holds is not computed again. Cells with a problem are
+        left out, so that they are tried again.
+
+    Raises:
+      UserError: a topology cannot be read, or is no accelerator.
     """
+    parsed = {text: parse_topology(text) for text in topologies}
+    for topology in parsed.values():
+        if topology.chip is None:
+            raise UserError(f"--topologies: {topology.name} has no speed; name accelerators.")
     lines = results.read_text().splitlines() if results.exists() else []
     cells = [Cell(**json.loads(line)) for line in lines]
     done = {(cell.model, cell.topology) for cell in cells}
-    for text in topologies:
-        topology = parse_topology(text)
+    for text, topology in parsed.items():
         for model in models:
             if (model, text) in done:
                 continue
-            cell = plan_cell(model, text, topology, get_config(model))
+            try:
+                cell = plan_cell(model, text, topology, get_config(model))
+            except UserError as error:
+                logging.warning("%s on %s: %s", model, text, error)
+                cells.append(_without_plan(model, text, topology, str(error)))
+                continue
             logging.info("%s", cell)
             cells.append(cell)
             with results.open("a") as file:
                 file.write(json.dumps(dataclasses.asdict(cell)) + "\n")
-    return (
-        "\n\n".join([INTRODUCTION, *(_markdown(text, models, cells) for text in topologies)]) + "\n"
-    )
+    introduction = INTRODUCTION.format(batch=_batch_sizes(cells))
+    tables = [_markdown(text, topology, models, cells) for text, topology in parsed.items()]
+    return "\n\n".join([introduction, *tables]) + "\n"
 
 
 def plan_cell(model: str, text: str, topology: Topology, config: ConfigDict) -> Cell:
@@ -114,6 +130,12 @@ def plan_cell(model: str, text: str, topology: Topology, config: ConfigDict) -> 
         row |= _figures(*found, config, topology)
     jax.clear_caches()  # hundreds of programs would fill the memory of this machine
     return Cell(**row, compile_seconds=time.monotonic() - start)
+
+
+def _without_plan(model: str, text: str, topology: Topology, problem: str) -> Cell:
+    available = available_bytes(topology, None)
+    assert available is not None
+    return Cell(model, text, "", None, available / GIB, None, None, None, 0.0, problem)
 
 
 def _compiled(config: ConfigDict, topology: Topology) -> tuple[Subject, CompiledStep] | None:
@@ -150,23 +172,41 @@ def _figures(
     }
 
 
-def _markdown(text: str, models: Sequence[str], cells: list[Cell]) -> str:
+def _batch_sizes(cells: list[Cell]) -> str:
+    known = {
+        round(cell.step_seconds * cell.images_per_second)
+        for cell in cells
+        if cell.step_seconds is not None and cell.images_per_second is not None
+    }
+    return " or ".join(map(str, sorted(known))) or "as in the recipe"
+
+
+def _markdown(text: str, topology: Topology, models: Sequence[str], cells: list[Cell]) -> str:
     chosen = {cell.model: cell for cell in cells if cell.topology == text}
     available = next(iter(chosen.values())).available_gib
+    assert topology.chip is not None
+    assumed = utilization(topology.chip.name)
+    limit = usable_share(topology, full_compile=False) * available
     lines = [
-        f"## {parse_topology(text)}: {available:.2f} GiB per device",
+        f"## {topology}: {available:.2f} GiB per device",
+        "",
+        f"Compute at {assumed.share:.0%} of the peak: {assumed.origin}.",
         "",
         "| recipe | GiB per device | step | images/s | chip-days | beside the recipe |",
         "|---|---|---|---|---|---|",
     ]
     for model in models:
         cell = chosen[model]
+        if cell.problem:
+            lines.append(f"| {model} | no plan | | | | {cell.problem.replace('|', '/')} |")
+            continue
         settings = cell.settings.replace("--config.", "") or "-"
         if cell.gib is None or cell.step_seconds is None:
             lines.append(f"| {model} | does not fit | | | | {settings} |")
             continue
+        close = " close" if cell.gib > limit else ""
         lines.append(
-            f"| {model} | {cell.gib:.2f} | {cell.step_seconds:.2f} s | "
+            f"| {model} | {cell.gib:.2f}{close} | {cell.step_seconds:.2f} s | "
             f"{cell.images_per_second:,.0f} | {cell.chip_days:,.0f} | {settings} |"
         )
     return "\n".join(lines)

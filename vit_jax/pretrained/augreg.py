@@ -1,7 +1,6 @@
 """The AugReg collection ("How to train your ViT?", 2106.10270): 50,000 files and their index.
 
-A file's name is its recipe: `B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0`, followed
-by `--imagenet2012-steps_20k-lr_0.03-res_384` for one of its fine-tunings. index.csv has a row per
+A file's name is its recipe, see vit_jax/models/augreg_names.py. index.csv has a row per
 fine-tuning, with the accuracies on held-out data by which to choose.
 """
 
@@ -10,30 +9,18 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
-import re
 from typing import Any
 
 from vit_jax.errors import UserError, check_known, nearest
+from vit_jax.models import augreg_names
 from vit_jax.pretrained.zoo_entry import Accuracy, ZooEntry
 
 FOLDER = "gs://vit_models/augreg"
 INDEX = f"{FOLDER}/index.csv"
 
-# name in files: key of models/variants.py, and `name` in the index
-MODELS = {
-    "Ti_16": "Ti/16",
-    "S_32": "S/32",
-    "S_16": "S/16",
-    "B_32": "B/32",
-    "B_16": "B/16",
-    "B_8": "B/8",
-    "L_16": "L/16",
-    "R_Ti_16": "R+Ti/16",
-    "R26_S_32": "R26+S/32",
-    "R50_L_32": "R50+L/32",
-}
-# of pre-training: (classes, key of class_names.LABELS)
-PRETRAINING = {"i1k": (1000, "imagenet2012"), "i21k": (21843, "imagenet21k")}
+MODELS = augreg_names.MODELS
+# of pre-training: classes
+PRETRAINING = {"i1k": 1000, "i21k": 21843}
 # `adapt_ds` in the index: classes
 ADAPTATION = {
     "imagenet2012": 1000,
@@ -43,13 +30,6 @@ ADAPTATION = {
     "kitti": 4,  # VTAB's task: distance of the closest vehicle
 }
 
-_NUMBER = r"[0-9.e-]+"
-_NAME = re.compile(
-    rf"(?P<model>{'|'.join(MODELS)})-(?P<ds>{'|'.join(PRETRAINING)})-(?:30|300)ep-lr_{_NUMBER}"
-    r"-aug_(?:none|light0|light1|light2|medium1|medium2|strong1|strong2)"
-    rf"-wd_{_NUMBER}-do_{_NUMBER}-sd_{_NUMBER}"
-    rf"(?:--(?P<adapt_ds>{'|'.join(ADAPTATION)})-steps_\d+k-lr_{_NUMBER}-res_(?P<res>224|384))?"
-)
 _COLUMNS = (
     *("name", "ds", "final_val", "final_test", "adapt_ds", "adapt_resolution"),
     *("adapt_final_val", "adapt_final_test", "filename", "adapt_filename"),
@@ -59,7 +39,7 @@ Row = dict[str, str]
 
 
 def is_file_name(name: str) -> bool:
-    return _NAME.fullmatch(name.removesuffix(".npz")) is not None
+    return augreg_names.is_file_name(name)
 
 
 def entry(name: str) -> ZooEntry:
@@ -69,27 +49,20 @@ def entry(name: str) -> ZooEntry:
       UserError: the collection has no such names.
     """
     name = name.removesuffix(".npz")
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise UserError(
-            f"{name!r} is no file of AugReg; names are as {next(iter(MODELS))}-i21k-300ep-lr_0.001-"
-            "aug_none-wd_0.03-do_0.0-sd_0.0, for a fine-tuning followed by "
-            "--imagenet2012-steps_20k-lr_0.03-res_384; models: " + ", ".join(MODELS) + "."
-        )
-    num_classes, labels = PRETRAINING[match["ds"]]
-    if match["adapt_ds"]:
-        num_classes = ADAPTATION[match["adapt_ds"]]
-        labels = "imagenet2012" if match["adapt_ds"] == "imagenet2012" else ""
-    resolution = int(match["res"] or 224)
-    uncertain = match["ds"] == "i1k" and not match["adapt_ds"]
+    parts = augreg_names.parse(name)
+    num_classes, labels = PRETRAINING[parts.data], augreg_names.DATASETS[parts.data]
+    if parts.adapt_dataset:
+        num_classes = ADAPTATION[parts.adapt_dataset]
+        labels = "imagenet2012" if parts.adapt_dataset == "imagenet2012" else ""
+    uncertain = parts.data == "i1k" and not parts.adapt_dataset
     return ZooEntry(
         name=f"augreg/{name}",
         url=f"{FOLDER}/{name}.npz",
         format="npz_published",
-        variant=MODELS[match["model"]],
-        resolution=resolution,
+        variant=parts.variant,
+        resolution=parts.resolution,
         num_classes=num_classes,
-        preprocess=f"official_eval({resolution})",
+        preprocess=f"official_eval({parts.resolution})",
         labels=labels,
         note="May have the tanh layer before its head: files trained on ImageNet alone exist with "
         "and without."

@@ -1,0 +1,68 @@
+"""Remedies, their order and their prices."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from tests import tiny
+from vit_jax.plan.advice import Changes, changed, first_that_fits, flags, remedies
+from vit_jax.plan.plan import build_subject
+from vit_jax.plan.topology import parse_topology
+
+CPU = parse_topology("cpu:8")
+
+
+def test_remedies_come_in_order_and_stop_at_the_first_that_fits() -> None:
+    config = tiny.config(dataset__batch_size=64)
+    found = [changes for changes, _ in remedies(config, CPU)]
+    assert [list(changes)[-1] for changes in found] == [
+        "model.remat",
+        "mesh.fsdp",
+        *["train_step.accumulation_steps"] * 3,  # 64 images on 8 devices: 2, 4, 8
+        "optimizer.momentum_dtype",
+    ]
+    tried = []
+
+    def fits(other: Any) -> bool:
+        tried.append(other)
+        return other.train_step.accumulation_steps == 4
+
+    result = first_that_fits(config, CPU, fits)
+    assert result is not None
+    assert flags(result[0]) == (
+        "--config.model.scan=True --config.model.remat=full --config.mesh.data=-1 "
+        "--config.mesh.fsdp=0 --config.train_step.accumulation_steps=4"
+    )
+    assert len(tried) == 4
+    assert config.train_step.accumulation_steps == 1  # the config itself is left as it was
+    assert first_that_fits(config, CPU, lambda other: False) is None
+    best = changed(config, found[-1])
+    assert not list(remedies(best, CPU))  # nothing is left to change
+
+
+def test_prices_add_up_and_name_what_the_training_draws_anew() -> None:
+    config = tiny.config(dataset__batch_size=64)
+    prices = [price for _, price in remedies(config, CPU)]
+    assert prices[0] == (
+        "a third more arithmetic; other initial values and dropout masks from the same seed"
+    )
+    for before, after in itertools.pairwise(prices):
+        assert after.startswith(before)
+    assert len(set(prices[-1].split("; "))) == len(prices[-1].split("; ")) == 5
+    [first, *_] = remedies(tiny.config(model__scan=True), CPU)
+    assert first[1] == "a third more arithmetic"
+
+
+def test_remedies_where_the_config_leaves_the_size_of_an_axis_open() -> None:
+    config = tiny.config(mesh__data=4, mesh__fsdp=1, mesh__tensor=-1)  # tensor is 2
+    config.model.scan, config.model.remat = True, "full"
+    found = [changes for changes, _ in remedies(config, CPU)]
+    split: Changes = {"mesh.data": -1, "mesh.fsdp": 0, "mesh.tensor": 2}
+    assert found[:3] == [
+        split,
+        {**split, "train_step.accumulation_steps": 2},  # 16 images on 4 devices
+        {**split, "train_step.accumulation_steps": 4},
+    ]
+    subject = build_subject(changed(config, split), CPU, num_examples=None, num_classes=None)
+    assert dict(subject.run.mesh.shape) == {"data": 1, "fsdp": 4, "tensor": 2}

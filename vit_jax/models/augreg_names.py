@@ -1,0 +1,107 @@
+"""What files of the AugReg collection (2106.10270) are called: a name is the recipe of its file.
+
+`B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0`, and for one of its fine-tunings
+`--imagenet2012-steps_20k-lr_0.03-res_384` after that.
+
+Only published names are recognized: 9 models on 3 pre-trainings (i1k for 300 epochs, i21k for 30
+and for 300), of 28 settings each, would be 756 of the collection's 759 pre-trained files, and B/8
+the rest. No file that we know of is called light2, and some are called light0, while the paper's
+table has light1 and light2 and no light0: our reading is that files count these two from 0.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from vit_jax.errors import UserError
+
+# name in files: key of models/variants.py, and `name` in the index
+MODELS = {
+    "Ti_16": "Ti/16",
+    "S_32": "S/32",
+    "S_16": "S/16",
+    "B_32": "B/32",
+    "B_16": "B/16",
+    "B_8": "B/8",
+    "L_16": "L/16",
+    "R_Ti_16": "R+Ti/16",
+    "R26_S_32": "R26+S/32",
+    "R50_L_32": "R50+L/32",
+}
+DATASETS = {"i1k": "imagenet2012", "i21k": "imagenet21k"}  # of pre-training
+# name in files: in the paper's table of augmentations
+AUGMENTATIONS = {
+    "none": "none",
+    "light0": "light1",
+    "light1": "light2",
+    "medium1": "medium1",
+    "medium2": "medium2",
+    "strong1": "strong1",
+    "strong2": "strong2",
+}
+ADAPTATION_DATASETS = ("imagenet2012", "cifar100", "oxford_iiit_pet", "resisc45", "kitti")
+STEPS = {"0k": 500, "2k": 2_500, "10k": 10_000, "20k": 20_000}  # of fine-tuning
+
+_NAME = re.compile(
+    rf"(?P<upstream>(?P<model>{'|'.join(MODELS)})-(?P<data>i1k(?=-300)|i21k)-(?P<epochs>30|300)ep"
+    rf"-lr_(?P<rate>0\.001)-aug_(?P<augmentation>{'|'.join(AUGMENTATIONS)})-wd_(?P<decay>0\.1|0\.03)"
+    r"-do_(?P<dropout>0\.[01])-sd_(?P=dropout))"
+    rf"(?:--(?P<adapt>{'|'.join(ADAPTATION_DATASETS)})-steps_(?P<steps>{'|'.join(STEPS)})"
+    r"-lr_(?P<adapt_rate>0\.001|0\.003|0\.01|0\.03)-res_(?P<res>224|384))?"
+)
+
+
+class FileName(NamedTuple):
+    """The parts of a name, in the words of the paper and of `vit_jax.models.variants`."""
+
+    upstream: str  # the pre-trained file's name
+    variant: str
+    data: str  # key of DATASETS
+    epochs: int
+    learning_rate: float
+    augmentation: str
+    weight_decay: float
+    dropout_rate: float
+    stochastic_depth_rate: float
+    adapt_dataset: str  # one of ADAPTATION_DATASETS; "" for a pre-trained file
+    adapt_steps: str  # key of STEPS, or ""
+    adapt_rate: float  # 0.0 for a pre-trained file
+    resolution: int  # pixels
+
+
+def is_file_name(name: str) -> bool:
+    return _NAME.fullmatch(name.removesuffix(".npz")) is not None
+
+
+def parse(name: str) -> FileName:
+    """The parts of a file's name, with or without `.npz`.
+
+    Raises:
+      UserError: the collection has no such names.
+    """
+    match = _NAME.fullmatch(name.removesuffix(".npz"))
+    if match is None:
+        raise UserError(
+            f"{name!r} is no file of AugReg; names are as {next(iter(MODELS))}-i21k-300ep-lr_0.001-"
+            "aug_none-wd_0.03-do_0.0-sd_0.0 (i1k: 300ep only; wd_0.1; do_0.1-sd_0.1), for a "
+            "fine-tuning followed by --imagenet2012-steps_20k-lr_0.03-res_384; models: "
+            f"{', '.join(MODELS)}; aug: {', '.join(AUGMENTATIONS)}; fine-tuned on: "
+            f"{', '.join(ADAPTATION_DATASETS)}; steps: {', '.join(STEPS)}."
+        )
+    regularization = float(match["dropout"])
+    return FileName(
+        upstream=match["upstream"],
+        variant=MODELS[match["model"]],
+        data=match["data"],
+        epochs=int(match["epochs"]),
+        learning_rate=float(match["rate"]),
+        augmentation=AUGMENTATIONS[match["augmentation"]],
+        weight_decay=float(match["decay"]),
+        dropout_rate=regularization,
+        stochastic_depth_rate=regularization,
+        adapt_dataset=match["adapt"] or "",
+        adapt_steps=match["steps"] or "",
+        adapt_rate=float(match["adapt_rate"] or 0),
+        resolution=int(match["res"] or 224),
+    )
