@@ -41,6 +41,8 @@ EXTRAS_REQUIRE = {
     "wandb": ["wandb>=0.31"],
     # scripts/test.sh.
     "dev": [
+        # The TPU compiler, which runs without a TPU: plans for TPUs are tested with it.
+        "libtpu>=0.0.42; sys_platform == 'linux' and platform_machine == 'x86_64'",
         "mypy>=1.14",
         "pillow>=10.0",
         "pytest>=9.0",

@@ -21,7 +21,7 @@ SUPPORTED = ("3.11", "3.12", "3.13")
 THIS_PYTHON = "{}.{}".format(*sys.version_info)
 INSTALLED_EXTRAS = ("embedded", "dev", "export", "hf", "peers")  # by setup.sh --tests
 # Who brings a module that is not installed here.
-ABSENT = {"tensorflow": "tensorflow-cpu", "libtpu": "jax"}  # jax[tpu]
+ABSENT = {"tensorflow": "tensorflow-cpu"}
 
 
 def setup_value(name: str) -> object:
@@ -38,7 +38,8 @@ def requirements() -> list[Requirement]:
     lines = [*setup_value("INSTALL_REQUIRES")]
     for extra in INSTALLED_EXTRAS:
         lines += extras[extra]
-    return [Requirement(line) for line in lines]
+    found = [Requirement(line) for line in lines]
+    return [each for each in found if each.marker is None or each.marker.evaluate()]
 
 
 def pins(version: str) -> dict[str, str]:

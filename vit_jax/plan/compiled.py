@@ -26,7 +26,11 @@ from vit_jax.run import Run
 
 # Seconds instead of minutes; in the pairs that were compared the memory differed by up to 10 %, so
 # more than FAST_SHARE of a device is too close to call.
-FAST = {"exec_time_optimization_effort": -1.0}
+FAST: dict[str, Any] = (
+    {"exec_time_optimization_effort": -1.0}
+    if hasattr(jax.config, "jax_exec_time_optimization_effort")  # gone in JAX 0.12
+    else {"optimization_level": "O0"}
+)
 FAST_SHARE = 0.9
 
 # Nothing can be timed where there is no GPU, so no kernel is chosen by trying it.
