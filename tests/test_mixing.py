@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy import stats
 
 from tests import tiny
+from vit_jax import run as run_module
 from vit_jax import train
 from vit_jax.errors import UserError
 from vit_jax.losses import LOSSES, one_hot_targets
@@ -319,7 +320,7 @@ def test_the_loop_mixes_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         asked.update(kwargs)
         raise Started
 
-    monkeypatch.setattr(train, "jit_train_step", jit_train_step)
+    monkeypatch.setattr(run_module, "jit_train_step", jit_train_step)
     state = TrainState(jax.device_put(np.int32(0)), {}, (), None)
     monkeypatch.setattr(train, "initial_state", lambda *_: state)
     config = tiny.config(

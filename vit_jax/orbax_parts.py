@@ -19,17 +19,6 @@ from vit_jax.checksums import write_manifest
 _DISK_ERRORS = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "os_error_code")
 
 
-# Replicated arrays are written by all who hold them, each its part; below this size cutting them up
-# (a program to compile for each shape) costs more than it saves.
-_MIN_PART_BYTES = 1 << 20
-
-ocp.type_handlers.register_type_handler(
-    jax.Array,
-    ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_PART_BYTES),
-    override=True,
-)
-
-
 class ChecksummedHandler(ocp.StandardCheckpointHandler):
     """Writes the manifest as the last file of the item, before Orbax commits the step.
 
