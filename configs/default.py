@@ -102,7 +102,7 @@ def get_config() -> ConfigDict:
     config.mesh.fsdp = 1  # parameters and optimizer state split so; 0: over a slice or host
     config.mesh.tensor = 1  # heads, MLP width and classes split over so many devices
 
-    config.processes = ConfigDict()  # of a run of several; see vit_jax/liveness.py
+    config.processes = ConfigDict()  # of a run of several; see multihost/watchdog.py
     config.processes.arrival_timeout_seconds = 300  # until all have started
     config.processes.heartbeat_timeout_seconds = 30.0  # unheard of for so long: lost, all stop
     config.processes.step_timeout_seconds = 1800.0  # no progress for so long: a hang; 0: never

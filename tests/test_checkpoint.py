@@ -23,8 +23,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.checkpoint import CheckpointManager, restore_params
 from vit_jax.errors import UserError
+from vit_jax.json_files import write_json
 from vit_jax.orbax_parts import is_disk_error
-from vit_jax.workdir import write_json
 
 REPO = Path(__file__).parents[1]
 
@@ -200,6 +200,23 @@ def test_keeps_the_latest_and_the_best(tmp_path: Path) -> None:
     manager.save(10, make_state(10, mesh))
     manager.close()
     assert on_disk(tmp_path) == [8, 9, 10]
+
+
+def test_a_score_that_comes_later_counts_as_well(tmp_path: Path) -> None:
+    options = {"keep": 1, "best_metric": "accuracy"}
+    save_steps(tmp_path, 1)
+    manager = manager_of(tmp_path, **options)
+    manager.add_metrics(1, {"accuracy": 0.9})
+    assert manager.verify(1) == []
+    manager.save(2, make_state(2, mesh_of(1, 1)), {"accuracy": 0.8})
+    manager.save(3, make_state(3, mesh_of(1, 1)), {"accuracy": 0.7})
+    manager.close()
+    assert on_disk(tmp_path) == [1, 3]
+
+    manager = manager_of(tmp_path, **options)  # from the disk
+    manager.save(4, make_state(4, mesh_of(1, 1)))
+    manager.close()
+    assert on_disk(tmp_path) == [1, 4]
 
 
 def test_best_by_the_smallest_value(tmp_path: Path) -> None:
@@ -518,7 +535,9 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=int(index))
 sys.path.insert(0, "tests")
 from test_checkpoint import *
-from vit_jax.workdir import claim_workdir, run_on_first_process, write_json
+from vit_jax.json_files import write_json
+from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.workdir import claim_workdir
 
 workdir, mesh = Path(workdir), mesh_of(2, 4)
 config = {"model": {"width": 8}}

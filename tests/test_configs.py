@@ -22,10 +22,10 @@ from vit_jax.errors import UserError
 from vit_jax.mixing import create_mixing
 from vit_jax.models.create import MODELS, create_model
 from vit_jax.models.variants import get_variant
+from vit_jax.multihost.processes import start_processes
 from vit_jax.objectives.classification import Classification
 from vit_jax.optimizer import create_optimizer, create_schedule
 from vit_jax.pretrained.load import load_pretrained
-from vit_jax.processes import start_processes
 from vit_jax.run import Run
 from vit_jax.sharding import create_mesh
 from vit_jax.train_step import jit_train_step

@@ -23,9 +23,9 @@ from vit_jax.export import write
 from vit_jax.export.settings import ExportSettings
 from vit_jax.export.write import export, export_model
 from vit_jax.inference import PretrainedModel, load_model
+from vit_jax.json_files import write_json
 from vit_jax.onnx import trace
 from vit_jax.pretrained.description import Description
-from vit_jax.workdir import write_json
 
 IMAGENET = "decode|resize(16)|normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
 CLASSES = ("ant", "bee", "cat")

@@ -72,8 +72,6 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.provenance",
         "vit_jax.writers",
         "vit_jax.flops",
-        "vit_jax.processes",
-        "vit_jax.preemption",
         "vit_jax.profiling",
     ),
     # Recipes are plain numbers: they may look up names and sizes, and build nothing.
@@ -83,7 +81,6 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.orbax_parts",
         "vit_jax.parameter_groups",
         "vit_jax.adafactor",
-        "vit_jax.liveness",
         "configs",
     ),
     0: (
@@ -97,7 +94,8 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.checksums",
         "vit_jax.feature_file",
         "vit_jax.metrics",
-        "vit_jax.verdict",
+        "vit_jax.multihost",
+        "vit_jax.json_files",
         "vit_jax.models.positions",
         "vit_jax.models.tokens",
         "vit_jax.models.variants",

@@ -127,6 +127,7 @@ def test_momentum_dtype_reaches_the_state() -> None:
         ("adamw", {"decay_parameters": "kernel"}, "Did you mean 'kernels'"),
         ("sgd", {"momentum_dtype": "float16"}, "Did you mean"),
         ("sgd", {"clip_norm": 0.0}, "clip_norm"),
+        ("adam", {"eps": 0.0}, "eps=0.0 must be positive, such as 1e-08"),
         ("adamw", {"momentum": 0.5}, "optimizer.momentum=0.5 is not read by"),
         ("adamw", {"b2": 2.0}, "optimizer.b2=2.0 must be in"),
         ("adamw", {"decay_multipliers": (("head/kernel", 2.0),)}, "which is 0"),

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from vit_jax import liveness, preemption
 from vit_jax.errors import UserError
 from vit_jax.launch import step_range
-from vit_jax.preemption import PreemptionNotice, metadata_server, read_metadata
-from vit_jax.processes import start_processes
+from vit_jax.multihost import preemption
+from vit_jax.multihost.preemption import PreemptionNotice, metadata_server, read_metadata
+from vit_jax.multihost.processes import start_processes
+from vit_jax.multihost.watchdog import Watchdog
 
 TIMEOUTS: dict[str, Any] = {
     "arrival_timeout_seconds": 5,
@@ -58,7 +59,7 @@ def test_profile_steps() -> None:
 
 def test_a_process_alone_ends_when_it_makes_no_progress() -> None:
     ended: list[int] = []
-    watch = liveness.Liveness(
+    watch = Watchdog(
         heartbeat_timeout_seconds=2.0,
         step_timeout_seconds=0.5,
         start_timeout_seconds=0.5,

@@ -2,16 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.clock import Clock
 from vit_jax import progress as progress_module
 from vit_jax.progress import Progress, format_seconds
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

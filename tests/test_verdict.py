@@ -2,18 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from vit_jax import verdict
-from vit_jax.verdict import REQUEUE_EXIT_CODE, Record, Watch, judge
+from tests.clock import Clock
+from vit_jax.multihost import verdict
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, Record, Watch, judge
 
 TIMEOUT = 10.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.workdir import claim_workdir, read_json, release_workdir, write_json
+from vit_jax.json_files import read_json, write_json
+from vit_jax.workdir import claim_workdir, release_workdir
 
 REPO = Path(__file__).parents[1]
 CONFIG: dict[str, Any] = {
@@ -226,6 +228,34 @@ def test_a_workdir_is_for_one_process_until_it_dies(tmp_path: Path, children: st
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(holder.pid, signal.SIGKILL)
+        holder.communicate()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_lock_of_another_host_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_lost: bool
+) -> None:
+    monkeypatch.setattr("vit_jax.workdir._POLL_SECONDS", 0.1)
+    monkeypatch.setattr("vit_jax.workdir._LOST_HOST_SECONDS", 60.0 if is_lost else 0.5)
+    elsewhere = "import socket; socket.gethostname = lambda: 'elsewhere'\n"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", elsewhere + HOLDER, str(tmp_path), "none"],
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "claimed\n"
+        if is_lost:
+            threading.Timer(1.0, holder.kill).start()
+            claim(tmp_path, {"seed": 0}, {})
+        else:
+            with pytest.raises(UserError, match=f"in use .*pid {holder.pid} on elsewhere"):
+                claim(tmp_path, {"seed": 0}, {})
+        assert caplog.text.count("is locked by another host") == 1
+    finally:
+        holder.kill()
         holder.communicate()
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from configs import default
 from tests import wandb_stand_in
-from vit_jax import workdir as workdir_module
-from vit_jax.errors import UserError
+from vit_jax.errors import PreemptedError, UserError
+from vit_jax.multihost import first_process
 from vit_jax.writers import METRICS_FILE, WANDB_FILE, MetricWriter, check_wandb, read_metrics
 
 
@@ -149,6 +149,21 @@ def test_wandb_learns_that_a_run_has_failed(
         writer.write(1, {"loss": 1 / 0})
     (record,) = runs.values()
     assert record.exit_codes == [1]
+    assert not record.preempting
+
+
+def test_wandb_learns_that_a_run_will_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = wandb_stand_in.install(monkeypatch)
+    with (
+        pytest.raises(PreemptedError),
+        MetricWriter(str(tmp_path), start_step=0, tensorboard=False, wandb_project="vit"),
+    ):
+        raise PreemptedError
+    (record,) = runs.values()
+    assert record.preempting
+    assert record.exit_codes == [75]
 
 
 def test_nothing_of_wandb_without_a_project(
@@ -165,7 +180,7 @@ def test_only_process_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     runs = wandb_stand_in.install(monkeypatch)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(workdir_module, "_broadcast", lambda text: '{"result": null}')
+    monkeypatch.setattr(first_process, "_broadcast", lambda text: '{"result": null}')
     write(tmp_path, start_step=0, steps=range(1, 3), tensorboard=True, wandb_project="vit")
     assert not runs
     assert not list(tmp_path.iterdir())

@@ -23,6 +23,7 @@ class Record:
     rows: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     dropped: list[int] = dataclasses.field(default_factory=list)
     exit_codes: list[int] = dataclasses.field(default_factory=list)
+    preempting: bool = False
     init: dict[str, Any] = dataclasses.field(default_factory=dict)
     error: Exception | None = None  # what every call raises once W&B's own process is dead
 
@@ -58,6 +59,9 @@ class Run:
             return
         self._step = step
         self._record.rows.setdefault(step, {}).update(data)
+
+    def mark_preempting(self) -> None:
+        self._record.preempting = True
 
     def finish(self, exit_code: int) -> None:
         if self._record.error is not None:

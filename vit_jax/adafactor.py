@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.tree import is_stacked, path_name
+
 # Smaller matrices keep a second moment per entry; big_vision's value.
 MIN_FACTORED_SIZE = 32
 
@@ -36,7 +38,7 @@ def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTrans
 
     def init_leaf(path: Any, param: jax.Array) -> optax.FactoredState:
         init = one.init
-        if _is_scanned(path):
+        if is_stacked(path_name(path)):
             init = jax.vmap(init, out_axes=per_layer)
         return init(param)
 
@@ -47,7 +49,7 @@ def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTrans
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         def update_leaf(path: Any, gradient: jax.Array, v_row: Any, v_col: Any, v: Any) -> Any:
             leaf_update = one.update
-            if _is_scanned(path):
+            if is_stacked(path_name(path)):
                 leaf_update = jax.vmap(
                     leaf_update, in_axes=(0, per_layer, 0), out_axes=(0, per_layer)
                 )
@@ -84,7 +86,3 @@ def _gather(states: Any, count: jax.Array) -> optax.FactoredState:
         )
 
     return optax.FactoredState(count, part("v_row"), part("v_col"), part("v"))
-
-
-def _is_scanned(path: Any) -> bool:
-    return any(getattr(entry, "key", None) == "encoderblock" for entry in path)

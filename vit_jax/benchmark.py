@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoint import CheckpointManager
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.preprocess import parse
-from vit_jax.preemption import PreemptionNotice
+from vit_jax.multihost.preemption import PreemptionNotice
 from vit_jax.run import Run, initial_state
 from vit_jax.sharding import batch_sharding, create_mesh
 from vit_jax.train import train

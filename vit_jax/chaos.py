@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.verdict import REQUEUE_EXIT_CODE
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
 _CONTINUES = re.compile(r"Continuing from the checkpoint of step (\d+)")
 _STEP = re.compile(r"step (\d+)/\d+ ")
@@ -61,7 +61,7 @@ class Report:
 
 
 class Session:
-    """All processes of a run, from start to end."""
+    """All processes of a run, from start to end; as a context, they do not outlive it."""
 
     def __init__(self, command: list[str], folder: Path, num_processes: int, num_devices: int):
         folder.mkdir(parents=True)
@@ -119,6 +119,12 @@ class Session:
         self.close()
         return codes
 
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
@@ -155,22 +161,20 @@ def run_chaos(
     rng = random.Random(seed)
     logging.info("The undisturbed run.")
     calm = [*command, f"--workdir={folder / 'undisturbed'}"]
-    session = Session(calm, folder / "logs" / "undisturbed", num_processes, num_devices)
-    while session.is_running():
-        session.wait(3600)
-    if any(session.exit_codes()):
-        raise UserError(f"the undisturbed run failed; see {session.logs[0]}.")
+    with Session(calm, folder / "logs" / "undisturbed", num_processes, num_devices) as session:
+        while session.is_running():
+            session.wait(3600)
+        if any(session.exit_codes()):
+            raise UserError(f"the undisturbed run failed; see {session.logs[0]}.")
 
     report, start = Report(), time.monotonic()
     workdir, reached = folder / "disturbed", 0
     while not (workdir / "results.json").exists():
         report.sessions += 1
-        session = Session(
-            [*command, f"--workdir={workdir}"],
-            folder / "logs" / f"{report.sessions:03}",
-            *(num_processes, num_devices),
-        )
-        reached = _disturb(session, workdir, rng, pause_seconds, report, reached)
+        logs = folder / "logs" / f"{report.sessions:03}"
+        disturbed = [*command, f"--workdir={workdir}"]
+        with Session(disturbed, logs, num_processes, num_devices) as session:
+            reached = _disturb(session, workdir, rng, pause_seconds, report, reached)
         if set(report.exit_codes) - {0, REQUEUE_EXIT_CODE}:
             raise UserError(f"a session ended as it should not; see {session.logs[0].parent}.")
         if rng.random() < damage_probability:

@@ -20,16 +20,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import liveness
-from vit_jax.checksums import damaged_files, read_manifest
+from vit_jax.checksums import damaged_files, read_manifest, write_manifest
 from vit_jax.errors import UserError, nearest
+from vit_jax.multihost import liveness
+from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.orbax_parts import (
     ChecksummedHandler,
     differing_leaves,
     is_disk_error,
     open_manager,
 )
-from vit_jax.workdir import run_on_first_process
 
 _LOG = logging.getLogger(__name__)
 _CHECKPOINTS = "checkpoints"
@@ -152,6 +152,22 @@ class CheckpointManager:
         except Exception as error:
             self._raise_if_of_the_disk(error)
             raise
+
+    def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Gives a step on disk the metrics that it was saved without: it may be one of the best.
+
+        So that of a run that had to stop before it was evaluated, and was so when it went on.
+        """
+        metrics = {name: float(value) for name, value in metrics.items()}
+
+        def write() -> None:
+            item = self._step_dir(step) / _ITEM
+            manifest = read_manifest(item)
+            if manifest is not None and not manifest["note"]["metrics"]:
+                write_manifest(item, {"metrics": metrics}, known=manifest["files"])
+
+        run_on_first_process(write)
+        self._record_score(step, metrics)
 
     def wait(self) -> None:
         """Blocks until the save under way is committed.

@@ -20,12 +20,12 @@ from vit_jax.data.preprocess import Chain
 from vit_jax.errors import UserError
 from vit_jax.evaluators.stream import stream_outputs
 from vit_jax.inference import load_model
+from vit_jax.json_files import write_json
 from vit_jax.metrics import calibration_error, real_accuracy
 from vit_jax.model_inputs import example_names, fitting_batch_size, input_chain, reader_options
 from vit_jax.objectives.create import create_objective
 from vit_jax.real_labels import real_labels
 from vit_jax.sharding import create_mesh, replicated
-from vit_jax.workdir import write_json
 
 RESULTS_FILE = "evaluation.json"
 EXAMPLES_FILE = "examples.csv"

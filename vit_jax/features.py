@@ -48,6 +48,9 @@ from vit_jax.model_inputs import (
 from vit_jax.models.bit import BiTResNet
 from vit_jax.sharding import create_mesh, replicated
 
+# (params, batch) -> features by name
+FeatureFunction = Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]
+
 _BLOCK = re.compile(r"block_(\d+)(_tokens)?")
 
 
@@ -87,12 +90,7 @@ def extract_features(
       UserError: an unknown feature, an image that cannot be read, or no place to write to.
     """
     check_name(output)
-    if split and len(images) != 1:
-        raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
-    paths = [] if split else find_images(images)
-    for path in paths:
-        if not os.path.isfile(path):
-            raise UserError(f"{path}: no such file or folder; a dataset needs a --split.")
+    paths = _image_paths(images, split)
     model = load_model(source, **model_options)
     names = check_features(model.module, features)
     chain, spec = input_chain(model.description, preprocess, encoded=not split)
@@ -109,31 +107,51 @@ def extract_features(
         data = Dataset("images", "", file_source(paths), chain, (), on_bad_image)
     data = data.check()
 
-    mesh = create_mesh()
     function = feature_function(model.module, names)
     inputs = jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype)
     rows = jax.eval_shape(function, model.params, {"image": inputs})
     shapes = {name: (data.num_examples, *rows[name].shape[1:]) for name in names}
-    labels: list[np.ndarray] = []
     with FeatureFile(output, shapes) as file:
-        for part in stream_outputs(
-            lambda params, batch: {**function(params, batch), "label": batch["label"]},
-            jax.device_put(model.params, replicated(mesh)),
-            data,
-            mesh=mesh,
-            batch_size=fitting_batch_size(batch_size, data.num_examples, mesh),
-            loader=reader_options(),
-        ):
-            labels.append(part.pop("label"))
-            file.append(part)
+        labels = _fill(file, function, model.params, data, batch_size)
         others = {"names": np.array(example_names(data.source, data.split))}
         if split:
-            others["labels"] = np.concatenate(labels)
-            others["class_names"] = np.array(data.class_names)
+            others |= {"labels": labels, "class_names": np.array(data.class_names)}
         file.finish(**others)
     text = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
     logging.info("Wrote %s: %s.", output, text)
     return shapes
+
+
+def _image_paths(images: list[str], split: str) -> list[str]:
+    """The image files that `images` names; none where it names a dataset."""
+    if split:
+        if len(images) != 1:
+            raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
+        return []
+    paths = find_images(images)
+    for path in paths:
+        if not os.path.isfile(path):
+            raise UserError(f"{path}: no such file or folder; a dataset needs a --split.")
+    return paths
+
+
+def _fill(
+    file: FeatureFile, function: FeatureFunction, params: Any, data: Dataset, batch_size: int
+) -> np.ndarray:
+    """Writes the features of all examples, in order; gives their labels, int32 [N]."""
+    mesh = create_mesh()
+    labels: list[np.ndarray] = []
+    for part in stream_outputs(
+        lambda params, batch: {**function(params, batch), "label": batch["label"]},
+        jax.device_put(params, replicated(mesh)),
+        data,
+        mesh=mesh,
+        batch_size=fitting_batch_size(batch_size, data.num_examples, mesh),
+        loader=reader_options(),
+    ):
+        labels.append(part.pop("label"))
+        file.append(part)
+    return np.concatenate(labels)
 
 
 def available_features(module: Any) -> list[str]:
@@ -169,9 +187,7 @@ def check_features(module: Any, features: Iterable[str]) -> list[str]:
     return names
 
 
-def feature_function(
-    module: Any, names: Iterable[str]
-) -> Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]:
+def feature_function(module: Any, names: Iterable[str]) -> FeatureFunction:
     """`(params, batch) -> {name: float32 [B, ...]}`, to be compiled.
 
     Args:

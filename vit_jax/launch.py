@@ -19,7 +19,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from vit_jax.errors import PreemptedError, UserError, nearest
-from vit_jax.verdict import REQUEUE_EXIT_CODE
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = flags.FLAGS
@@ -181,15 +181,15 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
 def _has_peers() -> bool:
     if "jax" not in sys.modules:
         return False
-    from vit_jax import liveness
+    from vit_jax.multihost import coordination
 
-    return liveness.num_processes() > 1
+    return coordination.num_processes() > 1
 
 
 def _wait_for_verdict(error: Exception) -> None:
     """Ends the process if another one is to blame; the watch says which."""
     if _has_peers():
-        from vit_jax import liveness
+        from vit_jax.multihost import liveness
 
         print(f"{str(error).splitlines()[0]} (looking for the cause)", file=sys.stderr, flush=True)
         liveness.wait_for_verdict()
@@ -201,7 +201,7 @@ def _end(message: str, exit_code: int) -> NoReturn:
         print(message, file=sys.stderr, flush=True)
     if not _has_peers():
         sys.exit(exit_code)
-    from vit_jax import liveness
+    from vit_jax.multihost import liveness
 
     liveness.fail(message.strip().splitlines()[-1].removeprefix("error: "), exit_code)
     logging.shutdown()
@@ -227,7 +227,7 @@ def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> 
 
 def join_processes(timeouts: Any) -> None:
     """Joins the other processes of this run, if there are any; see `processes.start_processes`."""
-    from vit_jax import processes
+    from vit_jax.multihost import coordination, processes
 
     processes.start_processes(
         distributed=FLAGS.distributed,
@@ -236,15 +236,13 @@ def join_processes(timeouts: Any) -> None:
         process_id=FLAGS.process_id,
         **timeouts,
     )
-    from vit_jax import liveness
-
-    if liveness.num_processes() > 1:
-        start_logging(liveness.process_id())
+    if coordination.num_processes() > 1:
+        start_logging(coordination.process_id())
 
 
 def leave_processes() -> None:
     """The work is done: when all have said so, nobody is missed from here on."""
-    from vit_jax import liveness
+    from vit_jax.multihost import liveness
 
     liveness.leave()
 

@@ -22,6 +22,7 @@ from vit_jax.parameter_groups import (
 
 Schedule = Callable[[Any], jax.Array]
 
+OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
 SCHEDULES = ("cosine", "linear", "rsqrt", "constant")
 DECAY_MASKS = {
     # Weights of dense layers, attention and convolutions: not biases, norms, cls, positions.
@@ -172,42 +173,17 @@ def create_optimizer(
         everything, one of `decay_multipliers` matches nothing that decays, or the model has no
         encoder blocks to count for `layer_decay`.
     """
-    optimizers: dict[str, Callable[[Any], optax.GradientTransformation]] = {
-        "adamw": lambda dtype: optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype),
-        "adam": lambda dtype: optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype),
-        "sgd": lambda dtype: optax.trace(decay=momentum, accumulator_dtype=dtype),
-        "adafactor": lambda dtype: optax.chain(
-            scale_by_factored_rms(factored_decay, b2),
-            optax.ema(momentum, debias=False, accumulator_dtype=dtype)
-            if momentum
-            else optax.identity(),
-        ),
-    }
-    check_known("optimizer.name", name, optimizers)
-    decays = {"b1": b1, "b2": b2, "momentum": momentum}
-    given = {**decays, "eps": eps, "factored_decay": factored_decay}
+    given = {"b1": b1, "b2": b2, "eps": eps, "momentum": momentum, "factored_decay": factored_decay}
+    check_known("optimizer.name", name, OPTIMIZERS)
     _check_read("optimizer", name, given, OPTIMIZER_KEYS, create_optimizer)
-    for key, value in decays.items():
-        if not 0.0 <= value < 1.0:
-            raise UserError(f"optimizer.{key}={value} must be in [0, 1).")
+    _check_values(name, given, clip_norm, weight_decay)
     check_known("optimizer.decay_parameters", decay_parameters, DECAY_MASKS)
     check_known("optimizer.momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
-    if name == "adam" and weight_decay:
-        raise UserError(
-            f"optimizer.weight_decay={weight_decay} is not read by optimizer.name='adam'; "
-            "the paper's Adam with decoupled decay is 'adamw'."
-        )
-    if clip_norm is not None and clip_norm <= 0:
-        raise UserError(
-            f"optimizer.clip_norm={clip_norm} must be positive, or None for no clipping."
-        )
-    if factored_decay <= 0:
-        raise UserError(f"optimizer.factored_decay={factored_decay} must be positive, such as 0.8.")
     multipliers = check_decay_multipliers(decay_multipliers)
     if multipliers and not weight_decay:
         raise UserError("optimizer.decay_multipliers multiply optimizer.weight_decay, which is 0.")
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
-    steps.append(optimizers[name](MOMENTUM_DTYPES[momentum_dtype]))
+    steps.append(_precondition(name, MOMENTUM_DTYPES[momentum_dtype], **given))
     if weight_decay:
         pattern = DECAY_MASKS[decay_parameters]
         steps.append(add_multiplied_decay(weight_decay, pattern, multipliers))
@@ -217,3 +193,46 @@ def create_optimizer(
         tx = freeze_parameters(tx, freeze)
     # Outside of the freezing, which hides blocks: all of them have to be counted.
     return tx if layer_decay == 1.0 else optax.chain(tx, scale_by_layer(layer_decay))
+
+
+def _check_values(
+    name: str, given: Mapping[str, float], clip_norm: float | None, weight_decay: float
+) -> None:
+    """Raises UserError for a number that the optimizer cannot mean."""
+    for key in ("b1", "b2", "momentum"):
+        if not 0.0 <= given[key] < 1.0:
+            raise UserError(f"optimizer.{key}={given[key]} must be in [0, 1).")
+    for key in ("eps", "factored_decay"):
+        if not given[key] > 0.0:
+            default = inspect.signature(create_optimizer).parameters[key].default
+            raise UserError(f"optimizer.{key}={given[key]} must be positive, such as {default}.")
+    if name == "adam" and weight_decay:
+        raise UserError(
+            f"optimizer.weight_decay={weight_decay} is not read by optimizer.name='adam'; "
+            "the paper's Adam with decoupled decay is 'adamw'."
+        )
+    if clip_norm is not None and clip_norm <= 0:
+        raise UserError(
+            f"optimizer.clip_norm={clip_norm} must be positive, or None for no clipping."
+        )
+
+
+def _precondition(
+    name: str,
+    dtype: Any,
+    *,
+    b1: float,
+    b2: float,
+    eps: float,
+    momentum: float,
+    factored_decay: float,
+) -> optax.GradientTransformation:
+    """What makes an update of a gradient; `dtype` is that of its momentum."""
+    if name == "sgd":
+        return optax.trace(decay=momentum, accumulator_dtype=dtype)
+    if name == "adafactor":
+        scale = scale_by_factored_rms(factored_decay, b2)
+        if not momentum:
+            return scale
+        return optax.chain(scale, optax.ema(momentum, debias=False, accumulator_dtype=dtype))
+    return optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype)

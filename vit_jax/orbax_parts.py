@@ -109,7 +109,7 @@ def open_manager(
         async_options=ocp.options.AsyncOptions(
             # Otherwise a save that fails early leaves threads that wait minutes for its folder.
             create_directories_asynchronously=False,
-            # Who hangs is for liveness.py to say.
+            # Who hangs is for multihost/watchdog.py to say.
             timeout_secs=7 * 24 * 3600,
         ),
     )

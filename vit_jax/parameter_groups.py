@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 from vit_jax.errors import UserError, nearest
+from vit_jax.tree import is_stacked, path_name
 
 # What stands before the first block, and after the last one; each parameter is in one of the two
 # or in a block (tests/test_optimizer.py goes through all models).
@@ -72,11 +73,11 @@ def frozen_mask(tree: Any, pattern: str) -> Any:
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     names: Names = tuple(
-        (_name(path), tuple(_loop_names(_name(path), leaf)), math.prod(leaf.shape))
+        (path_name(path), tuple(_loop_names(path_name(path), leaf)), math.prod(leaf.shape))
         for path, leaf in leaves
     )
     frozen = _frozen_names(pattern, names)
-    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path) in frozen, tree)
+    return jax.tree_util.tree_map_with_path(lambda path, _: path_name(path) in frozen, tree)
 
 
 @functools.cache  # the tree is seen several times per run, and should be logged once
@@ -157,15 +158,15 @@ def layer_factors(tree: Any, decay: float) -> Any:
     if not 0.0 < decay <= 1.0:
         raise UserError(f"optimizer.layer_decay={decay} must be above 0 and at most 1 (off).")
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    names = [each for path, leaf in leaves for each in _loop_names(_name(path), leaf)]
+    names = [each for path, leaf in leaves for each in _loop_names(path_name(path), leaf)]
     depth = max((_layer(name, 0) for name in names if _BLOCK.fullmatch(name)), default=0)
     if not depth:
         raise UserError(f"optimizer.layer_decay={decay}: the model has no encoder blocks to count.")
 
     def factor(path: Any, leaf: Any) -> np.ndarray:
-        layers = [_layer(each, depth) for each in _loop_names(_name(path), leaf)]
+        layers = [_layer(each, depth) for each in _loop_names(path_name(path), leaf)]
         factors = np.array([decay ** (depth + 1 - layer) for layer in layers])
-        scanned = "encoderblock/" in _name(path)
+        scanned = is_stacked(path_name(path))
         return factors.reshape((depth,) + (1,) * (leaf.ndim - 1)) if scanned else factors[0]
 
     return jax.tree_util.tree_map_with_path(factor, tree)
@@ -227,7 +228,7 @@ def decay_factors(tree: Any, decaying: str, multipliers: Multipliers) -> Any:
       UserError: a multiplier whose regular expression matches nothing that decays.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    names = [each for path, leaf in leaves for each in _loop_names(_name(path), leaf)]
+    names = [each for path, leaf in leaves for each in _loop_names(path_name(path), leaf)]
     names = [each for each in names if re.fullmatch(decaying, each)]
     for pattern, _ in multipliers:
         if not any(re.fullmatch(pattern, each) for each in names):
@@ -242,8 +243,8 @@ def decay_factors(tree: Any, decaying: str, multipliers: Multipliers) -> Any:
         return next((f for pattern, f in multipliers if re.fullmatch(pattern, name)), 1.0)
 
     def factors(path: Any, leaf: Any) -> np.ndarray:
-        values = np.array([factor(each) for each in _loop_names(_name(path), leaf)])
-        scanned = "encoderblock/" in _name(path)
+        values = np.array([factor(each) for each in _loop_names(path_name(path), leaf)])
+        scanned = is_stacked(path_name(path))
         return values.reshape((-1,) + (1,) * (leaf.ndim - 1)) if scanned else values[0]
 
     return jax.tree_util.tree_map_with_path(factors, tree)
@@ -258,10 +259,6 @@ def _layer(name: str, depth: int) -> int:
     if AFTER_BLOCKS.fullmatch(name):
         return depth + 1
     raise ValueError(f"parameter {name!r} is in no group of vit_jax/parameter_groups.py.")
-
-
-def _name(path: Any) -> str:
-    return "/".join(str(entry.key) for entry in path)
 
 
 def _loop_names(name: str, leaf: Any) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.workdir import read_json
+from vit_jax.json_files import read_json
 from vit_jax.writers import METRICS_FILE, read_metrics
 
 X_AXES = ("step", "images", "hours")

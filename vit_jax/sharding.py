@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.device_order import arrange_devices, device_groups, mesh_sizes, split_sizes
 from vit_jax.errors import UserError
+from vit_jax.tree import is_stacked, path_name
 
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -135,7 +136,7 @@ def parameter_axes(name: str, ndim: int) -> tuple[str | None, ...]:
             f"parameter {name!r} matches {len(matches)} rows of sharding.PARAMETER_AXES, not one."
         )
     axes = matches[0]
-    if _is_scanned(name):
+    if is_stacked(name):
         axes = (None, *axes)
     if len(axes) != ndim:
         raise ValueError(
@@ -157,7 +158,7 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
         for size, axis in zip(shape, axes, strict=True)
     ]
     if "fsdp" in axes and "fsdp" not in spec:
-        first = 1 if _is_scanned(name) else 0
+        first = 1 if is_stacked(name) else 0
         others = [i for i in range(first, len(shape)) if shape[i] % mesh.shape["fsdp"] == 0]
         others = [i for i in others if (used := spec[i]) is None or mesh.shape[used] == 1]
         if others:
@@ -178,12 +179,12 @@ def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
       mesh: from `create_mesh`.
     """
     params = {
-        _dict_keys(path): (leaf.shape, parameter_spec(_dict_keys(path), leaf.shape, mesh))
+        path_name(path): (leaf.shape, parameter_spec(path_name(path), leaf.shape, mesh))
         for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_state.params)
     }
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
-        shape, spec = params.get(_dict_keys(path), ((), PartitionSpec()))
+        shape, spec = params.get(path_name(path), ((), PartitionSpec()))
         return NamedSharding(mesh, _moment_spec(leaf.shape, shape, spec))
 
     shardings = jax.tree_util.tree_map_with_path(sharding, abstract_state)
@@ -216,14 +217,14 @@ def _log_fallbacks(abstract_state: Any, shardings: Any, mesh: Mesh) -> None:
         jax.tree_util.tree_leaves_with_path(abstract_state), jax.tree.leaves(shardings), strict=True
     ):
         local = math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        bytes_of[_dict_keys(path)] = bytes_of.get(_dict_keys(path), 0) + local
+        bytes_of[path_name(path)] = bytes_of.get(path_name(path), 0) + local
     specs = {
-        _dict_keys(path): sharding.spec
+        path_name(path): sharding.spec
         for path, sharding in jax.tree_util.tree_leaves_with_path(shardings.params)
     }
     kinds: dict[tuple[str, int], dict[str, tuple[int, ...]]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_state.params):
-        name = _dict_keys(path)
+        name = path_name(path)
         for size, logical in zip(leaf.shape, parameter_axes(name, leaf.ndim), strict=True):
             axis = LOGICAL_TO_MESH[logical]
             if axis is not None and size % mesh.shape[axis]:
@@ -242,11 +243,6 @@ def _log_fallbacks(abstract_state: Any, shardings: Any, mesh: Mesh) -> None:
             *(len(shapes) - len(whole), len(whole), cost / 1e6),
             f" mesh.{axis}={divisor} would divide it." if divisor > 1 else "",
         )
-
-
-def _is_scanned(name: str) -> bool:
-    """Whether the parameter has a leading axis of layers."""
-    return "encoderblock/" in name
 
 
 def keep_batch_sharding() -> AbstractContextManager[None]:
@@ -273,11 +269,6 @@ def _split_over_batch(
         return value
     others = [PartitionSpec.UNCONSTRAINED] * (value.ndim - 1)
     return jax.lax.with_sharding_constraint(value, PartitionSpec(BATCH_AXES, *others))
-
-
-def _dict_keys(path: Any) -> str:
-    keys = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
-    return "/".join(str(key) for key in keys)
 
 
 def to_host(tree: Any) -> Any:

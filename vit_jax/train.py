@@ -16,14 +16,16 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import liveness
 from vit_jax.checkpoint import CheckpointManager
 from vit_jax.data.device import device_batches, local_rows
 from vit_jax.data.pipeline import HostBatches, train_batches
 from vit_jax.errors import UserError
 from vit_jax.flops import train_flops_per_image
 from vit_jax.hardware import find_chip
-from vit_jax.preemption import PreemptionNotice
+from vit_jax.json_files import read_json, write_json
+from vit_jax.multihost import liveness
+from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.multihost.preemption import PreemptionNotice
 from vit_jax.pretrained.load import PARAMS_FILE
 from vit_jax.pretrained.npz import write_npz
 from vit_jax.profiling import Trace
@@ -34,13 +36,7 @@ from vit_jax.sharding import batch_sharding, create_mesh, to_host
 from vit_jax.train_events import TrainEvents
 from vit_jax.train_log import TrainLog
 from vit_jax.train_state import TrainState
-from vit_jax.workdir import (
-    claim_workdir,
-    read_json,
-    release_workdir,
-    run_on_first_process,
-    write_json,
-)
+from vit_jax.workdir import claim_workdir, release_workdir
 from vit_jax.writers import MetricWriter, check_wandb, read_metrics
 
 RESULTS_FILE = "results.json"
@@ -176,7 +172,10 @@ def train(
         events.stop_before_the_first_update(start_step)
         # Mostly it was done before the checkpoint; not at the start, nor where a notice came first.
         results = run_on_first_process(lambda: _evaluated(workdir, start_step))
-        results |= events.evaluate(state, start_step, done=results)
+        made_up = events.evaluate(state, start_step, done=results)
+        results |= made_up
+        if made_up and start_step:
+            checkpoints.add_metrics(start_step, results)
 
         host_batches = stack.enter_context(train_iterator(run, start_step))
         batches = device_batches(host_batches, batch_sharding(run.mesh), batch_size=run.batch_size)

@@ -7,14 +7,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import liveness
 from vit_jax.checkpoint import CheckpointManager
 from vit_jax.errors import PreemptedError
-from vit_jax.preemption import PreemptionNotice
+from vit_jax.multihost import liveness
+from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.multihost.preemption import PreemptionNotice
 from vit_jax.progress import Progress
 from vit_jax.train_log import TrainLog
 from vit_jax.train_state import TrainState
-from vit_jax.workdir import run_on_first_process
 
 
 class TrainEvents:

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from vit_jax import liveness
 from vit_jax.checkpoint import CheckpointManager
+from vit_jax.multihost import liveness
 from vit_jax.optimizer import Schedule
 from vit_jax.progress import Progress, format_seconds
 from vit_jax.writers import MetricWriter

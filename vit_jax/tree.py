@@ -21,12 +21,18 @@ _BLOCK = re.compile(r"^(?P<head>(?:.*/)?encoderblock)_(?P<index>\d+)/(?P<tail>.*
 _SCANNED = re.compile(r"^(?P<head>(?:.*/)?encoderblock)/(?P<tail>.*)$")
 
 
+def path_name(path: Any) -> str:
+    """A path of JAX's tree functions -> "a/b", from its dict keys alone.
+
+    So a moment deep in an optimizer's state is called what its parameter is called.
+    """
+    keys = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
+    return "/".join(str(key) for key in keys)
+
+
 def flatten_names(tree: Any) -> dict[str, Any]:
     """Nested dict -> `{"a/b": leaf}` in sorted order; `None` leaves are left out."""
-    flat: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        flat["/".join(str(entry.key) for entry in path)] = leaf
-    return flat
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def unflatten_names(flat: dict[str, Any]) -> dict[str, Any]:
@@ -54,9 +60,14 @@ def count_parameters(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
+def is_stacked(name: str) -> bool:
+    """Whether the leaf of that name has a leading axis of layers."""
+    return _SCANNED.match(name) is not None
+
+
 def is_scanned(flat: dict[str, Any]) -> bool:
     """Whether flat names show the scan form."""
-    return any(_SCANNED.match(name) for name in flat)
+    return any(is_stacked(name) for name in flat)
 
 
 def stack_blocks(tree: Any) -> dict[str, Any]:

@@ -15,15 +15,15 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from vit_jax.errors import UserError
+from vit_jax.json_files import read_json, write_json
+from vit_jax.multihost.first_process import run_on_first_process
 
 _LOG = logging.getLogger(__name__)
 _CONFIG = "config.json"
@@ -36,73 +36,9 @@ _RESULTS = ("checkpoints", "params.npz", "metrics.jsonl")
 _FINISHED = ("results.json", "params.npz")
 # Locked by this process: workdir -> open file. The kernel drops the lock when the process dies.
 _HELD: dict[Path, int] = {}
+_LOST_HOST_SECONDS = 120.0
+_POLL_SECONDS = 2.0
 _ABSENT = object()
-
-T = TypeVar("T")
-
-
-def run_on_first_process(function: Callable[[], T]) -> T:
-    """Runs `function` on process 0 and gives its result, or its error, to every process.
-
-    Every process must call it. The result has to survive JSON. A UserError is raised with the
-    same text everywhere; any other error is raised on process 0, and as a RuntimeError on the
-    others, so that nobody waits for a process that has stopped.
-    """
-    if jax.process_count() == 1:
-        return function()
-    outcome: dict[str, Any] = {}
-    failure: Exception | None = None
-    if jax.process_index() == 0:
-        try:
-            outcome = {"result": function()}
-        except UserError as error:
-            outcome = {"user_error": str(error)}
-        except Exception as error:
-            failure = error
-            outcome = {"error": f"process 0 failed: {error!r}"}
-    outcome = json.loads(_broadcast(json.dumps(outcome)))
-    if failure is not None:
-        raise failure
-    if "user_error" in outcome:
-        raise UserError(outcome["user_error"])
-    if "error" in outcome:
-        raise RuntimeError(outcome["error"])
-    return outcome["result"]
-
-
-def _broadcast(text: str) -> str:
-    """The text of process 0. Every process must know the size before it can receive."""
-    sent = np.frombuffer(text.encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(sent.size)))
-    buffer = sent if jax.process_index() == 0 else np.zeros(size, np.uint8)
-    received = np.asarray(multihost_utils.broadcast_one_to_all(buffer))
-    return received.astype(np.uint8).tobytes().decode()
-
-
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes a JSON file that is either the old one or the new one, whenever the power goes."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-      UserError: the file is missing, unreadable or not JSON; names the file.
-    """
-    try:
-        return json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:  # JSON and UTF-8 errors both
-        raise UserError(f"{path} is damaged, not a JSON file: {error}.") from error
 
 
 def claim_workdir(
@@ -202,22 +138,48 @@ def _lock(folder: Path) -> None:
         _unlock(folder)  # the folder was deleted meanwhile
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "unknown"
+        _acquire(lock, folder)
+    except BaseException:
         os.close(lock)
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            raise UserError(
-                f"Workdir {folder} is in use by another process ({holder}). "
-                "Wait for it, stop it, or choose another --workdir."
-            ) from None
-        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-            _LOG.warning("%s: this file system has no locks; start one run at a time.", folder)
-            return
         raise
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     _HELD[folder] = lock
+
+
+def _acquire(lock: int, folder: Path) -> None:
+    """Locks the open file, or raises a UserError that says who has it.
+
+    Of a host that was lost the server of a network file system keeps the lock until it gives the
+    host up: NFS 4 after 90 s. So a holder on another host is waited for.
+    """
+    deadline = time.monotonic() + _LOST_HOST_SECONDS
+    waiting = False
+    while True:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                _LOG.warning("%s: this file system has no locks; start one run at a time.", folder)
+                return
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+        holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "unknown"
+        is_elsewhere = not holder.endswith((f" on {socket.gethostname()}", "unknown"))
+        if not is_elsewhere or time.monotonic() >= deadline:
+            raise UserError(
+                f"Workdir {folder} is in use by another process ({holder}). "
+                "Wait for it, stop it, or choose another --workdir."
+            )
+        if not waiting:
+            _LOG.warning(
+                "Workdir %s is locked by another host (%s): waiting up to %.0f s, in case it is "
+                "lost.",
+                *(folder, holder, _LOST_HOST_SECONDS),
+            )
+            waiting = True
+        time.sleep(_POLL_SECONDS)
 
 
 def _take_over(

@@ -12,8 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vit_jax.errors import UserError
-from vit_jax.workdir import read_json, run_on_first_process, write_json
+from vit_jax.errors import PreemptedError, UserError
+from vit_jax.json_files import read_json, write_json
+from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
 METRICS_FILE = "metrics.jsonl"
 WANDB_FILE = "wandb_run.json"
@@ -26,7 +28,7 @@ class MetricWriter:
     metrics and evaluations has a line for each. A resumed run drops the lines after the step it
     starts from, because it writes them again.
 
-    A context manager, so that W&B learns whether the run has failed.
+    A context manager, so that W&B learns whether the run has failed, or will go on.
     """
 
     def __init__(
@@ -76,14 +78,14 @@ class MetricWriter:
         if self._wandb is not None:
             self._wandb.write(step, metrics)
 
-    def close(self, *, failed: bool = False) -> None:
-        """Flushes everything. `failed`: whether W&B shall show the run as failed."""
+    def close(self, *, failed: bool = False, goes_on: bool = False) -> None:
+        """Flushes everything; W&B shows the run as failed, preempted (`goes_on`) or finished."""
         if self._file is not None:
             self._file.close()
         if self._summary is not None:
             self._summary.close()
         if self._wandb is not None:
-            self._wandb.close(failed=failed)
+            self._wandb.close(failed=failed, goes_on=goes_on)
 
     def __enter__(self) -> MetricWriter:
         return self
@@ -94,7 +96,8 @@ class MetricWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close(failed=kind is not None)
+        goes_on = kind is not None and issubclass(kind, PreemptedError)
+        self.close(failed=kind is not None and not goes_on, goes_on=goes_on)
 
 
 def _reopen(workdir: str, start_step: int) -> Any:
@@ -169,8 +172,11 @@ class WandbRun:
         if step >= self._run.starting_step:
             self._attempt(functools.partial(self._run.log, dict(metrics), step=step))
 
-    def close(self, *, failed: bool) -> None:
-        self._attempt(functools.partial(self._run.finish, exit_code=int(failed)))
+    def close(self, *, failed: bool, goes_on: bool) -> None:
+        if goes_on:  # with a status that is not 0, "preempted" takes the place of "failed"
+            self._attempt(self._run.mark_preempting)
+        code = REQUEUE_EXIT_CODE if goes_on else int(failed)
+        self._attempt(functools.partial(self._run.finish, exit_code=code))
 
     def _attempt(self, call: Callable[[], Any]) -> None:
         """W&B is a process of its own, which a SIGTERM to the whole job ends: training goes on."""

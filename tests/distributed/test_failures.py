@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.distributed.cluster import Cluster, cluster
-from vit_jax.verdict import REQUEUE_EXIT_CODE
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +101,8 @@ def assert_goes_on_from(running: Cluster, step: int) -> None:
 def test_other_processes_and_another_mesh_go_on(undisturbed: Path, tmp_path: Path) -> None:
     """Two processes of two devices, then four of one with fsdp, then one of four with tensor."""
     with cluster(tmp_path, *RUN, num_processes=2) as running:
-        running.wait_for_step(12)
+        second = running.workdir / "checkpoints" / "10"
+        running.wait_until(second.exists, "second checkpoint")
         running[0].send(signal.SIGKILL)
         running[1].wait()
     newest = max(

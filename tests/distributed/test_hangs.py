@@ -15,7 +15,7 @@ import pytest
 
 from tests.distributed.cluster import Cluster, cluster
 from vit_jax.data.order import order
-from vit_jax.verdict import REQUEUE_EXIT_CODE
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
 pytestmark = pytest.mark.slow
 

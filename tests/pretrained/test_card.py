@@ -17,13 +17,13 @@ from tests.saved_models import save_model
 from vit_jax.convert import FORMAT_NAMES, convert_checkpoint
 from vit_jax.export.settings import FORMATS
 from vit_jax.inference import PretrainedModel, load_model
+from vit_jax.json_files import write_json
 from vit_jax.pretrained.card import write_card
 from vit_jax.pretrained.description import Description
 from vit_jax.pretrained.report import LoadReport
 from vit_jax.pretrained.results import Result
 from vit_jax.pretrained.snippets import LIBRARIES
 from vit_jax.pretrained.zoo import entries
-from vit_jax.workdir import write_json
 
 CLASSES = ("ant", "bee | wasp", "cat")
 UNCHANGED = LoadReport(loaded=("cls",), adapted={}, reset=(), dropped={})

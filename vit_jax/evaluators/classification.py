@@ -9,8 +9,8 @@ import jax
 from clu import metrics as clu_metrics
 from jax.sharding import Mesh
 
-from vit_jax import liveness
 from vit_jax.evaluators.stream import padded_batches
+from vit_jax.multihost import liveness
 from vit_jax.sharding import keep_batch_sharding, replicated
 
 

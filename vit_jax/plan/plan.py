@@ -29,6 +29,7 @@ from vit_jax.plan.picture import save_batch_picture
 from vit_jax.plan.published import variant_of
 from vit_jax.plan.subject import Subject, create_subject
 from vit_jax.plan.topology import Topology
+from vit_jax.run import Run
 
 
 @dataclasses.dataclass
@@ -127,17 +128,9 @@ def make_plan(
     pictured = 0
     if output is not None and not subject.data_note:
         pictured = save_batch_picture(run, output / "batch.png")
-    available = available_bytes(topology, hbm_gib)
     arguments = argument_bytes(subject)
-    step, refusal, needed = None, "", None
-    try:
-        step = compile_step(subject, full=full_compile)
-        needed = step.memory.total
-    except TooLargeError as error:
-        refusal = str(error)
-        needed = error.needed_bytes(arguments)
-    params = subject.state.params
-    flops = train_flops_per_image(run.objective, params, run.image_shape)
+    step, refusal, needed = _try_to_compile(subject, arguments, full=full_compile)
+    flops = train_flops_per_image(run.objective, subject.state.params, run.image_shape)
     time = None
     if step is not None:
         model_flops = flops * run.batch_size
@@ -152,8 +145,8 @@ def make_plan(
         num_examples=run.dataset.num_examples,
         num_classes=run.dataset.num_classes,
         image_shape=run.image_shape,
-        rows=parameter_rows(params, run.mesh),
-        available_bytes=available,
+        rows=parameter_rows(subject.state.params, run.mesh),
+        available_bytes=available_bytes(topology, hbm_gib),
         argument_bytes=arguments,
         step=step,
         needed_bytes=needed,
@@ -161,23 +154,41 @@ def make_plan(
         model_flops_per_image=flops,
         xla_flops_per_image=xla_flops_per_image(run),
         time=time,
-        recipe=whole_recipe(
-            steps=run.total_steps,
-            batch_size=run.batch_size,
-            flops_per_image=flops,
-            seconds=time.predicted if time else None,
-            topology=topology,
-            variant=variant_of(dict(config.model)),
-            dataset=config.dataset.name,
-            epochs=run.total_steps * run.batch_size / run.dataset.num_examples,
-        ),
+        recipe=_recipe(config, run, topology, flops, time),
         pictured=pictured,
     )
     if plan.too_large and try_remedies:
         plan.remedy = first_that_fits(
-            *(config, topology, lambda other: _fits(other, topology, available, sizes))
+            *(config, topology, lambda other: _fits(other, topology, plan.available_bytes, sizes))
         )
     return plan
+
+
+def _try_to_compile(
+    subject: Subject, arguments: int, *, full: bool
+) -> tuple[CompiledStep | None, str, int | None]:
+    """(the program, why there is none, bytes that a device needs as far as is known)."""
+    try:
+        step = compile_step(subject, full=full)
+    except TooLargeError as error:
+        return None, str(error), error.needed_bytes(arguments)
+    return step, "", step.memory.total
+
+
+def _recipe(
+    config: ConfigDict, run: Run, topology: Topology, flops: float, time: StepTime | None
+) -> Recipe:
+    """What the whole training costs beside what the paper says."""
+    return whole_recipe(
+        steps=run.total_steps,
+        batch_size=run.batch_size,
+        flops_per_image=flops,
+        seconds=time.predicted if time else None,
+        topology=topology,
+        variant=variant_of(dict(config.model)),
+        dataset=config.dataset.name,
+        epochs=run.total_steps * run.batch_size / run.dataset.num_examples,
+    )
 
 
 def build_subject(config: ConfigDict, topology: Topology, **sizes: Any) -> Subject:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.workdir import read_json, write_json
+from vit_jax.json_files import read_json, write_json
 
 HALF = (0.5, 0.5, 0.5)
 

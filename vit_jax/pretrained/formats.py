@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.json_files import write_json
 from vit_jax.pretrained import big_transfer, google, huggingface, timm, timm_config
 from vit_jax.pretrained.array_file import Container, read_arrays
 from vit_jax.pretrained.description import Description, InputSettings
@@ -19,7 +20,6 @@ from vit_jax.pretrained.npz import write_arrays
 from vit_jax.pretrained.pytorch import Settings, known_heads, with_learned_positions
 from vit_jax.pretrained.safetensors_file import write_safetensors
 from vit_jax.pretrained.stored import Stored
-from vit_jax.workdir import write_json
 
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 from vit_jax.errors import UserError
+from vit_jax.json_files import read_json
 from vit_jax.pretrained.description import Description
 from vit_jax.pretrained.report import LoadReport
 from vit_jax.pretrained.zoo_entry import ZooEntry
-from vit_jax.workdir import read_json
 
 UNKNOWN = "unknown"
 # Of a work directory.

@@ -12,8 +12,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.json_files import read_json
 from vit_jax.train import RESULTS_FILE, RUNTIME_KEYS
-from vit_jax.workdir import read_json
 
 DIVERGED_FILE = "diverged.json"
 

@@ -11,9 +11,9 @@ import socket
 import warnings
 from typing import Any
 
-from vit_jax import liveness
 from vit_jax.errors import UserError
-from vit_jax.verdict import REQUEUE_EXIT_CODE
+from vit_jax.multihost import coordination, liveness
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
 MODES = ("auto", "on", "off")
 _LOG = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def start_processes(
       process_id: this one's.
       arrival_timeout_seconds: how long to wait for all processes.
       heartbeat_timeout_seconds, step_timeout_seconds, start_timeout_seconds: see
-        `liveness.Liveness`.
+        `watchdog.Watchdog`.
 
     Raises:
       UserError: flags that contradict each other, or `on` without a cluster.
@@ -147,12 +147,12 @@ def _initialize(
     from jax._src import distributed as jax_distributed  # knows what was detected
 
     address = jax_distributed.global_state.coordinator_address
-    if liveness.num_processes() > 1 or distributed == "on":
+    if coordination.num_processes() > 1 or distributed == "on":
         _LOG.info(
             "Process %d of %d, coordinator %s.",
-            *(liveness.process_id(), liveness.num_processes(), address),
+            *(coordination.process_id(), coordination.num_processes(), address),
         )
-    if liveness.num_processes() > 1:
+    if coordination.num_processes() > 1:
         _coordinator = address or ""
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from vit_jax import liveness
+from vit_jax.multihost import liveness
 
 _LOG = logging.getLogger(__name__)
 _PRODUCT = Path("/sys/class/dmi/id/product_name")

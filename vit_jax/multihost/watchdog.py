@@ -34,9 +34,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src import distributed
 
-from vit_jax.verdict import REQUEUE_EXIT_CODE, Record, Watch, judge
+from vit_jax.multihost.coordination import (
+    coordination_client,
+    num_processes,
+    process_id,
+    try_get,
+)
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, Record, Watch, judge
 
 _LOG = logging.getLogger(__name__)
 _RECORDS = "vit_jax/liveness/records"
@@ -54,7 +59,7 @@ class Orders:
     stop_at: int = 0  # the call of `stop_reached` that is true
 
 
-class Liveness:
+class Watchdog:
     """Watches over this process and its peers from a thread.
 
     Args:
@@ -85,7 +90,7 @@ class Liveness:
         self._lock = threading.Condition()
         self._polls = 0
         self._orders = Orders()
-        self._client = _coordination_client() if self._num_processes > 1 else None
+        self._client = coordination_client() if self._num_processes > 1 else None
         self._threads = [threading.Thread(target=self._look_after, daemon=True)]
         if self._client is not None:
             self._threads.append(threading.Thread(target=self._talk, daemon=True))
@@ -232,12 +237,12 @@ class Liveness:
         records = self._exchange_records()
         if self._id == 0:
             return self._lead(records)
-        ordered = _try_get(self._client, _ORDERS)
+        ordered = try_get(self._client, _ORDERS)
         if ordered is not None:
             self._obey(Orders(**json.loads(ordered)))
         if self._orders.verdict:
             return self._orders.verdict, self._orders.exit_code
-        first = _try_get(self._client, f"{_RECORDS}/{0:06}")
+        first = try_get(self._client, f"{_RECORDS}/{0:06}")
         if first is None:
             return None
         record = Record(**json.loads(first))
@@ -267,97 +272,3 @@ class Liveness:
         with self._lock:
             self._orders = orders
             self._lock.notify_all()
-
-
-def _try_get(client: Any, key: str) -> str | None:
-    try:
-        return client.key_value_try_get(key)
-    except jax.errors.JaxRuntimeError as error:
-        if "NOT_FOUND" in str(error):
-            return None
-        raise
-
-
-# JAX's own names for these would start its devices, which is too early for some; the client of its
-# coordination service has none (Orbax takes it from here too).
-
-
-def _coordination_client() -> Any:
-    return distributed.global_state.client
-
-
-def num_processes() -> int:
-    """Processes of this run, known as soon as they have found each other."""
-    return distributed.global_state.num_processes or 1 if _coordination_client() else 1
-
-
-def process_id() -> int:
-    """The number of this process among them; 0 is where the coordination service runs."""
-    return distributed.global_state.process_id if _coordination_client() else 0
-
-
-# What `start` has started in this process; the loop reports to it without being handed it.
-_current: Liveness | None = None
-
-
-def start(**timeouts: Any) -> None:
-    """Begins to watch, see `Liveness`; after the processes have found each other."""
-    global _current
-    stop()
-    _current = Liveness(**timeouts)
-
-
-def stop() -> None:
-    """Nobody is watched from here on."""
-    global _current
-    if _current is not None:
-        _current.stop()
-        _current = None
-
-
-def leave() -> None:
-    """The work is done: see `Liveness.leave`."""
-    if _current is not None:
-        _current.leave()
-    stop()
-
-
-def is_watching() -> bool:
-    return _current is not None
-
-
-def expect_progress(expected: bool) -> None:
-    """See `Liveness.expect_progress`."""
-    if _current is not None:
-        _current.expect_progress(expected)
-
-
-def note(
-    doing: str, step: int | None = None, *, waits: bool = False, started: bool = False
-) -> None:
-    """Reports progress of the main thread: it is `doing` something now, as "reading a batch"."""
-    if _current is not None:
-        _current.note(doing, step, waits=waits, started=started)
-
-
-def ask_to_stop() -> None:
-    """See `Liveness.ask_to_stop`."""
-    if _current is not None:
-        _current.ask_to_stop()
-
-
-def stop_reached() -> bool:
-    """See `Liveness.stop_reached`; False where nobody watches."""
-    return _current is not None and _current.stop_reached()
-
-
-def fail(failure: str, exit_code: int) -> None:
-    """Ends the other processes with this one; see `Liveness.fail`."""
-    if _current is not None and num_processes() > 1:
-        _current.fail(failure, exit_code)
-
-
-def wait_for_verdict() -> None:
-    """After a collective has failed: gives the watch time to say whose fault it is."""
-    if _current is not None:
-        _current.wait_for_verdict()

@@ -1,0 +1,13 @@
+"""Time that passes when a test says so."""
+
+from __future__ import annotations
+
+
+class Clock:
+    """Stands in for the `time` module of a file under test."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now

@@ -1,0 +1,36 @@
+"""JSON files that are whole whenever they are there, and errors that name the file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from vit_jax.errors import UserError
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes a JSON file that is either the old one or the new one, whenever the power goes."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+      UserError: the file is missing, unreadable or not JSON; names the file.
+    """
+    try:
+        return json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:  # JSON and UTF-8 errors both
+        raise UserError(f"{path} is damaged, not a JSON file: {error}.") from error
