@@ -2,6 +2,7 @@
 
 * CPU only, as 8 virtual devices, so that sharding is tested on any machine (a GPU box included).
 * `jax_numpy_rank_promotion=raise`: [N] + [B, N] must be written out.
+* Programs that several tests, or processes that tests start, compile are compiled once.
 * TensorFlow Datasets reads and writes a folder of this session only, never the user's.
 * No network: a connection to anything but this machine fails with a clear error.
 * matplotlib draws without a display.
@@ -21,6 +22,7 @@ from typing import Any
 NUM_DEVICES = 8
 _DEVICES_FLAG = "--xla_force_host_platform_device_count"
 _TFDS_DIR = tempfile.TemporaryDirectory(prefix="vit_jax_tests_tfds_")
+_CACHE_DIR = tempfile.TemporaryDirectory(prefix="vit_jax_tests_compiled_")
 
 
 def _set_environment() -> None:
@@ -30,6 +32,11 @@ def _set_environment() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
     os.environ["TFDS_DATA_DIR"] = _TFDS_DIR.name
+    # The workers of pytest-xdist inherit it from the process that starts them.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE_DIR.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     os.environ["MPLBACKEND"] = "Agg"
 
 

@@ -430,7 +430,7 @@ def test_a_workdir_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_an_error_that_is_not_of_the_disk_is_not_a_user_error(tmp_path: Path) -> None:
     manager = manager_of(tmp_path)
-    with pytest.raises(ValueError, match="Unsupported type") as error:
+    with pytest.raises(ValueError, match="TypeHandler lookup failed") as error:
         manager.save(1, {"step": object()})
     assert not isinstance(error.value, UserError)
     manager.close()

@@ -98,15 +98,15 @@ def test_three_updates_of_the_official_code(key: str) -> None:
                     )
 
 
-def small_run(mesh_sizes: dict, *, steps: int, **step_kwargs: Any) -> tuple[list[float], Any]:
-    """Losses and parameters of a few updates with dropout on a mesh."""
-    mesh = create_mesh(**mesh_sizes)
+def small_run(*, steps: int, **step_kwargs: Any) -> tuple[list[float], Any]:
+    """Losses and parameters of a few updates with dropout."""
+    mesh = create_mesh()
     model = create_model(
         "vit",
         num_classes=10,
         patch_size=8,
         hidden_size=32,
-        num_layers=2,
+        num_layers=1,
         mlp_dim=64,
         num_heads=4,
         dropout_rate=0.1,
@@ -138,32 +138,17 @@ def small_run(mesh_sizes: dict, *, steps: int, **step_kwargs: Any) -> tuple[list
     return losses, state
 
 
-@pytest.mark.parametrize(
-    "mesh_sizes",
-    [{"fsdp": 8}, {"data": 2, "tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2}],
-    ids=["fsdp", "tensor", "all"],
-)
-def test_every_layout_trains_alike(mesh_sizes: dict) -> None:
-    """Dropout on: masks too must not depend on the mesh. float32 sums in another order differ."""
-    losses, _ = small_run({"data": -1}, steps=4)
-    other, _ = small_run(mesh_sizes, steps=4)
-    np.testing.assert_allclose(other, losses, rtol=0, atol=1e-6)
-    assert len(set(losses)) == 4
-
-
-def test_accumulation_holds_on_a_mesh_and_dropout_differs_between_parts() -> None:
-    whole, _ = small_run({"data": -1}, steps=2)
-    parts, _ = small_run({"data": -1}, steps=2, accumulation_steps=2)
-    again, _ = small_run({"data": 2, "fsdp": 4}, steps=2, accumulation_steps=2)
-    np.testing.assert_allclose(again, parts, rtol=0, atol=1e-6)
+def test_dropout_differs_between_the_parts_of_an_accumulated_batch() -> None:
+    whole, _ = small_run(steps=2)
+    parts, _ = small_run(steps=2, accumulation_steps=2)
     # The head starts at zero, so the first loss is ln 10 whatever the dropout draws.
     assert parts[0] == pytest.approx(np.log(10), abs=1e-5)
     assert parts[1] != whole[1]  # other dropout masks
 
 
 def test_the_average_follows_the_parameters() -> None:
-    _, one = small_run({"data": -1}, steps=1, polyak_decay=0.75)
-    _, start = small_run({"data": -1}, steps=0, polyak_decay=0.75)
+    _, one = small_run(steps=1, polyak_decay=0.75)
+    _, start = small_run(steps=0, polyak_decay=0.75)
     for before, after, average in zip(
         *(jax.tree.leaves(x) for x in (start.params, one.params, one.polyak_params)), strict=True
     ):

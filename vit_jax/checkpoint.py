@@ -147,7 +147,7 @@ class CheckpointManager:
         self._record_score(step, metrics)
         self._saving = step
         try:
-            args = ocp.args.Composite(**{_ITEM: ocp.args.StandardSave(state)})
+            args = ocp.args.Composite(**{_ITEM: ocp.args.PyTreeSave(state)})
             self._orbax.save(step, args=args, force=True)
         except Exception as error:
             self._raise_if_of_the_disk(error)

@@ -19,7 +19,12 @@ from vit_jax.checksums import write_manifest
 _DISK_ERRORS = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "os_error_code")
 
 
-class ChecksummedHandler(ocp.StandardCheckpointHandler):
+# Replicated arrays are written by all who hold them, each its part; below this size cutting them up
+# (a program to compile for each shape and device) costs more than it saves.
+_MIN_PART_BYTES = 1 << 20
+
+
+class ChecksummedHandler(ocp.PyTreeCheckpointHandler):
     """Writes the manifest as the last file of the item, before Orbax commits the step.
 
     Orbax calls `finalize` on the primary process only, after every process has written its
@@ -31,7 +36,11 @@ class ChecksummedHandler(ocp.StandardCheckpointHandler):
     """
 
     def __init__(self, on_failure: Callable[[Exception], None] = lambda _: None) -> None:
-        super().__init__()
+        arrays = ocp.type_handlers.ArrayHandler(
+            min_slice_bytes_for_replica_parallel=_MIN_PART_BYTES
+        )
+        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+        super().__init__(type_handler_registry=registry)
         self.metrics: dict[str, float] = {}
         self._on_failure = on_failure
 
@@ -101,7 +110,7 @@ def open_manager(
     """
     policies = [preservation_policy.LatestN(keep), KeepBest(scores, keep_best)]
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-    registry.add(item, ocp.args.StandardSave, handler)
+    registry.add(item, ocp.args.PyTreeSave, handler)
     options = ocp.CheckpointManagerOptions(
         preservation_policy=preservation_policy.AnyPreservationPolicy(policies),
         # Orbax's own metadata may be damaged and is not needed: ours is in the manifest.

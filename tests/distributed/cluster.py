@@ -95,10 +95,6 @@ class Cluster:
         env = tiny.environment(
             XLA_FLAGS=f"--xla_force_host_platform_device_count={num_devices}",
             PYTHONUNBUFFERED="1",
-            # All sessions of all tests compile the same few programs.
-            JAX_COMPILATION_CACHE_DIR=str(folder.parent / "compiled"),
-            JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
-            JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
             **variables,
         )
         number = len(list(folder.glob("session*")))

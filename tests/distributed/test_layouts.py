@@ -25,7 +25,6 @@ RUN = (
 )
 MESHES = {
     "1 x 8, data": (1, 8, {}),
-    "2 x 4, fsdp": (2, 4, {"data": 1, "fsdp": 8}),
     "2 x 4, fsdp inside, data across": (2, 4, {"data": 2, "fsdp": 4}),
     "4 x 2, data, fsdp, tensor": (4, 2, {"data": 2, "fsdp": 2, "tensor": 2}),
 }
