@@ -73,6 +73,10 @@ class Session:
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
             "PYTHONUNBUFFERED": "1",
+            # Each session compiles the same programs.
+            "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
         self.logs = [folder / f"{i}.log" for i in range(num_processes)]
         self.processes = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -130,4 +129,4 @@ def test_off_runs_alone_inside_a_cluster(tmp_path: Path) -> None:
     ) as running:
         assert running.exit_codes() == [0], running.output
     assert "Process 0 of" not in running.output
-    assert "SLURM_JOB_ID" not in os.environ
+    assert "2 devices" in running.output

@@ -20,7 +20,7 @@ from vit_jax.hardware import CHIPS, Chip
 # Product name -> shape in chips, from the pages of hardware.py. The number in a name counts cores
 # for v2, v3, v4, v5p (two per chip), and chips for v5e and v6e.
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-_CORES_2D = {8: "2x2", 32: "4x4", 64: "4x8", 128: "8x8", 256: "8x16", 512: "16x16"}
+_CORES_2D = {8: "2x2", 32: "4x4", 128: "8x8", 256: "8x16", 512: "16x16"}
 _CORES_3D = {
     8: "2x2x1",
     16: "2x2x2",
@@ -35,7 +35,7 @@ _CORES_3D = {
 }
 SHAPES: dict[str, dict[int, str]] = {
     "v2": _CORES_2D,
-    "v3": {**_CORES_2D, 1024: "16x32", 2048: "32x32"},
+    "v3": {**_CORES_2D, 64: "4x8", 1024: "16x32", 2048: "32x32"},
     "v4": _CORES_3D,
     "v5e": _FLAT,
     "v5p": {**_CORES_3D, 8192: "16x16x16", 12288: "16x16x24"},
@@ -149,7 +149,7 @@ def _tpu(text: str, chip: Chip, slices: int, size: int, shape: tuple[int, ...]) 
     if size:
         sizes = SHAPES.get(chip.name, {})
         if size not in sizes:
-            known = ", ".join(f"{chip.name}-{number}" for number in sizes) or "by shape only"
+            known = ", ".join(f"{chip.name}-{number}" for number in sorted(sizes)) or "by shape only"
             raise UserError(
                 f"--topology={text!r}: {chip.name} does not come so. It comes: {known}."
             )
