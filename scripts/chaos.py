@@ -58,9 +58,10 @@ def overrides_for(steps):
     return (
         f"--config.duration.steps={steps}",
         "--config.dataset.batch_size=64",
-        f"--config.checkpoint.every_steps={max(1, min(50, steps // 10))}",
+        f"--config.checkpoint.every_steps={max(1, min(20, steps // 10))}",
         "--config.log.every_steps=5",
         "--config.log.tensorboard=False",
+        "--config.model.num_layers=2",  # most of the time goes into collectives, per array
         "--config.model.dropout_rate=0.1",
         "--config.processes.heartbeat_timeout_seconds=10",
         "--config.processes.step_timeout_seconds=120",

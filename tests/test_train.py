@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from ml_collections import ConfigDict
 
 from tests import fixtures_data, tiny
 from vit_jax.checkpoint import CheckpointManager, restore_params
-from vit_jax.errors import UserError
+from vit_jax.checksums import read_manifest
+from vit_jax.errors import PreemptedError, UserError
+from vit_jax.multihost import liveness
 from vit_jax.train import train_and_evaluate
 from vit_jax.train_log import TrainingDivergedError
 from vit_jax.tree import flatten_names
@@ -95,6 +99,35 @@ def test_an_interrupted_run_goes_on_bit_for_bit(finished: Path, tmp_path: Path) 
         for p in (tmp_path / "run", finished)
     ]
     assert losses[0] == losses[1]
+
+
+def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Path) -> None:
+    """SIGTERM while step 4 is evaluated: its checkpoint gets the score when the run goes on."""
+    evaluation = {"evaluators__test__every_steps": 4, "checkpoint__best_metric": "test/accuracy"}
+    # Between two checkpoints: only the request to stop saves step 4.
+    config = tiny.config(**ALL_ON, **evaluation, checkpoint__every_steps=100)
+    workdir, note = tmp_path / "run", liveness.note
+
+    def stopping(doing: str, step: int | None = None, **kwargs: Any) -> None:
+        if (doing, step) == ("evaluating test", 4):
+            os.kill(os.getpid(), signal.SIGTERM)
+        note(doing, step, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(liveness, "note", stopping)
+        with pytest.raises(PreemptedError, match="Stopped as asked after step 4 of 8"):
+            train_and_evaluate(config, str(workdir))
+    saved = workdir / "checkpoints" / "4" / "state"
+    assert read_manifest(saved)["note"]["metrics"] == {}  # type: ignore[index]
+    assert not any("test/accuracy" in row for row in read_metrics(workdir))
+
+    train_and_evaluate(config, str(workdir))
+    evaluated = {row["step"]: row for row in read_metrics(workdir) if "test/accuracy" in row}
+    assert sorted(evaluated) == [4, 8]
+    scores = read_manifest(saved)["note"]["metrics"]  # type: ignore[index]
+    assert scores["test/accuracy"] == evaluated[4]["test/accuracy"]
+    ours, theirs = ((p / "params.npz").read_bytes() for p in (workdir, finished))
+    assert ours == theirs
 
 
 def test_a_finished_run_returns_its_results_at_once(

@@ -39,6 +39,11 @@ def golden_params() -> Any:
     return golden.params({name: leaf.shape for name, leaf in flat.items()}, "fanin")
 
 
+def one_device() -> jax.sharding.Mesh:
+    """Quickest to compile; tests/test_layouts.py has the others."""
+    return create_mesh(devices=jax.devices()[:1])
+
+
 @pytest.mark.parametrize("accumulation_steps", [1, 2, 4, 8])
 def test_loss_and_gradient_of_the_reference(accumulation_steps: int) -> None:
     expected = golden.arrays("accumulate_gradient")
@@ -47,7 +52,7 @@ def test_loss_and_gradient_of_the_reference(accumulation_steps: int) -> None:
     step = make_train_step(
         Classification(model=golden_model()), tx, seed=0, accumulation_steps=accumulation_steps
     )
-    with jax.set_mesh(create_mesh(data=1, tensor=8)):
+    with jax.set_mesh(one_device()):
         params = golden_params()
         state, metrics = jax.jit(step)(
             create_train_state(params, tx, polyak_decay=0.0), golden_batch()
@@ -83,7 +88,7 @@ def test_three_updates_of_the_official_code(key: str) -> None:
         Classification(model=golden_model()), tx, seed=0, accumulation_steps=int(accum)
     )
     stored = golden.arrays("sgd_3steps")
-    with jax.set_mesh(create_mesh(data=1, tensor=8)):
+    with jax.set_mesh(one_device()):
         step = jax.jit(step)
         state = create_train_state(golden_params(), tx, polyak_decay=0.0)
         for i, expected_loss in enumerate(row["losses"]):
@@ -100,7 +105,7 @@ def test_three_updates_of_the_official_code(key: str) -> None:
 
 def small_run(*, steps: int, **step_kwargs: Any) -> tuple[list[float], Any]:
     """Losses and parameters of a few updates with dropout."""
-    mesh = create_mesh()
+    mesh = one_device()
     model = create_model(
         "vit",
         num_classes=10,
@@ -171,7 +176,7 @@ def test_frozen_parameters_have_no_gradient_at_all() -> None:
     for freeze in ("", pattern):
         tx = create_optimizer("sgd", schedule=lambda _: jnp.float32(1.0), freeze=freeze)
         step = make_train_step(Classification(model=golden_model()), tx, seed=0, freeze=freeze)
-        with jax.set_mesh(create_mesh(data=1, tensor=8)):
+        with jax.set_mesh(one_device()):
             params = golden_params()
             state = create_train_state(params, tx, polyak_decay=0.0)
             compiled = jax.jit(step).lower(state, golden_batch()).compile()

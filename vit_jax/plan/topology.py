@@ -149,7 +149,9 @@ def _tpu(text: str, chip: Chip, slices: int, size: int, shape: tuple[int, ...]) 
     if size:
         sizes = SHAPES.get(chip.name, {})
         if size not in sizes:
-            known = ", ".join(f"{chip.name}-{number}" for number in sorted(sizes)) or "by shape only"
+            known = (
+                ", ".join(f"{chip.name}-{number}" for number in sorted(sizes)) or "by shape only"
+            )
             raise UserError(
                 f"--topology={text!r}: {chip.name} does not come so. It comes: {known}."
             )
