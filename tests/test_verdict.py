@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import jax
 import pytest
 
 from tests.clock import Clock
 from vit_jax.multihost import verdict
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, Record, Watch, judge
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, Record, Watch, judge, may_be_of_a_peer
 
 TIMEOUT = 10.0
 
@@ -14,6 +15,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(verdict, "time", clock)
     return clock
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer [::1]:3496"), True),
+        (jax.errors.JaxRuntimeError("whatever it says"), True),
+        (RuntimeError("UNAVAILABLE: the service has gone"), True),
+        (ValueError("too many values to unpack"), False),
+        (ValueError("the state is UNKNOWN: nobody set it"), False),
+        (ValueError("INVALID_ARGUMENT: shapes differ"), False),
+    ],
+)
+def test_for_which_errors_a_peer_may_be_to_blame(error: Exception, expected: bool) -> None:
+    assert may_be_of_a_peer(error) is expected
 
 
 def records_of(count: int, **kwargs: object) -> dict[int, Record]:

@@ -24,6 +24,7 @@ from vit_jax.checksums import damaged_files, read_manifest, write_manifest
 from vit_jax.errors import UserError, nearest
 from vit_jax.multihost import liveness
 from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.multihost.verdict import may_be_of_a_peer
 from vit_jax.orbax_parts import (
     ChecksummedHandler,
     differing_leaves,
@@ -212,6 +213,8 @@ class CheckpointManager:
     def _end_with_peers(self, error: Exception) -> None:
         """A save has failed in a thread: process after process would wait for the next one."""
         if jax.process_count() > 1:
+            if may_be_of_a_peer(error) and not is_disk_error(error):
+                liveness.wait_for_verdict()
             message = self._not_written(self._saving, error)
             _LOG.error("error: %s", message)
             liveness.fail(message, 2 if is_disk_error(error) else 1)

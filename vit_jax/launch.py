@@ -19,7 +19,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from vit_jax.errors import PreemptedError, UserError, nearest
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, may_be_of_a_peer
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = flags.FLAGS
@@ -173,7 +173,7 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
             _end(f"error: {error}", REQUEUE_EXIT_CODE)
         if not _has_peers():
             raise
-        if kind == "JaxRuntimeError":  # mostly a collective without its peer
+        if may_be_of_a_peer(error):
             _wait_for_verdict(error)
         _end("".join(traceback.format_exception(error)), 1)
 

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from typing import Any
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command goes on where the run stands
+# How XLA's errors begin that a process which is gone may cause in the others.
+_STATUS = re.compile(
+    r"(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE"
+    r"|UNKNOWN): "
+)
+
+
+def may_be_of_a_peer(error: BaseException) -> bool:
+    """Whether another process may be to blame: a collective has failed, or the like.
+
+    By the words, because JAX raises one and the same as JaxRuntimeError or as ValueError.
+    """
+    return type(error).__name__ == "JaxRuntimeError" or _STATUS.match(str(error)) is not None
 
 
 @dataclasses.dataclass
