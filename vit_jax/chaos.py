@@ -150,7 +150,8 @@ def run_chaos(
 
     Args:
       command: a training, without --workdir and the flags of several processes.
-      folder: new; gets `undisturbed/` and `disturbed/`, and the logs of every session.
+      folder: new; gets `undisturbed/` and `disturbed/`, and the logs of every session. One with a
+        finished `undisturbed/` alone saves making that again; it has to be of the same command.
       num_processes: of both runs.
       num_devices: virtual CPU devices per process.
       seed: of the disturbances.
@@ -160,17 +161,14 @@ def run_chaos(
     Raises:
       UserError: `folder` is not empty, or the undisturbed run fails.
     """
-    if folder.exists() and any(folder.iterdir()):
+    calm = folder / "undisturbed"
+    is_there = (calm / "results.json").exists() and not (folder / "disturbed").exists()
+    if folder.exists() and any(folder.iterdir()) and not is_there:
         raise UserError(f"--workdir={folder} is not empty; chaos needs a folder of its own.")
-    rng = random.Random(seed)
-    logging.info("The undisturbed run.")
-    calm = [*command, f"--workdir={folder / 'undisturbed'}"]
-    with Session(calm, folder / "logs" / "undisturbed", num_processes, num_devices) as session:
-        while session.is_running():
-            session.wait(3600)
-        if any(session.exit_codes()):
-            raise UserError(f"the undisturbed run failed; see {session.logs[0]}.")
+    if not is_there:
+        _leave_in_peace(command, calm, folder / "logs" / "undisturbed", num_processes, num_devices)
 
+    rng = random.Random(seed)
     report, start = Report(), time.monotonic()
     workdir, reached = folder / "disturbed", 0
     while not (workdir / "results.json").exists():
@@ -184,9 +182,20 @@ def run_chaos(
         if rng.random() < damage_probability:
             _damage(workdir, rng, report)
     report.seconds = time.monotonic() - start
-    report.differing = _differing(folder / "undisturbed", workdir)
+    report.differing = _differing(calm, workdir)
     (folder / "report.json").write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
     return report
+
+
+def _leave_in_peace(
+    command: list[str], workdir: Path, logs: Path, num_processes: int, num_devices: int
+) -> None:
+    logging.info("The undisturbed run.")
+    with Session([*command, f"--workdir={workdir}"], logs, num_processes, num_devices) as session:
+        while session.is_running():
+            session.wait(3600)
+        if any(session.exit_codes()):
+            raise UserError(f"the undisturbed run failed; see {session.logs[0]}.")
 
 
 def _disturb(
