@@ -15,9 +15,8 @@ check() {
 check ruff check .
 check ruff format --check .
 check mypy
-# One process per core; a file's tests stay together, since they share what they made. In the order of
-# the folders: otherwise tests/distributed, which waits a lot, would come last and be waited for.
-check pytest -n auto --dist loadfile --no-loadscope-reorder "$@"
+# One process per core; a file's tests stay together, since they share what they made.
+check pytest -n auto --dist loadfile "$@"
 
 # pytest's summary is the last line on stdout; a failure it cannot know of is said after it.
 if ((${#failed[@]})); then

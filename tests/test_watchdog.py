@@ -51,9 +51,13 @@ class Group:
                     heartbeat_timeout_seconds=3.0,
                     step_timeout_seconds=1.0,
                     start_timeout_seconds=1.0,
-                    exit_process=lambda code, i=i: self.ended.setdefault(i, code),
+                    exit_process=lambda code, i=i: self._end(i, code),
                 )
             )
+
+    def _end(self, i: int, exit_code: int) -> None:
+        time.sleep(0.2)  # a verdict has been found, and the process still lives
+        self.ended[i] = exit_code
 
     def wait_for_ends(self, count: int) -> None:
         deadline = time.monotonic() + 20
@@ -115,6 +119,15 @@ def test_the_failure_of_one_ends_all_with_its_status(
     assert run.ended == {0: 2, 1: 2, 2: 2}
     assert f"process {failing} (pid" in caplog.text
     assert "failed: the disk is full" in caplog.text
+
+
+def test_the_main_thread_waits_until_a_verdict_has_ended_the_process(group: Any) -> None:
+    """It would end it with another status: a collective fails as soon as the first peer is gone."""
+    run = group(2)
+    run.watchdogs[0].fail("the disk is full", exit_code=2)
+    assert run.ended[0] == 2
+    run.watchdogs[1].wait_for_verdict()
+    assert run.ended[1] == 2
 
 
 def test_one_that_gets_nowhere_ends_all_to_be_started_again(

@@ -87,6 +87,7 @@ class Watchdog:
         self._watch, self._coordinator_watch = Watch(), Watch()
         self._contact = time.monotonic()  # with the coordination service
         self._stopped = threading.Event()
+        self._ending, self._ended = False, threading.Event()  # by a verdict
         self._lock = threading.Condition()
         self._polls = 0
         self._orders = Orders()
@@ -132,11 +133,16 @@ class Watchdog:
         with self._lock:
             self._record.failure, self._record.exit_code = failure, exit_code
         # The verdict that follows from it ends this process too.
-        self._stopped.wait(2 * self._heartbeat_timeout)
+        self._wait_for_the_end(2 * self._heartbeat_timeout)
 
     def wait_for_verdict(self) -> None:
         """Returns only if nothing is found to be wrong with any process."""
-        self._stopped.wait(self._heartbeat_timeout + 10 * self._interval)
+        self._wait_for_the_end(self._heartbeat_timeout + 10 * self._interval)
+
+    def _wait_for_the_end(self, seconds: float) -> None:
+        """So long for a verdict; after one, until it has ended this process with its status."""
+        if self._stopped.wait(seconds) and self._ending:
+            self._ended.wait()
 
     def leave(self) -> None:
         """Waits, still watched, until all processes have got here; then nobody is watched."""
@@ -155,6 +161,7 @@ class Watchdog:
         with self._lock:
             if self._stopped.is_set():
                 return
+            self._ending = True
             self._stopped.set()
         # Whatever happens: the main thread may hold the lock of the log while it hangs.
         timer = threading.Timer(10.0, self._exit_process, [exit_code])
@@ -169,6 +176,7 @@ class Watchdog:
             _LOG.error("Stopping; the same command goes on from the last checkpoint.")
         logging.shutdown()
         self._exit_process(exit_code)
+        self._ended.set()
 
     def _look_after(self) -> None:
         """Judges what needs no word from others: a hang of a process alone, silence of process 0.
