@@ -50,8 +50,8 @@ def main():
         sys.exit(1 if report.differing else 0)
 
 
-# Of the quickstart's model on two cores, restarts included.
-STEPS_PER_MINUTE = 100
+# Of this model on two cores, restarts included.
+STEPS_PER_MINUTE = 90
 
 
 def overrides_for(steps):

@@ -183,7 +183,8 @@ def run_chaos(
             _damage(workdir, rng, report)
     report.seconds = time.monotonic() - start
     report.differing = _differing(calm, workdir)
-    (folder / "report.json").write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
+    # Not asdict, which takes the pairs of a Counter for things to count.
+    (folder / "report.json").write_text(json.dumps(vars(report), indent=2) + "\n")
     return report
 
 
