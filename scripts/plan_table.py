@@ -1,6 +1,6 @@
 """Writes docs/plan_table.md: the models of the paper's table 3 on several TPU slices.
 
-    nice python scripts/plan_table.py --output=docs/plan_table.md --results=/tmp/plan_table.jsonl
+    nice python scripts/plan_table.py --output=docs/plan_table.md --results=docs/plan_table.jsonl
 
 Each cell is a plan as scripts/plan.py makes it; hours on two cores. Given again with the same
 --results it goes on where it was.
