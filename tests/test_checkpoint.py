@@ -561,7 +561,8 @@ def assert_restores(manager, step):
         for x, y in zip(a.addressable_shards, b.addressable_shards, strict=True):
             assert np.asarray(x.data).tobytes() == np.asarray(y.data).tobytes()
 
-def damage(step):
+def verify_and_damage(step):
+    assert manager.verify(step) == []
     path = workdir / "checkpoints" / str(step) / "state" / "manifest.ocdbt"
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -571,8 +572,7 @@ manager.save(2, sharded(2), {"accuracy": 0.5})
 manager.save(3, sharded(3))
 manager.save(4, sharded(4))
 manager.wait()
-assert manager.verify(4) == []
-run_on_first_process(lambda: damage(4))
+run_on_first_process(lambda: verify_and_damage(4))
 assert_restores(manager, 3)
 manager.save(4, sharded(4))
 manager.save(5, sharded(5))
