@@ -159,11 +159,20 @@ def test_restart_follows_the_status(
     assert [call["argv"] for call in calls] == [["a  b", "it's"]] * starts
 
 
+WITH_DEFAULT_SIGINT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_restart_passes_a_signal_on_once(tmp_path: Path, sent: signal.Signals) -> None:
     python = write_program(tmp_path / "python", PYTHON)
     (tmp_path / "statuses").write_text("wait")
     command: list[Path | str] = [
+        # A shell cannot trap what is ignored as it starts, and pytest may have been started so.
+        *(sys.executable, "-c", WITH_DEFAULT_SIGINT),
         ROOT / "scripts/restart.sh",
         f"--lock={tmp_path / 'lock'}",
         python,
