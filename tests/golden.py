@@ -62,6 +62,7 @@ def images(n: int, height: int, width: int) -> np.ndarray:
     return np.random.default_rng(0).uniform(-1, 1, (n, height, width, 3)).astype(np.float32)
 
 
+@functools.cache  # the models are traced again and again otherwise
 def abstract_params(model: Any, image_shape: tuple[int, ...] = (1, 224, 224, 3)) -> Any:
     """Shapes of a model's parameters, without computing any."""
     image = jnp.zeros(image_shape)
