@@ -72,12 +72,9 @@ class Program(NamedTuple):
     state: TrainState
 
     def collectives(self) -> Counter[str]:
-        return Counter(
-            re.findall(
-                r"= \S+ (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\(",
-                self.step.as_text(),
-            )
-        )
+        kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+        # Several arrays that go together make a tuple.
+        return Counter(re.findall(rf"= (?:\S+|\(.*?\)) ({kinds})\(", self.step.as_text()))
 
 
 @functools.cache

@@ -260,7 +260,7 @@ class Probe:
 def probe(mixup_alpha: float, accumulation_steps: int = 1) -> Any:
     """step -> (gradient, key) of update step + 1."""
     tx = optax.sgd(1.0)
-    mixing = create_mixing(mixup_alpha=mixup_alpha, per_example=True)
+    mixing = create_mixing(mixup_alpha=mixup_alpha, per_example=mixup_alpha > 0)
     update = jax.jit(
         make_train_step(Probe(), tx, seed=3, accumulation_steps=accumulation_steps, mixing=mixing)
     )
@@ -301,6 +301,10 @@ def test_mixing_is_a_function_of_seed_and_step_and_leaves_dropouts_key_alone() -
         ({"cutmix_alpha": -1.0}, "mix.cutmix_alpha=-1.0"),
         ({"probability": 1.5}, "mix.probability=1.5"),
         ({"cutmix_probability": -0.5}, "mix.cutmix_probability=-0.5"),
+        # What nothing reads.
+        ({"probability": 0.5}, "mix.probability=0.5 mixes nothing"),
+        ({"per_example": True}, "mix.per_example=True mixes nothing"),
+        ({"mixup_alpha": 0.2, "cutmix_probability": 0.3}, "mix.cutmix_probability=0.3 is read"),
     ],
 )
 def test_mistakes_are_named(kwargs: dict, message: str) -> None:
@@ -337,7 +341,7 @@ def test_the_loop_mixes_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with train.train_iterator(Run(config, create_mesh()), 0) as batches:
         labels = next(batches)["label"]
     np.testing.assert_array_equal(labels[:8], labels[8:])
-    config.mix.mixup_alpha = 0.0
+    config.mix.mixup_alpha, config.mix.per_example = 0.0, False
     config.dataset.repeated_augmentation = 1
     run = Run(config, create_mesh())
     assert run.mixing is None

@@ -80,7 +80,8 @@ def digest(path: Path) -> list[Any]:
 def write_atomically(path: Path, text: str) -> None:
     """The file has its old content or the new one, also after a loss of power."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
-    temporary.write_text(text, encoding="utf-8")
+    # Names of files, as Linux has them, need not be text.
+    temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
     sync(temporary)
     temporary.rename(path)
     sync(path.parent)

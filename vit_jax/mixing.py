@@ -50,7 +50,7 @@ def create_mixing(
         as in all three papers.
 
     Raises:
-      UserError: a negative alpha, or a probability outside of [0, 1].
+      UserError: a negative alpha, a probability outside of [0, 1], or a setting that is not read.
     """
     for key, value in (("mixup_alpha", mixup_alpha), ("cutmix_alpha", cutmix_alpha)):
         if value < 0:
@@ -58,7 +58,21 @@ def create_mixing(
     for key, value in (("probability", probability), ("cutmix_probability", cutmix_probability)):
         if not 0.0 <= value <= 1.0:
             raise UserError(f"mix.{key}={value} must be in [0, 1].")
+    if not (mixup_alpha and cutmix_alpha) and cutmix_probability != 0.5:
+        raise UserError(
+            f"mix.cutmix_probability={cutmix_probability} is read only where mix.mixup_alpha and "
+            "mix.cutmix_alpha are both positive; leave it at 0.5."
+        )
     if not mixup_alpha and not cutmix_alpha:
+        for key, value, default in (
+            ("probability", probability, 1.0),
+            ("per_example", per_example, False),
+        ):
+            if value != default:
+                raise UserError(
+                    f"mix.{key}={value} mixes nothing while mix.mixup_alpha and mix.cutmix_alpha "
+                    f"are 0; set one of them, or leave it at {default}."
+                )
         return None
     if not mixup_alpha:
         cutmix_probability = 1.0

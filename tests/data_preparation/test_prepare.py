@@ -177,6 +177,19 @@ def test_unreadable_images_are_listed_and_refused_or_skipped(
     assert check_prepared(str(folder), full=True) == []
 
 
+@pytest.mark.parametrize("name", [b"cat ", b"caf\xe9", b"cat\ndog", b"\xc2\xa0"])
+def test_names_of_classes_that_would_not_come_back(
+    photos: pathlib.Path, tmp_path: pathlib.Path, name: bytes
+) -> None:
+    """TFDS keeps them in a file, one per line, without blanks at their ends."""
+    train = os.fsencode(photos / "train")
+    os.rename(train + b"/cat", train + b"/" + name)
+    shutil.rmtree(photos / "test")
+    with pytest.raises(UserError, match="cannot be the name of a class"):
+        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    assert not list(tmp_path.rglob("*_record-*"))  # said before any work
+
+
 def test_a_split_without_any_image_is_refused(tmp_path: pathlib.Path) -> None:
     photos = fixtures_data.write_folder(tmp_path / "photos", COUNTS)
     for path in photos.glob("test/*/*.jpg"):

@@ -184,6 +184,87 @@ def test_what_stays_on_the_chip_moves_no_bytes() -> None:
     assert body == gathered
 
 
+# As XLA writes what goes on while the device computes: the result names operands and targets. S(1)
+# is the memory on the chip; several arrays may be gathered together.
+STARTED = """HloModule m, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+ENTRY %main (p: bf16[128,64], v: bf16[128,64], u: bf16[32,64]) -> bf16[128,64] {
+  %p = bf16[128,64]{1,0:T(8,128)(2,1)} parameter(0)
+  %v = bf16[128,64]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  %u = bf16[32,64]{1,0:T(8,128)(2,1)} parameter(2)
+  ROOT STARTED
+}
+"""
+WHOLE = 128 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("started", "moved"),
+    [
+        # To the chip, back, and within the memory.
+        (
+            "%c = (bf16[128,64]{1,0:S(1)}, bf16[128,64]{1,0}, u32[]{:S(2)}) copy-start(%p)",
+            WHOLE,
+        ),
+        (
+            "%c = (bf16[128,64]{1,0}, bf16[128,64]{1,0:S(1)}, u32[]{:S(2)}) copy-start(%v)",
+            WHOLE,
+        ),
+        ("%c = (bf16[128,64]{1,0}, bf16[128,64]{1,0}, u32[]{:S(2)}) copy-start(%p)", 2 * WHOLE),
+        # A slice is all that is read.
+        (
+            "%c = ((bf16[128,64]{1,0}), bf16[32,64]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%p)",
+            WHOLE // 4,
+        ),
+        (
+            "%c = ((bf16[128,64]{1,0}), bf16[32,64]{1,0}, s32[]{:S(2)}) dynamic-slice-start(%p)",
+            WHOLE // 2,
+        ),
+        (
+            "%c = ((bf16[128,64]{1,0}, bf16[32,64]{1,0}), bf16[128,64]{1,0}, s32[]{:S(2)}) "
+            "dynamic-update-slice-start(%p, %u)",
+            WHOLE // 2,
+        ),
+        ("%c = (bf16[32,64]{1,0}, bf16[128,64]{1,0}) all-gather-start(%u)", WHOLE * 5 // 4),
+        ("%c = bf16[128,64]{1,0} all-reduce-start(%p), to_apply=%add", 2 * WHOLE),
+    ],
+)
+def test_bytes_of_what_goes_on_meanwhile(started: str, moved: int) -> None:
+    assert hbm_bytes(parse_program(STARTED.replace("STARTED", started))) == moved
+
+
+@pytest.mark.parametrize(
+    ("started", "kind", "whole"),
+    [
+        ("%c = (bf16[32,64], bf16[128,64]) all-gather-start(%u)", "all-gather", WHOLE),
+        (
+            "%c = ((bf16[32,64], bf16[128,64]), (bf16[128,64], bf16[512,64])) "
+            "all-gather-start(%u, %p)",
+            "all-gather",
+            5 * WHOLE,
+        ),
+        ("%c = ((bf16[128,64]), bf16[32,64]) reduce-scatter-start(%p)", "reduce-scatter", WHOLE),
+        ("%c = ((bf16[128,64]), bf16[128,64]) all-to-all-start(%p)", "all-to-all", WHOLE),
+        ("%c = bf16[128,64] all-reduce-start(%p), to_apply=%add", "all-reduce", WHOLE),
+        (
+            "%c = (bf16[128,64], bf16[128,64], u32[], u32[]) collective-permute-start(%p)",
+            "collective-permute",
+            WHOLE,
+        ),
+    ],
+)
+def test_collectives_that_go_on_meanwhile(started: str, kind: str, whole: int) -> None:
+    text = STARTED.replace("STARTED", f"{started}, replica_groups=[1,4]<=[4]")
+    [(found, traffic)] = collective_traffic(parse_program(text), [0] * 4).items()
+    assert (found, traffic.num_bytes) == (kind, whole)
+
+
 @pytest.mark.parametrize(
     ("text", "groups"),
     [

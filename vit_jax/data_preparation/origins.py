@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +84,7 @@ def _list_folder(source: str) -> Listing:
     splits = {}
     for split in split_folders(source):
         images, class_names = open_folder(source, split)
+        _check_class_names(source, class_names)
         found = [images.path(index) for index in range(len(images))]
         splits[split] = make_rows(
             np.arange(len(paths), len(paths) + len(found)),
@@ -94,6 +95,17 @@ def _list_folder(source: str) -> Listing:
         )
         paths += found
     return Listing(class_names, np.array(paths, np.bytes_), splits)
+
+
+def _check_class_names(source: str, class_names: Sequence[str]) -> None:
+    """Raises UserError for a name that TFDS's file of names, one per line, would not give back."""
+    for name in class_names:
+        printable = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        if printable != name or name != name.strip() or "\n" in name:
+            raise UserError(
+                f"{source}: the class folder {printable!r} cannot be the name of a class: it has "
+                "to be UTF-8, on one line, without blanks at its ends. Rename the folder."
+            )
 
 
 def _tfds(source: str) -> Origin:

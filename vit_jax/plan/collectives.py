@@ -94,9 +94,12 @@ _SENT = {
 def _whole_bytes(
     program: Program, computation: str, instruction: Instruction, kind: str, size: int
 ) -> int:
-    """Bytes of the array that is reduced, gathered, scattered or moved."""
-    if instruction.opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
-        return max(array.num_bytes for array in instruction.arrays)  # (input, output, contexts)
+    """Bytes of the arrays that are reduced, gathered, scattered or moved."""
+    if instruction.opcode.endswith("-start") and kind != "all-reduce":
+        # The result names operands and targets; several arrays may go together.
+        operands = [program.computations[computation][name] for name in instruction.operands]
+        num_bytes = sum(operand.num_bytes for operand in operands)
+        return num_bytes * size if kind == "all-gather" else num_bytes
     if kind == "reduce-scatter":
         return instruction.num_bytes * size
     return instruction.num_bytes

@@ -34,8 +34,8 @@ def _moved(program: Program, computation: Computation, instruction: Instruction)
     if instruction.opcode == "dynamic-update-slice":
         return 2 * _in_hbm(computation[instruction.operands[1]])
     operands = [computation[name] for name in instruction.operands]
-    if instruction.opcode.endswith("-start"):  # its result names the operand and the target
-        return 2 * sum(map(_in_hbm, operands))
+    if instruction.opcode.endswith("-start"):
+        return _started(instruction, operands)
     if instruction.opcode != "fusion" or instruction.called not in program.computations:
         return written + sum(map(_in_hbm, operands))
     fused = program.computations[instruction.called]
@@ -44,6 +44,24 @@ def _moved(program: Program, computation: Computation, instruction: Instruction)
         for number, operand in enumerate(operands)
     )
     return read + min(written, _written(fused))
+
+
+def _started(instruction: Instruction, operands: list[Instruction]) -> int:
+    """Bytes of an asynchronous instruction, of which one end may be another memory.
+
+    The result names operands, targets and what the device waits for; that of an all-reduce, as if
+    it were synchronous, only the targets.
+    """
+    opcode = instruction.opcode.removesuffix("-start")
+    if opcode == "all-reduce":
+        return _in_hbm(instruction) + sum(map(_in_hbm, operands))
+    if opcode not in (*_SLICES, "dynamic-update-slice"):
+        return _in_hbm(instruction)
+    number = sum(len(operand.arrays) for operand in operands)
+    # What is taken of an operand, or put into it, has the size of the target, or of the update.
+    moved = operands[1] if opcode == "dynamic-update-slice" else instruction.arrays[number]
+    ends = (operands[0].arrays[0], instruction.arrays[number])
+    return moved.num_bytes * sum(array.in_hbm for array in ends)
 
 
 def _in_hbm(instruction: Instruction) -> int:

@@ -97,7 +97,8 @@ def _flops(plan: Plan) -> list[str]:
         executed = plan.step.executed_flops
         lines.append(
             f"executed  {_si(executed)}FLOP: products in this update, {executed / model:.2f} x the "
-            "model's (what remat repeats counts, gradients that nobody needs do not)"
+            "model's (what remat repeats counts; gradients that nobody needs do not, nor what XLA "
+            "computes again by itself where memory is short)"
         )
     return lines
 

@@ -33,13 +33,13 @@ what it took to fit beside the recipe's own settings, found in the order remat a
 accumulation, bfloat16 first moment.
 
 GiB is what the compiler reserves per JAX device (a chip; a core of v3). XLA computes again by
-itself what would not fit otherwise: the same batch takes more on a device that has more. The
-figure is up to 10 % off for a TPU: `close` marks what fills more than 90 %, for which
-`--full_compile` tells. The step is predicted, not measured: the longest of executed FLOPs at the
-share of the peak that stands above each table, bytes at the full bandwidth of the memory, and
-collectives at that of the links. A real step may take more, as nothing overlaps perfectly, or
-less: the share is assumed, and trainings of ViTs were published on both sides of it. Chip-days are
-for the whole recipe, without evaluations."""
+itself what would not fit otherwise: the same batch takes more on a device that has more, and what
+it computes again is not in the step's time. The figure is up to 10 % off for a TPU: `close` marks
+what fills more than 90 %, for which `--full_compile` tells. The step is predicted, not measured:
+the longest of executed FLOPs at the share of the peak that stands above each table, bytes at the
+full bandwidth of the memory, and collectives at that of the links. A real step may take more, as
+nothing overlaps perfectly, or less: the share is assumed, and trainings of ViTs were published on
+both sides of it. Chip-days are for the whole recipe, without evaluations."""
 
 
 @dataclasses.dataclass(frozen=True)
