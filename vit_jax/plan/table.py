@@ -18,7 +18,7 @@ from vit_jax.flops import train_flops_per_image
 from vit_jax.hardware import GIB
 from vit_jax.plan.advice import Changes, changed, flags, remedies
 from vit_jax.plan.compiled import CompiledStep, TooLargeError, compile_step
-from vit_jax.plan.estimate import step_time, whole_recipe
+from vit_jax.plan.estimate import StepTime, step_time, whole_recipe
 from vit_jax.plan.plan import available_bytes, build_subject, usable_share
 from vit_jax.plan.published import utilization, variant_of
 from vit_jax.plan.subject import Subject
@@ -27,10 +27,11 @@ from vit_jax.plan.topology import Topology, parse_topology
 INTRODUCTION = """# What fits where, and how long it takes
 
 Written by `scripts/plan_table.py` on a machine without a TPU: the update of `configs/pretrain.py`
-was compiled for each machine (fast, see `scripts/plan.py`), nothing was run. Batch {batch}, the
-state split over all devices of a slice or node (`mesh.data=-1 mesh.fsdp=0`), and in the last column
-what it took to fit beside the recipe's own settings, found in the order remat and scan,
-accumulation, bfloat16 first moment.
+was compiled for each machine (fast, see `scripts/plan.py`), nothing was run. Batch {batch}. The
+state is split over all devices of a slice or node (`mesh.data=-1 mesh.fsdp=0`), or copied
+(`mesh.fsdp=1`) where that fits and is predicted to be faster. The last column is what it took to
+fit beside the recipe's own settings, found in the order remat and scan (ViTs), accumulation, remat
+(ResNets), bfloat16 first moment.
 
 GiB is what the compiler reserves per JAX device (a chip; a core of v3). XLA computes again by
 itself what would not fit otherwise: the same batch takes more on a device that has more, and what
@@ -40,6 +41,9 @@ the longest of executed FLOPs at the share of the peak that stands above each ta
 full bandwidth of the memory, and collectives at that of the links. A real step may take more, as
 nothing overlaps perfectly, or less: the share is assumed, and trainings of ViTs were published on
 both sides of it. Chip-days are for the whole recipe, without evaluations."""
+
+
+NOTHING_FITS = dict.fromkeys(("gib", "step_seconds", "images_per_second", "chip_days"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,25 +117,51 @@ def make_table(
 
 
 def plan_cell(model: str, text: str, topology: Topology, config: ConfigDict) -> Cell:
-    """The recipe with its state split over the slice, and whatever else it takes to fit."""
+    """The recipe with its state split over the slice, and whatever else it takes to fit.
+
+    Where not the arithmetic takes longest then, a copy of the state on every device is planned as
+    well: XLA pays for split parameters by reading activations again for each part.
+    """
     start = time.monotonic()
-    config = changed(config, {"mesh.data": -1, "mesh.fsdp": 0})
     available = available_bytes(topology, None)
     assert available is not None
-    found: tuple[Subject, CompiledStep] | None = None
-    changes: Changes = {}
-    for changes in [{}, *(each for each, _ in remedies(config, topology))]:
-        found = _compiled(changed(config, changes), topology)
-        if found is not None and found[1].memory.total <= available:
-            break
-        found = None
-    row: dict[str, Any] = {"model": model, "topology": text, "settings": flags(changes)}
-    row |= {"available_gib": available / GIB, "gib": None, "step_seconds": None}
-    row |= {"images_per_second": None, "chip_days": None}
-    if found is not None:
-        row |= _figures(*found, config, topology)
+    row: dict[str, Any] = {"settings": flags({}), **NOTHING_FITS}
+    split = changed(config, {"mesh.data": -1, "mesh.fsdp": 0})
+    for changes in [{}, *(each for each, _ in remedies(split, topology))]:
+        row = {"settings": flags(changes), **NOTHING_FITS}
+        found = _compiled(changed(split, changes), topology)
+        if found is None or found[1].memory.total > available:
+            continue
+        seconds = _step_time(*found, topology)
+        row |= _figures(*found, seconds, config, topology)
+        if seconds.predicted > seconds.compute and split.mesh.tensor == 1:
+            row = _with_copies(row, changes, split, config, topology, available)
+        break
     jax.clear_caches()  # hundreds of programs would fill the memory of this machine
+    row |= {"model": model, "topology": text, "available_gib": available / GIB}
     return Cell(**row, compile_seconds=time.monotonic() - start)
+
+
+def _with_copies(
+    row: dict[str, Any],
+    changes: Changes,
+    split: ConfigDict,
+    config: ConfigDict,
+    topology: Topology,
+    available: float,
+) -> dict[str, Any]:
+    """The row of a plan with the state copied, if it fits and is faster than that of `row`."""
+    # It may fit without what the split state needed.
+    copied: Changes = {"mesh.fsdp": 1}
+    for copies in (copied, {**changes, **copied}):
+        found = _compiled(changed(split, copies), topology)
+        if found is None or found[1].memory.total > available:
+            continue
+        seconds = _step_time(*found, topology)
+        if seconds.predicted < row["step_seconds"]:
+            return {"settings": flags(copies), **_figures(*found, seconds, config, topology)}
+        break
+    return row
 
 
 def _without_plan(model: str, text: str, topology: Topology, problem: str) -> Cell:
@@ -148,18 +178,31 @@ def _compiled(config: ConfigDict, topology: Topology) -> tuple[Subject, Compiled
         return None
 
 
-def _figures(
-    subject: Subject, step: CompiledStep, config: ConfigDict, topology: Topology
-) -> dict[str, float | None]:
-    run = subject.run
-    flops = train_flops_per_image(run.objective, subject.state.params, run.image_shape)
-    seconds = step_time(*(step, topology), model_flops=flops * run.batch_size, full_compile=False)
+def _step_time(subject: Subject, step: CompiledStep, topology: Topology) -> StepTime:
+    model_flops = _flops_per_image(subject) * subject.run.batch_size
+    seconds = step_time(step, topology, model_flops=model_flops, full_compile=False)
     if seconds is None:
         raise UserError("the table is for accelerators; virtual devices have no speed.")
+    return seconds
+
+
+def _flops_per_image(subject: Subject) -> float:
+    run = subject.run
+    return train_flops_per_image(run.objective, subject.state.params, run.image_shape)
+
+
+def _figures(
+    subject: Subject,
+    step: CompiledStep,
+    seconds: StepTime,
+    config: ConfigDict,
+    topology: Topology,
+) -> dict[str, float | None]:
+    run = subject.run
     recipe = whole_recipe(
         steps=run.total_steps,
         batch_size=run.batch_size,
-        flops_per_image=flops,
+        flops_per_image=_flops_per_image(subject),
         seconds=seconds.predicted,
         topology=topology,
         variant=variant_of(dict(config.model)),
