@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -21,8 +22,9 @@ import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from vit_jax import checksums, orbax_parts
 from vit_jax.checkpoint import CheckpointManager, restore_params
-from vit_jax.errors import UserError
+from vit_jax.errors import PassingError, UserError, may_pass  # noqa: F401  # PEER imports all
 from vit_jax.json_files import write_json
 from vit_jax.orbax_parts import is_disk_error
 
@@ -416,6 +418,32 @@ def test_a_full_disk_is_a_user_error_and_the_last_good_step_stays(tmp_path: Path
     assert on_disk(tmp_path) == [1, 2]
 
 
+def test_an_error_of_a_shared_disk_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command is to be given again, as after a full disk it is not."""
+    save_steps(tmp_path, 1)
+    mesh = mesh_of(1, 1)
+    state = make_state(2, mesh)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    manager = manager_of(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(orbax_parts, "write_manifest", fails)
+        manager.save(2, state)
+        with pytest.raises(PassingError, match=r"step 2 could not be written.*Stale file handle"):
+            manager.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(checksums, "digest", fails)
+        with pytest.raises(OSError, match="Stale"):  # not: step 1 is damaged
+            manager.restore(abstract(state, mesh))
+    assert manager.latest_step() == 1
+    assert manager.verify(1) == []
+    manager.close()
+
+
 def test_another_process_that_hangs_is_not_called_a_full_disk() -> None:
     assert is_disk_error(OSError(28, "No space left on device"))
     assert not is_disk_error(TimeoutError("Timed out while waiting for a barrier."))
@@ -560,6 +588,17 @@ def assert_restores(manager, step):
         assert a.sharding == b.sharding and not a.is_fully_addressable
         for x, y in zip(a.addressable_shards, b.addressable_shards, strict=True):
             assert np.asarray(x.data).tobytes() == np.asarray(y.data).tobytes()
+
+def fails(error):
+    raise error
+
+for raised in (PassingError("the disk is away"), OSError(errno.ESTALE, "Stale", "some/file")):
+    try:
+        run_on_first_process(lambda: fails(raised))
+        raise AssertionError("nothing was raised here")
+    except (PassingError, OSError) as error:
+        assert type(error) is type(raised) and may_pass(error), repr(error)
+        assert str(raised.args[-1]) in str(error)
 
 def verify_and_damage(step):
     assert manager.verify(step) == []

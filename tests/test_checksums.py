@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from vit_jax import checksums
 from vit_jax.checksums import MANIFEST, damaged_files, read_manifest, write_manifest
 
 
@@ -35,6 +38,40 @@ def test_changed_missing_and_unreadable_files_are_named(folder: Path) -> None:
     (folder / "index").unlink()
     (folder / "index").mkdir()
     assert damaged_files(folder) == ["d/data", "empty", "index"]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOTCONN, errno.EMFILE])
+def test_what_cannot_be_read_now_is_not_called_damaged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checksums, "digest", fails)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            damaged_files(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fails)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            read_manifest(folder)
+
+
+@pytest.mark.parametrize(("times", "damaged"), [(1, []), (2, ["d/data"])])
+def test_an_io_error_counts_when_it_comes_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, damaged: list[str]
+) -> None:
+    """A bad sector of a local disk stays bad; a network's error is gone."""
+    left, digest = [times], checksums.digest
+
+    def fails(path: Path) -> list[object]:
+        if path.name == "data" and left[0]:
+            left[0] -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return digest(path)
+
+    monkeypatch.setattr(checksums, "digest", fails)
+    assert damaged_files(folder) == damaged
 
 
 def test_files_that_are_not_listed_do_not_count(folder: Path) -> None:

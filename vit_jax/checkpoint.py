@@ -21,10 +21,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.checksums import damaged_files, read_manifest, write_manifest
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, explained, may_pass, nearest
 from vit_jax.multihost import liveness
 from vit_jax.multihost.first_process import run_on_first_process
-from vit_jax.multihost.verdict import may_be_of_a_peer
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, may_be_of_a_peer
 from vit_jax.orbax_parts import (
     ChecksummedHandler,
     differing_leaves,
@@ -105,8 +105,8 @@ class CheckpointManager:
             for unfinished in folder.glob(f"*{_UNFINISHED}*"):
                 shutil.rmtree(unfinished)
         except OSError as error:
-            raise UserError(
-                f"{folder} cannot be written: {error.strerror}. Choose another --workdir."
+            raise explained(
+                f"{folder} cannot be written: {error.strerror}. Choose another --workdir.", error
             ) from error
 
     def _step_dir(self, step: int) -> Path:
@@ -199,7 +199,7 @@ class CheckpointManager:
         if step in self._scores:
             del self._scores[step]
         if is_disk_error(error):
-            raise UserError(self._not_written(step, error)) from error
+            raise explained(self._not_written(step, error), error) from error
 
     def _not_written(self, step: int | None, error: Exception) -> str:
         steps = self._steps()
@@ -217,7 +217,8 @@ class CheckpointManager:
                 liveness.wait_for_verdict()
             message = self._not_written(self._saving, error)
             _LOG.error("error: %s", message)
-            liveness.fail(message, 2 if is_disk_error(error) else 1)
+            status = REQUEUE_EXIT_CODE if may_pass(error) else 2 if is_disk_error(error) else 1
+            liveness.fail(message, status)
 
     def latest_step(self) -> int | None:
         """The newest step on disk (not checked against its checksums), or None."""
@@ -258,7 +259,13 @@ class CheckpointManager:
                 f"Checkpoint {self._step_dir(step)} is of another model or optimizer: "
                 f"{_listed(differing)}. Use the config it was written with, or another --workdir."
             )
-        return step, handler.restore(item, args=ocp.args.StandardRestore(abstract_state))
+        try:
+            return step, handler.restore(item, args=ocp.args.StandardRestore(abstract_state))
+        except Exception as error:
+            if is_disk_error(error):
+                reason = " ".join(str(error).split())[:200]
+                raise explained(f"Checkpoint {item} cannot be read: {reason}.", error) from error
+            raise
 
     def _choose_step(self) -> tuple[int | None, bool]:
         """(newest intact step, whether damaged ones were moved aside). Runs on process 0."""

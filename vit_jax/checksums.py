@@ -6,14 +6,17 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from vit_jax.errors import may_pass
 
 MANIFEST = "checksums.json"
 UNFINISHED = ".unfinished"  # ends the names of files that are being written
 _THREADS = 8
+T = TypeVar("T")
 
 
 def write_manifest(
@@ -41,29 +44,56 @@ def write_manifest(
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder, or None where it is missing or damaged itself."""
+    """The manifest of a folder, or None where it is missing or damaged itself.
+
+    Raises:
+      OSError: it cannot be read now, which says nothing about what it holds.
+    """
+    content = read_or_none((folder / MANIFEST).read_bytes)
+    if content is None:
+        return None
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads(content)
         intact = manifest.pop("sha256") == _digest_of_json(manifest)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return manifest if intact else None
+
+
+def read_or_none(read: Callable[[], T]) -> T | None:
+    """What `read` gives, or None for a file that is missing or unreadable.
+
+    Raises:
+      OSError: the disk or the network may be back in a moment, or this process has too many files
+        open: an intact file must not be taken for a damaged one.
+    """
+    for last in (False, True):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno == errno.EIO:  # a bad sector, if it says so again
+                if not last:
+                    continue
+            elif may_pass(error) or error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
+            return None
+    return None
 
 
 def damaged_files(folder: Path) -> list[str]:
     """Names, relative to the folder, of files that are missing, unreadable or changed.
 
     Files that the manifest does not list are not looked at.
+
+    Raises:
+      OSError: one cannot be read now, which says nothing about what it holds.
     """
     manifest = read_manifest(folder)
     if manifest is None:
         return [MANIFEST]
 
     def intact(name: str) -> bool:
-        try:
-            return digest(folder / name) == manifest["files"][name]
-        except OSError:
-            return False
+        return read_or_none(lambda: digest(folder / name)) == manifest["files"][name]
 
     names = sorted(manifest["files"])
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import re
 from collections.abc import Iterable
+
+# Of a disk or network that may be back in a moment.
+_PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
+_OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")  # in the ValueErrors of TensorStore
 
 
 class UserError(ValueError):
@@ -12,6 +18,23 @@ class UserError(ValueError):
     The message is one line that names the key, the value and the way out; the launcher prints it
     without a traceback and exits with status 2.
     """
+
+
+class PassingError(UserError):
+    """A disk or network has failed in a way that may pass: the same command may go on (75)."""
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether it is an I/O error of a disk or network that may be back in a moment."""
+    if isinstance(error, OSError):
+        return error.errno in _PASSING
+    code = _OS_ERROR_CODE.search(str(error))
+    return isinstance(error, PassingError) or (code is not None and int(code[1]) in _PASSING)
+
+
+def explained(message: str, cause: BaseException) -> UserError:
+    """The UserError that says it in our words; a PassingError where the cause may pass."""
+    return PassingError(message) if may_pass(cause) else UserError(message)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, explained
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -31,6 +31,6 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(Path(path).read_bytes())
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        raise explained(f"{path} cannot be read: {error.strerror}.", error) from error
     except ValueError as error:  # JSON and UTF-8 errors both
         raise UserError(f"{path} is damaged, not a JSON file: {error}.") from error

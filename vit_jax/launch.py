@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import inspect
 import logging
@@ -18,13 +17,11 @@ from typing import Any, NoReturn
 from absl import flags
 from ml_collections import config_flags
 
-from vit_jax.errors import PreemptedError, UserError, nearest
+from vit_jax.errors import PreemptedError, UserError, may_pass, nearest
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, may_be_of_a_peer
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = flags.FLAGS
-# Of a disk or network that may be back in a moment.
-PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
 OWN_FLAGS = (
     *("config", "workdir", "resume", "profile_steps"),
     *("distributed", "coordinator_address", "num_processes", "process_id"),
@@ -156,8 +153,7 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
         _wait_for_verdict(error)
         _end(f"error: {error}", REQUEUE_EXIT_CODE)
     except (UserError, OSError) as error:  # OSError: a full disk, a folder that went away
-        passing = isinstance(error, OSError) and error.errno in PASSING_ERRORS
-        _end(f"error: {error}", REQUEUE_EXIT_CODE if passing else 2)
+        _end(f"error: {error}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
     except PreemptedError as error:
         print(error, file=sys.stderr)
         leave_processes()

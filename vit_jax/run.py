@@ -17,7 +17,7 @@ from vit_jax.checkpoint import CheckpointManager
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import check_repeated_augmentation
 from vit_jax.durations import to_steps
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, explained, nearest
 from vit_jax.evaluators.create import create_evaluator
 from vit_jax.mixing import create_mixing
 from vit_jax.models.create import create_model
@@ -115,7 +115,7 @@ class Run:
             if key == "dataset":
                 raise
             # The readers speak of dataset.split: the evaluator's is meant.
-            raise UserError(f"{key} (split={split!r}): {error}") from error
+            raise explained(f"{key} (split={split!r}): {error}", error) from error
 
     def _evaluator(self, key: str) -> Any:
         evaluator, dataset = self.config.evaluators[key], self.eval_datasets[key]
@@ -228,7 +228,7 @@ def initial_state(run: Run, checkpoints: CheckpointManager) -> TrainState:
             model=run.config.model,
         )
     except UserError as error:
-        raise UserError(f"pretrained.source={source!r}: {error}") from error
+        raise explained(f"pretrained.source={source!r}: {error}", error) from error
     arrays = flatten_names(loaded)
     del loaded  # so that each array goes as soon as it is on its devices
     params = _place(run, arrays, flatten_names(shardings.params), rng)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import pathlib
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,6 +253,30 @@ def test_the_verdict_on_a_big_folder_is_remembered(
     damaged.write_bytes(sound)
     assert len(source.check("skip")) == 6  # a changed file is looked at again
     assert len(reads) == 12
+
+
+def test_a_file_that_could_not_be_read_is_not_remembered_as_damaged(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(image_check, "REMEMBER_FROM", 1)
+    root = fixtures_data.write_folder(tmp_path / "data", {"train": {"a": 2}})
+    paths = sorted(os.fsencode(path) for path in (root / "train" / "a").iterdir())
+    real = open
+    errors = [errno.EIO, errno.EIO]  # twice is once too often
+
+    def fails(path: bytes, *args: Any) -> Any:
+        if path == paths[0] and errors:
+            raise OSError(errors.pop(), "no luck")
+        return real(path, *args)
+
+    monkeypatch.setattr(image_check, "open", fails, raising=False)
+    assert image_check.unreadable(paths) == [0]
+    assert image_check.unreadable(paths) == []
+    errors.append(errno.ESTALE)
+    (root / "train" / "a" / "more.jpg").write_bytes(b"")  # so that it looks again
+    with pytest.raises(OSError, match="no luck"):
+        image_check.unreadable([*paths, os.fsencode(root / "train" / "a" / "more.jpg")])
 
 
 def test_pickled_sources_are_small_and_equal(tmp_path: pathlib.Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from vit_jax.data import image_check
 from vit_jax.data.sources import Part, resolve_split
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, explained
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 LAYOUT = "train/CLASS_NAME/IMAGE.{jpg,jpeg,png,webp}"
@@ -58,7 +58,7 @@ class FolderSource:
             with open(self.path(index), "rb") as file:
                 return file.read()
         except OSError as error:
-            raise UserError(f"{self.describe(index)}: {error.strerror}") from None
+            raise explained(f"{self.describe(index)}: {error.strerror}", error) from None
 
     def describe(self, index: int) -> str:
         return os.fsdecode(self.path(index))

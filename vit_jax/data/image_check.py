@@ -14,6 +14,8 @@ from typing import TypeVar
 import cv2
 import numpy as np
 
+from vit_jax.checksums import read_or_none
+
 # From this number of files on, the verdict is remembered: reading a big folder takes minutes, and
 # a job that is preempted often would pay for it at every start.
 REMEMBER_FROM = 20_000
@@ -60,22 +62,27 @@ def unreadable(paths: Sequence[bytes]) -> list[int]:
         with open(cache) as file:
             return json.load(file)
     bad = []
-    for position, is_bad in enumerate(map_threads(_is_bad, paths)):
-        if is_bad:
+    unread = False
+    for position, decoded in enumerate(map_threads(_decodes_file, paths)):
+        unread = unread or decoded is None
+        if not decoded:
             bad.append(position)
         if (position + 1) % LOG_EVERY == 0:
             logging.getLogger(__name__).info("checked %d of %d images", position + 1, len(paths))
-    if cache is not None:
+    if cache is not None and not unread:  # that may be otherwise the next time
         _write(cache, json.dumps(bad))
     return bad
 
 
-def _is_bad(path: bytes) -> bool:
-    try:
+def _decodes_file(path: bytes) -> bool | None:
+    """None for a file that cannot be read; an OSError that may pass is raised."""
+
+    def read() -> bytes:
         with open(path, "rb") as file:
-            return not decodes(file.read())
-    except OSError:
-        return True
+            return file.read()
+
+    content = read_or_none(read)
+    return None if content is None else decodes(content)
 
 
 def _cache_file(paths: Sequence[bytes]) -> str:

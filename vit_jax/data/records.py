@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vit_jax.data.image_check import map_threads
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, explained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Records:
                 file = ArrayRecordFile(name)
                 found = len(file)
         except OSError as error:
-            raise UserError(f"{name}: {error.strerror}.") from None
+            raise explained(f"{name}: {error.strerror}.", error) from None
         except (ValueError, RuntimeError) as error:
             if isinstance(error, UserError):
                 raise

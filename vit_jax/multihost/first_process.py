@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.errors import UserError
+from vit_jax.errors import PassingError, UserError
 
 T = TypeVar("T")
 
@@ -18,9 +19,9 @@ T = TypeVar("T")
 def run_on_first_process(function: Callable[[], T]) -> T:
     """Runs `function` on process 0 and gives its result, or its error, to every process.
 
-    Every process must call it. The result has to survive JSON. A UserError is raised with the
-    same text everywhere; any other error is raised on process 0, and as a RuntimeError on the
-    others, so that nobody waits for a process that has stopped.
+    Every process must call it. The result has to survive JSON. A UserError and an OSError are
+    raised with the same text everywhere; any other error is raised on process 0, and as a
+    RuntimeError on the others, so that nobody waits for a process that has stopped.
     """
     if jax.process_count() == 1:
         return function()
@@ -30,7 +31,12 @@ def run_on_first_process(function: Callable[[], T]) -> T:
         try:
             outcome = {"result": function()}
         except UserError as error:
-            outcome = {"user_error": str(error)}
+            failure = error
+            outcome = {"user_error": str(error), "passing": isinstance(error, PassingError)}
+        except OSError as error:
+            failure = error
+            outcome = {"os_error": [error.errno, f"{error.strerror} (on process 0)"]}
+            outcome["os_error"] += [] if error.filename is None else [os.fsdecode(error.filename)]
         except Exception as error:
             failure = error
             outcome = {"error": f"process 0 failed: {error!r}"}
@@ -38,7 +44,9 @@ def run_on_first_process(function: Callable[[], T]) -> T:
     if failure is not None:
         raise failure
     if "user_error" in outcome:
-        raise UserError(outcome["user_error"])
+        raise (PassingError if outcome["passing"] else UserError)(outcome["user_error"])
+    if "os_error" in outcome:
+        raise OSError(*outcome["os_error"])
     if "error" in outcome:
         raise RuntimeError(outcome["error"])
     return outcome["result"]
