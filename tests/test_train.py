@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from tests import fixtures_data, tiny
 from vit_jax.checkpoint import CheckpointManager, restore_params
-from vit_jax.checksums import read_manifest
+from vit_jax.checksums import read_manifest, write_manifest
 from vit_jax.errors import PreemptedError, UserError
 from vit_jax.multihost import liveness
 from vit_jax.train import train_and_evaluate
@@ -128,6 +128,18 @@ def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Pa
     assert scores["test/accuracy"] == evaluated[4]["test/accuracy"]
     ours, theirs = ((p / "params.npz").read_bytes() for p in (workdir, finished))
     assert ours == theirs
+
+
+def test_a_score_that_only_the_log_has_goes_to_its_checkpoint(tmp_path: Path) -> None:
+    """Killed after it was evaluated, and before its checkpoint was told."""
+    evaluation = {"evaluators__test__every_steps": 4, "checkpoint__best_metric": "test/accuracy"}
+    train_and_evaluate(tiny.config(duration__steps=4, **evaluation), str(tmp_path))
+    saved = tmp_path / "checkpoints" / "4" / "state"
+    scores = read_manifest(saved)["note"]["metrics"]  # type: ignore[index]
+    write_manifest(saved, {"metrics": {}})
+    train_and_evaluate(tiny.config(**evaluation), str(tmp_path), resume="force")
+    assert scores == read_manifest(saved)["note"]["metrics"]  # type: ignore[index]
+    assert "test/accuracy" in scores
 
 
 def test_a_finished_run_returns_its_results_at_once(

@@ -107,6 +107,18 @@ def test_waiting_for_one_that_still_moves_is_no_hang(clock: Clock) -> None:
         assert judge(records, 2, watch, TIMEOUT) is None
 
 
+def test_those_that_have_left_wait_for_the_last_one(clock: Clock) -> None:
+    """It waits for its disk, say, and nobody works any more."""
+    records, watch = records_of(3, waits=True), Watch()
+    for i in (1, 2):
+        records[i].limit_seconds, records[i].doing = 0.0, "finished"
+    for _ in range(8):
+        pass_time(clock, records, 9.0, {0, 1, 2})
+        found = judge(records, 3, watch, TIMEOUT)
+    assert found is not None
+    assert found[0].startswith("No progress: process 0 (pid 70 on host)")
+
+
 def test_without_a_limit_nothing_is_a_hang(clock: Clock) -> None:
     records, watch = records_of(1), Watch()
     records[0].limit_seconds = 0.0

@@ -117,6 +117,8 @@ def test_the_failure_of_one_ends_all_with_its_status(
     run.watchdogs[failing].fail("the disk is full", exit_code=2)
     run.wait_for_ends(3)
     assert run.ended == {0: 2, 1: 2, 2: 2}
+    # Known before the end: JAX aborts those that process 0 leaves behind.
+    assert [each.exit_code for each in run.watchdogs] == [2, 2, 2]
     assert f"process {failing} (pid" in caplog.text
     assert "failed: the disk is full" in caplog.text
 

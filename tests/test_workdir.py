@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -231,13 +232,25 @@ def test_a_workdir_is_for_one_process_until_it_dies(tmp_path: Path, children: st
         holder.communicate()
 
 
-@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize(
+    ("is_lost", "is_other_name"), [(True, True), (False, True), (False, False)]
+)
 def test_a_lock_of_another_host_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_lost: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_lost: bool,
+    is_other_name: bool,
 ) -> None:
     monkeypatch.setattr("vit_jax.workdir._POLL_SECONDS", 0.1)
     monkeypatch.setattr("vit_jax.workdir._LOST_HOST_SECONDS", 60.0 if is_lost else 0.5)
-    elsewhere = "import socket; socket.gethostname = lambda: 'elsewhere'\n"
+    # Another host; or, as in Kubernetes, one of the same name that was started on another machine.
+    name, boot = ("elsewhere", "") if is_other_name else (socket.gethostname(), "another")
+    elsewhere = (
+        "import socket, vit_jax.workdir\n"
+        f"socket.gethostname = lambda: {name!r}\n"
+        f"if {boot!r}: vit_jax.workdir._machine = lambda: '{name} (boot {boot})'\n"
+    )
     holder = subprocess.Popen(
         [sys.executable, "-c", elsewhere + HOLDER, str(tmp_path), "none"],
         cwd=REPO,
@@ -251,7 +264,7 @@ def test_a_lock_of_another_host_is_waited_for(
             threading.Timer(1.0, holder.kill).start()
             claim(tmp_path, {"seed": 0}, {})
         else:
-            with pytest.raises(UserError, match=f"in use .*pid {holder.pid} on elsewhere"):
+            with pytest.raises(UserError, match=f"in use .*pid {holder.pid} on {name}"):
                 claim(tmp_path, {"seed": 0}, {})
         assert caplog.text.count("is locked by another host") == 1
     finally:

@@ -52,6 +52,8 @@ RUNTIME_KEYS = (
     "dataset.data_dir",
     "sweep.",
 )
+# The processes of a run may have other values of these: where the data lie, how a host works.
+LOCAL_KEYS = ("dataset.data_dir", "loader.", "log.")
 
 
 def train_and_evaluate(
@@ -78,13 +80,14 @@ def train_and_evaluate(
       errors.PreemptedError: the run was asked to stop (SIGTERM) and has saved its state.
     """
     began = time.monotonic()
-    run_on_first_process(lambda: check_wandb(config.log.wandb))
-    mesh = create_mesh(**config.mesh)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(jax.set_mesh(mesh))
-        notice = stack.enter_context(PreemptionNotice())
         liveness.expect_progress(True)
         stack.callback(liveness.expect_progress, False)
+        liveness.note("starting the devices")
+        run_on_first_process(lambda: check_wandb(config.log.wandb))
+        mesh = create_mesh(**config.mesh)
+        stack.enter_context(jax.set_mesh(mesh))
+        notice = stack.enter_context(PreemptionNotice())
         liveness.note("opening the data")
         run = Run(config, mesh)
         claim_workdir(
@@ -93,6 +96,7 @@ def train_and_evaluate(
             run.fingerprints,
             resume=resume,
             runtime_keys=RUNTIME_KEYS,
+            local_keys=LOCAL_KEYS,
         )
         stack.callback(release_workdir, workdir)
         finished = run_on_first_process(lambda: _finished_results(workdir, run.total_steps))
@@ -172,9 +176,8 @@ def train(
         events.stop_before_the_first_update(start_step)
         # Mostly it was done before the checkpoint; not at the start, nor where a notice came first.
         results = run_on_first_process(lambda: _evaluated(workdir, start_step))
-        made_up = events.evaluate(state, start_step, done=results)
-        results |= made_up
-        if made_up and start_step:
+        results |= events.evaluate(state, start_step, done=results)
+        if results and start_step:
             checkpoints.add_metrics(start_step, results)
 
         host_batches = stack.enter_context(train_iterator(run, start_step))

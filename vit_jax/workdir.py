@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from vit_jax.errors import UserError
+from vit_jax.errors import PassingError, UserError, explained
 from vit_jax.json_files import read_json, write_json
 from vit_jax.multihost.first_process import run_on_first_process
 
@@ -48,6 +48,7 @@ def claim_workdir(
     *,
     resume: str,
     runtime_keys: tuple[str, ...],
+    local_keys: tuple[str, ...] = (),
 ) -> None:
     """Makes the workdir ours until the process ends or calls `release_workdir`.
 
@@ -61,18 +62,19 @@ def claim_workdir(
         `config.<n>.json`, its finished results likewise, and goes on with this one.
       runtime_keys: dotted keys of the config that may change between restarts. One that ends in
         a dot stands for the section (`mesh.`).
+      local_keys: likewise those that may differ between the processes of a run.
 
     Raises:
-      UserError: the folder cannot be created or written, another process works in it, or it
-        belongs to another run.
+      UserError: the folder cannot be created or written, another process works in it, it belongs
+        to another run, or this process was given another config or other data than process 0.
     """
     if resume not in ("auto", "force"):
         raise UserError(f"--resume={resume} is not known. Known: auto, force.")
     if "://" in str(workdir):
         raise UserError(f"--workdir={workdir}: a work directory is a folder of the file system.")
-    folder = Path(workdir).resolve()
 
     def claim() -> None:
+        folder = Path(workdir).resolve()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _lock(folder)
@@ -82,13 +84,37 @@ def claim_workdir(
                 _unlock(folder)
                 raise
         except OSError as error:
-            raise UserError(
+            raise explained(
                 f"Workdir {workdir} cannot be written: {error.strerror or error} "
-                f"({error.filename or folder}). Choose another --workdir."
+                f"({error.filename or folder}). Choose another --workdir.",
+                error,
             ) from error
 
+    _check_same(config, dataset_fingerprint, local_keys)
     run_on_first_process(claim)
-    _check_shared(folder)
+    # Not touched before it is there: a network file system would remember for a while that it is
+    # not.
+    _check_shared(Path(workdir).resolve())
+
+
+def _check_same(
+    config: dict[str, Any], fingerprint: dict[str, Any], local_keys: tuple[str, ...]
+) -> None:
+    """Raises UserError on a process that was given another config or other data than process 0."""
+    if jax.process_count() == 1:
+        return
+    first_config, first_data = run_on_first_process(lambda: [config, fingerprint])
+    for what, first, own, may_differ in (
+        ("another config", first_config, config, local_keys),
+        ("other data", first_data, fingerprint, ()),
+    ):
+        found = list(_differences(first, own, may_differ))
+        if found:
+            shown = ", ".join(f"{key}: {there} -> {here}" for key, there, here in found[:10])
+            raise UserError(
+                f"Process {jax.process_index()} on {socket.gethostname()} has {what} than "
+                f"process 0: {shown}. Give every process the same command and the same data."
+            )
 
 
 def _check_shared(folder: Path) -> None:
@@ -143,8 +169,16 @@ def _lock(folder: Path) -> None:
         os.close(lock)
         raise
     os.ftruncate(lock, 0)
-    os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    os.pwrite(lock, f"pid {os.getpid()} on {_machine()}\n".encode(), 0)
     _HELD[folder] = lock
+
+
+def _machine() -> str:
+    """This host since it was started: Kubernetes gives a pod's name to its successor elsewhere."""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):
+        return f"{name} (boot {Path('/proc/sys/kernel/random/boot_id').read_text()[:8]})"
+    return name
 
 
 def _acquire(lock: int, folder: Path) -> None:
@@ -166,7 +200,7 @@ def _acquire(lock: int, folder: Path) -> None:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
         holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "unknown"
-        is_elsewhere = not holder.endswith((f" on {socket.gethostname()}", "unknown"))
+        is_elsewhere = not holder.endswith((f" on {_machine()}", "unknown"))
         if not is_elsewhere or time.monotonic() >= deadline:
             raise UserError(
                 f"Workdir {folder} is in use by another process ({holder}). "
@@ -227,6 +261,8 @@ def _holds_something(path: Path) -> bool:
 def _same_file(path: Path, value: dict[str, Any], runtime_keys: tuple[str, ...]) -> bool:
     try:
         return not list(_differences(read_json(path), value, runtime_keys))
+    except PassingError:
+        raise
     except UserError:
         return False
 
@@ -244,6 +280,8 @@ def _refuse_other_run(path: Path, value: dict[str, Any], runtime_keys: tuple[str
     way_out = "Choose another --workdir, or --resume=force to go on with the new values."
     try:
         saved = read_json(path)
+    except PassingError:
+        raise
     except UserError as error:
         raise UserError(f"{error} {way_out}") from error
     if not isinstance(saved, dict):

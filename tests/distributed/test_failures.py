@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from tests import fixtures_data
 from tests.distributed.cluster import Cluster, cluster
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
@@ -152,6 +154,51 @@ def test_a_mistake_of_one_process_ends_all(tmp_path: Path) -> None:
     assert codes == [2, 2], running.output
     assert "process 1 (" in running[0].output
     assert "failed:" in running[0].output
+
+
+def test_a_process_with_other_settings_ends_all(tmp_path: Path) -> None:
+    with cluster(
+        tmp_path,
+        *RUN,
+        "--config.loader.prefetch=3",
+        num_processes=2,
+        # How a host reads its data is its own affair.
+        prefix=lambda i: (
+            with_arguments("--config.optimizer.learning_rate=0.5", "--config.loader.prefetch=4")
+            if i
+            else []
+        ),
+    ) as running:
+        assert running.exit_codes() == [2, 2], running.output
+    assert re.search(
+        r"Process 1 on \S+ has another config than process 0: "
+        r"optimizer.learning_rate: \S+ -> 0.5\. Give",
+        running[0].output,
+    ), running.output
+    assert not list(running.workdir.glob("checkpoints/*"))
+
+
+def with_arguments(*arguments: str) -> list[str]:
+    """Put before a command, adds arguments at its end."""
+    return ["sh", "-c", f'exec "$@" {" ".join(arguments)}', "sh"]
+
+
+def test_a_process_with_other_data_ends_all(tmp_path: Path) -> None:
+    """As on two machines of which one has a photo more in its copy."""
+    counts = {"train": {"a": 20, "b": 20}, "test": {"a": 24, "b": 24}}
+    photos, more = tmp_path / "photos", tmp_path / "more"
+    fixtures_data.write_folder(photos, counts)
+    fixtures_data.write_folder(more, {**counts, "train": {"a": 21, "b": 20}})
+    hidden = f"mount --bind {more} {photos}"
+    with cluster(
+        tmp_path,
+        *RUN,
+        *(f"--config.dataset.name={photos}", "--config.dataset.split=train"),
+        num_processes=2,
+        prefix=lambda i: ["unshare", "-m", "sh", "-c", f'{hidden} && exec "$@"', "sh"] if i else [],
+    ) as running:
+        assert running.exit_codes() == [2, 2], running.output
+    assert re.search(r"Process 1 on \S+ has other data than process 0: .*train: ", running.output)
 
 
 def test_a_nan_ends_all_with_status_1(tmp_path: Path) -> None:

@@ -68,6 +68,11 @@ def fail(failure: str, exit_code: int) -> None:
         _current.fail(failure, exit_code)
 
 
+def exit_code() -> int | None:
+    """Status of the verdict that is about to end this process, if there is one."""
+    return None if _current is None else _current.exit_code
+
+
 def wait_for_verdict() -> None:
     """After a collective has failed: gives the watch time to say whose fault it is."""
     if _current is not None:

@@ -171,6 +171,9 @@ def _explain_aborts() -> None:
     global _abort_handler
 
     def on_abort(_: int) -> None:
+        known = liveness.exit_code()
+        if known is not None:  # process 0 ends by the same verdict, and was faster
+            os._exit(known)
         if _arriving:
             line = f"error: {_arriving}\n"
         elif _coordinator and not _answers(_coordinator):

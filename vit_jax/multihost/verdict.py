@@ -91,8 +91,8 @@ def judge(
     # Those that wait do so for the one that does not; where all wait, for the one furthest behind.
     to_blame = [each for each in stuck if not records[each].waits]
     if not to_blame:
-        if len(stuck) < num_processes:
-            return None  # the one they wait for still gets somewhere
+        if len(stuck) < sum(record.limit_seconds > 0 for record in records.values()):
+            return None  # the one they wait for still gets somewhere; who has left does not count
         behind = min(records[each].step for each in stuck)
         to_blame = [each for each in stuck if records[each].step == behind]
     told = "; ".join(

@@ -88,6 +88,7 @@ class Watchdog:
         self._contact = time.monotonic()  # with the coordination service
         self._stopped = threading.Event()
         self._ending, self._ended = False, threading.Event()  # by a verdict
+        self.exit_code: int | None = None  # of the verdict, once there is one
         self._lock = threading.Condition()
         self._polls = 0
         self._orders = Orders()
@@ -203,6 +204,7 @@ class Watchdog:
                 continue  # `_look_after` counts how long this goes on
             self._contact = time.monotonic()
             if found is not None:
+                self.exit_code = found[1]
                 with contextlib.suppress(jax.errors.JaxRuntimeError):
                     self._tell_and_hear()
                 self._end(*found)
