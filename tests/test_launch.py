@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
+from vit_jax import launch
+from vit_jax.errors import UserError, explained
 from vit_jax.writers import read_metrics
 
 BAD_COMMANDS = {
@@ -44,6 +47,28 @@ def test_mistakes_end_in_one_line_and_status_2(case: str, tmp_path: Path) -> Non
     assert message in lines[-1]
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UserError("model.depth=x"), 2),
+        (OSError(errno.ENOSPC, "No space left on device"), 2),
+        (OSError(errno.ESTALE, "Stale file handle"), 75),
+        (explained("step 4 could not be written", OSError(errno.ESTALE, "Stale")), 75),
+        (explained("step 4 could not be written", OSError(errno.ENOSPC, "No space")), 2),
+        # As TensorStore tells it.
+        (explained("step 4 could not be read", ValueError("x [os_error_code='116']")), 75),
+        (explained("step 4 could not be read", ValueError("x [os_error_code='28']")), 2),
+    ],
+)
+def test_the_status_says_whether_to_try_again(
+    error: Exception, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, launch.one_line_errors():
+        raise error
+    assert ended.value.code == status
+    assert capsys.readouterr().err == f"error: {error}\n"
 
 
 def test_an_unknown_variant_and_a_missing_recipe(tmp_path: Path) -> None:
