@@ -52,27 +52,8 @@ def create_mixing(
     Raises:
       UserError: a negative alpha, a probability outside of [0, 1], or a setting that is not read.
     """
-    for key, value in (("mixup_alpha", mixup_alpha), ("cutmix_alpha", cutmix_alpha)):
-        if value < 0:
-            raise UserError(f"mix.{key}={value} must not be negative; 0 turns it off.")
-    for key, value in (("probability", probability), ("cutmix_probability", cutmix_probability)):
-        if not 0.0 <= value <= 1.0:
-            raise UserError(f"mix.{key}={value} must be in [0, 1].")
-    if not (mixup_alpha and cutmix_alpha) and cutmix_probability != 0.5:
-        raise UserError(
-            f"mix.cutmix_probability={cutmix_probability} is read only where mix.mixup_alpha and "
-            "mix.cutmix_alpha are both positive; leave it at 0.5."
-        )
+    _check(mixup_alpha, cutmix_alpha, probability, cutmix_probability, per_example)
     if not mixup_alpha and not cutmix_alpha:
-        for key, value, default in (
-            ("probability", probability, 1.0),
-            ("per_example", per_example, False),
-        ):
-            if value != default:
-                raise UserError(
-                    f"mix.{key}={value} mixes nothing while mix.mixup_alpha and mix.cutmix_alpha "
-                    f"are 0; set one of them, or leave it at {default}."
-                )
         return None
     if not mixup_alpha:
         cutmix_probability = 1.0
@@ -110,6 +91,37 @@ def create_mixing(
         }
 
     return mixing
+
+
+def _check(
+    mixup_alpha: float,
+    cutmix_alpha: float,
+    probability: float,
+    cutmix_probability: float,
+    per_example: bool,
+) -> None:
+    """Raises UserError for a value out of range, and for one that would not be read."""
+    for key, value in (("mixup_alpha", mixup_alpha), ("cutmix_alpha", cutmix_alpha)):
+        if value < 0:
+            raise UserError(f"mix.{key}={value} must not be negative; 0 turns it off.")
+    for key, value in (("probability", probability), ("cutmix_probability", cutmix_probability)):
+        if not 0.0 <= value <= 1.0:
+            raise UserError(f"mix.{key}={value} must be in [0, 1].")
+    if not (mixup_alpha and cutmix_alpha) and cutmix_probability != 0.5:
+        raise UserError(
+            f"mix.cutmix_probability={cutmix_probability} is read only where mix.mixup_alpha and "
+            "mix.cutmix_alpha are both positive; leave it at 0.5."
+        )
+    if not mixup_alpha and not cutmix_alpha:
+        for key, value, default in (
+            ("probability", probability, 1.0),
+            ("per_example", per_example, False),
+        ):
+            if value != default:
+                raise UserError(
+                    f"mix.{key}={value} mixes nothing while mix.mixup_alpha and mix.cutmix_alpha "
+                    f"are 0; set one of them, or leave it at {default}."
+                )
 
 
 def random_boxes(rng: jax.Array, coefficients: jax.Array, height: int, width: int) -> jax.Array:
