@@ -67,14 +67,13 @@ def read_or_none(read: Callable[[], T]) -> T | None:
       OSError: the disk or the network may be back in a moment, or this process has too many files
         open: an intact file must not be taken for a damaged one.
     """
-    for last in (False, True):
+    for _ in range(2):
         try:
             return read()
         except OSError as error:
             if error.errno == errno.EIO:  # a bad sector, if it says so again
-                if not last:
-                    continue
-            elif may_pass(error) or error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                continue
+            if may_pass(error) or error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
             return None
     return None

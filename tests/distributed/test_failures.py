@@ -178,6 +178,11 @@ def test_a_process_with_other_settings_ends_all(tmp_path: Path) -> None:
     assert not list(running.workdir.glob("checkpoints/*"))
 
 
+def seeing(own: Path, path: Path) -> list[str]:
+    """Put before a command, shows it the folder `own` at `path`."""
+    return ["unshare", "-m", "sh", "-c", f'mount --bind {own} {path} && exec "$@"', "sh"]
+
+
 def with_arguments(*arguments: str) -> list[str]:
     """Put before a command, adds arguments at its end."""
     return ["sh", "-c", f'exec "$@" {" ".join(arguments)}', "sh"]
@@ -189,13 +194,12 @@ def test_a_process_with_other_data_ends_all(tmp_path: Path) -> None:
     photos, more = tmp_path / "photos", tmp_path / "more"
     fixtures_data.write_folder(photos, counts)
     fixtures_data.write_folder(more, {**counts, "train": {"a": 21, "b": 20}})
-    hidden = f"mount --bind {more} {photos}"
     with cluster(
         tmp_path,
         *RUN,
         *(f"--config.dataset.name={photos}", "--config.dataset.split=train"),
         num_processes=2,
-        prefix=lambda i: ["unshare", "-m", "sh", "-c", f'{hidden} && exec "$@"', "sh"] if i else [],
+        prefix=lambda i: seeing(more, photos) if i else [],
     ) as running:
         assert running.exit_codes() == [2, 2], running.output
     assert re.search(r"Process 1 on \S+ has other data than process 0: .*train: ", running.output)
@@ -294,13 +298,14 @@ def test_a_maintenance_notice_saves_and_stops(metadata: str, tmp_path: Path) -> 
 
 def test_hosts_that_do_not_share_the_workdir_are_told(tmp_path: Path) -> None:
     """As on two machines whose disks have the same paths: process 1 sees a folder of its own."""
-    hidden = tmp_path / "workdir"
-    own = f"mkdir -p {tmp_path}/other {hidden} && mount --bind {tmp_path}/other {hidden}"
+    workdir, other = tmp_path / "workdir", tmp_path / "other"
+    workdir.mkdir()
+    other.mkdir()
     with cluster(
         tmp_path,
         *RUN,
         num_processes=2,
-        prefix=lambda i: ["unshare", "-m", "sh", "-c", f'{own} && exec "$@"', "sh"] if i else [],
+        prefix=lambda i: seeing(other, workdir) if i else [],
     ) as running:
         assert running.exit_codes() == [2, 2], running.output
     assert "is not the one that process 0 uses" in running[1].output

@@ -125,7 +125,7 @@ def plan_cell(model: str, text: str, topology: Topology, config: ConfigDict) -> 
     start = time.monotonic()
     available = available_bytes(topology, None)
     assert available is not None
-    row: dict[str, Any] = {"settings": flags({}), **NOTHING_FITS}
+    row: dict[str, Any] = {}
     split = changed(config, {"mesh.data": -1, "mesh.fsdp": 0})
     for changes in [{}, *(each for each, _ in remedies(split, topology))]:
         row = {"settings": flags(changes), **NOTHING_FITS}
