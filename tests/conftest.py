@@ -6,6 +6,7 @@
 * TensorFlow Datasets reads and writes a folder of this session only, never the user's.
 * No network: a connection to anything but this machine fails with a clear error.
 * matplotlib draws without a display.
+* A test's name never holds bytes: what the workers of pytest-xdist collect has to be the same.
 
 The settings are environment variables, so processes that tests start live in the same climate.
 """
@@ -96,6 +97,11 @@ def _block_network() -> None:
 
 
 _block_network()
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    # Every worker makes its own parameters, and an archive holds the second in which it was made.
+    return argname if isinstance(val, bytes) else None
 
 
 def pytest_unconfigure() -> None:
