@@ -24,7 +24,7 @@ from vit_jax.checksums import damaged_files, read_manifest, write_manifest
 from vit_jax.errors import UserError, explained, may_pass, nearest
 from vit_jax.multihost import liveness
 from vit_jax.multihost.first_process import run_on_first_process
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, may_be_of_a_peer
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 from vit_jax.orbax_parts import (
     ChecksummedHandler,
     differing_leaves,
@@ -202,19 +202,20 @@ class CheckpointManager:
             raise explained(self._not_written(step, error), error) from error
 
     def _not_written(self, step: int | None, error: Exception) -> str:
-        steps = self._steps()
+        steps = [each for each in self._steps() if each != step]
         kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
         reason = " ".join(str(error).split())[:200]
+        way_out = " Make room, then start again." if is_disk_error(error) else ""
         return (
             f"The checkpoint of step {step} could not be written to "
-            f"{self._workdir / _CHECKPOINTS}: {reason}. {kept}. Make room, then start again."
+            f"{self._workdir / _CHECKPOINTS}: {reason}. {kept}.{way_out}"
         )
 
     def _end_with_peers(self, error: Exception) -> None:
         """A save has failed in a thread: process after process would wait for the next one."""
         if jax.process_count() > 1:
-            if may_be_of_a_peer(error) and not is_disk_error(error):
-                liveness.wait_for_verdict()
+            if not is_disk_error(error):
+                liveness.wait_for_verdict()  # a process that is lost may be the reason
             message = self._not_written(self._saving, error)
             _LOG.error("error: %s", message)
             status = REQUEUE_EXIT_CODE if may_pass(error) else 2 if is_disk_error(error) else 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from vit_jax.checksums import write_manifest
+from vit_jax.errors import PassingError
 
 # In the ValueErrors that TensorStore makes of what the system says.
 _DISK_ERRORS = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "os_error_code")
@@ -44,9 +47,14 @@ class ChecksummedHandler(ocp.PyTreeCheckpointHandler):
         self.metrics: dict[str, float] = {}
         self._on_failure = on_failure
 
-    async def async_save(self, *args: Any, **kwargs: Any) -> list[Any] | None:
-        futures = await super().async_save(*args, **kwargs)
-        return [_Reporting(future, self._on_failure) for future in futures or ()]
+    async def async_save(
+        self, directory: epath.Path, *args: Any, **kwargs: Any
+    ) -> list[Any] | None:
+        futures = await super().async_save(directory, *args, **kwargs) or []
+        reporting: list[Any] = [_Reporting(future, self._on_failure) for future in futures]
+        if jax.process_index() == 0:
+            reporting.append(_WatchedCommit(directory.parent, self._on_failure))
+        return reporting
 
     def finalize(self, directory: epath.Path) -> None:
         try:
@@ -73,6 +81,47 @@ class _Reporting:
 
     def cancel(self) -> bool | None:
         return self.future.cancel()
+
+
+class _WatchedCommit:
+    """Reports what fails once all files are written; as the last of a save's futures.
+
+    Orbax's thread asks its futures, then writes metadata and renames the step. An error there it
+    prints and keeps: its next thread meets it only after the other processes, which wait.
+
+    Args:
+      unfinished: folder of the step until it is renamed.
+      on_failure: called with what can be said of the reason.
+    """
+
+    def __init__(self, unfinished: epath.Path, on_failure: Callable[[Exception], None]) -> None:
+        self._unfinished = os.fspath(unfinished)
+        self._on_failure = on_failure
+
+    def result(self, timeout: float | None = None) -> None:
+        del timeout
+        committing = threading.current_thread()
+        threading.Thread(target=self._watch, args=(committing,), daemon=True).start()
+
+    def cancel(self) -> None:
+        """Nothing has begun."""
+
+    def _watch(self, committing: threading.Thread) -> None:
+        committing.join()
+        if os.path.isdir(self._unfinished):
+            self._on_failure(_why_not_renamed(self._unfinished))
+
+
+def _why_not_renamed(folder: str) -> Exception:
+    """What another write to the folder meets: the error itself is Orbax's alone."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error
+    return PassingError("its files are complete, but Orbax did not rename their folder; see above")
 
 
 @dataclass

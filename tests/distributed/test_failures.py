@@ -258,6 +258,27 @@ def test_a_full_disk_ends_all_and_the_last_checkpoint_stays(
         np.testing.assert_array_equal(array, params(running.workdir)[name], err_msg=name)
 
 
+def test_a_checkpoint_that_cannot_be_renamed_ends_all(tmp_path: Path) -> None:
+    """Orbax's own last step: its error stays in a thread, and the others wait for it."""
+    with cluster(tmp_path, *RUN, num_processes=2) as running:
+        checkpoints = running.workdir / "checkpoints"
+        running.wait_until(lambda: in_the_way(checkpoints), "save that is under way")
+        assert running.exit_codes() == [REQUEUE_EXIT_CODE] * 2, running.output
+    assert "already exists" in running[0].output
+    assert "Orbax did not rename their folder; see above." in running[0].output
+
+
+def in_the_way(checkpoints: Path) -> bool:
+    """Puts a folder that is not empty where the step that is being saved has to go."""
+    for unfinished in checkpoints.glob("*.orbax-checkpoint-tmp*"):
+        obstacle = checkpoints.parent / "obstacle"
+        (obstacle / "full").mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # it was renamed meanwhile: the next one then
+            obstacle.rename(checkpoints / unfinished.name.partition(".")[0])
+            return True
+    return False
+
+
 class Metadata(BaseHTTPRequestHandler):
     """The part of Google's metadata server that tells of maintenance."""
 
