@@ -6,6 +6,7 @@
 * TensorFlow Datasets reads and writes a folder of this session only, never the user's.
 * No network: a connection to anything but this machine fails with a clear error.
 * matplotlib draws without a display.
+* PyTorch's global generator starts every test with the same seed: its models draw from it.
 * A test's name never holds bytes: what the workers of pytest-xdist collect has to be the same.
 
 The settings are environment variables, so processes that tests start live in the same climate.
@@ -19,6 +20,8 @@ import socket
 import sys
 import tempfile
 from typing import Any
+
+import pytest
 
 NUM_DEVICES = 8
 _DEVICES_FLAG = "--xla_force_host_platform_device_count"
@@ -102,6 +105,12 @@ _block_network()
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     # Every worker makes its own parameters, and an archive holds the second in which it was made.
     return argname if isinstance(val, bytes) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if "torch" in sys.modules:  # a test that fails with some weights has to fail with them again
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_unconfigure() -> None:
