@@ -40,6 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             *(*RUN, *mesh),
             num_processes=num_processes,
             num_devices=num_devices,
+            optimized=True,
         ) as running:
             assert running.exit_codes() == [0] * num_processes, running.output
             assert f"{num_processes * num_devices} devices" in running[0].output
