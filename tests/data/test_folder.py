@@ -229,6 +229,13 @@ def test_truncation_is_seen_wherever_it_is() -> None:
             assert not image_check.decodes(data[:cut]), f"{format} {options} {cut}/{len(data)}"
 
 
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
+def test_small_images_are_whole_ones(format: str) -> None:
+    for height, width in ((1, 1), (7, 12), (8, 3)):
+        data = fixtures_data.encoded(fixtures_data.picture(0, size=(height, width)), format)
+        assert image_check.decodes(data), (height, width)
+
+
 def test_the_verdict_on_a_big_folder_is_remembered(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

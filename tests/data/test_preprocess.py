@@ -307,6 +307,20 @@ def test_central_crop():
         run("central_crop(31)", image)
 
 
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("value_range|value_range", "scale the values only once"),
+        ("normalize(0.5, 0.5)|value_range", "scale the values only once"),
+        ("value_range|normalize(0.5, 0.5)", "it takes uint8"),
+        ("value_range|resize(8, method='pillow_bicubic')", "before value_range or normalize"),
+    ],
+)
+def test_values_are_scaled_once_and_last(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(spec, picture(9, 11))
+
+
 def test_random_crop_reaches_every_offset():
     image = np.arange(12, dtype=np.uint8).reshape(3, 4, 1)
     corners = {run("random_crop(2)", image, seed)[0, 0, 0] for seed in range(200)}
@@ -319,12 +333,12 @@ def test_inception_crop_stays_within_area_and_ratio():
     height, width = 375, 500
     for seed in range(300):
         rng = np.random.default_rng(seed)
-        top, left, h, w = sample_crop(rng, height, width, (0.05, 0.6), (3 / 4, 4 / 3))
+        top, left, h, w = sample_crop(rng, height, width, (0.05, 0.6), (0.75, 1.33))
         assert 0 <= top <= height - h
         assert 0 <= left <= width - w
         assert 0.05 <= h * w / (height * width) <= 0.6
-        assert (w - 0.5) / h <= 4 / 3
-        assert (w + 0.5) / h >= 3 / 4
+        assert (w - 0.5) / h <= 1.33
+        assert (w + 0.5) / h >= 0.75
 
 
 def test_inception_crop_is_uniform_in_height_and_place():

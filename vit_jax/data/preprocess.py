@@ -134,12 +134,13 @@ class InceptionCrop(ImageOp):
     """Cuts a box of random area and aspect ratio and scales it to `size`.
 
     `area` is the box's share of the image, `ratio` its width / height; see geometry.sample_crop
-    for the distribution. Bilinear without antialiasing, as in the official code.
+    for the distribution. Bilinear without antialiasing, as in the official code; the ratio is the
+    default of its TensorFlow op, where torchvision has (3/4, 4/3).
     """
 
     size: Size
     area: tuple[float, float] = (0.05, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ratio: tuple[float, float] = (0.75, 1.33)
 
     def __post_init__(self) -> None:
         check_positive(size=self.size)
@@ -220,6 +221,8 @@ class ValueRange(ImageOp):
     high: float = 1.0
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if image.dtype != np.uint8:
+            raise ValueError(f"{self} takes uint8, not {image.dtype}: scale the values only once")
         scale = np.float32((self.high - self.low) / 255)
         return image.astype(np.float32) * scale + np.float32(self.low)
 

@@ -40,7 +40,15 @@ KERNELS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
 
 
 def resample(image: np.ndarray, height: int, width: int, method: str) -> np.ndarray:
-    """Scales uint8 [H, W, C] to [height, width, C]; `method` is a key of KERNELS."""
+    """Scales uint8 [H, W, C] to [height, width, C]; `method` is a key of KERNELS.
+
+    Raises:
+      ValueError: the image is not uint8.
+    """
+    if image.dtype != np.uint8:
+        raise ValueError(
+            f"{method!r} resizes uint8, not {image.dtype}: put it before value_range or normalize"
+        )
     old_height, old_width, channels = image.shape
     if width != old_width:  # Pillow's order; in between it rounds to 8 bits
         columns = image.transpose(1, 0, 2).reshape(old_width, old_height * channels)
