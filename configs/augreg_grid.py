@@ -152,14 +152,17 @@ def setting_of(name: augreg_names.FileName) -> Setting:
 
 
 def _published(setting: Setting) -> str:
-    """Table 3's accuracies in percent for a model, data and length, or ""."""
-    if setting.variant not in TABLE_3:
+    """Table 3's accuracies in percent of the best point for a model, data and length, or ""."""
+    data = pretrain.without_version(setting.dataset)
+    point = (setting.augmentation, setting.weight_decay, setting.dropout_rate)
+    best = BEST.get(data, {}).get(setting.variant)
+    is_best = best == (*point, setting.stochastic_depth_rate) and setting.learning_rate == 0.001
+    if setting.variant not in TABLE_3 or not is_best:
         return ""
     by_itself, from_1k, from_21k_30, from_21k_300 = TABLE_3[setting.variant]
-    dataset = pretrain.without_version(setting.dataset)
     source = "fine-tuned at 384 pixels (best of the grid: 2106.10270, table 3)"
-    if (dataset, setting.epochs) == ("imagenet2012", 300):
+    if (data, setting.epochs) == ("imagenet2012", 300):
         return f"{by_itself} by itself; {from_1k} {source}"
-    if dataset == "imagenet21k" and setting.epochs in (30, 300):
+    if data == "imagenet21k" and setting.epochs in (30, 300):
         return f"{from_21k_300 if setting.epochs == 300 else from_21k_30} on ImageNet, {source}"
     return ""

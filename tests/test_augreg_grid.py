@@ -174,6 +174,8 @@ def test_steps_and_published_accuracies() -> None:
     for length, accuracy in (("30ep", "83.46"), ("300ep", "85.49"), ("90ep", "")):
         config = augreg.get_config(f"pretrain,B/16,imagenet21k,{length}")
         assert config.sweep.published[:5] == accuracy
+    for point in ("strong2", "wd_0.5", "do_0.1,sd_0.1", "lr_0.01"):  # not the best of the grid
+        assert not augreg.get_config(f"pretrain,B/16,imagenet2012,{point}").sweep.published
     # Of ImageNet-21k, 300 epochs, the official README has the same in the table for fine-tuning.
     assert list(augreg.IMAGENET) == list(augreg_grid.TABLE_3)
     for pixels, published in ((384, "78.22 from"), (224, "73.75 from"), (256, "")):

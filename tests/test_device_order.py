@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax.device_order import arrange_devices, device_groups, mesh_sizes, split_sizes
-from vit_jax.errors import UserError
+from vit_jax.errors import PassingError, UserError
 from vit_jax.sharding import create_mesh
 
 
@@ -25,6 +25,26 @@ class Device:
     core_on_chip: int = 0
     platform: str = "tpu"
     device_kind: str = "TPU v5 lite"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Unable to initialize backend 'tpu': UNAVAILABLE: no connection", PassingError),
+        ("Unable to initialize backend 'tpu': ABORTED: already in use by pid 7", PassingError),
+        ("Unable to initialize backend 'tpu': NOT_FOUND: no device found", UserError),
+    ],
+)
+def test_devices_that_do_not_start_are_told(
+    text: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr("jax.devices", fails)
+    with pytest.raises(UserError, match=f"^The devices do not start: {text}$") as error:
+        create_mesh()
+    assert type(error.value) is kind
 
 
 def tpu_slices(num_slices: int, rows: int = 4, columns: int = 4) -> list[Device]:

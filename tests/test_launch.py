@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from configs import default
 from tests import tiny
 from vit_jax import launch
 from vit_jax.errors import UserError, explained
@@ -33,13 +34,19 @@ BAD_COMMANDS = {
     "half a cluster": (["--num_processes=2"], "--coordinator_address"),
     "no cluster": (["--distributed=on"], "no cluster was found"),
     "missing dataset": (["--config.dataset.name=cifar11"], "cifar11"),
+    "no devices": (["--config.duration.epochs=0.5"], "JAX_PLATFORMS=cuda,cpu"),
+    "negative timeout": (["--config.processes.step_timeout_seconds=-5"], "seconds=-5.0 must be"),
     "patch": (["--config.model.patch_size=3,5"], "model.patch_size=(3, 5)"),
 }
 
 
 @pytest.mark.parametrize("case", list(BAD_COMMANDS))
-def test_mistakes_end_in_one_line_and_status_2(case: str, tmp_path: Path) -> None:
+def test_mistakes_end_in_one_line_and_status_2(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments, message = BAD_COMMANDS[case]
+    if case == "no devices":
+        monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     result = tiny.run("train.py", tmp_path / "run", *arguments)
     assert result.returncode == 2, result.stdout + result.stderr
     lines = result.stderr.strip().splitlines()
@@ -69,6 +76,31 @@ def test_the_status_says_whether_to_try_again(
         raise error
     assert ended.value.code == status
     assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_what_is_given_as_none_is_unset_and_a_length_replaces_the_recipes() -> None:
+    config = default.get_config()
+    for arguments, unset in (
+        (["--config.optimizer.clip_norm=None"], {"optimizer.clip_norm"}),
+        (["--config.optimizer.clip_norm=None", "--config.optimizer.clip_norm=1.0"], set()),
+        (["--config.dataset.name=None"], set()),  # a name like any other
+        (["--config.duration.epochs=3"], {"duration.steps", "duration.examples"}),
+        (["--config.duration.steps=None"], {"duration.steps"}),
+        (["--config.duration.epochs=3", "--config.duration.steps=4"], {"duration.examples"}),
+    ):
+        assert launch._unset_keys(arguments, config) == unset
+
+
+def test_an_empty_workdir_is_none(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [each for each in tiny.command("train.py", tmp_path) if "--workdir" not in each]
+        + ["--workdir="],
+        env=tiny.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    assert result.stderr == "error: --workdir is missing; see --help.\n"
 
 
 def test_an_unknown_variant_and_a_missing_recipe(tmp_path: Path) -> None:

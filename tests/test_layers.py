@@ -89,6 +89,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.benchmark_photos",
         "vit_jax.losses",
         "vit_jax.durations",
+        "vit_jax.config_checks",
         "vit_jax.image_range",
         "vit_jax.hardware",
         "vit_jax.checksums",

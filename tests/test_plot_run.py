@@ -115,6 +115,30 @@ def test_what_is_not_a_number_is_left_out(tmp_path: Path) -> None:
     assert list(line.get_xdata()) == [0, 20, 40, 60]
 
 
+def test_lines_of_others_are_passed_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    path = run / "metrics.jsonl"
+    others = ["", "5", "[1]", '{"loss": 1}', '{"step": "x", "loss": 1}', '{"step": 3, "lo']
+    rows = path.read_text().splitlines()
+    path.write_text("\n".join([rows[0], *others, *rows[1:]]) + "\n")
+    with open(path, "a") as file:
+        file.write('{"step": 61, "loss": 9' + "9" * 400 + ', "elapsed_seconds": null}\n')
+        file.write('{"step": 62, "loss": 0.5, "elapsed_seconds": null}\n')
+    (line,) = lines([run], "loss")
+    assert list(line.get_xdata()) == [*range(1, 61), 62]
+    (line,) = lines([run], "loss", x="hours")
+    assert len(line.get_xdata()) == 60
+
+
+def test_a_dollar_in_the_legend_is_a_dollar(tmp_path: Path) -> None:
+    frozen = [r"cls$|block\w/.*$", "cls$|x{1,$"]
+    folders = [
+        make_run(tmp_path / str(i), optimizer={"freeze": pattern})
+        for i, pattern in enumerate(frozen)
+    ]
+    assert plot_run([str(folder) for folder in folders], output=str(tmp_path / "a.png")).exists()
+
+
 def test_the_legend_tells_runs_by_what_differs(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "x" / "1", learning_rate=1e-3, log={"every_steps": 5}),
@@ -202,6 +226,8 @@ def test_numbers_are_short(value: float, text: str) -> None:
         ({"workdirs": ["empty"]}, "holds no metrics.jsonl. Name the --workdir"),
         ({"workdirs": ["started"]}, "no finished line yet"),
         ({"workdirs": ["foreign"]}, "foreign/config.json cannot be read"),
+        ({"workdirs": ["odd"]}, "odd/config.json holds no config, but [1]"),
+        ({"workdirs": ["numberless"]}, "no number to draw in the metrics of numberless"),
         ({"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),
         ({"output": "a.gif"}, ".png, .pdf, .svg"),
         ({"output": "no/such.png"}, "the folder no is not there"),
@@ -216,8 +242,10 @@ def test_mistakes_are_told(
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "a")
     (tmp_path / "empty").mkdir()
-    for name in ("started", "foreign"):
+    for name in ("started", "foreign", "odd", "numberless"):
         make_run(tmp_path / name)
+    (tmp_path / "odd" / "config.json").write_text("[1]")
+    (tmp_path / "numberless" / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n')
     (tmp_path / "started" / "metrics.jsonl").write_text('{"step"')
     (tmp_path / "foreign" / "config.json").unlink()
     with pytest.raises(UserError) as error:

@@ -8,9 +8,9 @@ import pytest
 
 from vit_jax.errors import UserError
 from vit_jax.launch import step_range
-from vit_jax.multihost import preemption
+from vit_jax.multihost import preemption, processes
 from vit_jax.multihost.preemption import PreemptionNotice, metadata_server, read_metadata
-from vit_jax.multihost.processes import start_processes
+from vit_jax.multihost.processes import PeersMissingError, start_processes
 from vit_jax.multihost.watchdog import Watchdog
 
 TIMEOUTS: dict[str, Any] = {
@@ -36,6 +36,13 @@ ALONE: dict[str, Any] = {"coordinator_address": None, "num_processes": None, "pr
             "--coordinator_address=a is no HOST:PORT",
         ),
         (
+            {"coordinator_address": "a:1", "num_processes": 0, "process_id": 0},
+            "--num_processes=0 must be at least 1",
+        ),
+        ({"arrival_timeout_seconds": 0}, "arrival_timeout_seconds=0 must be positive."),
+        ({"heartbeat_timeout_seconds": float("nan")}, "heartbeat_timeout_seconds=nan must be"),
+        ({"start_timeout_seconds": -1.0}, r"seconds=-1.0 must be positive or 0 \(no limit\)"),
+        (
             {"distributed": "off", "process_id": 0},
             "--distributed=off and --process_id contradict each other",
         ),
@@ -45,6 +52,28 @@ def test_flags_that_cannot_be_meant(changes: dict[str, Any], message: str) -> No
     arguments = {"distributed": "auto", **ALONE, **TIMEOUTS, **changes}
     with pytest.raises(UserError, match=message):
         start_processes(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RuntimeError("Failed to recognize coordinator address l16-workers-0-0"), True),
+        (ConnectionError("metadata.google.internal does not answer"), True),
+        (RuntimeError("initialize must be called before any computations"), False),
+    ],
+)
+def test_a_cluster_that_is_not_there_yet_may_come(
+    error: Exception, raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod of a TPU run whose name is not known so far: the launcher starts it again."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("jax.distributed.initialize", fails)
+    monkeypatch.setattr(processes, "_explain_aborts", lambda: None)
+    with pytest.raises(PeersMissingError if raised else RuntimeError, match=str(error)):
+        start_processes(**{"distributed": "auto", **ALONE, **TIMEOUTS})
 
 
 @pytest.mark.parametrize("text", ["10", "10:", "20:10", "a:b", "10:10"])

@@ -15,12 +15,13 @@ import pytest
 from ml_collections import ConfigDict
 
 from tests import fixtures_data, tiny
+from vit_jax import train as train_module
 from vit_jax.checkpoint import CheckpointManager, restore_params
 from vit_jax.checksums import read_manifest, write_manifest
 from vit_jax.errors import PreemptedError, UserError
 from vit_jax.multihost import liveness
 from vit_jax.train import train_and_evaluate
-from vit_jax.train_log import TrainingDivergedError
+from vit_jax.train_log import TrainingDivergedError, TrainLog
 from vit_jax.tree import flatten_names
 from vit_jax.writers import read_metrics
 
@@ -297,6 +298,32 @@ def test_a_trace_is_written_also_when_it_would_end_after_the_run(tmp_path: Path)
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
 
+def test_a_session_that_dies_at_its_start_keeps_the_times_of_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, workdir = tiny.config(duration__steps=8), str(tmp_path / "run")
+
+    def dies(*_: Any) -> None:
+        raise RuntimeError("the power goes")
+
+    add = TrainLog.add
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            TrainLog, "add", lambda log, step, found: dies() if step == 7 else add(log, step, found)
+        )
+        with pytest.raises(RuntimeError, match="power"):
+            train_and_evaluate(config, workdir)
+    first = read_metrics(workdir)[-1]
+    assert first["step"] == 6  # two updates past the checkpoint
+    monkeypatch.setattr(train_module, "train_iterator", dies)
+    with pytest.raises(RuntimeError, match="power"):
+        train_and_evaluate(config, workdir)
+    second = read_metrics(workdir)[-1]
+    assert second["step"] == 4
+    assert second["elapsed_seconds"] > first["elapsed_seconds"]
+    assert second["lost_seconds"] > 0
+
+
 BAD_CONFIGS = {
     "batch": ({"dataset__batch_size": 12}, r"dataset.batch_size=12 .* use 8 or 16"),
     "mesh": ({"mesh__data": 3}, r"mesh.data=3"),
@@ -311,7 +338,13 @@ BAD_CONFIGS = {
     "average": ({"train_step__polyak_decay": 2.0}, r"polyak_decay=2.0"),
     "heads": ({"model__num_heads": 0}, r"model.num_heads=0"),
     "dropout": ({"model__dropout_rate": 1.0}, r"dropout_rate=1.0"),
-    "metric": ({"checkpoint__best_metric": "tset/accuracy"}, r"Did you mean 'test'"),
+    "metric": ({"checkpoint__best_metric": "tset/accuracy"}, r"Did you mean 'test/accuracy'"),
+    "metric of none": ({"checkpoint__best_metric": "test/acuracy"}, r"mean 'test/accuracy'"),
+    "infinite": ({"mix__mixup_alpha": float("inf")}, r"mix.mixup_alpha=inf"),
+    "decay": ({"optimizer__weight_decay": -0.1}, r"weight_decay=-0.1"),
+    "seed": ({"seed": 2**32}, r"seed=4294967296 must be from 0 to 4294967295"),
+    "trace": ({"log__profile_steps": (3, 2)}, r"log.profile_steps=\(3, 2\)"),
+    "evaluates": ({"evaluators__test__every_steps": -3}, r"evaluators.test.every_steps=-3"),
     "cloud": ({"dataset__name": "gs://bucket/photos"}, r"dataset.name='gs://bucket/photos'"),
     "evaluator": ({"evaluators__test__split": "tset"}, r"evaluators.test \(split='tset'\)"),
     "sizes differ": ({"dataset__eval_preprocess": "decode|resize(24)"}, r"eval_preprocess"),

@@ -41,9 +41,9 @@ def config(**overrides: Any) -> ConfigDict:
     result = default.get_config()
     given = {name.replace("__", "."): value for name, value in overrides.items()}
     for name, value in {**OVERRIDES, **given}.items():
-        section, key = name.rsplit(".", 1)
+        *sections, key = name.split(".")
         node = result
-        for part in section.split("."):
+        for part in sections:
             node = node[part]
         node[key] = value
     return result

@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.experimental import mesh_utils
 
-from vit_jax.errors import UserError
+from vit_jax.errors import PassingError, UserError
+
+# Of a device that another process still holds, or whose driver is not up yet.
+_DEVICE_MAY_COME = re.compile(r"(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE): ")
+
+
+def all_devices() -> list[Any]:
+    """All devices of the run; the first call starts them.
+
+    Raises:
+      UserError: they do not start, or JAX_PLATFORMS asks for some that are not here.
+      PassingError: the same, but another start may find them.
+    """
+    devices: list[Any] = []
+    try:
+        with contextlib.suppress(AssertionError):  # JAX's way to say that it has found none
+            devices = jax.devices()
+    except RuntimeError as error:
+        message = f"The devices do not start: {' '.join(str(error).split())}"
+        kind = PassingError if _DEVICE_MAY_COME.search(message) else UserError
+        raise kind(message) from error
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    first = asked.partition(",")[0]
+    # JAX passes over GPUs without a driver, and goes on with the CPU in "cuda,cpu".
+    if not devices or (first in ("cuda", "gpu") and devices[0].platform != "gpu"):
+        raise UserError(
+            f"JAX_PLATFORMS={asked}: there is no such device here. Check the driver (nvidia-smi) "
+            "and that JAX was installed for it (pip install '.[cuda13]' or '.[cuda12]'), or unset "
+            "JAX_PLATFORMS."
+        )
+    return devices
 
 
 def device_groups(devices: Sequence[Any]) -> tuple[str, list[list[Any]]]:

@@ -83,7 +83,7 @@ def main(
             return
         parse_flags()
         for name in ("config", "workdir") if workdir else ("config",):
-            if getattr(FLAGS, name) is None:
+            if not getattr(FLAGS, name):  # None, or empty as of a variable that is not set
                 raise UserError(f"--{name} is missing; see --help.")
         if FLAGS.profile_steps is not None:
             FLAGS.config.log.profile_steps = step_range(FLAGS.profile_steps)
@@ -99,14 +99,40 @@ def asks_for_help() -> bool:
 
 def parse_flags() -> None:
     """absl's parsing, with every mistake in a flag or a config turned into a UserError."""
+    from configs import default
+
+    unset = _unset_keys(sys.argv[1:], default.get_config())
     try:
-        rest = FLAGS(sys.argv)
+        rest = FLAGS([each for each in sys.argv if _key_of(each) not in unset])
         if FLAGS.config is not None:
             FLAGS.config.lock()  # a missing file is noticed at the first access
+            for key in unset:
+                section, name = key.split(".")
+                FLAGS.config[section][name] = None
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(_flag_error(error)) from error
     if len(rest) > 1:
         raise UserError(f"unexpected arguments: {' '.join(rest[1:])}; overrides are --config.x=y.")
+
+
+def _key_of(argument: str) -> str:
+    """`optimizer.clip_norm` of `--config.optimizer.clip_norm=1.0`; "" of another argument."""
+    match = re.match(r"--?config\.([^=\[]+)=", argument)
+    return match[1] if match else ""
+
+
+def _unset_keys(arguments: list[str], config: Any) -> set[str]:
+    """Keys to set to None: those given so, and a recipe's length where another one is given."""
+    lengths = {f"duration.{name}" for name in config.duration}
+    optional = {
+        key
+        for key in _keys(config)
+        if functools.reduce(lambda node, part: node[part], key.split("."), config) is None
+    }
+    last = {_key_of(each): each for each in arguments}  # the last one counts
+    unset = {key for key in optional if last.get(key, "").endswith("=None")}
+    given = lengths & last.keys() - unset
+    return unset | (lengths - given if given else set())
 
 
 def _flag_error(error: BaseException) -> str:

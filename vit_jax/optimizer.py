@@ -211,6 +211,8 @@ def _check_values(
             f"optimizer.weight_decay={weight_decay} is not read by optimizer.name='adam'; "
             "the paper's Adam with decoupled decay is 'adamw'."
         )
+    if weight_decay < 0.0:
+        raise UserError(f"optimizer.weight_decay={weight_decay} must not be negative.")
     if clip_norm is not None and clip_norm <= 0:
         raise UserError(
             f"optimizer.clip_norm={clip_norm} must be positive, or None for no clipping."

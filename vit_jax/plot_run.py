@@ -114,6 +114,9 @@ def choose_panels(runs: Sequence[RunCurves], asked: Sequence[str]) -> list[str]:
     if len(chosen) > room:
         logging.info("Not drawn: %s; --metrics chooses.", ", ".join(chosen[room:]))
     speed = [name for name in ("learning_rate", "images_per_second") if name in names]
+    if not chosen and not speed:
+        where = ", ".join(str(run.workdir) for run in runs)
+        raise UserError(f"There is no number to draw in the metrics of {where}.")
     return chosen[:room] + speed
 
 
@@ -167,7 +170,9 @@ def draw(
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], lw=2, **style) for _, style in zip(runs, _styles(), strict=False)]
-    figure.legend(handles, labels, loc="outside upper left", frameon=False, handlelength=3)
+    legend = figure.legend(handles, labels, loc="outside upper left", frameon=False, handlelength=3)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a $ is one of a folder's name, or of a regular expression
     return figure
 
 

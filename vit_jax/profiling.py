@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,27 @@ from clu import profiler
 
 
 class Trace:
-    """Records updates first <= step < last into WORKDIR/profile, for TensorBoard or xprof."""
+    """Records updates first <= step < last into WORKDIR/profile, for TensorBoard or xprof.
 
-    def __init__(self, profile_steps: tuple[int, int], workdir: str):
+    Starting and stopping it, which takes seconds with many devices, happens inside `book()`.
+    """
+
+    def __init__(
+        self,
+        profile_steps: tuple[int, int],
+        workdir: str,
+        book: Callable[[], AbstractContextManager[None]],
+        *,
+        first_step: int,
+        total_steps: int,
+    ):
         self._first, self._last = profile_steps
+        self._book = book
+        if self._first < self._last and (self._first > total_steps or self._last <= first_step):
+            logging.warning(
+                "log.profile_steps=(%d, %d): no trace, this session makes the updates %d to %d.",
+                *(*profile_steps, first_step, total_steps),
+            )
         self._folder = str(Path(workdir) / "profile")
         self._active = False
 
@@ -21,7 +41,8 @@ class Trace:
         """To be called before each update, with the state that it starts from."""
         if not self._active and self._first <= step < self._last:
             jax.block_until_ready(state)  # the host is ahead of the devices
-            profiler.start(self._folder)
+            with self._book():
+                profiler.start(self._folder)
             self._active = True
         elif self._active and step >= self._last:
             jax.block_until_ready(state)
@@ -29,7 +50,8 @@ class Trace:
 
     def _stop(self) -> None:
         if self._active:
-            profiler.stop()
+            with self._book():
+                profiler.stop()
             self._active = False
 
     def __enter__(self) -> Trace:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 # What the wall time of a run is booked as; the rest of it is training.
-KINDS = ("start", "compile", "evaluation", "checkpoint", "data_wait", "lost")
+KINDS = ("start", "compile", "evaluation", "checkpoint", "profile", "data_wait", "lost")
 
 
 class DataWait:
@@ -73,7 +73,7 @@ class Progress:
         remaining time.
       guessed_images: of an event that has not happened yet: it takes about as long as training
         on so many images.
-      flops_per_second: peak of all devices together; None where it is not known.
+      flops_per_second: peak of all devices together; None: no `mfu`.
       flops_per_image: of forward and backward pass.
     """
 

@@ -14,10 +14,11 @@ from clu import parameter_overview
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoint import CheckpointManager
+from vit_jax.config_checks import check_config
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import check_repeated_augmentation
 from vit_jax.durations import to_steps
-from vit_jax.errors import UserError, explained, nearest
+from vit_jax.errors import UserError, check_known, explained
 from vit_jax.evaluators.create import create_evaluator
 from vit_jax.mixing import create_mixing
 from vit_jax.models.create import create_model
@@ -53,7 +54,7 @@ class Run:
         self.config = config
         self.mesh = mesh
         data = config.dataset
-        _check_ranges(config)
+        check_config(config)
         self.batch_size = data.batch_size
         accumulation_steps = config.train_step.accumulation_steps
         check_batch_size("dataset.batch_size", self.batch_size, mesh, accumulation_steps)
@@ -87,6 +88,7 @@ class Run:
         )
         self.tx = create_optimizer(**optimizer, schedule=self.schedule)
         self.evaluators = {key: self._evaluator(key) for key in self.eval_datasets}
+        self._check_best_metric(config.checkpoint.best_metric)
 
     def _fitting_warmup(self, warmup_steps: int, cooldown_steps: int, **_: Any) -> int:
         """A tenth of the training where a recipe was shortened below its own warm-up."""
@@ -140,6 +142,18 @@ class Run:
             batch_size=batch_size,
             loader=dict(self.config.loader),
         )
+
+    def _check_best_metric(self, best_metric: str) -> None:
+        """Raises UserError for one that no evaluation has: no checkpoint would ever be best."""
+        if not best_metric:
+            return
+        batch = {
+            "image": jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32),
+            "label": jax.ShapeDtypeStruct((1,), jnp.int32),
+        }
+        known = jax.eval_shape(self.objective.evaluate, self.abstract_state.params, batch)
+        names = [f"{key}/{name}" for key in self.evaluators for name in (*known, "num_examples")]
+        check_known("checkpoint.best_metric", best_metric, names)
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -252,30 +266,3 @@ def _place(
         array = arrays.pop(name)
         placed[name] = jax.make_array_from_callback(array.shape, shardings[name], array.__getitem__)
     return unflatten_names(placed)
-
-
-def _check_ranges(config: ConfigDict) -> None:
-    """Raises UserError for numbers and names that nothing below would notice in time."""
-    for key, value, low in (
-        ("log.every_steps", config.log.every_steps, 1),
-        ("loader.num_threads", config.loader.num_threads, 0),
-        ("loader.num_workers", config.loader.num_workers, 0),
-        ("loader.prefetch", config.loader.prefetch, 1),
-    ):
-        if value < low:
-            raise UserError(f"{key}={value} must be at least {low}.")
-    if "://" in config.dataset.name:
-        raise UserError(
-            f"dataset.name={config.dataset.name!r}: only paths of the file system are read."
-        )
-    best_metric = config.checkpoint.best_metric
-    evaluator = best_metric.partition("/")[0]
-    if best_metric and evaluator not in config.evaluators:
-        raise UserError(
-            f"checkpoint.best_metric={best_metric!r} is EVALUATOR/METRIC, such as test/accuracy."
-            f"{nearest(evaluator, config.evaluators)} Evaluators: {', '.join(config.evaluators)}."
-        )
-    given = [key for key in ("steps", "examples", "epochs") if config.duration[key] is not None]
-    if len(given) > 1:
-        ignored = " and ".join(f"duration.{key}" for key in given[1:])
-        logging.warning("duration.%s counts; %s is ignored.", given[0], ignored)

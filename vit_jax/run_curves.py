@@ -53,9 +53,10 @@ class RunCurves:
             return curve.hours
         if x == "step":
             return curve.steps
-        if "dataset.batch_size" not in self.config:
-            raise UserError(f"--x=images: {self.workdir}/config.json has no dataset.batch_size.")
-        return curve.steps * self.config["dataset.batch_size"]
+        key = "dataset.batch_size"
+        if key not in self.config or not isinstance(self.config[key], int):
+            raise UserError(f"--x=images: {self.workdir}/config.json has no {key}.")
+        return curve.steps * self.config[key]
 
 
 def read_run(workdir: str | Path) -> RunCurves:
@@ -74,7 +75,10 @@ def read_run(workdir: str | Path) -> RunCurves:
         )
         what = f"holds no {METRICS_FILE}" if folder.is_dir() else "is not there"
         raise UserError(f"{workdir} {what}. {way_out}")
-    config = flat(read_json(folder / "config.json"))
+    config = read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise UserError(f"{folder / 'config.json'} holds no config, but {config!r:.60}.")
+    config = flat(config)
     rows = read_metrics(folder)
     if not rows:
         raise UserError(f"{folder / METRICS_FILE} has no finished line yet; try again later.")
@@ -82,10 +86,10 @@ def read_run(workdir: str | Path) -> RunCurves:
     columns = collections.defaultdict(lambda: ([], [], []))
     for row in rows:
         step = row.pop("step")
-        hours = row.pop("elapsed_seconds", math.nan) / 3600
+        seconds = row.pop("elapsed_seconds", None)
+        hours = seconds / 3600 if _is_number(seconds) else math.nan
         for name, value in row.items():
-            # NaN comes from evaluations of a run that diverged.
-            if isinstance(value, int | float) and math.isfinite(value):
+            if _is_number(value):
                 steps, times, values = columns[name]
                 steps.append(step)
                 times.append(hours)
@@ -98,6 +102,11 @@ def read_run(workdir: str | Path) -> RunCurves:
         last_step=int(max(curve.steps[-1] for curve in curves.values())) if curves else 0,
         finished=(folder / "results.json").exists(),  # the last file that the loop writes
     )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it can be drawn: NaN, from evaluations of a run that diverged, cannot."""
+    return isinstance(value, int | float) and abs(value) < 1e300
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,7 +19,13 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.device_order import arrange_devices, device_groups, mesh_sizes, split_sizes
+from vit_jax.device_order import (
+    all_devices,
+    arrange_devices,
+    device_groups,
+    mesh_sizes,
+    split_sizes,
+)
 from vit_jax.errors import UserError
 from vit_jax.tree import is_stacked, path_name
 
@@ -82,9 +88,9 @@ def create_mesh(
       devices: all there are, unless given.
 
     Raises:
-      UserError: the sizes do not multiply to the number of devices.
+      UserError: the sizes do not multiply to the number of devices; or see `all_devices`.
     """
-    devices = jax.devices() if devices is None else devices
+    devices = all_devices() if devices is None else devices
     kind, groups = device_groups(devices)
     group_size = len(groups[0])
     sizes = mesh_sizes(data, fsdp, tensor, len(devices), group_size, kind)

@@ -84,8 +84,8 @@ def train_and_evaluate(
         liveness.expect_progress(True)
         stack.callback(liveness.expect_progress, False)
         liveness.note("starting the devices")
-        run_on_first_process(lambda: check_wandb(config.log.wandb))
         mesh = create_mesh(**config.mesh)
+        run_on_first_process(lambda: check_wandb(config.log.wandb))
         stack.enter_context(jax.set_mesh(mesh))
         notice = stack.enter_context(PreemptionNotice())
         liveness.note("opening the data")
@@ -173,6 +173,8 @@ def train(
             log=log,
             notice=notice,
         )
+        if earlier:  # or a session that dies before its first row would take them with it
+            writer.write(start_step, progress.totals())
         events.stop_before_the_first_update(start_step)
         # Mostly it was done before the checkpoint; not at the start, nor where a notice came first.
         results = run_on_first_process(lambda: _evaluated(workdir, start_step))
@@ -182,7 +184,13 @@ def train(
 
         host_batches = stack.enter_context(train_iterator(run, start_step))
         batches = device_batches(host_batches, batch_sharding(run.mesh), batch_size=run.batch_size)
-        trace = stack.enter_context(Trace(config.log.profile_steps, workdir))
+        trace = stack.enter_context(
+            Trace(
+                *(config.log.profile_steps, workdir, lambda: progress.book("profile")),
+                first_step=start_step + 1,
+                total_steps=total_steps,
+            )
+        )
         for step in range(start_step + 1, total_steps + 1):
             liveness.note("reading a batch", step)
             with progress.data_wait.waiting():
@@ -220,7 +228,8 @@ def create_progress(
     run: Run, start_step: int, earlier: dict[str, float], began: float | None
 ) -> Progress:
     """The clock of this session; `earlier`: what `Progress.totals` gave in those before."""
-    chip = find_chip(jax.devices()[0].device_kind)
+    # What is frozen saves a part of the backward pass that is not known: no MFU then.
+    chip = None if run.config.optimizer.freeze else find_chip(jax.devices()[0].device_kind)
     evaluators = {
         f"evaluate {key}": (run.config.evaluators[key].every_steps, dataset.num_examples)
         for key, dataset in run.eval_datasets.items()
@@ -276,7 +285,7 @@ def earlier_times(last: dict[str, float], kept: dict[str, float]) -> dict[str, f
     """
 
     def training(row: dict[str, float]) -> float:
-        return row["elapsed_seconds"] - sum(row[f"{kind}_seconds"] for kind in KINDS)
+        return row["elapsed_seconds"] - sum(row.get(f"{kind}_seconds", 0.0) for kind in KINDS)
 
     lost = training(last) - (training(kept) if kept else 0.0)
     return {**last, "lost_seconds": last["lost_seconds"] + max(lost, 0.0)}

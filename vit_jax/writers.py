@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -204,12 +205,16 @@ def check_wandb(project: str) -> None:
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`, without a last one that a killed run left unfinished."""
+    """The lines of `metrics.jsonl`, without what is none of ours.
+
+    Such as the part of a line that a killed run leaves behind, at the end or, where a file system
+    lost what came next, in the middle.
+    """
     path = Path(workdir) / METRICS_FILE
     rows = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
     return rows

@@ -38,6 +38,8 @@ class RandomErasing(ImageOp):
         if not 0 <= self.probability <= 1:
             raise ValueError(f"probability={self.probability!r} must be in [0, 1]")
         check_range("area", self.area, 1.0)
+        if self.area[0] == 1.0:
+            raise ValueError(f"area={self.area!r}: a box that fits is smaller than the image")
         check_range("ratio", self.ratio)
         check_choice("mode", self.mode, MODES)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import os
 import signal
 import socket
@@ -19,6 +20,8 @@ MODES = ("auto", "on", "off")
 _LOG = logging.getLogger(__name__)
 # JAX's own heartbeats speak up after ours, which can say more.
 _JAX_HEARTBEAT_FACTOR = 3
+# What JAX says, as a plain RuntimeError, when a pod or machine of a TPU run has no name so far.
+_NOT_THERE_YET = ("Failed to recognize coordinator address", "Getting metadata")
 
 # What the handler of SIGABRT needs to know; it is kept alive, since C holds a pointer to it.
 _abort_handler: Any = None
@@ -72,17 +75,21 @@ def start_processes(
             f"--coordinator_address, --num_processes and --process_id belong together: {missing} "
             "is missing; give all three or none."
         )
+    if num_processes is not None and num_processes < 1:
+        raise UserError(f"--num_processes={num_processes} must be at least 1.")
     if num_processes is not None and not 0 <= (process_id or 0) < num_processes:
         raise UserError(f"--process_id={process_id} must be from 0 to {num_processes - 1}.")
     if coordinator_address is not None and not coordinator_address.rpartition(":")[2].isdigit():
         raise UserError(f"--coordinator_address={coordinator_address} is no HOST:PORT.")
-    timeouts = {
-        "arrival_timeout_seconds": arrival_timeout_seconds,
-        "heartbeat_timeout_seconds": heartbeat_timeout_seconds,
-    }
-    for key, value in timeouts.items():
-        if value <= 0:
-            raise UserError(f"processes.{key}={value} must be positive.")
+    for key, value, zero in (
+        ("arrival_timeout_seconds", arrival_timeout_seconds, False),
+        ("heartbeat_timeout_seconds", heartbeat_timeout_seconds, False),
+        ("step_timeout_seconds", step_timeout_seconds, True),
+        ("start_timeout_seconds", start_timeout_seconds, True),
+    ):
+        if not (0 < value < math.inf or (zero and value == 0)):
+            or_zero = " or 0 (no limit)" if zero else ""
+            raise UserError(f"processes.{key}={value} must be positive{or_zero}.")
     if distributed != "off":
         _initialize(
             *(distributed, coordinator_address, num_processes, process_id),
@@ -140,8 +147,12 @@ def _initialize(
                 "and --process_id."
             ) from error
         raise
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, OSError) as error:  # OSError: no metadata server answers
         raise PeersMissingError(f"{_arriving} {_first_line(error)}") from error
+    except RuntimeError as error:
+        if any(text in str(error) for text in _NOT_THERE_YET):
+            raise PeersMissingError(f"{_arriving} {_first_line(error)}") from error
+        raise
     finally:
         _arriving = ""
     from jax._src import distributed as jax_distributed  # knows what was detected
