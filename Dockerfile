@@ -34,6 +34,7 @@ RUN pip install -c constraints/py3.12.txt --no-build-isolation -e '.[embedded,hf
 
 FROM base AS runtime
 ARG COMMIT=unknown
+ENV VIT_JAX_COMMIT=$COMMIT
 LABEL org.opencontainers.image.licenses=Apache-2.0 org.opencontainers.image.revision=$COMMIT
 RUN useradd --uid=1000 --create-home user && mkdir -p /mnt/work && chown user:user /mnt/work
 ENV PATH=/opt/venv/bin:$PATH
@@ -46,8 +47,10 @@ FROM runtime AS tpu
 COPY --from=build-tpu /opt/venv /opt/venv
 
 FROM runtime AS cuda
-# Read by NVIDIA's container toolkit. The CUDA libraries come with JAX's wheels.
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# The first two are read by NVIDIA's container toolkit; GKE puts the driver where the third says. The
+# CUDA libraries come with JAX's wheels. The last makes a missing driver an error, not a slow run.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    LD_LIBRARY_PATH=/usr/local/nvidia/lib64 JAX_PLATFORMS=cuda,cpu
 COPY --from=build-cuda /opt/venv /opt/venv
 
 FROM runtime AS cpu

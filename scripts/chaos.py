@@ -10,10 +10,12 @@ the parameters differ.
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
 from vit_jax import launch
+from vit_jax.errors import UserError
 
 CONFIG = str(launch.ROOT / "configs" / "quickstart.py")
 
@@ -36,6 +38,19 @@ def main():
     with launch.one_line_errors():
         from vit_jax.chaos import run_chaos, train_command
 
+        for flag in ("processes", "devices", "minutes", "steps"):
+            value = getattr(arguments, flag)
+            if value is not None and value <= 0:
+                raise UserError(f"--{flag}={value} must be positive.")
+        shortest, longest = arguments.pause
+        if not 0 <= shortest <= longest:
+            raise UserError(
+                f"--pause {shortest} {longest} must be the shorter time, then the longer."
+            )
+        if not 0 <= arguments.damage <= 1:
+            raise UserError(f"--damage={arguments.damage} must be from 0 to 1.")
+        # As at Ctrl-C, so that no training outlives this.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         steps = arguments.steps or round(STEPS_PER_MINUTE * arguments.minutes)
         report = run_chaos(
             train_command(arguments.config, *overrides_for(steps), *overrides),

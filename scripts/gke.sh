@@ -44,6 +44,7 @@ kubectl=(kubectl)
 
 parse_flags() {
   while (($#)); do
+    check_has_value "$1"
     case "$1" in
       --name=*) name="${1#*=}" ;;
       --namespace=*) namespace="${1#*=}" ;;
@@ -57,7 +58,7 @@ parse_flags() {
       --spot) spot=1 ;;
       --bucket=*) bucket="${1#*=}" && bucket="${bucket#gs://}" ;;
       --volume_claim=*) volume_claim="${1#*=}" ;;
-      --folder=*) folder="${1#*=}" ;;
+      --folder=*) folder="${1#*=}" && folder="${folder%/}" ;;
       --service_account=*) service_account="${1#*=}" ;;
       --script=*) script="${1#*=}" ;;
       --env=*) environment+=("${1#*=}") ;;
@@ -83,6 +84,12 @@ check_manifest_flags() {
     "--namespace=$namespace" "--service_account=$service_account" "--gpu_type=$gpu_type"; do
     [[ "${pair#*=}" =~ ^[A-Za-z0-9._/:@-]*$ ]] || die "$pair must be letters, digits and ._/:@-."
   done
+  [[ -z "$bucket" ]] || check_bucket "$bucket"
+  [[ "$folder" == /*[!/]* ]] || die "--folder=$folder must be a path from / on."
+  [[ "$folder" != /vit_jax* ]] || die "--folder=$folder would hide the code, which is in /vit_jax."
+  [[ "$namespace" =~ ^[a-z0-9]([-a-z0-9]*[a-z0-9])?$ ]] ||
+    die "--namespace=$namespace must be small letters, digits and dashes."
+  [[ -f "$root/$script" ]] || die "--script=$script does not exist in $root."
   [[ -n "$image" ]] || die "--image is missing; build one from the Dockerfile (docs/launch.md)."
   check_number --slices "$slices"
   check_number --max_restarts "$max_restarts"

@@ -47,7 +47,10 @@ def plan(config):
 
     output = Path(given.output) if given.output else None
     if output:
-        output.mkdir(parents=True, exist_ok=True)
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--output={output} cannot be made: {error.strerror}.") from error
     result = make_plan(
         *(config, topology),
         full_compile=given.full_compile,

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from vit_jax import launch
+from vit_jax.errors import UserError, check_known
 from vit_jax.plan.topology import set_environment
 
 TOPOLOGIES = "v3-8,v4-8,v5e-16,v5e-256,v5p-16"
@@ -33,7 +34,12 @@ def main():
         from configs import pretrain
         from vit_jax.plan.table import make_table
 
+        for flag, path in (("output", arguments.output), ("results", arguments.results)):
+            if not path.resolve().parent.is_dir():
+                raise UserError(f"--{flag}={path}: there is no folder {path.parent}.")
         models = arguments.models.split(",") if arguments.models else list(pretrain.JFT)
+        for model in models:
+            check_known("--models", model, pretrain.JFT)
         arguments.output.write_text(
             make_table(
                 [f"{model},{arguments.dataset}" for model in models],

@@ -79,6 +79,7 @@ done
 
 if [[ -n "$lock" ]]; then
   # Not truncated before it is ours. Every process of the run inherits it: held while any lives.
+  [[ -d "$(dirname "$lock")" ]] || die "--lock=$lock: there is no folder $(dirname "$lock")."
   exec 9>>"$lock"
   flock -n 9 || die "--lock=$lock is held: a run is going on (process $(cat "$lock"))."
   echo $$ >"$lock"

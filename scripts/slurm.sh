@@ -31,6 +31,7 @@ sbatch_flags=() rest=()
 
 parse_flags() {
   while (($#)); do
+    check_has_value "$1"
     case "$1" in
       --name=*) name="${1#*=}" ;;
       --nodes=*) nodes="${1#*=}" ;;
@@ -69,6 +70,7 @@ check_flags() {
   [[ "$script" == /* ]] || script="$root/$script"
   [[ -f "$script" ]] || die "--script=$script does not exist."
   training_command "$script" ${rest[@]+"${rest[@]}"}
+  check_recipe "$PWD"
   [[ "$log_dir" == /* ]] || log_dir="$PWD/$log_dir"
   case "$log_dir" in *%*) die "--log_dir=$log_dir: SLURM replaces % in file names." ;; esac
 }

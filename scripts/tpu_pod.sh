@@ -17,7 +17,8 @@
 #   mount    a folder that all workers share, for --workdir and the data
 #              --bucket=NAME           of Cloud Storage, through gcsfuse
 #              --nfs=SERVER:/SHARE     Filestore or any NFS server
-#              --folder=/mnt/work      where it appears
+#              --folder=/mnt/work      where it appears; --workdir must be in it
+#              --mounted               (up, in place of both) it is there already
 #   run      starts training on all workers in the background; again on status 75
 #              --script=scripts/train.py
 #              --env=KEY=VALUE         for the process; may be repeated
@@ -41,13 +42,14 @@ source "$root/scripts/launchers/tpu_types.sh"
 
 known="up, create, install, mount, run, logs, status, stop, ssh, delete"
 name="" zone="" slices=1 accelerator="" runtime="" capacity="" poll_seconds=30
-dirty="" extras=tpu bucket="" nfs="" folder=/mnt/work script=scripts/train.py
+dirty="" extras=tpu bucket="" nfs="" mounted="" folder=/mnt/work script=scripts/train.py
 worker=0 kill="" yes=""
 create_flags=() ssh_flags=() environment=() rest=()
 place=() # --zone and --project
 
 parse_flags() {
   while (($#)); do
+    check_has_value "$1"
     case "$1" in
       --name=*) name="${1#*=}" ;;
       --zone=*) zone="${1#*=}" && place+=("$1") ;;
@@ -66,7 +68,8 @@ parse_flags() {
       --extras=*) extras="${1#*=}" ;;
       --bucket=*) bucket="${1#*=}" && bucket="${bucket#gs://}" ;;
       --nfs=*) nfs="${1#*=}" ;;
-      --folder=*) folder="${1#*=}" ;;
+      --mounted) mounted=1 ;;
+      --folder=*) folder="${1#*=}" && folder="${folder%/}" ;;
       --script=*) script="${1#*=}" ;;
       --env=*) environment+=("${1#*=}") ;;
       --worker=*) worker="${1#*=}" ;;
@@ -93,6 +96,7 @@ check_flags() {
   [[ "$poll_seconds" =~ ^[0-9]+(\.[0-9]+)?$ ]] || die "--poll_seconds=$poll_seconds is no number."
   [[ "$worker" == all || "$worker" =~ ^[0-9]+$ ]] || die "--worker=$worker must be a number or all."
   [[ "$folder" == /* ]] || die "--folder=$folder must be a path from / on."
+  [[ -z "$bucket" ]] || check_bucket "$bucket"
   [[ -z "$bucket" || -z "$nfs" ]] || die "--bucket and --nfs exclude each other."
   [[ -z "$nfs" || "$nfs" == *:/* ]] || die "--nfs=$nfs must be SERVER:/SHARE."
   for pair in ${environment[@]+"${environment[@]}"}; do
@@ -102,18 +106,42 @@ check_flags() {
     up | create)
       [[ -n "$accelerator" ]] || die "--accelerator is missing, as in --accelerator=v5e-16."
       tpu_type "$accelerator"
+      case "$generation" in
+        v2 | v3) ((slices == 1)) || die "--slices=$slices: slices of TPU $generation cannot be joined." ;;
+      esac
       ;;
     mount) [[ -n "$bucket$nfs" ]] || die "--bucket or --nfs is missing." ;;
     ssh) ((${#rest[@]})) || die "the command is missing; give it after --." ;;
   esac
   case "$1" in
     up | run)
+      [[ -f "$root/$script" ]] || die "--script=$script does not exist in $root."
       training_command "$script" ${rest[@]+"${rest[@]}"}
       [[ "$workdir" == /* ]] ||
         die "--workdir=$workdir must be a path from / on, in a folder that all workers share; see mount in docs/launch.md."
+      check_recipe "$root"
       ;;
   esac
-  case "$1" in up | install) check_checkout ;; esac
+  if [[ -n "$bucket$nfs" && -n "${workdir:-}" ]]; then
+    [[ "$workdir" == "$folder"/* ]] ||
+      die "--workdir=$workdir must be in --folder=$folder, which the workers share."
+  elif [[ "$1" == up && -z "$mounted" ]]; then
+    ((hosts * slices == 1)) ||
+      die "--bucket or --nfs is missing: the $((hosts * slices)) workers share no folder (--mounted if they do)."
+  fi
+  case "$1" in
+    up | install)
+      check_extras
+      check_checkout
+      ;;
+  esac
+}
+
+check_extras() {
+  local extra
+  for extra in ${extras//,/ }; do
+    grep -q "^ *\"$extra\": " "$root/setup.py" || die "--extras=$extras: setup.py has no extra $extra."
+  done
 }
 
 check_checkout() {
@@ -227,7 +255,8 @@ install() {
   run bash "$root/scripts/launchers/pack.sh" ${dirty:+"$dirty"} "$archive"
   for node in $(nodes); do
     tpus tpu-vm scp "$archive" "$node:vit_jax.tar.gz" --worker=all \
-      ${ssh_flags[@]+"${ssh_flags[@]}"} || fail "copying to $node failed."
+      ${ssh_flags[@]+"${ssh_flags[@]}"} ||
+      fail "copying to $node failed. If it is for want of a key in ssh-agent: ssh-add ~/.ssh/google_compute_engine"
   done
   on_workers all "rm -rf vit_jax.new && mkdir vit_jax.new && tar -xzf vit_jax.tar.gz -C vit_jax.new && bash vit_jax.new/scripts/launchers/tpu_worker.sh install $(quote "$extras")" ||
     fail "installing failed on a worker; its message is above."

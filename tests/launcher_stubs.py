@@ -137,6 +137,10 @@ class World:
         self.clone = folder / "a clone"
         for name in ("scripts", "constraints"):
             subprocess.run(["cp", "-r", ROOT / name, self._made(self.clone)], check=True)
+        subprocess.run(["cp", ROOT / "setup.py", self.clone], check=True)
+        for place in (self.clone, folder):  # a recipe; slurm.sh takes it from where it is called
+            (place / "a b.py").touch()
+            subprocess.run(["cp", "-r", ROOT / "configs", place], check=True)
         self.git("init", "--quiet", "--initial-branch=main")
         self.git("add", "--all")
         self.git("commit", "--quiet", "--message=first")

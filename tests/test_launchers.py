@@ -62,6 +62,10 @@ def test_help_is_the_comment_at_the_top(name: str) -> None:
         assert flag.removesuffix("*").removesuffix("=") in text, f"{flag} is not in --help"
 
 
+UP = "tpu_pod.sh up --name=a --zone=z --accelerator=v5e-16"
+RECIPE = "--config=configs/pretrain.py:B/16,jft"
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -92,6 +96,28 @@ def test_help_is_the_comment_at_the_top(name: str) -> None:
             "--workdir=runs/x must be a path from /",
         ),
         ("tpu_pod.sh run --name=a --zone=z --env=1 -- --workdir=/x", "--env=1 must be KEY=VALUE"),
+        ("tpu_pod.sh up --name=a --bucket=", "--bucket= has no value"),
+        ("tpu_pod.sh mount --name=a --zone=z --bucket=gs://b/sub", "--bucket=b/sub must be the na"),
+        (
+            "tpu_pod.sh create --name=a --zone=z --accelerator=v2-8 --slices=2",
+            "slices of TPU v2 cannot be joined",
+        ),
+        (
+            "tpu_pod.sh up --name=a --zone=z --accelerator=v5e-16 --script=no.py -- --workdir=/x",
+            "--script=no.py does not exist",
+        ),
+        (f"{UP} -- --workdir=/x", "--config is missing"),
+        (f"{UP} -- --config=configs/prtrain.py:B/16 --workdir=/x", "there is no such recipe"),
+        (f"{UP} -- {RECIPE} --workdir=/x", "the 4 workers share no folder"),
+        (f"{UP} --nfs=s:/d -- {RECIPE} --workdir=/x", "--workdir=/x must be in --folder=/mnt/work"),
+        (f"{UP} --mounted --extras=tpu,no -- {RECIPE} --workdir=/x", "setup.py has no extra no"),
+        (f"{UP} -- {RECIPE} --workdir=/x --distributed=off", "would train a run of its own"),
+        ("gke.sh apply --name=a --image=", "--image= has no value"),
+        ("gke.sh apply --name=a --image=i --bucket=b/sub", "--bucket=b/sub must be the name"),
+        ("gke.sh apply --name=a --image=i --namespace=B_d", "--namespace=B_d must be small"),
+        ("gke.sh apply --name=a --image=i --folder=work", "--folder=work must be a path from /"),
+        ("gke.sh apply --name=a --image=i --folder=/vit_jax", "--folder=/vit_jax would hide the"),
+        ("gke.sh apply --name=a --image=i --script=no.py", "--script=no.py does not exist"),
         ("gke.sh apply --name=a", "--image is missing"),
         ("gke.sh apply --name=a --image=i", "--accelerator is missing"),
         ("gke.sh apply --name=a --image=i --accelerator=v2-8", "GKE has no TPU v2"),
@@ -112,6 +138,12 @@ def test_help_is_the_comment_at_the_top(name: str) -> None:
         ("slurm.sh --name=a --nodes=0", "--nodes=0 must be a whole number from 1"),
         ("slurm.sh --name=a --node=0", "unknown flag '--node=0'"),
         ("slurm.sh --name=a --python=/none -- --workdir=x", "--python=/none is no program"),
+        ("slurm.sh --name=a --sbatch_flag=", "--sbatch_flag= has no value"),
+        (
+            "slurm.sh --name=a --dry_run -- --config=no.py --workdir=x",
+            "--config=no.py: there is no",
+        ),
+        ("restart.sh --lock=/none/x true", "there is no folder /none"),
         ("slurm.sh --name=a --dry_run --script=no.py -- --workdir=x", "/no.py does not exist"),
     ],
 )

@@ -37,7 +37,8 @@ def on_worker(words: str) -> str:
 def test_up_runs_what_its_dry_run_printed(world: World) -> None:
     """The whole way, really executed: packed, copied, unpacked, installed, started on 2 workers."""
     (world.folder / "states").write_text("absent WAITING_FOR_RESOURCES PROVISIONING ACTIVE")
-    flags = ("--accelerator=v5e-16", "--spot", "--poll_seconds=0.01", "--env=A=b c", *PLACE, "--")
+    flags = ("--accelerator=v5e-16", "--spot", "--poll_seconds=0.01", "--env=A=b c", "--mounted")
+    flags = (*flags, *PLACE, "--")
     status, printed, _ = world.run("tpu_pod.sh", "up", "--dry_run", *flags, *TRAINING)
     assert status == 0
     assert world.calls() == []  # nothing was asked of anyone
@@ -124,7 +125,7 @@ def test_several_slices_are_one_request_and_one_run(world: World) -> None:
     flags = ("--accelerator=v4-16", "--reserved", "--slices=2", "--bucket=gs://b", *PLACE)
     extra = ("--create_flag=--network=n", "--ssh_flag=--internal-ip", "--project=p", "--dry_run")
     status, printed, _ = world.run(
-        "tpu_pod.sh", "up", *flags, *extra, "--", "--workdir=/mnt/work/x"
+        "tpu_pod.sh", "up", *flags, *extra, "--", "--config=a b.py", "--workdir=/mnt/work/x"
     )
     assert status == 0
     calls = printed_commands(printed, "gcloud")
@@ -134,7 +135,11 @@ def test_several_slices_are_one_request_and_one_run(world: World) -> None:
         *("--network=n", "--zone=us-x", "--project=p"),
     ]
     commands = [on_worker("mount_bucket b /mnt/work"), on_worker("refuse_if_running")]
-    commands += [on_worker("start -- scripts/train.py --distributed=auto --workdir=/mnt/work/x")]
+    commands += [
+        on_worker(
+            r"start -- scripts/train.py --distributed=auto '--config=a b.py' --workdir=/mnt/work/x"
+        )
+    ]
     place = ["--internal-ip", "--zone=us-x", "--project=p"]
     assert calls[4:] == [
         [*SSH, f"vit-{index}", "--worker=all", command, *place]
@@ -182,7 +187,9 @@ def test_run_is_refused_while_one_worker_is_busy(world: World) -> None:
         lock.write("4321\n")
         lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
-        status, _, said = world.run("tpu_pod.sh", "run", *PLACE, "--", "--workdir=/mnt/x")
+        status, _, said = world.run(
+            "tpu_pod.sh", "run", *PLACE, "--", "--config=a b.py", "--workdir=/mnt/x"
+        )
         assert status == 1
         assert "a run is going on (process 4321); stop it first" in said
         assert said.endswith("tpu_pod: error: nothing was started.\n")
@@ -199,7 +206,9 @@ def test_stop_lets_the_run_save_and_it_is_not_restarted(world: World) -> None:
     for home in homes:
         (home / "statuses").write_text("wait")
     assert world.run("tpu_pod.sh", "install", *PLACE)[0] == 0
-    assert world.run("tpu_pod.sh", "run", *PLACE, "--", "--workdir=/mnt/x")[0] == 0
+    assert (
+        world.run("tpu_pod.sh", "run", *PLACE, "--", "--config=a b.py", "--workdir=/mnt/x")[0] == 0
+    )
     for home in homes:
         wait_for(home / "waiting")
     assert world.run("tpu_pod.sh", "stop", *PLACE)[0] == 0

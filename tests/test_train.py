@@ -20,6 +20,7 @@ from vit_jax.checkpoint import CheckpointManager, restore_params
 from vit_jax.checksums import read_manifest, write_manifest
 from vit_jax.errors import PreemptedError, UserError
 from vit_jax.multihost import liveness
+from vit_jax.provenance import collect_provenance
 from vit_jax.train import train_and_evaluate
 from vit_jax.train_log import TrainingDivergedError, TrainLog
 from vit_jax.tree import flatten_names
@@ -322,6 +323,14 @@ def test_a_session_that_dies_at_its_start_keeps_the_times_of_those_before(
     assert second["step"] == 4
     assert second["elapsed_seconds"] > first["elapsed_seconds"]
     assert second["lost_seconds"] > 0
+
+
+def test_the_commit_of_an_image_is_the_one_it_was_built_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VIT_JAX_COMMIT", "c0ffee")
+    monkeypatch.setenv("PATH", "")  # no git, and an image has no .git either
+    assert collect_provenance()["commit"] == "c0ffee"
 
 
 BAD_CONFIGS = {

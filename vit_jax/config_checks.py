@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_local
 
 
 def check_config(config: ConfigDict) -> None:
@@ -34,10 +34,8 @@ def check_config(config: ConfigDict) -> None:
     ):
         if value < low:
             raise UserError(f"{key}={value} must be at least {low}.")
-    if "://" in config.dataset.name:
-        raise UserError(
-            f"dataset.name={config.dataset.name!r}: only paths of the file system are read."
-        )
+    check_local("dataset.name", config.dataset.name)
+    check_local("dataset.data_dir", config.dataset.data_dir)
     given = [key for key in ("steps", "examples", "epochs") if config.duration[key] is not None]
     if len(given) > 1:
         ignored = " and ".join(f"duration.{key}" for key in given[1:])

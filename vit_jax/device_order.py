@@ -103,7 +103,7 @@ def mesh_sizes(
         if num_devices % known:
             raise UserError(
                 f"{text}: the {num_devices} devices there are do not divide by {known}; make "
-                f"mesh.fsdp x mesh.tensor a divisor of {num_devices}, such as --config.mesh.fsdp=1."
+                f"mesh.fsdp x mesh.tensor a divisor of {num_devices}, such as 1 for both."
             )
         sizes[free[0]] = num_devices // known
     if math.prod(sizes.values()) != num_devices:

@@ -53,5 +53,11 @@ def check_known(key: str, value: object, known: Iterable[str]) -> None:
         )
 
 
+def check_local(key: str, path: str) -> None:
+    """Raises a UserError for `gs://bucket/x`, which would become a folder called `gs:`."""
+    if "://" in path:
+        raise UserError(f"{key}={path!r}: only paths of the file system will do; mount it first.")
+
+
 class PreemptedError(Exception):
     """The run was asked to stop and has saved its state: the same command goes on from there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -51,7 +52,8 @@ def collect_provenance() -> dict[str, Any]:
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join([sys.executable, *sys.argv]),
-        "commit": _git("rev-parse", "HEAD"),
+        # An image has no history: the Dockerfile leaves a note.
+        "commit": _git("rev-parse", "HEAD") or os.environ.get("VIT_JAX_COMMIT"),
         "uncommitted_changes": None if changed is None else bool(changed),
         "python": platform.python_version(),
         "packages": versions,

@@ -120,8 +120,10 @@ def check_batch_size(key: str, batch_size: int, mesh: Mesh, accumulation_steps: 
     shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     if accumulation_steps < 1:
         raise UserError(f"train_step.accumulation_steps={accumulation_steps} must be at least 1.")
+    if batch_size < 1:
+        raise UserError(f"{key}={batch_size} must be at least 1.")
     unit = shards * accumulation_steps
-    if batch_size < 1 or batch_size % unit:
+    if batch_size % unit:
         below = batch_size // unit * unit
         fitting = f"{below} or {below + unit}" if below > 0 else f"{unit}"
         raise UserError(

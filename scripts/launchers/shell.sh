@@ -76,6 +76,32 @@ check_name() {
     die "--name=$1 must be small letters, digits and dashes, from a letter on, at most 40."
 }
 
+# check_has_value FLAG: not `--bucket=`, as of a variable that is not set.
+check_has_value() {
+  [[ ! "$1" =~ ^--[a-z_]+=$ ]] || die "$1 has no value; give one, or leave the flag out."
+}
+
+# check_bucket NAME: what Cloud Storage accepts, without a folder in it.
+check_bucket() {
+  [[ "$1" =~ ^[a-z0-9][-_.a-z0-9]*$ ]] ||
+    die "--bucket=$1 must be the name of a bucket, without folders in it."
+}
+
+# check_recipe FOLDER: whether the recipe that `training` names is there, relative to FOLDER.
+check_recipe() {
+  local word recipe="" previous=""
+  for word in "${training[@]}"; do
+    case "$previous" in -config | --config) recipe="$word" ;; esac
+    case "$word" in -config=* | --config=*) recipe="${word#*=}" ;; esac
+    previous="$word"
+  done
+  [[ -n "$recipe" || "${training[0]}" != *train.py ]] ||
+    die "--config is missing among the training flags (after --)."
+  recipe="${recipe%%:*}"
+  [[ -z "$recipe" || "$recipe" == /* || -f "$1/$recipe" ]] ||
+    die "--config=$recipe: there is no such recipe in $1."
+}
+
 # training_command SCRIPT FLAG...: sets `training` to the script and its flags, and `workdir`.
 training_command() {
   local flag previous="" distributed="--distributed=auto"
@@ -87,6 +113,7 @@ training_command() {
     case "$previous" in -workdir | --workdir) workdir="$flag" ;; esac
     case "$flag" in
       -workdir=* | --workdir=*) workdir="${flag#*=}" ;;
+      -distributed=off | --distributed=off) die "$flag would train a run of its own in each process." ;;
       -distributed* | --distributed*) distributed="" ;;
     esac
     previous="$flag"

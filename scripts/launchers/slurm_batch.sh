@@ -49,7 +49,11 @@ job="${SLURM_JOB_ID:-JOB}"
 # srun has not inherited --cpus-per-task since SLURM 22.05.
 flags=(--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}")
 # Each task sees all GPUs of its node and takes the one of its number.
-[[ -z "${SLURM_GPUS_PER_NODE:-}" ]] || flags+=(--gpu-bind=none)
+if [[ -n "${SLURM_GPUS_PER_NODE:-}" ]]; then
+  flags+=(--gpu-bind=none)
+  # A JAX without CUDA would train on the CPUs.
+  export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda,cpu}"
+fi
 # The other tasks end by themselves when one dies, after saving what they can; --wait is the limit.
 flags+=(--kill-on-bad-exit=0 --wait=600)
 flags+=(--open-mode=append --output="$log_dir/$job.%t.log")

@@ -56,7 +56,7 @@ mount_bucket() {
     say "$2 is mounted"
     return
   fi
-  command -v gcsfuse >/dev/null || sudo apt-get install --yes --quiet gcsfuse >/dev/null ||
+  command -v gcsfuse >/dev/null || sudo apt-get -o DPkg::Lock::Timeout=300 install --yes --quiet gcsfuse >/dev/null ||
     fail "gcsfuse is not installed and apt does not have it: install it (Cloud Storage FUSE's manual) with tpu_pod.sh ssh."
   sudo mkdir -p "$2"
   # No caching of what exists: processes wait for each other's files. Checkpoints are written under
@@ -71,7 +71,7 @@ mount_nfs() {
     say "$2 is mounted"
     return
   fi
-  command -v mount.nfs >/dev/null || sudo apt-get install --yes --quiet nfs-common >/dev/null
+  command -v mount.nfs >/dev/null || sudo apt-get -o DPkg::Lock::Timeout=300 install --yes --quiet nfs-common >/dev/null
   sudo mkdir -p "$2"
   sudo mount -t nfs -o hard,actimeo=1 "$1" "$2"
   [[ -w "$2" ]] ||
@@ -89,8 +89,9 @@ start() {
   refuse_if_running
   cd "$root"
   [[ ! -e "$log" ]] || mv -f "$log" "$log.previous"
+  # JAX's own choice, 8482, is not among the ports that Google's rules for several slices open.
   setsid nohup bash scripts/restart.sh --lock="$lock" \
-    env ${environment[@]+"${environment[@]}"} "$venv/bin/python" "$@" >"$log" 2>&1 </dev/null &
+    env JAX_COORDINATOR_PORT=8476 ${environment[@]+"${environment[@]}"} "$venv/bin/python" "$@" >"$log" 2>&1 </dev/null &
   say "started; log: $log"
 }
 

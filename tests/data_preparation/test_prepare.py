@@ -511,3 +511,22 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: pathlib.Path) -> None:
     assert not list(tmp_path.rglob("*.unfinished"))
     folder = prepare_data("folder", str(source), data_dir=str(tmp_path / "out"))
     assert check_prepared(str(folder)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quality": 300}, "--quality=300 must be from 1 to 100."),
+        ({"num_workers": 0}, "--num_workers=0 must be at least 1."),
+        ({"shard_megabytes": float("nan")}, "--shard_megabytes=nan must be from"),
+        ({"data_dir": "gs://bucket/x"}, "--data_dir='gs://bucket/x': only paths"),
+        ({"name": "1x"}, "--name='1x': takes letters, digits and underscores, a letter first."),
+    ],
+)
+def test_flags_that_cannot_be_meant(
+    changes: dict[str, object], message: str, photos: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(UserError) as error:
+        prepare_data("folder", str(photos), **{"data_dir": str(tmp_path / "out"), **changes})
+    assert message in str(error.value)
+    assert not (tmp_path / "out").exists()

@@ -236,7 +236,11 @@ def test_help_lists_no_flag_that_a_plan_ignores() -> None:
 
 
 def test_the_script_ends_with_status_2_on_mistakes() -> None:
-    result = run_script("--topology=v5e-17")
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: --topology='v5e-17'")
-    assert len(result.stderr.splitlines()) == 1
+    for flags, message in (
+        (["--topology=v5e-17"], "error: --topology='v5e-17'"),
+        (["--topology=cpu:2", "--hbm_gib=nan"], "error: --hbm_gib=nan must be positive."),
+    ):
+        result = run_script(*flags)
+        assert result.returncode == 2
+        assert result.stderr.startswith(message)
+        assert len(result.stderr.splitlines()) == 1

@@ -59,6 +59,7 @@ def test_product_names_have_the_number_of_cores_or_chips_that_they_say() -> None
         ("0xv5e-4", "0"),
         ("v5e:0x4", "0"),
         ("cpu:2x2", "cpu:8"),
+        ("cpu:100000", "at most cpu:1024"),
         ("H100-8", "write H100:8"),
     ],
 )

@@ -11,7 +11,7 @@ from tensorflow_datasets.core import registered
 
 from vit_jax.checksums import MANIFEST, write_manifest
 from vit_jax.data.tfds_reader import NAME, default_data_dir
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, check_local, nearest
 
 
 def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
@@ -31,6 +31,7 @@ def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
         raise UserError(
             f"{name!r} is neither a folder nor a set of TFDS.{nearest(name.split('/')[0], known)}"
         )
+    check_local("--data_dir", data_dir)
     root = os.path.abspath(os.path.expanduser(data_dir or default_data_dir()))
     config = tfds.download.DownloadConfig(manual_dir=manual_dir or None, try_download_gcs=False)
     logging.info("TFDS prepares %s in %s", name, root)

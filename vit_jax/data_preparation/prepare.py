@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import shutil
 from pathlib import Path
@@ -34,7 +35,7 @@ from vit_jax.data_preparation.parallel import Map, Progress, worker_processes
 from vit_jax.data_preparation.readers import RECORDS, open_reader
 from vit_jax.data_preparation.shards import Shard, Shrink, read_receipt, write_shard
 from vit_jax.data_preparation.work_folder import begin, there_already, work_folder
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError, check_known, check_local
 
 Receipts = dict[str, list[tuple[Shard, dict[str, Any]]]]  # of each split, in order
 
@@ -75,17 +76,22 @@ def prepare_data(
     source = os.path.abspath(os.path.expanduser(source))
     if not os.path.exists(source):
         raise UserError(f"{source}: No such file or directory.")
-    if num_workers < 1 or resize < 0 or not 1 <= quality <= 100 or shard_megabytes <= 0:
-        raise UserError(
-            f"num_workers={num_workers}, resize={resize}, quality={quality} (1 to 100) and "
-            f"shard_megabytes={shard_megabytes} must be positive."
-        )
+    for flag, value, low, high in (
+        ("num_workers", num_workers, 1, math.inf),
+        ("resize", resize, 0, math.inf),
+        ("quality", quality, 1, 100),
+        ("shard_megabytes", shard_megabytes, 1e-6, 1e6),
+    ):
+        if not low <= value <= high:
+            upwards = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+            raise UserError(f"--{flag}={value} must be {upwards}.")
+    check_local("--data_dir", data_dir)
     origin = ORIGINS[kind](source)
     if resize and origin.no_resize:
         raise UserError(f"{source}: {origin.no_resize}; prepare it without --resize.")
     name = name or origin.name + (f"_{resize}" if resize else "")
     if NAME.fullmatch(name) is None or "/" in name:
-        raise UserError(f"--name={name!r}: takes letters, digits and underscores.")
+        raise UserError(f"--name={name!r}: takes letters, digits and underscores, a letter first.")
     plan = {
         "kind": kind,
         "source": source,

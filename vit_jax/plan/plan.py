@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,9 @@ def make_plan(
         topology that cannot be compiled for.
     """
     sizes = {"num_examples": num_examples, "num_classes": num_classes}
+    for flag, value in {**sizes, "hbm_gib": hbm_gib}.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"--{flag}={value} must be positive.")
     subject = build_subject(config, topology, **sizes)
     run = subject.run
     pictured = 0

@@ -59,6 +59,7 @@ _TEXT = re.compile(
     r"(?:(?P<slices>\d+) ?x ?)?(?P<name>[a-z]\w*(?:-(?:\d+gb|pcie))?)"
     r"(?:-(?P<size>\d+)|:(?P<shape>\d+(?:x\d+)*))"
 )
+MAX_VIRTUAL_DEVICES = 1024  # each is a few threads of this machine
 EXAMPLES = "v5e:16x16, v4:4x4x4, v5e-256, v3-8, 2xv5e:16x16, H100:8, H100:2x8, cpu:8"
 
 
@@ -132,6 +133,8 @@ def parse_topology(text: str) -> Topology:
     if match["name"] == "cpu":
         if size or len(shape) != 1 or slices != 1:
             raise UserError(f"--topology={text!r}: virtual devices have no shape; write cpu:8.")
+        if shape[0] > MAX_VIRTUAL_DEVICES:
+            raise UserError(f"--topology={text!r}: at most cpu:{MAX_VIRTUAL_DEVICES} can be made.")
         return Topology("cpu", None, shape)
     name = ALIASES.get(match["name"], match["name"])
     if name not in _BY_NAME:
