@@ -185,7 +185,7 @@ class Run:
     @functools.cached_property
     def abstract_state(self) -> TrainState:
         """Shapes and types of the state."""
-        return jax.eval_shape(self.init_state, jax.random.key(0))
+        return jax.eval_shape(lambda: self.init_state(jax.random.key(0)))
 
     def init_state(self, rng: jax.Array) -> TrainState:
         """A random state; pure, so that its shapes can be had without computing it."""
@@ -219,7 +219,6 @@ def describe(run: Run, workdir: str) -> None:
 
 def initial_state(run: Run, checkpoints: CheckpointManager) -> TrainState:
     """Shapes first, then shardings, then arrays: workdir checkpoint, pre-trained, or random."""
-    rng = jax.random.key(run.config.seed)
     shardings = state_shardings(run.abstract_state, run.mesh)
     abstract_state = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -232,6 +231,7 @@ def initial_state(run: Run, checkpoints: CheckpointManager) -> TrainState:
         return state
 
     if not run.config.pretrained.source:
+        rng = jax.random.key(run.config.seed)
         return jax.jit(run.init_state, out_shardings=shardings)(rng)
     source = run.config.pretrained.source
     try:
@@ -245,13 +245,11 @@ def initial_state(run: Run, checkpoints: CheckpointManager) -> TrainState:
         raise explained(f"pretrained.source={source!r}: {error}", error) from error
     arrays = flatten_names(loaded)
     del loaded  # so that each array goes as soon as it is on its devices
-    params = _place(run, arrays, flatten_names(shardings.params), rng)
+    params = _place(run, arrays, flatten_names(shardings.params))
     return jax.jit(run.start_state, out_shardings=shardings, donate_argnums=0)(params)
 
 
-def _place(
-    run: Run, arrays: dict[str, Any], shardings: dict[str, jax.sharding.Sharding], rng: jax.Array
-) -> Any:
+def _place(run: Run, arrays: dict[str, Any], shardings: dict[str, jax.sharding.Sharding]) -> Any:
     """Arrays of the host to the devices, and random ones where only a shape is given (a new head).
 
     Empties `arrays`: a large model is never on the host and on the devices as a whole.
@@ -261,7 +259,7 @@ def _place(
         lambda rng: {name: flatten_names(run.init_state(rng).params)[name] for name in new},
         out_shardings={name: shardings[name] for name in new},
     )
-    placed = dict(draw(rng))
+    placed = dict(draw(jax.random.key(run.config.seed)))
     for name in [name for name in arrays if name not in placed]:
         array = arrays.pop(name)
         placed[name] = jax.make_array_from_callback(array.shape, shardings[name], array.__getitem__)
