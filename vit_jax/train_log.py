@@ -41,6 +41,7 @@ class TrainLog:
         self._schedule = schedule
         self._total_steps = total_steps
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
+        schedule(0)  # compiles its operations, which the first speed would else be told with
 
     def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
         self._pending.append((step, metrics))
