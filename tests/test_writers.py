@@ -205,3 +205,16 @@ def test_what_keeps_wandb_from_starting_is_told(
     with pytest.raises(UserError, match="no API key configured .*wandb login.*offline"):
         write(tmp_path, start_step=0, steps=range(1, 3), wandb_project="vit")
     assert not (tmp_path / METRICS_FILE).exists()
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+
+    def write() -> None:
+        with MetricWriter(str(tmp_path), start_step=0, tensorboard=False) as writer:
+            writer._file.close()
+            writer._file = open("/dev/full", "w", buffering=1)  # noqa: SIM115
+            writer.write(1, {"loss": 1.0})
+
+    with pytest.raises(UserError, match="^/dev/full could not be written: No space left on device"):
+        write()

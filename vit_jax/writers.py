@@ -8,12 +8,12 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vit_jax.errors import PreemptedError, UserError
+from vit_jax.errors import PreemptedError, UserError, explained
 from vit_jax.json_files import read_json, write_json
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
@@ -69,10 +69,15 @@ class MetricWriter:
         run_on_first_process(start)
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Writes scalars by name."""
+        """Writes scalars by name.
+
+        Raises:
+          UserError: the disk is full, or gone.
+        """
         if self._file is None:
             return
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        with _named(self._file):
+            self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         if self._summary is not None:
             for name, value in metrics.items():
                 self._summary.add_scalar(name, value, step)
@@ -82,7 +87,12 @@ class MetricWriter:
     def close(self, *, failed: bool = False, goes_on: bool = False) -> None:
         """Flushes everything; W&B shows the run as failed, preempted (`goes_on`) or finished."""
         if self._file is not None:
-            self._file.close()
+            try:
+                with _named(self._file):
+                    self._file.close()
+            except UserError:
+                if not failed:  # else what failed first is what there is to say
+                    raise
         if self._summary is not None:
             self._summary.close()
         if self._wandb is not None:
@@ -99,6 +109,18 @@ class MetricWriter:
     ) -> None:
         goes_on = kind is not None and issubclass(kind, PreemptedError)
         self.close(failed=kind is not None and not goes_on, goes_on=goes_on)
+
+
+@contextlib.contextmanager
+def _named(file: Any) -> Iterator[None]:
+    """Errors of writing to an open file do not say which one it was."""
+    try:
+        yield
+    except OSError as error:
+        raise explained(
+            f"{file.name} could not be written: {error.strerror}. Make room, then start again.",
+            error,
+        ) from error
 
 
 def _reopen(workdir: str, start_step: int) -> Any:
