@@ -85,6 +85,7 @@ def test_what_is_given_as_none_is_unset_and_a_length_replaces_the_recipes() -> N
         (["--config.optimizer.clip_norm=None", "--config.optimizer.clip_norm=1.0"], set()),
         (["--config.dataset.name=None"], set()),  # a name like any other
         (["--config.duration.epochs=3"], {"duration.steps", "duration.examples"}),
+        (["--config.duration.epochs", "3"], {"duration.steps", "duration.examples"}),
         (["--config.duration.steps=None"], {"duration.steps"}),
         (["--config.duration.epochs=3", "--config.duration.steps=4"], {"duration.examples"}),
     ):

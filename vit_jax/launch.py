@@ -117,18 +117,14 @@ def parse_flags() -> None:
 
 def _key_of(argument: str) -> str:
     """`optimizer.clip_norm` of `--config.optimizer.clip_norm=1.0`; "" of another argument."""
-    match = re.match(r"--?config\.([^=\[]+)=", argument)
+    match = re.match(r"--?config\.([^=\[]+)", argument)
     return match[1] if match else ""
 
 
 def _unset_keys(arguments: list[str], config: Any) -> set[str]:
     """Keys to set to None: those given so, and a recipe's length where another one is given."""
     lengths = {f"duration.{name}" for name in config.duration}
-    optional = {
-        key
-        for key in _keys(config)
-        if functools.reduce(lambda node, part: node[part], key.split("."), config) is None
-    }
+    optional = {key for key in _keys(config) if _value(config, key) is None}
     last = {_key_of(each): each for each in arguments}  # the last one counts
     unset = {key for key in optional if last.get(key, "").endswith("=None")}
     given = lengths & last.keys() - unset
@@ -148,12 +144,12 @@ def _flag_error(error: BaseException) -> str:
 
     known = _keys(default.get_config())
     for argument in sys.argv[1:]:
-        match = re.match(r"--?config\.([^=\[]+)", argument)
+        given = _key_of(argument)
         # Evaluators have names of the user's choice; what they take is the same for all.
-        key = re.sub(r"^evaluators\.\w+\.", "evaluators.test.", match[1]) if match else ""
-        if match and key not in known:
+        key = re.sub(r"^evaluators\.\w+\.", "evaluators.test.", given)
+        if given and key not in known:
             return (
-                f"--config.{match[1]} is no key of the config.{nearest(key, known)} "
+                f"--config.{given} is no key of the config.{nearest(key, known)} "
                 "--help lists all keys."
             )
     return f"{text} (see --help)"
@@ -165,6 +161,10 @@ def _keys(config: Any, prefix: str = "") -> list[str]:
         nested = _keys(value, f"{prefix}{key}.") if hasattr(value, "items") else []
         keys += nested or [prefix + key]
     return keys
+
+
+def _value(config: Any, key: str) -> Any:
+    return functools.reduce(lambda node, part: node[part], key.split("."), config)
 
 
 @contextlib.contextmanager
@@ -288,9 +288,8 @@ def help_text(doc: str | None) -> str:
 
     config = default.get_config()
     for key in _keys(config):
-        value = functools.reduce(lambda node, part: node[part], key.split("."), config)
         comment = comments[key.rpartition(".")[2] if key.startswith("evaluators.") else key]
-        lines.append(f"  {key} = {value!r}{comment}")
+        lines.append(f"  {key} = {_value(config, key)!r}{comment}")
     return "\n".join(lines)
 
 

@@ -76,15 +76,10 @@ def prepare_data(
     source = os.path.abspath(os.path.expanduser(source))
     if not os.path.exists(source):
         raise UserError(f"{source}: No such file or directory.")
-    for flag, value, low, high in (
-        ("num_workers", num_workers, 1, math.inf),
-        ("resize", resize, 0, math.inf),
-        ("quality", quality, 1, 100),
-        ("shard_megabytes", shard_megabytes, 1e-6, 1e6),
-    ):
-        if not low <= value <= high:
-            upwards = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-            raise UserError(f"--{flag}={value} must be {upwards}.")
+    _check_range("num_workers", num_workers, 1)
+    _check_range("resize", resize, 0)
+    _check_range("quality", quality, 1, 100)
+    _check_range("shard_megabytes", shard_megabytes, 1e-6, 1e6)
     check_local("--data_dir", data_dir)
     origin = ORIGINS[kind](source)
     if resize and origin.no_resize:
@@ -122,6 +117,12 @@ def prepare_data(
         (work / "prepared").rename(folder)
         sync(folder.parent)
     return folder
+
+
+def _check_range(flag: str, value: float, low: float, high: float = math.inf) -> None:
+    if not low <= value <= high:
+        fitting = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+        raise UserError(f"--{flag}={value} must be {fitting}.")
 
 
 def _list_source(origin: Origin, work: Path, run: Map) -> None:
