@@ -55,7 +55,7 @@ def get_config() -> ConfigDict:
     config.model.remat = "none"  # none | full | dots | dots_with_no_batch_dims
     config.model.scan = False  # compile the encoder's blocks as one loop
 
-    config.mix = ConfigDict()  # of images and labels, in the step; see vit_jax/mixing.py
+    config.mix = ConfigDict()  # of images and labels, in the step; see training/mixing.py
     config.mix.mixup_alpha = 0.0  # of the Beta distribution; 0 is no mixup
     config.mix.cutmix_alpha = 0.0  # of the Beta distribution; 0 is no CutMix
     config.mix.probability = 1.0  # of mixing a batch at all

@@ -27,7 +27,7 @@ BENCHMARKS = ("step", "load", "input")
 
 def step(config, workdir):
     logging.getLogger().setLevel(logging.WARNING)  # the loop's own progress is not wanted here
-    from vit_jax.benchmark import benchmark_step
+    from vit_jax.measure.step import benchmark_step
 
     del workdir
     result = benchmark_step(config, steps=flags.FLAGS.steps, rounds=flags.FLAGS.rounds)
@@ -40,7 +40,7 @@ def step(config, workdir):
 
 def load(config, workdir):
     logging.getLogger().setLevel(logging.WARNING)
-    from vit_jax.benchmark_load import benchmark_load, write_file
+    from vit_jax.measure.weights import benchmark_load, write_file
 
     del config, workdir
     variant = flags.FLAGS.variant
@@ -55,7 +55,7 @@ def load(config, workdir):
 
 
 def input_pipeline(config, workdir):
-    from vit_jax.benchmark_input import Settings, benchmark_input, compare, first_examples
+    from vit_jax.measure.input import Settings, benchmark_input, compare, first_examples
 
     del workdir
     flag_values = flags.FLAGS

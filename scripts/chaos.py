@@ -36,7 +36,7 @@ def main():
     arguments, overrides = parser.parse_known_args()
     launch.start_logging()
     with launch.one_line_errors():
-        from vit_jax.chaos import run_chaos, train_command
+        from vit_jax.measure.chaos import run_chaos, train_command
 
         for flag in ("processes", "devices", "minutes", "steps"):
             value = getattr(arguments, flag)

@@ -12,7 +12,7 @@ import argparse
 import json
 
 from vit_jax import launch
-from vit_jax.model_flags import pair
+from vit_jax.inference.flags import pair
 
 
 def main():
@@ -33,7 +33,7 @@ def main():
     as_json = arguments.pop("json")
     launch.start_logging(to_stderr=True)
     with launch.one_line_errors():
-        from vit_jax.convert import convert_checkpoint, report_text
+        from vit_jax.export.convert import convert_checkpoint, report_text
 
         report = convert_checkpoint(**arguments)
         print(json.dumps(report, indent=2) if as_json else report_text(report))

@@ -8,7 +8,8 @@ hf://owner/name, or a name of scripts/zoo.py list. Images go through the checkpo
 preprocessing, which is printed. Classes are matched by name.
 """
 
-from vit_jax import launch, model_flags
+from vit_jax import launch
+from vit_jax.inference import flags as model_flags
 
 if __name__ == "__main__":
     parser = model_flags.create_parser(__doc__, source="what to measure", batch_size=128)
@@ -33,6 +34,6 @@ if __name__ == "__main__":
     if not as_json:
         launch.start_logging()
     with launch.one_line_errors():
-        from vit_jax.evaluate import evaluate, print_results
+        from vit_jax.inference.evaluate import evaluate, print_results
 
         print_results(evaluate(**arguments), as_json=as_json)

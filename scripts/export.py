@@ -13,7 +13,7 @@ import argparse
 import json
 
 from vit_jax import launch
-from vit_jax.model_flags import pair
+from vit_jax.inference.flags import pair
 
 
 def batch_size(text):

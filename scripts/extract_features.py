@@ -12,7 +12,8 @@ block_0, block_0_tokens, ... (after a block, before any norm; block_0 is its cla
 mean of its tokens where the model has none), and dist for distilled DeiT.
 """
 
-from vit_jax import launch, model_flags
+from vit_jax import launch
+from vit_jax.inference import flags as model_flags
 
 if __name__ == "__main__":
     parser = model_flags.create_parser(__doc__, source="what to look into", batch_size=64)
@@ -33,6 +34,6 @@ if __name__ == "__main__":
     arguments["features"] = arguments["features"].split(",")
     launch.start_logging()
     with launch.one_line_errors():
-        from vit_jax.features import extract_features
+        from vit_jax.inference.features import extract_features
 
         extract_features(**arguments)

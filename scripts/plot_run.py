@@ -39,7 +39,7 @@ def main():
     arguments = vars(parser.parse_args())
     launch.start_logging()
     with launch.one_line_errors():
-        from vit_jax.plot_run import plot_run
+        from vit_jax.curves.plot import plot_run
 
         print(f"Wrote {plot_run(**arguments)}.")
 

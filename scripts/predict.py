@@ -10,7 +10,8 @@ cannot be read is named, the others are done, and the exit status is 1.
 
 import sys
 
-from vit_jax import launch, model_flags
+from vit_jax import launch
+from vit_jax.inference import flags as model_flags
 
 if __name__ == "__main__":
     parser = model_flags.create_parser(__doc__, source="what to ask", batch_size=64)
@@ -24,6 +25,6 @@ if __name__ == "__main__":
     if not arguments["as_json"]:
         launch.start_logging()
     with launch.one_line_errors():
-        from vit_jax.predict import predict
+        from vit_jax.inference.predict import predict
 
         sys.exit(1 if predict(**arguments) else 0)

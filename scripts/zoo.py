@@ -36,7 +36,8 @@ def parse_arguments():
 
 
 def run(arguments):
-    from vit_jax.pretrained import sources, zoo
+    from vit_jax.pretrained.zoo import list as zoo
+    from vit_jax.pretrained.zoo import resolve as sources
 
     if arguments.command == "get":
         path = str(sources.resolve(arguments.name))

@@ -10,8 +10,8 @@ import numpy as np
 from tests import golden
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import VARIANTS
-from vit_jax.pretrained.posemb import POSEMB
-from vit_jax.tree import flatten_names
+from vit_jax.parameters.names import flatten_names
+from vit_jax.pretrained.fit.posemb import POSEMB
 
 Flat = dict[str, np.ndarray]
 

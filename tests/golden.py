@@ -20,7 +20,7 @@ import numpy as np
 
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import VARIANTS
-from vit_jax.tree import unflatten_names
+from vit_jax.parameters.names import unflatten_names
 
 FOLDER = Path(__file__).parent / "data" / "golden"
 RECIPES = ("r02", "fanin")

@@ -9,11 +9,11 @@ import pytest
 from configs import augreg, augreg_grid, pretrain
 from configs.augreg_grid import Setting
 from tests.recipes import UNTOUCHED, settings
-from vit_jax.durations import to_steps
 from vit_jax.errors import UserError
 from vit_jax.models import augreg_names
-from vit_jax.pretrained import augreg as augreg_files
-from vit_jax.pretrained.zoo_google import ROWS
+from vit_jax.pretrained.zoo import augreg as augreg_files
+from vit_jax.pretrained.zoo.google import ROWS
+from vit_jax.training.length import to_steps
 
 # Figure 4 and big_vision's configs/vit_i21k.py: RandAugment, mixup's alpha.
 AUGMENTATIONS = {

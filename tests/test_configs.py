@@ -15,20 +15,20 @@ from ml_collections import ConfigDict
 from configs import default, finetune, quickstart
 from tests import fixtures_data
 from vit_jax import launch
-from vit_jax.checkpoint import CheckpointManager
 from vit_jax.data.pipeline import train_batches
-from vit_jax.durations import to_steps
 from vit_jax.errors import UserError
-from vit_jax.mixing import create_mixing
 from vit_jax.models.create import MODELS, create_model
 from vit_jax.models.variants import get_variant
 from vit_jax.multihost.processes import start_processes
 from vit_jax.objectives.classification import Classification
-from vit_jax.optimizer import create_optimizer, create_schedule
+from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.load import load_pretrained
 from vit_jax.run import Run
-from vit_jax.sharding import create_mesh
-from vit_jax.train_step import jit_train_step
+from vit_jax.training.length import to_steps
+from vit_jax.training.mixing import create_mixing
+from vit_jax.training.optimizer import create_optimizer, create_schedule
+from vit_jax.training.step import jit_train_step
+from vit_jax.workdir.checkpoints import CheckpointManager
 
 ROOT = Path(__file__).resolve().parents[1]
 

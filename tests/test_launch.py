@@ -16,7 +16,7 @@ from configs import default
 from tests import tiny
 from vit_jax import launch
 from vit_jax.errors import UserError, explained
-from vit_jax.writers import read_metrics
+from vit_jax.workdir.metrics import read_metrics
 
 BAD_COMMANDS = {
     "misspelt key": (

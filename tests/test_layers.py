@@ -19,93 +19,25 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A row names a module, or a package with all its files; the longest matching row decides.
 LAYERS: dict[int, tuple[str, ...]] = {
-    7: ("scripts",),
-    6: (
-        "vit_jax.quickstart",
-        "vit_jax.benchmark",
-        "vit_jax.benchmark_load",
-        "vit_jax.benchmark_input",
-        "vit_jax.chaos",
-        "vit_jax.sweep",
-    ),
+    9: ("scripts",),
+    8: ("vit_jax.quickstart", "vit_jax.measure", "vit_jax.sweep"),
+    7: ("vit_jax.train", "vit_jax.plan", "vit_jax.export"),
+    6: ("vit_jax.run", "vit_jax.inference", "vit_jax.data_preparation"),
     5: (
-        "vit_jax.train",
-        "vit_jax.convert",
-        "vit_jax.evaluate",
-        "vit_jax.predict",
-        "vit_jax.features",
-        "vit_jax.export",
-        "vit_jax.plan",
-        "vit_jax.plot_run",
-    ),
-    4: (
-        "vit_jax.run",
-        "vit_jax.launch",
-        "vit_jax.inference",
-        "vit_jax.model_flags",
-        "vit_jax.train_events",
-    ),
-    3: (
-        "vit_jax.objectives",
+        "vit_jax.training",
         "vit_jax.evaluators",
-        "vit_jax.analysis",
-        "vit_jax.data_preparation",
-        "vit_jax.train_step",
-        "vit_jax.pretrained.load",
-        "vit_jax.pretrained.card",
-        "vit_jax.class_order",
-        "vit_jax.model_inputs",
-        "vit_jax.real_labels",
-        "vit_jax.train_log",
-        "vit_jax.run_curves",
-    ),
-    2: (
-        "vit_jax.models",
-        "vit_jax.data",
+        "vit_jax.curves",
         "vit_jax.pretrained",
-        "vit_jax.onnx",
-        "vit_jax.train_state",
-        "vit_jax.optimizer",
-        "vit_jax.mixing",
-        "vit_jax.checkpoint",
-        "vit_jax.progress",
-        "vit_jax.provenance",
-        "vit_jax.writers",
-        "vit_jax.flops",
-        "vit_jax.profiling",
+        "vit_jax.launch",
     ),
-    # Recipes are plain numbers: they may look up names and sizes, and build nothing.
-    1: (
-        "vit_jax.sharding",
-        "vit_jax.workdir",
-        "vit_jax.orbax_parts",
-        "vit_jax.parameter_groups",
-        "vit_jax.adafactor",
-        "configs",
-    ),
-    0: (
-        "vit_jax.tree",
-        "vit_jax.device_order",
-        "vit_jax.benchmark_photos",
-        "vit_jax.losses",
-        "vit_jax.durations",
-        "vit_jax.config_checks",
-        "vit_jax.image_range",
-        "vit_jax.hardware",
-        "vit_jax.checksums",
-        "vit_jax.feature_file",
-        "vit_jax.metrics",
-        "vit_jax.multihost",
-        "vit_jax.json_files",
-        "vit_jax.models.positions",
-        "vit_jax.models.tokens",
-        "vit_jax.models.variants",
-        "vit_jax.models.augreg_names",
-    ),
-    -1: ("vit_jax.errors",),  # anyone may have to say what the user did wrong
+    4: ("vit_jax.data", "vit_jax.workdir", "vit_jax.onnx", "configs"),
+    3: ("vit_jax.parameters",),
+    2: ("vit_jax.models", "vit_jax.objectives", "vit_jax.multihost"),
+    1: ("vit_jax.files", "vit_jax.hardware"),
+    0: ("vit_jax.errors",),
 }
 
-# The loop hands these to each other; variants.py (layer 0) is common ground.
+# The loop hands these to each other.
 STRANGERS = ("vit_jax.models", "vit_jax.objectives", "vit_jax.evaluators")
 
 # Slow to import, or not installed everywhere: imported in the function that needs them.
@@ -208,11 +140,10 @@ def forbidden(source: str, target: str) -> str | None:
     if source_row is None or target_row is None:
         return None  # reported as a file without a layer
     (source_layer, _), (target_layer, _) = source_row, target_row
-    if target_layer > 0:
-        for a in STRANGERS:
-            for b in STRANGERS:
-                if a != b and within(source, a) and within(target, b):
-                    return f"{a} and {b} never import each other"
+    for a in STRANGERS:
+        for b in STRANGERS:
+            if a != b and within(source, a) and within(target, b):
+                return f"{a} and {b} never import each other"
     if target_layer > source_layer:
         return f"layer {source_layer} imports layer {target_layer}"
     if target_layer == source_layer and package_of(source) != package_of(target):
@@ -285,39 +216,33 @@ def test_the_repository_keeps_its_layers() -> None:
     ("sources", "expected"),
     [
         pytest.param(
-            {"vit_jax.tree": "from vit_jax.sharding import x", "vit_jax.sharding": ""},
-            "vit_jax.tree:1: imports vit_jax.sharding, but layer 0 imports layer 1",
+            {"vit_jax.files.json": "from vit_jax.parameters.names import x"},
+            "vit_jax.files.json:1: imports vit_jax.parameters.names, but layer 1 imports layer 3",
             id="upwards",
         ),
         pytest.param(
-            {"vit_jax.tree": "from vit_jax import sharding", "vit_jax.sharding": ""},
-            "vit_jax.tree:1: imports vit_jax.sharding, but layer 0 imports layer 1",
+            {"vit_jax.files.json": "from vit_jax import train", "vit_jax.train": ""},
+            "vit_jax.files.json:1: imports vit_jax.train, but layer 1 imports layer 7",
             id="upwards through the package",
         ),
         pytest.param(
             {"vit_jax.data.sources": "from ..train import x", "vit_jax.train": ""},
-            "vit_jax.data.sources:1: imports vit_jax.train, but layer 2 imports layer 5",
+            "vit_jax.data.sources:1: imports vit_jax.train, but layer 4 imports layer 7",
             id="upwards, relative",
         ),
         pytest.param(
-            {"vit_jax.tree": "def f():\n    import vit_jax.train", "vit_jax.train": ""},
-            "vit_jax.tree:2: imports vit_jax.train, but layer 0 imports layer 5",
+            {"vit_jax.files.json": "def f():\n    import vit_jax.train"},
+            "vit_jax.files.json:2: imports vit_jax.train, but layer 1 imports layer 7",
             id="upwards, inside a function",
         ),
         pytest.param(
-            {"vit_jax.tree": "import importlib\nimportlib.import_module('vit_jax.train')"},
-            "vit_jax.tree:2: imports vit_jax.train, but layer 0 imports layer 5",
+            {"vit_jax.files.json": "import importlib\nimportlib.import_module('vit_jax.train')"},
+            "vit_jax.files.json:2: imports vit_jax.train, but layer 1 imports layer 7",
             id="upwards, by name",
         ),
         pytest.param(
-            {"vit_jax.pretrained.npz": "from vit_jax.pretrained.load import x"},
-            "vit_jax.pretrained.npz:1: imports vit_jax.pretrained.load, "
-            "but layer 2 imports layer 3",
-            id="upwards inside a package",
-        ),
-        pytest.param(
-            {"vit_jax.data.sources": "import vit_jax.models.vit"},
-            "vit_jax.data.sources:1: imports vit_jax.models.vit, but both are in layer 2",
+            {"vit_jax.data.sources": "import vit_jax.workdir.claim"},
+            "vit_jax.data.sources:1: imports vit_jax.workdir.claim, but both are in layer 4",
             id="sideways",
         ),
         pytest.param(
@@ -327,8 +252,8 @@ def test_the_repository_keeps_its_layers() -> None:
             id="strangers",
         ),
         pytest.param(
-            {"configs.b16": "from vit_jax.models import create"},
-            "configs.b16:1: imports vit_jax.models, but layer 1 imports layer 2",
+            {"configs.b16": "from vit_jax.training.optimizer import create_optimizer"},
+            "configs.b16:1: imports vit_jax.training.optimizer, but layer 4 imports layer 5",
             id="a recipe that builds",
         ),
         pytest.param(
@@ -337,8 +262,8 @@ def test_the_repository_keeps_its_layers() -> None:
             id="cycle",
         ),
         pytest.param(
-            {"vit_jax.tree": "try:\n    import tensorflow as tf\nexcept ImportError:\n    tf = 0"},
-            "vit_jax.tree:2: import tensorflow inside the function",
+            {"vit_jax.files.json": "try:\n    import tensorflow as tf\nexcept ImportError: ..."},
+            "vit_jax.files.json:2: import tensorflow inside the function",
             id="heavy",
         ),
         pytest.param(
@@ -364,11 +289,10 @@ def test_the_checker_accepts_what_is_allowed() -> None:
             "vit_jax.__init__": "\n",
             "vit_jax.launch": "import os\nname = os.environ.get('NAME')",
             "vit_jax.train": "from vit_jax.objectives.create import create_objective",
-            "vit_jax.objectives.create": "from vit_jax.models.variants import VARIANTS",
-            "vit_jax.models.vit": "from vit_jax.models import variants\nfrom vit_jax import tree",
+            "vit_jax.models.vit": "from vit_jax.models import variants\nfrom vit_jax import errors",
             "vit_jax.models.variants": "import vit_jax.errors",
             "vit_jax.errors": "def f():\n    import matplotlib",
-            "vit_jax.tree": "from typing import TYPE_CHECKING\n"
+            "vit_jax.files.json": "from typing import TYPE_CHECKING\n"
             "if TYPE_CHECKING:\n    import tensorflow",
             "configs.b16": "from configs import default\nfrom vit_jax.models import variants",
         }

@@ -18,11 +18,11 @@ import pytest
 
 from tests import tiny
 from vit_jax.data.device import to_device
+from vit_jax.parameters.names import flatten_names
+from vit_jax.parameters.sharding import batch_sharding, create_mesh, state_shardings
 from vit_jax.run import Run
-from vit_jax.sharding import batch_sharding, create_mesh, state_shardings
-from vit_jax.train_state import TrainState
-from vit_jax.train_step import jit_train_step
-from vit_jax.tree import flatten_names
+from vit_jax.training.state import TrainState
+from vit_jax.training.step import jit_train_step
 
 STEPS = 20
 BATCH_SIZE = 16

@@ -15,12 +15,12 @@ from ml_collections import ConfigDict
 from configs import augreg, better_baselines, pretrain, scaling_vit
 from tests import fixtures_data
 from tests.recipes import UNTOUCHED, settings
-from vit_jax.checkpoint import CheckpointManager
-from vit_jax.durations import to_steps
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
+from vit_jax.parameters.names import count_parameters
 from vit_jax.train import train_and_evaluate
-from vit_jax.tree import count_parameters
+from vit_jax.training.length import to_steps
+from vit_jax.workdir.checkpoints import CheckpointManager
 
 # 2205.01580, table 1: 90, 150 and 300 epochs; the settings that an option changes.
 BETTER_BASELINES: dict[str, tuple[tuple[float, ...], dict[str, Any]]] = {

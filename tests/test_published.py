@@ -13,18 +13,18 @@ import pytest
 from configs import finetune
 from tests import fixtures_data, tiny
 from tests.pretrained import weights
-from vit_jax.evaluate import evaluate
-from vit_jax.inference import load_model
-from vit_jax.pretrained import google
-from vit_jax.pretrained.google import POSEMB
-from vit_jax.pretrained.npz import write_arrays
+from vit_jax.inference.evaluate import evaluate
+from vit_jax.inference.load import load_model
+from vit_jax.pretrained.files.npz import write_arrays
+from vit_jax.pretrained.formats import google
+from vit_jax.pretrained.formats.google import POSEMB
 from vit_jax.train import train_and_evaluate
 
 # Peak of resident memory while loading, over what Python and JAX take by themselves.
 MEASURE = r"""
 import re, sys, jax
 from vit_jax.pretrained.load import load_pretrained
-from vit_jax.inference import load_model
+from vit_jax.inference.load import load_model
 def peak():
     # Not getrusage: what it says includes the process that started this one.
     return 1024 * int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1])

@@ -14,21 +14,21 @@ from configs import finetune
 from tests import tiny
 from tests.pretrained import weights
 from tests.test_train import run_until_saved
-from vit_jax.convert import convert_checkpoint
 from vit_jax.errors import UserError
-from vit_jax.evaluate import evaluate
+from vit_jax.export.convert import convert_checkpoint
 from vit_jax.export.settings import ExportSettings
 from vit_jax.export.write import export
-from vit_jax.features import extract_features
-from vit_jax.inference import load_model
+from vit_jax.inference.evaluate import evaluate
+from vit_jax.inference.features import extract_features
+from vit_jax.inference.load import load_model
+from vit_jax.inference.predict import predict_images
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import get_variant
-from vit_jax.predict import predict_images
+from vit_jax.parameters.names import flatten_names
+from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.load import load_pretrained
 from vit_jax.run import Run
-from vit_jax.sharding import create_mesh
 from vit_jax.train import train_and_evaluate
-from vit_jax.tree import flatten_names
 
 # The smallest there is: convolutions take long to compile.
 ROW: dict[str, Any] = {**get_variant("R50x1"), "resnet_layers": (1,)}

@@ -16,15 +16,15 @@ from ml_collections import ConfigDict
 
 from tests import fixtures_data, tiny
 from vit_jax import train as train_module
-from vit_jax.checkpoint import CheckpointManager, restore_params
-from vit_jax.checksums import read_manifest, write_manifest
 from vit_jax.errors import PreemptedError, UserError
+from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.multihost import liveness
-from vit_jax.provenance import collect_provenance
+from vit_jax.parameters.names import flatten_names
 from vit_jax.train import train_and_evaluate
-from vit_jax.train_log import TrainingDivergedError, TrainLog
-from vit_jax.tree import flatten_names
-from vit_jax.writers import read_metrics
+from vit_jax.training.log import TrainingDivergedError, TrainLog
+from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
+from vit_jax.workdir.metrics import read_metrics
+from vit_jax.workdir.provenance import collect_provenance
 
 
 class StopHere(Exception):
@@ -398,8 +398,8 @@ def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_examples", [1, 7, 50, 64])
 def test_every_example_counts_once(num_examples: int, tmp_path: Path) -> None:
     """Against plain numpy over the same scans; 8 devices, batches of 24."""
+    from vit_jax.parameters.sharding import create_mesh
     from vit_jax.run import Run
-    from vit_jax.sharding import create_mesh
 
     config = tiny.config(
         evaluators__test__split=f"test[:{num_examples}]", evaluators__test__batch_size=24

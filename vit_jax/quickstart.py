@@ -12,13 +12,13 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.json_files import write_json
+from vit_jax.files.json import write_json
 from vit_jax.models.create import create_model
 from vit_jax.objectives.create import create_objective
 from vit_jax.pretrained.load import PARAMS_FILE, read_params
-from vit_jax.progress import format_seconds
 from vit_jax.train import train_and_evaluate
-from vit_jax.writers import read_metrics
+from vit_jax.training.clock import format_seconds
+from vit_jax.workdir.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("pretrain", "finetune", "scratch")

@@ -13,24 +13,24 @@ import jax.numpy as jnp
 from clu import parameter_overview
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoint import CheckpointManager
-from vit_jax.config_checks import check_config
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import check_repeated_augmentation
-from vit_jax.durations import to_steps
 from vit_jax.errors import UserError, check_known, explained
 from vit_jax.evaluators.create import create_evaluator
-from vit_jax.mixing import create_mixing
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import create_objective
-from vit_jax.optimizer import Schedule, create_optimizer, create_schedule
-from vit_jax.pretrained.description import Description
+from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
+from vit_jax.parameters.sharding import check_batch_size, state_shardings
+from vit_jax.pretrained.formats.description import Description
 from vit_jax.pretrained.load import MODEL_FILE, load_pretrained
-from vit_jax.sharding import check_batch_size, state_shardings
-from vit_jax.train_state import TrainState, create_train_state
-from vit_jax.train_step import jit_train_step
-from vit_jax.tree import count_parameters, flatten_names, unflatten_names
+from vit_jax.training.config_checks import check_config
+from vit_jax.training.length import to_steps
+from vit_jax.training.mixing import create_mixing
+from vit_jax.training.optimizer import Schedule, create_optimizer, create_schedule
+from vit_jax.training.state import TrainState, create_train_state
+from vit_jax.training.step import jit_train_step
+from vit_jax.workdir.checkpoints import CheckpointManager
 
 PARAMETERS_FILE = "parameters.txt"
 

@@ -16,28 +16,28 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoint import CheckpointManager
 from vit_jax.data.device import device_batches, local_rows
 from vit_jax.data.pipeline import HostBatches, train_batches
 from vit_jax.errors import UserError
-from vit_jax.flops import train_flops_per_image
-from vit_jax.hardware import find_chip
-from vit_jax.json_files import read_json, write_json
+from vit_jax.files.json import read_json, write_json
+from vit_jax.hardware.chips import find_chip
+from vit_jax.hardware.flops import train_flops_per_image
 from vit_jax.multihost import liveness
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.preemption import PreemptionNotice
+from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
+from vit_jax.pretrained.files.npz import write_npz
 from vit_jax.pretrained.load import PARAMS_FILE
-from vit_jax.pretrained.npz import write_npz
-from vit_jax.profiling import Trace
-from vit_jax.progress import KINDS, Progress
-from vit_jax.provenance import write_provenance
 from vit_jax.run import Run, describe, initial_state
-from vit_jax.sharding import batch_sharding, create_mesh, to_host
-from vit_jax.train_events import TrainEvents
-from vit_jax.train_log import TrainLog
-from vit_jax.train_state import TrainState
-from vit_jax.workdir import claim_workdir, release_workdir
-from vit_jax.writers import MetricWriter, check_wandb, read_metrics
+from vit_jax.training.clock import KINDS, Progress
+from vit_jax.training.events import TrainEvents
+from vit_jax.training.log import TrainLog
+from vit_jax.training.state import TrainState
+from vit_jax.workdir.checkpoints import CheckpointManager
+from vit_jax.workdir.claim import claim_workdir, release_workdir
+from vit_jax.workdir.metrics import MetricWriter, check_wandb, read_metrics
+from vit_jax.workdir.provenance import write_provenance
+from vit_jax.workdir.tracing import Trace
 
 RESULTS_FILE = "results.json"
 

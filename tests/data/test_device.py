@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.data.device import device_batches, local_rows
-from vit_jax.sharding import batch_sharding, create_mesh
+from vit_jax.parameters.sharding import batch_sharding, create_mesh
 
 
 def host_batch(seed=0, size=16):

@@ -12,11 +12,11 @@ import pytest
 from array_record.python import array_record_module
 
 from tests import fixtures_data, tiny
-from vit_jax.checksums import write_manifest
 from vit_jax.data_preparation.check import check_prepared
 from vit_jax.data_preparation.prepare import prepare_data
 from vit_jax.data_preparation.readers import serialize
 from vit_jax.errors import UserError
+from vit_jax.files.manifest import write_manifest
 
 
 @pytest.fixture

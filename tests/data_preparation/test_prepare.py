@@ -28,9 +28,9 @@ from vit_jax.data_preparation.check import check_prepared
 from vit_jax.data_preparation.origins import why_not_resize
 from vit_jax.data_preparation.prepare import prepare_data
 from vit_jax.errors import UserError
+from vit_jax.parameters.sharding import batch_sharding, create_mesh, state_shardings
 from vit_jax.run import Run
-from vit_jax.sharding import batch_sharding, create_mesh, state_shardings
-from vit_jax.train_step import jit_train_step
+from vit_jax.training.step import jit_train_step
 
 COUNTS = {"train": {"cat": 9, "dog": 14}, "test": {"cat": 3, "dog": 2}}
 

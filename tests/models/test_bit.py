@@ -17,7 +17,7 @@ from vit_jax.models import bit
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
 from vit_jax.models.variants import RESNETS, VARIANTS, get_variant
-from vit_jax.tree import count_parameters, flatten_names
+from vit_jax.parameters.names import count_parameters, flatten_names
 
 TINY: dict[str, Any] = {**VARIANTS["R50x1"], "resnet_layers": (1, 1), "num_classes": 5}
 IMAGES = golden.images(2, 20, 17)

@@ -18,7 +18,7 @@ import pytest
 from tests import golden
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import VARIANTS
-from vit_jax.tree import count_parameters, flatten_names
+from vit_jax.parameters.names import count_parameters, flatten_names
 
 VIT_CONFIGS = [name for name in golden.table("vit_names") if not name.startswith("Mixer")]
 

@@ -15,7 +15,7 @@ from vit_jax.models.create import create_model
 from vit_jax.models.tokens import patch_shape, token_grid
 from vit_jax.models.variants import PATCH_SIZES, SIZES, VARIANTS, get_variant
 from vit_jax.models.vit import REMAT_POLICIES
-from vit_jax.tree import flatten_names, stack_blocks
+from vit_jax.parameters.names import flatten_names, stack_blocks
 
 SMALL = {
     "name": "vit",

@@ -14,7 +14,7 @@ import pytest
 
 from tests import tiny
 from vit_jax.errors import UserError
-from vit_jax.hardware import GIB
+from vit_jax.hardware.chips import GIB
 from vit_jax.models.variants import VARIANTS
 from vit_jax.plan.compiled import TooLargeError, too_large
 from vit_jax.plan.devices import GPU_COMPILERS, topology_devices

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from vit_jax.flops import forward_flops
+from vit_jax.hardware.flops import forward_flops
 from vit_jax.plan.collectives import collective_traffic, replica_groups
 from vit_jax.plan.hbm_traffic import hbm_bytes
 from vit_jax.plan.hlo import Instruction, Program, executions, parse_program

@@ -11,7 +11,7 @@ import pytest
 
 from tests import tiny
 from vit_jax.errors import UserError
-from vit_jax.hardware import GIB
+from vit_jax.hardware.chips import GIB
 from vit_jax.plan import table
 from vit_jax.plan.topology import Topology, parse_topology
 

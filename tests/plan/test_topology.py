@@ -5,7 +5,7 @@ import math
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.hardware import CHIPS
+from vit_jax.hardware.chips import CHIPS
 from vit_jax.plan.topology import SHAPES, parse_topology
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests import tiny
 from vit_jax.errors import UserError
-from vit_jax.hardware import CHIPS
+from vit_jax.hardware.chips import CHIPS
 from vit_jax.plan.compiled import TooLargeError, argument_bytes, compile_step
 from vit_jax.plan.devices import topology_devices, topology_mesh
 from vit_jax.plan.estimate import step_time

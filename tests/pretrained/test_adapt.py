@@ -11,10 +11,10 @@ from tests import golden
 from tests.flat_params import distilled, shapes, small
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import VARIANTS
-from vit_jax.pretrained.adapt import adapt_params
-from vit_jax.pretrained.posemb import POSEMB
-from vit_jax.pretrained.report import LoadReport
-from vit_jax.tree import flatten_names, unflatten_names
+from vit_jax.parameters.names import flatten_names, unflatten_names
+from vit_jax.pretrained.fit.adapt import adapt_params
+from vit_jax.pretrained.fit.posemb import POSEMB
+from vit_jax.pretrained.fit.report import LoadReport
 
 LOADS = {
     "ViT-Ti_16,drop_head": ("Ti/16", {}, {"representation_size": 192}, (384, 384)),

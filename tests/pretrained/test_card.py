@@ -14,16 +14,16 @@ import yaml
 
 from tests.peers import import_timm, import_transformers
 from tests.saved_models import save_model
-from vit_jax.convert import FORMAT_NAMES, convert_checkpoint
+from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint
 from vit_jax.export.settings import FORMATS
-from vit_jax.inference import PretrainedModel, load_model
-from vit_jax.json_files import write_json
-from vit_jax.pretrained.card import write_card
-from vit_jax.pretrained.description import Description
-from vit_jax.pretrained.report import LoadReport
-from vit_jax.pretrained.results import Result
-from vit_jax.pretrained.snippets import LIBRARIES
-from vit_jax.pretrained.zoo import entries
+from vit_jax.files.json import write_json
+from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.pretrained.cards.card import write_card
+from vit_jax.pretrained.cards.results import Result
+from vit_jax.pretrained.cards.snippets import LIBRARIES
+from vit_jax.pretrained.fit.report import LoadReport
+from vit_jax.pretrained.formats.description import Description
+from vit_jax.pretrained.zoo.list import entries
 
 CLASSES = ("ant", "bee | wasp", "cat")
 UNCHANGED = LoadReport(loaded=("cls",), adapted={}, reset=(), dropped={})

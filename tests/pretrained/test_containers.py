@@ -20,9 +20,9 @@ import pytest
 import safetensors.numpy
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.containers import ArrayInfo, open_container, open_sharded, read_arrays
-from vit_jax.pretrained.npz import write_arrays
-from vit_jax.pretrained.safetensors_file import write_safetensors
+from vit_jax.pretrained.files.containers import ArrayInfo, open_container, open_sharded, read_arrays
+from vit_jax.pretrained.files.npz import write_arrays
+from vit_jax.pretrained.files.safetensors import write_safetensors
 
 ARRAYS = {
     "blocks.0.weight": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -19,10 +19,10 @@ import pytest
 
 from tests.file_server import FileServer, Served, serve_files
 from vit_jax.errors import UserError
-from vit_jax.pretrained import download as download_module
-from vit_jax.pretrained import remote_file
-from vit_jax.pretrained.download import download
-from vit_jax.pretrained.download_bar import Bar
+from vit_jax.pretrained.zoo import download as download_module
+from vit_jax.pretrained.zoo import remote_file
+from vit_jax.pretrained.zoo.download import download
+from vit_jax.pretrained.zoo.download_bar import Bar
 
 BODY = bytes(i * 7 % 251 for i in range(20_000))
 OTHER = bytes(i * 5 % 241 for i in range(24_000))
@@ -338,7 +338,7 @@ def test_of_two_processes_one_fetches_and_the_other_waits(
     put(server, faults=[{"wait": True}])
     program = (
         "import logging, sys; logging.basicConfig(level=logging.INFO)\n"
-        "from vit_jax.pretrained.download import download\n"
+        "from vit_jax.pretrained.zoo.download import download\n"
         "download(sys.argv[1], sys.argv[2])"
     )
     path = tmp_path / "cache" / "file.npz"

@@ -24,7 +24,7 @@ import safetensors.numpy
 import torch
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.containers import open_container
+from vit_jax.pretrained.files.containers import open_container
 
 _RNG = np.random.default_rng(0)
 ARRAYS = {

@@ -17,12 +17,13 @@ from tests import golden
 from tests.peers import import_transformers
 from tests.pretrained import weights
 from vit_jax.errors import UserError
-from vit_jax.inference import attributes, load_model
-from vit_jax.pretrained import formats, huggingface
-from vit_jax.pretrained.containers import open_container
-from vit_jax.pretrained.description import Description, InputSettings
-from vit_jax.pretrained.safetensors_file import write_safetensors
-from vit_jax.tree import flatten_names, unflatten_names
+from vit_jax.inference.load import attributes, load_model
+from vit_jax.parameters.names import flatten_names, unflatten_names
+from vit_jax.pretrained.files.containers import open_container
+from vit_jax.pretrained.files.safetensors import write_safetensors
+from vit_jax.pretrained.formats import huggingface
+from vit_jax.pretrained.formats import table as formats
+from vit_jax.pretrained.formats.description import Description, InputSettings
 
 transformers = import_transformers()
 

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.test_tree import loop_tree
+from tests.parameters.test_names import loop_tree
 from vit_jax.errors import UserError
-from vit_jax.pretrained.containers import ArrayInfo, open_container, read_arrays
-from vit_jax.pretrained.npz import read_npz, write_arrays, write_npz
-from vit_jax.tree import flatten_names, stack_blocks
+from vit_jax.parameters.names import flatten_names, stack_blocks
+from vit_jax.pretrained.files.containers import ArrayInfo, open_container, read_arrays
+from vit_jax.pretrained.files.npz import read_npz, write_arrays, write_npz
 
 
 def test_round_trip_from_either_form_and_the_same_bytes(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.models.resnet import weight_standardize
 from vit_jax.models.variants import VARIANTS
-from vit_jax.pretrained.adapt import adapt_params
-from vit_jax.pretrained.patches import mix_channels, mixing_matrix, resize_patch_kernel
-from vit_jax.tree import flatten_names, unflatten_names
+from vit_jax.parameters.names import flatten_names, unflatten_names
+from vit_jax.pretrained.fit.adapt import adapt_params
+from vit_jax.pretrained.fit.patches import mix_channels, mixing_matrix, resize_patch_kernel
 
 Flat = dict[str, Any]
 

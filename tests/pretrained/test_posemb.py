@@ -6,7 +6,7 @@ import pytest
 from tests import golden
 from tests.peers import import_timm
 from vit_jax.errors import UserError
-from vit_jax.pretrained.posemb import interpolate_posembed, replace_prefix
+from vit_jax.pretrained.fit.posemb import interpolate_posembed, replace_prefix
 
 KEYS = sorted({key.rpartition("_")[0] for key in golden.arrays("posembed")})
 

@@ -16,8 +16,8 @@ import pytest
 from tests.file_server import FileServer, Served, serve_files
 from tests.pretrained.test_zoo import write_index
 from vit_jax.errors import UserError
-from vit_jax.pretrained import sources
-from vit_jax.pretrained.sources import cache_dir, cache_path, describe_source, resolve
+from vit_jax.pretrained.zoo import resolve as sources
+from vit_jax.pretrained.zoo.resolve import cache_dir, cache_path, describe_source, resolve
 
 BODY = bytes(range(256)) * 40
 SMALL = "big_vision/vit_s16_i1k_90ep"  # an entry without a published size
@@ -210,7 +210,7 @@ def serve_repository(server: FileServer, name: str, files: dict[str, bytes]) -> 
 _ASK = """
 import sys
 from vit_jax.errors import UserError
-from vit_jax.pretrained.sources import resolve
+from vit_jax.pretrained.zoo.resolve import resolve
 for source in sys.argv[1:]:
     try:
         path = resolve(source)

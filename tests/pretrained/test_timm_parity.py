@@ -21,12 +21,13 @@ from tests import golden
 from tests.peers import import_timm
 from tests.pretrained import weights
 from vit_jax.errors import UserError
-from vit_jax.inference import attributes, load_model
-from vit_jax.pretrained import formats, google
-from vit_jax.pretrained.description import Description, InputSettings
-from vit_jax.pretrained.npz import write_arrays
-from vit_jax.pretrained.safetensors_file import write_safetensors
-from vit_jax.tree import flatten_names, unflatten_names
+from vit_jax.inference.load import attributes, load_model
+from vit_jax.parameters.names import flatten_names, unflatten_names
+from vit_jax.pretrained.files.npz import write_arrays
+from vit_jax.pretrained.files.safetensors import write_safetensors
+from vit_jax.pretrained.formats import google
+from vit_jax.pretrained.formats import table as formats
+from vit_jax.pretrained.formats.description import Description, InputSettings
 
 timm = import_timm()
 
@@ -221,7 +222,7 @@ def test_large_by_names_and_shapes() -> None:
     module = weights.module_of("L/16", num_classes=1000)
     shapes = flatten_names(golden.abstract_params(module))
     params = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in shapes.items()}
-    from vit_jax.pretrained import timm as names
+    from vit_jax.pretrained.formats import timm as names
 
     ours = formats.to_names(names.rows(stem_only=False), params, "timm")
     with torch.device("meta"):

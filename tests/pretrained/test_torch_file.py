@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.containers import ArrayInfo, open_container, read_arrays
+from vit_jax.pretrained.files.containers import ArrayInfo, open_container, read_arrays
 
 both_formats = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "stream"])
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.array_file import ByteFile
-from vit_jax.pretrained.containers import open_container
-from vit_jax.pretrained.torch_pickle import read_pickle
-from vit_jax.pretrained.torch_symbols import Storage, Symbol
+from vit_jax.pretrained.files.array_file import ByteFile
+from vit_jax.pretrained.files.containers import open_container
+from vit_jax.pretrained.files.torch_pickle import read_pickle
+from vit_jax.pretrained.files.torch_symbols import Storage, Symbol
 
 # Pickles that run code when they are loaded.
 

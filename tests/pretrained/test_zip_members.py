@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.containers import open_container
+from vit_jax.pretrained.files.containers import open_container
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _ENTRY = struct.Struct("<4s6H3L5H2L")

@@ -17,9 +17,10 @@ import pytest
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
-from vit_jax.pretrained import augreg, zoo
-from vit_jax.pretrained.class_names import LABELS, class_names, wordnet_ids
-from vit_jax.pretrained.zoo_entry import ZooEntry
+from vit_jax.pretrained.zoo import augreg
+from vit_jax.pretrained.zoo import list as zoo
+from vit_jax.pretrained.zoo.class_names import LABELS, class_names, wordnet_ids
+from vit_jax.pretrained.zoo.entry import ZooEntry
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = zoo.entries()

@@ -11,7 +11,7 @@ import numpy as np
 from tests import golden
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import get_variant
-from vit_jax.tree import flatten_names
+from vit_jax.parameters.names import flatten_names
 
 SMALL: dict[str, Any] = {
     "name": "vit",

@@ -14,7 +14,7 @@ from typing import TypeVar
 import cv2
 import numpy as np
 
-from vit_jax.checksums import read_or_none
+from vit_jax.files.manifest import read_or_none
 
 # From this number of files on, the verdict is remembered: reading a big folder takes minutes, and
 # a job that is preempted often would pay for it at every start.

@@ -9,9 +9,9 @@ from pathlib import Path
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import registered
 
-from vit_jax.checksums import MANIFEST, write_manifest
 from vit_jax.data.tfds_reader import NAME, default_data_dir
 from vit_jax.errors import UserError, check_local, nearest
+from vit_jax.files.manifest import MANIFEST, write_manifest
 
 
 def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:

@@ -12,12 +12,12 @@ import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 
-from vit_jax.checksums import MANIFEST, digest, read_manifest
 from vit_jax.data import tfds_reader
 from vit_jax.data.image_check import decodes, map_threads
 from vit_jax.data_preparation.parallel import Progress
 from vit_jax.data_preparation.readers import image_of
 from vit_jax.errors import UserError
+from vit_jax.files.manifest import MANIFEST, digest, read_manifest
 
 SAMPLE = 16  # images per shard
 

@@ -26,7 +26,7 @@ from vit_jax.data_preparation.listing import Listing, in_tfds_order
 from vit_jax.data_preparation.parallel import Map, Progress
 from vit_jax.data_preparation.tars import is_gzip, unpack_stream
 from vit_jax.errors import UserError
-from vit_jax.pretrained.class_names import LABELS, wordnet_ids
+from vit_jax.pretrained.zoo.class_names import LABELS, wordnet_ids
 
 NUM_IMAGES = {"train": 1_281_167, "validation": 50_000}
 TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax.checksums import sync
 from vit_jax.errors import UserError
+from vit_jax.files.manifest import sync
 
 _AT_ONCE = 1_000_000  # names as Python objects
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import dataset_info, naming, splits
 
-from vit_jax.checksums import MANIFEST
 from vit_jax.data.tfds_reader import INFO_FILE
+from vit_jax.files.manifest import MANIFEST
 
 FILE_FORMAT = "array_record"
 UNREADABLE = "unreadable_images.txt"

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checksums import UNFINISHED, sync, write_atomically, write_manifest
 from vit_jax.data.tfds_reader import NAME, default_data_dir
 from vit_jax.data_preparation import metadata
 from vit_jax.data_preparation.listing import Listing, fingerprint
@@ -36,6 +35,7 @@ from vit_jax.data_preparation.readers import RECORDS, open_reader
 from vit_jax.data_preparation.shards import Shard, Shrink, read_receipt, write_shard
 from vit_jax.data_preparation.work_folder import begin, there_already, work_folder
 from vit_jax.errors import UserError, check_known, check_local
+from vit_jax.files.manifest import UNFINISHED, sync, write_atomically, write_manifest
 
 Receipts = dict[str, list[tuple[Shard, dict[str, Any]]]]  # of each split, in order
 

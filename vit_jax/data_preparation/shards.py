@@ -11,12 +11,12 @@ from typing import Any
 import cv2
 from array_record.python import array_record_module
 
-from vit_jax.checksums import UNFINISHED, digest, sync, write_atomically
 from vit_jax.data.decode import decode_image
 from vit_jax.data.image_check import decodes
 from vit_jax.data.preprocess import ResizeSmall
 from vit_jax.data_preparation.readers import open_reader, with_image
 from vit_jax.errors import UserError
+from vit_jax.files.manifest import UNFINISHED, digest, sync, write_atomically
 
 # One record per group, as Grain and TFDS want it for random access; JPEGs cannot be compressed
 # further, and trying to costs 30 us per image, at reading another 6.

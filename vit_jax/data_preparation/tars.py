@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from vit_jax.checksums import UNFINISHED, sync
 from vit_jax.errors import UserError
+from vit_jax.files.manifest import UNFINISHED, sync
 
 
 @dataclasses.dataclass(frozen=True)

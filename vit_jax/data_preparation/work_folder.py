@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from vit_jax.checksums import UNFINISHED, read_manifest, write_atomically
 from vit_jax.errors import UserError
+from vit_jax.files.manifest import UNFINISHED, read_manifest, write_atomically
 
 
 def there_already(folder: Path, plan: dict[str, Any]) -> Path:

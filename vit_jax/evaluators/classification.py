@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from vit_jax.evaluators.stream import padded_batches
 from vit_jax.multihost import liveness
-from vit_jax.sharding import keep_batch_sharding, replicated
+from vit_jax.parameters.sharding import keep_batch_sharding, replicated
 
 
 class ClassificationEvaluator:

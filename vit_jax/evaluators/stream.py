@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from vit_jax.data.device import DeviceBatch, device_batches, local_rows
 from vit_jax.data.pipeline import Examples, eval_batches
-from vit_jax.sharding import batch_sharding, keep_batch_sharding, to_host
+from vit_jax.parameters.sharding import batch_sharding, keep_batch_sharding, to_host
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.data import preprocess
 from vit_jax.errors import UserError
 from vit_jax.export.settings import OUTPUTS, ExportSettings
-from vit_jax.pretrained.description import Description
+from vit_jax.pretrained.formats.description import Description
 
 
 def largest_difference(

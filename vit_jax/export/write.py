@@ -22,14 +22,14 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.export.check import largest_difference, pixel_scaling
 from vit_jax.export.settings import OUTPUTS, ExportSettings
-from vit_jax.inference import PretrainedModel, load_model
+from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.onnx.trace import build_graph
 from vit_jax.onnx.write import write_onnx
-from vit_jax.pretrained.card import write_card
+from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
+from vit_jax.pretrained.cards.card import write_card
+from vit_jax.pretrained.cards.snippets import export_snippet
+from vit_jax.pretrained.files.npz import write_arrays
 from vit_jax.pretrained.load import MODEL_FILE, PARAMS_FILE
-from vit_jax.pretrained.npz import write_arrays
-from vit_jax.pretrained.snippets import export_snippet
-from vit_jax.tree import count_parameters, flatten_names, unflatten_names
 
 # Largest difference, in standard deviations of the logits. JAX compiles the same operations twice,
 # so that only the order of float32 sums may change (measured: 0 for B/16). ONNX Runtime has kernels

@@ -127,7 +127,7 @@ class Encoder(nn.Module):
     """Position embeddings, `num_layers` blocks and the last layer norm: [B, N, D] -> [B, N, D].
 
     With `scan` the blocks are one block applied in a loop that XLA compiles once; its parameters
-    are those of the loop form stacked along a leading axis (`vit_jax.tree.stack_blocks`).
+    are those of the loop form stacked along a leading axis (`parameters.names.stack_blocks`).
     """
 
     num_layers: int

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.image_range import scale_images
-from vit_jax.losses import LOSSES, one_hot_targets
+from vit_jax.objectives.losses import LOSSES, one_hot_targets
+from vit_jax.objectives.pixels import scale_images
 
 Batch = dict[str, jax.Array]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ml_collections import ConfigDict
 
-from vit_jax.device_order import mesh_sizes
+from vit_jax.parameters.devices import mesh_sizes
 from vit_jax.plan.topology import Topology
 
 Changes = dict[str, object]

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.flops import jaxpr_flops
-from vit_jax.hardware import GIB
+from vit_jax.hardware.chips import GIB
+from vit_jax.hardware.flops import jaxpr_flops
 from vit_jax.models.create import create_model
 from vit_jax.objectives.create import create_objective
 from vit_jax.plan.collectives import Traffic, collective_traffic

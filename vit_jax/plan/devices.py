@@ -12,9 +12,9 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
+from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan.gpus import GPUS, target_description
 from vit_jax.plan.topology import Topology
-from vit_jax.sharding import create_mesh
 
 GPU_COMPILERS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from vit_jax.hardware import Chip, find_chip
+from vit_jax.hardware.chips import Chip, find_chip
 from vit_jax.plan.compiled import CompiledStep
 from vit_jax.plan.published import CORE_DAYS, EXAFLOPS, Utilization, utilization
 from vit_jax.plan.topology import Topology

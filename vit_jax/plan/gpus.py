@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from vit_jax.hardware import CHIPS, MIB
+from vit_jax.hardware.chips import CHIPS, MIB
 
 KIB = 2**10
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from vit_jax.sharding import MESH_AXES
-from vit_jax.tree import flatten_names
+from vit_jax.parameters.names import flatten_names
+from vit_jax.parameters.sharding import MESH_AXES
 
 _NUMBERED = re.compile(r"(encoderblock|unit)_?\d+")
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from vit_jax.hardware import GIB
+from vit_jax.hardware.chips import GIB
 from vit_jax.plan.advice import flags
 from vit_jax.plan.collectives import KINDS
 from vit_jax.plan.compiled import CompiledStep, Memory

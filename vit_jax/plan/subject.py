@@ -16,9 +16,9 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import resolve_split
 from vit_jax.errors import UserError
+from vit_jax.parameters.sharding import batch_sharding, state_shardings
 from vit_jax.run import Run
-from vit_jax.sharding import batch_sharding, state_shardings
-from vit_jax.train_state import TrainState
+from vit_jax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)

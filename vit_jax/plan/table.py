@@ -14,8 +14,8 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.flops import train_flops_per_image
-from vit_jax.hardware import GIB
+from vit_jax.hardware.chips import GIB
+from vit_jax.hardware.flops import train_flops_per_image
 from vit_jax.plan.advice import Changes, changed, flags, remedies
 from vit_jax.plan.compiled import CompiledStep, TooLargeError, compile_step
 from vit_jax.plan.estimate import StepTime, step_time, whole_recipe

@@ -15,7 +15,7 @@ import os
 import re
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.hardware import CHIPS, Chip
+from vit_jax.hardware.chips import CHIPS, Chip
 
 # Product name -> shape in chips, from the pages of hardware.py. The number in a name counts cores
 # for v2, v3, v4, v5p (two per chip), and chips for v5e and v6e.

@@ -9,10 +9,10 @@ from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.models.tokens import pixels_per_token, token_grid
-from vit_jax.pretrained.description import Description
-from vit_jax.pretrained.mismatch import BIT_STEM_KERNEL, PATCH_KERNEL, image_kernel
-from vit_jax.pretrained.posemb import POSEMB, find_source_grid
-from vit_jax.pretrained.stored import Stored
+from vit_jax.pretrained.fit.mismatch import BIT_STEM_KERNEL, PATCH_KERNEL, image_kernel
+from vit_jax.pretrained.fit.posemb import POSEMB, find_source_grid
+from vit_jax.pretrained.formats.description import Description
+from vit_jax.pretrained.formats.stored import Stored
 
 _BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/")
 _UNIT = re.compile(r"block(\d+)/unit(\d+)/")
@@ -23,7 +23,7 @@ def infer_model(params: Mapping[str, Any], conventions: Mapping[str, Any]) -> di
     """Keyword arguments of `create_model` for flat names to arrays (or shapes), loop form.
 
     Args:
-      params: in our names; see `vit_jax.tree`.
+      params: in our names; see `vit_jax.parameters.names`.
       conventions: what does not show in a shape: `gelu`, `layer_norm_epsilon`,
         `position_embedding`.
 

@@ -13,13 +13,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.checkpoint import restore_params
 from vit_jax.errors import UserError
-from vit_jax.pretrained.adapt import adapt_params
-from vit_jax.pretrained.class_names import class_names
-from vit_jax.pretrained.containers import open_container
-from vit_jax.pretrained.description import Description
-from vit_jax.pretrained.formats import (
+from vit_jax.parameters.names import (
+    flatten_names,
+    is_scanned,
+    stack_blocks,
+    unflatten_names,
+    unstack_blocks,
+)
+from vit_jax.pretrained.files.containers import open_container
+from vit_jax.pretrained.fit.adapt import adapt_params
+from vit_jax.pretrained.fit.posemb import POSEMB
+from vit_jax.pretrained.fit.report import LoadReport, list_names
+from vit_jax.pretrained.formats.description import Description
+from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.pretrained.formats.table import (
     CONFIG_FILE,
     PREPROCESSOR_FILE,
     WEIGHTS_FILE,
@@ -27,12 +35,10 @@ from vit_jax.pretrained.formats import (
     read_json_beside,
 )
 from vit_jax.pretrained.infer import infer_model, told_grid
-from vit_jax.pretrained.posemb import POSEMB
-from vit_jax.pretrained.report import LoadReport, list_names
-from vit_jax.pretrained.sources import describe_source, resolve
-from vit_jax.pretrained.stored import Stored
-from vit_jax.pretrained.zoo_entry import ZooEntry
-from vit_jax.tree import flatten_names, is_scanned, stack_blocks, unflatten_names, unstack_blocks
+from vit_jax.pretrained.zoo.class_names import class_names
+from vit_jax.pretrained.zoo.entry import ZooEntry
+from vit_jax.pretrained.zoo.resolve import describe_source, resolve
+from vit_jax.workdir.checkpoints import restore_params
 
 PARAMS_FILE = "params.npz"
 MODEL_FILE = "model.json"

@@ -20,7 +20,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.json_files import write_json
+from vit_jax.files.json import write_json
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.sweep.plan import (
     DIVERGED_FILE,
@@ -36,7 +36,7 @@ from vit_jax.sweep.plan import (
 from vit_jax.sweep.processes import run_in_processes
 from vit_jax.sweep.report import summarize, table
 from vit_jax.train import train_and_evaluate
-from vit_jax.train_log import TrainingDivergedError
+from vit_jax.training.log import TrainingDivergedError
 
 SUMMARY_FILE = "sweep.json"
 TABLE_FILE = "sweep.txt"

@@ -1,0 +1,294 @@
+"""Pictures of runs: what is drawn, read back from the figure; the file is written once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from vit_jax.curves.plot import (
+    COLORS,
+    PIXEL_COLUMNS,
+    choose_panels,
+    draw,
+    plot_run,
+    short_number,
+)
+from vit_jax.curves.read import legend_labels, read_run, smoothed, thinned
+from vit_jax.errors import UserError
+
+
+def make_run(
+    folder: Path,
+    *,
+    batch_size: int = 16,
+    learning_rate: float = 1e-3,
+    steps: int = 60,
+    evaluated: tuple[str, ...] = ("test",),
+    finished: bool = True,
+    **more: Any,
+) -> Path:
+    """A work directory as the loop leaves it; evaluations at 0 and every 20 steps."""
+    folder.mkdir(parents=True)
+    config = {
+        "dataset": {"batch_size": batch_size},
+        "optimizer": {"learning_rate": learning_rate},
+        **more,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    rows: list[dict[str, Any]] = []
+    for step in range(steps + 1):
+        seconds = {"elapsed_seconds": 36.0 * step}
+        if step:
+            metrics = {"loss": 1 / step, "accuracy": 0.5, "learning_rate": learning_rate}
+            rows.append({"step": step, **metrics, "images_per_second": 9.0, **seconds})
+        if step % 20 == 0:
+            for key in evaluated:
+                values = {f"{key}/accuracy": step / 100, f"{key}/num_examples": 50}
+                rows.append({"step": step, **values, **seconds})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if finished:
+        (folder / "results.json").write_text("{}")
+    return folder
+
+
+def lines(folders: list[Path], panel: str, *, x: str = "step", smooth: float = 0.0) -> list[Any]:
+    """matplotlib's lines of one panel."""
+    runs = [read_run(folder) for folder in folders]
+    figure = draw(runs, legend_labels(runs), [panel], x=x, smooth=smooth)
+    (axis,) = figure.axes
+    return axis.get_lines()
+
+
+def test_training_is_a_line_with_its_average_and_evaluations_are_marked(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", evaluated=("test", "validation"))
+    raw, average, *evaluations = lines([run], "accuracy", smooth=0.1)
+    assert raw.get_alpha() < 1
+    assert average.get_alpha() is None
+    assert len(raw.get_xdata()) == len(average.get_xdata()) == 60
+    assert [list(line.get_xdata()) for line in evaluations] == [[0, 20, 40, 60]] * 2
+    assert len({line.get_marker() for line in evaluations} - {"None", ""}) == 2
+    assert [line.get_markevery()[-1] for line in evaluations] == [3, 3]  # the last is marked
+    assert {line.get_color() for line in (raw, average, *evaluations)} == {COLORS[0]}
+
+
+def test_images_make_batch_sizes_comparable_and_hours_are_those_of_the_run(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b", batch_size=32, steps=30)]
+    ends = {
+        x: [line.get_xdata()[-1] for line in lines(folders, "loss", x=x)]
+        for x in ("step", "images", "hours")
+    }
+    assert ends == {"step": [60, 30], "images": [960, 960], "hours": [0.6, 0.3]}
+
+
+def test_runs_may_have_different_metrics(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b", evaluated=())]
+    runs = [read_run(folder) for folder in folders]
+    panels = choose_panels(runs, ())
+    assert panels == ["loss", "accuracy", "learning_rate", "images_per_second"]
+    (evaluation,) = lines(folders, "test/accuracy")
+    assert evaluation.get_color() == COLORS[0]
+    assert len(lines(folders, "accuracy")) == 3
+    assert not lines(folders[1:], "test/accuracy")
+
+
+def test_a_run_that_is_going_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", finished=False)
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 61, "lo')
+    (line,) = lines([run], "loss")
+    assert line.get_xdata()[-1] == 60
+    assert legend_labels([read_run(run)]) == ["a  (at step 60)"]
+
+
+def test_what_is_not_a_number_is_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 80, "test/accuracy": NaN, "elapsed_seconds": 9}\n')
+    (line,) = lines([run], "test/accuracy")
+    assert list(line.get_xdata()) == [0, 20, 40, 60]
+
+
+def test_lines_of_others_are_passed_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    path = run / "metrics.jsonl"
+    others = ["", "5", "[1]", '{"loss": 1}', '{"step": "x", "loss": 1}', '{"step": 3, "lo']
+    rows = path.read_text().splitlines()
+    path.write_text("\n".join([rows[0], *others, *rows[1:]]) + "\n")
+    with open(path, "a") as file:
+        file.write('{"step": 61, "loss": 9' + "9" * 400 + ', "elapsed_seconds": null}\n')
+        file.write('{"step": 62, "loss": 0.5, "elapsed_seconds": null}\n')
+    (line,) = lines([run], "loss")
+    assert list(line.get_xdata()) == [*range(1, 61), 62]
+    (line,) = lines([run], "loss", x="hours")
+    assert len(line.get_xdata()) == 60
+
+
+def test_a_dollar_in_the_legend_is_a_dollar(tmp_path: Path) -> None:
+    frozen = [r"cls$|block\w/.*$", "cls$|x{1,$"]
+    folders = [
+        make_run(tmp_path / str(i), optimizer={"freeze": pattern})
+        for i, pattern in enumerate(frozen)
+    ]
+    assert plot_run([str(folder) for folder in folders], output=str(tmp_path / "a.png")).exists()
+
+
+def test_the_legend_tells_runs_by_what_differs(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "x" / "1", learning_rate=1e-3, log={"every_steps": 5}),
+        make_run(tmp_path / "x" / "2", learning_rate=3e-3, log={"every_steps": 5}),
+        make_run(tmp_path / "y" / "3", learning_rate=1e-2, batch_size=32, mix={"alpha": 1}),
+    ]
+    assert legend_labels([read_run(folder) for folder in folders], max_keys=2) == [
+        "1: learning_rate=0.001  batch_size=16",
+        "2: learning_rate=0.003  batch_size=16",
+        "3: learning_rate=0.01  batch_size=32",
+    ]
+    same = make_run(tmp_path / "y" / "1", log={"every_steps": 5})
+    labels = legend_labels([read_run(folders[0]), read_run(same)])
+    assert labels == ["x/1", "y/1"]
+
+
+def test_keys_of_one_name_are_written_out(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / str(i), model={"name": f"m{i}"}, objective={"name": f"o{i}"})
+        for i in range(2)
+    ]
+    labels = legend_labels([read_run(folder) for folder in folders])
+    assert labels == ["0: model.name=m0  objective.name=o0", "1: model.name=m1  objective.name=o1"]
+
+
+def test_many_runs_have_a_style_each(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / str(i), steps=2) for i in range(2 * len(COLORS))]
+    styles = [(line.get_color(), line.get_linestyle()) for line in lines(folders, "loss")]
+    assert len(set(styles)) == len(folders)
+
+
+def test_the_moving_average_is_the_mean_over_the_window() -> None:
+    rng = np.random.default_rng(0)
+    x = np.cumsum(rng.integers(1, 4, 200)).astype(float)
+    y = rng.normal(size=200)
+    averages = smoothed(x, y, 20.0)
+    for i in range(200):
+        half = min(10.0, x[i] - x[0])
+        # float64 sums of 200 numbers around 1: errors below 1e-13
+        np.testing.assert_allclose(averages[i], y[np.abs(x - x[i]) <= half].mean(), atol=1e-12)
+    assert averages[0] == y[0]
+    assert averages[-1] != y[-1]
+
+
+def test_thinned_lines_keep_the_outline() -> None:
+    rng = np.random.default_rng(0)
+    x = np.arange(300_000, dtype=float)
+    y = rng.normal(size=300_000)
+    thin_x, thin_y = thinned(x, y, 100)
+    assert len(thin_x) <= 400
+    assert (thin_x[0], thin_x[-1]) == (x[0], x[-1])
+    np.testing.assert_array_equal(y[thin_x.astype(int)], thin_y)
+    column = np.minimum(thin_x / x[-1] * 100, 99).astype(int)
+    all_columns = np.minimum(x / x[-1] * 100, 99).astype(int)
+    for i in range(100):
+        kept, everything = thin_y[column == i], y[all_columns == i]
+        assert (kept.min(), kept.max()) == (everything.min(), everything.max())
+    short = np.arange(9.0)
+    assert thinned(short, short, 3)[0] is short
+
+
+def test_long_runs_are_drawn_with_few_points(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", steps=10_000)
+    for line in lines([run], "loss", smooth=0.02):
+        assert 1000 < len(line.get_xdata()) <= 4 * PIXEL_COLUMNS
+    (evaluations,) = lines([run], "test/accuracy")
+    assert len(evaluations.get_markevery()) == 40
+    assert evaluations.get_markevery()[-1] == 500  # of step 10,000
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.5, "0.5"), (3e-4, "0.0003"), (250, "250"), (10_000, "10k"), (1e6, "1M")]
+    + [(1.25e6, "1.25M"), (2e9, "2B"), (-1500, "-1.5k")],
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert short_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workdirs": ["nowhere"]}, "nowhere is not there"),
+        ({"workdirs": ["."]}, "holds no metrics.jsonl. The runs are below it: a"),
+        ({"workdirs": ["empty"]}, "holds no metrics.jsonl. Name the --workdir"),
+        ({"workdirs": ["started"]}, "no finished line yet"),
+        ({"workdirs": ["foreign"]}, "foreign/config.json cannot be read"),
+        ({"workdirs": ["odd"]}, "odd/config.json holds no config, but [1]"),
+        ({"workdirs": ["numberless"]}, "no number to draw in the metrics of numberless"),
+        ({"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),
+        ({"output": "a.gif"}, ".png, .pdf, .svg"),
+        ({"output": "no/such.png"}, "the folder no is not there"),
+        ({"x": "epochs"}, "step, images, hours"),
+        ({"smooth": 1.5}, "--smooth=1.5"),
+        ({"names": ["one", "two"]}, "2 names for 1 runs"),
+    ],
+)
+def test_mistakes_are_told(
+    arguments: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "a")
+    (tmp_path / "empty").mkdir()
+    for name in ("started", "foreign", "odd", "numberless"):
+        make_run(tmp_path / name)
+    (tmp_path / "odd" / "config.json").write_text("[1]")
+    (tmp_path / "numberless" / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n')
+    (tmp_path / "started" / "metrics.jsonl").write_text('{"step"')
+    (tmp_path / "foreign" / "config.json").unlink()
+    with pytest.raises(UserError) as error:
+        plot_run(**{"workdirs": ["a"], **arguments})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_what_an_x_axis_needs_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    (run / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="dataset.batch_size"):
+        lines([run], "loss", x="images")
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    with pytest.raises(UserError, match="elapsed_seconds"):
+        lines([run], "loss", x="hours")
+    (only_point,) = lines([run], "loss", smooth=0.1)
+    assert only_point.get_marker() == "."
+
+
+def test_without_matplotlib_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "a")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UserError, match=r"vit_jax\[embedded\]"):
+        plot_run([str(run)], output=str(tmp_path / "a.png"))
+
+
+def test_the_script_writes_the_picture(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b", learning_rate=3e-3)]
+    output = tmp_path / "curves.png"
+    script = str(tiny.ROOT / "scripts" / "plot_run.py")
+    result = subprocess.run(
+        [sys.executable, script, *map(str, folders), f"--output={output}"]
+        + ["--metrics=loss,accuracy", "--x=images", "--smooth=0.05"],
+        env=tiny.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"Wrote {output}." in result.stdout
+    assert "optimizer.learning_rate: 0.001 | 0.003" in result.stdout
+    assert output.read_bytes().startswith(b"\x89PNG")

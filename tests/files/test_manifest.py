@@ -1,0 +1,99 @@
+"""The manifest of a folder notices what happened to its files, and to itself."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from vit_jax.files import manifest as checksums
+from vit_jax.files.manifest import MANIFEST, damaged_files, read_manifest, write_manifest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "data").write_bytes(b"\0" * 1000)
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "index").write_bytes(b"index")
+    write_manifest(tmp_path, {"metrics": {"accuracy": 0.5, "loss": float("nan")}})
+    return tmp_path
+
+
+def test_an_intact_folder(folder: Path) -> None:
+    assert damaged_files(folder) == []
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert sorted(manifest["files"]) == ["d/data", "empty", "index"]
+    assert manifest["files"]["d/data"][0] == 1000
+    assert manifest["note"]["metrics"]["accuracy"] == 0.5
+
+
+def test_changed_missing_and_unreadable_files_are_named(folder: Path) -> None:
+    (folder / "d" / "data").write_bytes(b"\0" * 999 + b"\1")
+    (folder / "empty").unlink()
+    (folder / "index").unlink()
+    (folder / "index").mkdir()
+    assert damaged_files(folder) == ["d/data", "empty", "index"]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOTCONN, errno.EMFILE])
+def test_what_cannot_be_read_now_is_not_called_damaged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checksums, "digest", fails)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            damaged_files(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fails)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            read_manifest(folder)
+
+
+@pytest.mark.parametrize(("times", "damaged"), [(1, []), (2, ["d/data"])])
+def test_an_io_error_counts_when_it_comes_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, damaged: list[str]
+) -> None:
+    """A bad sector of a local disk stays bad; a network's error is gone."""
+    left, digest = [times], checksums.digest
+
+    def fails(path: Path) -> list[object]:
+        if path.name == "data" and left[0]:
+            left[0] -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return digest(path)
+
+    monkeypatch.setattr(checksums, "digest", fails)
+    assert damaged_files(folder) == damaged
+
+
+def test_files_that_are_not_listed_do_not_count(folder: Path) -> None:
+    (folder / ".DS_Store").write_bytes(b"x")
+    assert damaged_files(folder) == []
+
+
+def test_any_change_of_the_manifest_is_noticed(folder: Path) -> None:
+    path = folder / MANIFEST
+    original = path.read_bytes()
+    content = json.loads(original)
+    for position in range(len(original)):
+        changed = bytearray(original)
+        changed[position] ^= 0x04
+        path.write_bytes(changed)
+        if damaged_files(folder) == []:  # white space, or a digit beyond what a float holds
+            got = json.loads(bytes(changed))
+            assert json.dumps(got, sort_keys=True) == json.dumps(content, sort_keys=True)
+        else:
+            assert damaged_files(folder) == [MANIFEST]
+    for other in (b"", b"[]", b"{}", b"null", original[:-9], b"\xff" + original):
+        path.write_bytes(other)
+        assert damaged_files(folder) == [MANIFEST]
+    path.unlink()
+    assert damaged_files(folder) == [MANIFEST]

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax.hardware.flops import forward_flops, train_flops_per_image
+from vit_jax.models.create import create_model
+from vit_jax.models.tokens import token_grid
+from vit_jax.models.variants import get_variant
+from vit_jax.objectives.classification import Classification
+
+
+def model_flops(variant: str, size: int, num_classes: int = 1000, **kwargs: Any) -> float:
+    model = create_model(**get_variant(variant), num_classes=num_classes, **kwargs)
+    images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+    params = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), images)
+    return forward_flops(lambda p, x: model.apply(p, x, train=False), params, images)
+
+
+def closed_form(variant: str, size: int, num_classes: int = 1000) -> float:
+    """2 x multiply-adds of a plain ViT with a class token."""
+    row = get_variant(variant)
+    hidden, layers, mlp = row["hidden_size"], row["num_layers"], row["mlp_dim"]
+    rows, columns = token_grid((size, size), row["patch_size"])
+    patches, tokens = rows * columns, rows * columns + 1
+    block = tokens * (4 * hidden**2 + 2 * hidden * mlp) + 2 * tokens**2 * hidden
+    stem = patches * row["patch_size"] ** 2 * 3 * hidden
+    return 2 * (stem + layers * block + hidden * num_classes)
+
+
+# GMACs of facts/paper.md 9.1, rounded there to two digits.
+@pytest.mark.parametrize(
+    ("variant", "size", "gmacs"),
+    [
+        ("Ti/16", 224, 1.25),
+        ("S/32", 384, 3.44),
+        ("B/16", 224, 17.56),
+        ("B/16", 384, 55.48),
+        ("L/32", 224, 15.38),
+        ("H/14", 224, 167.30),
+        ("G/14", 224, 483.75),
+    ],
+)
+def test_a_vit_costs_what_the_closed_form_says(variant: str, size: int, gmacs: float) -> None:
+    flops = model_flops(variant, size, scan=True)
+    assert flops == closed_form(variant, size)
+    assert round(flops / 2e9, 2) == gmacs
+
+
+# timm's GMACs, which include the ResNet's norms: up to 3.4 % of a whole ResNet.
+@pytest.mark.parametrize(
+    ("variant", "gmacs"),
+    [("R+Ti/16", 0.44), ("R26+S/32", 3.56), ("R50+B/16", 21.66), ("R50x1", 4.23)],
+)
+def test_a_resnet_costs_what_timm_counts(variant: str, gmacs: float) -> None:
+    assert 0.96 * gmacs < model_flops(variant, 224) / 2e9 < gmacs
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_scan_and_loop_cost_the_same(remat: str) -> None:
+    loop = model_flops("Ti/16", 64, remat=remat)
+    assert loop == model_flops("Ti/16", 64, remat=remat, scan=True)
+    assert loop == closed_form("Ti/16", 64)
+
+
+def test_training_reproduces_the_papers_exaflops() -> None:
+    """Table 6, B/16 on JFT-300M, 7 epochs: 224 exaFLOPs; the paper rounds to whole numbers."""
+    model = create_model(**get_variant("B/16"), num_classes=18_291, scan=True)
+    objective = Classification(model=model)
+    batch = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.uint8)}
+    params = jax.eval_shape(objective.init, jax.random.key(0), batch)
+    per_image = train_flops_per_image(objective, params, (224, 224, 3))
+    assert per_image == 3 * closed_form("B/16", 224, 18_291)
+    assert round(per_image * 303e6 * 7 / 1e18) == 224
+
+
+def test_grouped_convolutions() -> None:
+    """8 -> 12 features in 4 groups: each output sums 2 inputs x 9 taps."""
+    images = jax.ShapeDtypeStruct((2, 10, 10, 8), jnp.float32)
+    kernel = jax.ShapeDtypeStruct((3, 3, 2, 12), jnp.float32)
+
+    def conv(x: jax.Array, k: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            *(x, k, (1, 1), "SAME"),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=4,
+        )
+
+    assert forward_flops(conv, images, kernel) == 2 * (2 * 10 * 10 * 12) * (2 * 9)
+
+
+def test_the_dearest_branch_of_a_cond_counts() -> None:
+    x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+
+    def function(x: jax.Array) -> jax.Array:
+        return jax.lax.cond(x[0, 0] > 0, lambda a: a @ a, lambda a: (a @ a) @ a, x)
+
+    assert forward_flops(function, x) == 2 * 2 * 4**3
+
+
+def test_the_backward_pass_doubles_it() -> None:
+    """What TRAIN_OVER_FORWARD says, for a layer whose input also needs a gradient."""
+    x = jax.ShapeDtypeStruct((8, 16), jnp.float32)
+    w = jax.ShapeDtypeStruct((16, 4), jnp.float32)
+
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.tanh(x @ w))
+
+    forward = forward_flops(loss, x, w)
+    assert forward == 2 * 8 * 16 * 4
+    assert forward_flops(jax.grad(loss, argnums=(0, 1)), x, w) == 3 * forward
+
+
+def test_loops_of_unknown_length_are_refused() -> None:
+    x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+
+    def function(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda a: a[0, 0] < 1, lambda a: a @ a, x)
+
+    with pytest.raises(ValueError, match="'while'"):
+        forward_flops(function, x)

@@ -1,0 +1,362 @@
+"""Evaluation of saved models: every number against its definition, classes by name, ReaL."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import fixtures_data, tiny
+from tests.saved_models import save_model
+from vit_jax.data.datasets import create_dataset
+from vit_jax.errors import UserError
+from vit_jax.evaluators.create import create_evaluator
+from vit_jax.inference.calibration import calibration_error, real_accuracy
+from vit_jax.inference.class_order import match_classes
+from vit_jax.inference.evaluate import evaluate, table
+from vit_jax.inference.load import load_model
+from vit_jax.objectives.create import create_objective
+from vit_jax.parameters.sharding import create_mesh
+from vit_jax.pretrained.zoo.class_names import class_names, wordnet_ids
+
+CLASSES = tuple("abcdefg")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """27 images: neither divides over 8 devices nor fills the last batch."""
+    counts = {"test": {name: 3 + (name in "bcdefg") for name in CLASSES}}
+    return fixtures_data.write_folder(tmp_path_factory.mktemp("photos"), counts)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "abc", class_names=CLASSES)
+
+
+def all_logits(model: Path, photos: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Logits [N, K] in float64 and labels [N], one image at a time."""
+    loaded = load_model(model)
+    data = create_dataset(
+        name=str(photos), split="test", preprocess=loaded.description.eval_preprocess
+    )
+    examples = [data.example(i, np.random.default_rng(0)) for i in range(data.num_examples)]
+    images = np.stack([example["image"] for example in examples]) / np.float32(127.5) - 1
+    logits = loaded.module.apply({"params": loaded.params}, jnp.asarray(images), train=False)
+    return np.asarray(logits, np.float64), np.array([example["label"] for example in examples])
+
+
+def test_every_number_by_its_definition(model: Path, photos: Path, tmp_path: Path) -> None:
+    results = evaluate(
+        str(model), dataset=str(photos), split="test", batch_size=10, output=str(tmp_path / "out")
+    )
+    logits, labels = all_logits(model, photos)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    prediction, confidence = logits.argmax(axis=1), probabilities.max(axis=1)
+    of_label = probabilities[np.arange(27), labels]
+    best = np.argsort(-logits, axis=1)[:, :5]
+    assert results["num_examples"] == 27
+    assert results["accuracy"] == np.mean(prediction == labels)
+    assert results["accuracy_top5"] == np.mean((best == labels[:, None]).any(axis=1))
+    assert results["loss"] == pytest.approx(-np.log(of_label).mean(), rel=1e-5)
+    expected = calibration_error(confidence, prediction == labels)
+    assert results["calibration_error"] == pytest.approx(expected, rel=1e-4)
+    assert results["preprocess"] == "decode|resize(16)"
+    assert 0 < results["accuracy"] < results["accuracy_top5"] < 1  # they tell something
+
+    written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert written == results
+    with open(tmp_path / "out" / "examples.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == [CLASSES[label] for label in labels]
+    assert [row["prediction"] for row in rows] == [CLASSES[number] for number in prediction]
+    assert [Path(row["example"]).parent.name for row in rows] == [row["label"] for row in rows]
+    np.testing.assert_allclose([float(row["confidence"]) for row in rows], confidence, atol=1e-5)
+    np.testing.assert_allclose(
+        [float(row["loss"]) for row in rows], -np.log(of_label), rtol=1e-4, atol=1e-6
+    )
+    assert f"top-1 accuracy    {100 * results['accuracy']:10.2f} %" in table(results)
+
+
+def test_the_training_loop_measures_the_same(model: Path, photos: Path) -> None:
+    loaded, mesh = load_model(model), create_mesh()
+    evaluator = create_evaluator(
+        "classification",
+        objective=create_objective("classification", model=loaded.module),
+        dataset=create_dataset(name=str(photos), split="test", preprocess="decode|resize(16)"),
+        mesh=mesh,
+        batch_size=16,
+        loader={"num_threads": 1, "num_workers": 2, "prefetch": 1},
+    )
+    in_training = evaluator(jax.device_put(loaded.params))
+    assert set(in_training) == {"loss", "accuracy", "num_examples"}
+    results = evaluate(str(model), dataset=str(photos), split="test", batch_size=16)
+    for name, value in in_training.items():
+        assert results[name] == pytest.approx(value, rel=1e-6)
+
+
+def test_few_classes_have_no_top5_and_sigmoids_are_no_softmax(tmp_path: Path) -> None:
+    counts = {"test": {"cat": 3, "dog": 2}}
+    photos = fixtures_data.write_folder(tmp_path / "photos", counts)
+    model = save_model(tmp_path / "model", class_names=("cat", "dog"))
+    softmax = evaluate(str(model), dataset=str(photos), split="test")
+    assert "accuracy_top5" not in softmax
+    sigmoid = evaluate(str(model), dataset=str(photos), split="test", loss="sigmoid")
+    assert sigmoid["accuracy"] == softmax["accuracy"]
+    logits, labels = all_logits(model, photos)
+    expected = np.logaddexp(0, np.where(np.eye(2, dtype=bool)[labels], -logits, logits)).sum(axis=1)
+    assert sigmoid["loss"] == pytest.approx(expected.mean(), rel=1e-5)
+    confidence = 1 / (1 + np.exp(-logits.max(axis=1)))
+    error = calibration_error(confidence, logits.argmax(axis=1) == labels)
+    assert sigmoid["calibration_error"] == pytest.approx(error, rel=1e-4)
+
+
+# Calibration and ReaL.
+
+
+def test_calibration_error_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    confidence = np.concatenate([rng.random(500), np.arange(16) / 15])
+    correct = rng.random(516) < confidence**2
+    expected = 0.0
+    for number in range(15):
+        low, high = number / 15, (number + 1) / 15
+        inside = (confidence > low) & (confidence <= high)
+        if number == 0:
+            inside |= confidence == 0
+        gap = abs(correct[inside].mean() - confidence[inside].mean())
+        expected += gap * inside.sum() / 516
+    assert calibration_error(confidence, correct) == pytest.approx(expected, abs=1e-12)
+    assert calibration_error(np.full(4, 0.75), np.array([1, 1, 1, 0])) == 0
+    # One bin compares the means of everything: over- and underconfidence cancel there only.
+    two = np.array([0.2, 0.8]), np.array([1, 0])
+    assert calibration_error(*two, num_bins=1) == pytest.approx(0)
+    assert calibration_error(*two) == pytest.approx(0.8)
+
+
+def test_real_accuracy_skips_images_without_labels() -> None:
+    assert real_accuracy(np.array([3, 1, 2, 0]), [[3], [], [0, 2], [1]]) == (2 / 3, 3)
+
+
+def write_validation(root: Path, numbers: dict[str, list[int]]) -> Path:
+    """Files called as ImageNet's validation images, by class."""
+    for name, each in numbers.items():
+        (root / "val" / name).mkdir(parents=True)
+        for number in each:
+            data = fixtures_data.encoded(fixtures_data.picture(number, size=(20, 24)))
+            (root / "val" / name / f"ILSVRC2012_val_{number:08d}.JPEG").write_bytes(data)
+    return root
+
+
+def test_real_labels_of_a_folder(tmp_path: Path) -> None:
+    numbers = {"n01440764": [1, 50_000, 77], "n01443537": [293, 4], "n01484850": [5, 6]}
+    photos = write_validation(tmp_path / "imagenet", numbers)
+    # The model has another order of the classes: ReaL labels have to follow.
+    names = ("n01484850", "n01440764", "n01443537")
+    model = save_model(tmp_path / "model", class_names=names, seed=10)
+    plain = evaluate(str(model), dataset=str(photos), split="val", output=str(tmp_path / "out"))
+    assert "accuracy_real" not in plain
+    with open(tmp_path / "out" / "examples.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    predicted = {
+        int(row["example"][-13:-5]): sorted(names).index(row["prediction"]) for row in rows
+    }
+    assert len(set(predicted.values())) > 1
+
+    labels: list[list[int]] = [[] for _ in range(50_000)]
+    for number in (1, 50_000, 293):
+        labels[number - 1] = [predicted[number]]  # hits
+    labels[77 - 1] = [(predicted[77] + 1) % 3, predicted[77]]  # one of two
+    labels[4 - 1] = [(predicted[4] + 1) % 3, (predicted[4] + 2) % 3]  # a miss
+    real = tmp_path / "real.json"  # 5 and 6 have no label
+    real.write_text(json.dumps(labels))
+    results = evaluate(str(model), dataset=str(photos), split="val", real=str(real))
+    assert results["num_examples"] == 7
+    assert results["num_examples_real"] == 5
+    assert results["accuracy_real"] == 4 / 5
+    assert results["accuracy"] == plain["accuracy"]
+    assert "over the 5 images" in table(results)
+
+    for content, message in (
+        ("[[1], 2]", "no list of lists of labels"),
+        ("{", "not a JSON file"),
+        ("[[1], [0]]", "has labels for 2 images, but example 0 is number"),
+        (json.dumps([[999]] * 50_000), "go up to 999, but the dataset has 3 classes"),
+        (json.dumps([[]] * 50_000), "no image of 'val' has a ReaL label"),
+    ):
+        real.write_text(content)
+        with pytest.raises(UserError, match=message):
+            evaluate(str(model), dataset=str(photos), split="val", real=str(real))
+
+
+def real_example(split: str, index: int) -> dict[str, Any]:
+    data = fixtures_data.encoded(fixtures_data.picture(index, size=(20, 24)))
+    return {
+        "image": io.BytesIO(data),
+        "original_label": 10 * index,
+        "real_label": [[], [3, 10], [20, 7, 4], [999]][index],
+        "file_name": f"ILSVRC2012_val_{index + 1:08d}.JPEG",
+    }
+
+
+def validation_example(split: str, index: int) -> dict[str, Any]:
+    example = real_example(split, index)
+    keys = ("image", "file_name")
+    return {**{key: example[key] for key in keys}, "label": example["original_label"]}
+
+
+def test_real_labels_of_tfds(tmp_path: Path) -> None:
+    """Both ways give the same: imagenet2012 with real.json, and imagenet2012_real."""
+    fixtures_data.tiny_tfds(
+        "imagenet2012_real", tmp_path / "tfds", {"validation": 4}, example=real_example
+    )
+    fixtures_data.tiny_tfds(
+        "imagenet2012", tmp_path / "tfds", {"validation": 4}, example=validation_example
+    )
+    # A head that answers with the original label of the second and the third image.
+    model = save_model(tmp_path / "model", class_names=class_names("imagenet2012"))
+    real = tmp_path / "real.json"
+    real.write_text(json.dumps([real_example("", i)["real_label"] for i in range(4)]))
+    options = {"split": "validation", "data_dir": str(tmp_path / "tfds")}
+    own = evaluate(str(model), dataset="imagenet2012_real", **options)
+    file = evaluate(str(model), dataset="imagenet2012", real=str(real), **options)
+    assert own["num_examples_real"] == 3
+    for key in ("accuracy", "loss", "accuracy_real", "num_examples_real"):
+        assert own[key] == file[key]
+
+
+def test_real_labels_are_for_imagenet(model: Path, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "real.json").write_text("[[0]]")
+    with pytest.raises(UserError, match=r"called '0\d\d.jpg', not ILSVRC2012_val_00000001.JPEG"):
+        evaluate(str(model), dataset=str(photos), split="test", real=str(tmp_path / "real.json"))
+
+
+# Classes.
+
+
+def test_another_order_of_the_classes_changes_nothing(
+    photos: Path, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same model with its outputs turned round, and a class more."""
+    other = save_model(tmp_path / "other", class_names=(*CLASSES[::-1], "h"))
+    with np.load(model / "params.npz") as file:
+        params = dict(file)
+    for name, value in (("head/kernel", 0.0), ("head/bias", -100.0)):
+        never = np.full_like(params[name][..., :1], value)
+        params[name] = np.concatenate([params[name][..., ::-1], never], axis=-1)  # [..., 8]
+    np.savez(other / "params.npz", **params)
+    caplog.set_level(logging.INFO)
+    first = evaluate(str(model), dataset=str(photos), split="test")
+    assert "matched by name" not in caplog.text
+    second = evaluate(str(other), dataset=str(photos), split="test")
+    assert (
+        "6 of 7 labels have another number in the model, as 'a', label 0, output 6" in caplog.text
+    )
+    assert "1 more classes" in caplog.text
+    assert "Preprocessing (the checkpoint's): decode|resize(16)" in caplog.text
+    for key in ("accuracy", "accuracy_top5", "loss", "calibration_error"):
+        assert first[key] == pytest.approx(second[key], rel=1e-5)
+    ignored = evaluate(str(other), dataset=str(photos), split="test", ignore_class_names=True)
+    assert abs(ignored["loss"] - second["loss"]) > 0.01
+
+
+def test_classes_by_wordnet_id(caplog: pytest.LogCaptureFixture) -> None:
+    names, ids = class_names("imagenet2012"), wordnet_ids("imagenet2012")
+    np.testing.assert_array_equal(match_classes(ids, names, 1000), np.arange(1000))
+    some = (ids[7], ids[3], ids[999])
+    np.testing.assert_array_equal(match_classes(some, names, 1000), [7, 3, 999])
+    with_synonyms = [f"{name}, or so" for name in names]
+    np.testing.assert_array_equal(match_classes(some, with_synonyms, 1000), [7, 3, 999])
+    with pytest.raises(UserError, match="3 of the dataset's 3 classes are not among"):
+        match_classes(some, with_synonyms[::-1], 1000)
+    # A file with 1,000 outputs and no names: ImageNet's, if the data are.
+    caplog.set_level(logging.INFO)
+    np.testing.assert_array_equal(match_classes(some, (), 1000), [7, 3, 999])
+    assert "taken for those of imagenet2012" in caplog.text
+    of_21k = wordnet_ids("imagenet21k").index(ids[7])
+    assert match_classes(some[:1], class_names("imagenet21k"), 21843)[0] == of_21k
+
+
+@pytest.mark.parametrize(
+    ("dataset_names", "model_names", "num_outputs", "message"),
+    [
+        ("abcd", "abc", 3, "has 4 classes, the model only 3 outputs"),
+        ("abxy", "abcd", 4, r"2 of .* 4 classes are not among .* 4: 'x', 'y' \(the model's: 'a'"),
+        ("ab", "abb", 3, "1 of .*: 'b'"),  # which b?
+        ("abc", "", 4, "4 outputs of unknown names, the dataset 3 classes; --ignore_class_names"),
+    ],
+)
+def test_classes_that_do_not_match(
+    dataset_names: str, model_names: str, num_outputs: int, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        match_classes(dataset_names, model_names, num_outputs)
+
+
+def test_unknown_and_ignored_names_are_taken_in_order() -> None:
+    np.testing.assert_array_equal(match_classes("abc", "", 3), [0, 1, 2])
+    np.testing.assert_array_equal(match_classes("xy", "abc", 3, ignore_names=True), [0, 1])
+    with pytest.raises(UserError, match="only 1 outputs"):
+        match_classes("xy", "a", 1, ignore_names=True)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preprocess": "decode|resize(24)"}, "gives images of 24x24x3, the model takes 16x16x3"),
+        ({"preprocess": "decode|quux"}, "unknown op 'quux'"),
+        ({"loss": "hinge"}, "objective.loss='hinge' is unknown"),
+        ({"batch_size": 0}, "--batch_size=0 must be at least 1"),
+        ({"split": "val"}, "unknown split 'val'"),
+        ({"dtype": "float16"}, "float16"),
+    ],
+)
+def test_mistakes(model: Path, photos: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        evaluate(str(model), **{"dataset": str(photos), "split": "test", **options})
+
+
+def test_infinite_outputs_are_an_error(photos: Path, tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", class_names=CLASSES, scale=1e20)
+    with pytest.raises(UserError, match="the loss of 27 of 27 examples is not finite"):
+        evaluate(str(model), dataset=str(photos), split="test")
+
+
+def test_the_script_prints_json_and_one_line_errors(
+    model: Path,
+    photos: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = str(tiny.ROOT / "scripts/evaluate.py")
+
+    def run(*arguments: str) -> Any:
+        start = [script, str(model), "--json", f"--dataset={photos}"]
+        monkeypatch.setattr(sys, "argv", [*start, *arguments])
+        runpy.run_path(script, run_name="__main__")
+
+    run("--dtype=bfloat16", "--image_size=24")
+    results = json.loads(capsys.readouterr().out)
+    assert results["num_examples"] == 27
+    assert "resize(height=24, width=24" in results["preprocess"]
+    assert results["dtype"] == "bfloat16"
+    with pytest.raises(SystemExit) as ended:
+        run("--split=trian")
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""

@@ -1,0 +1,274 @@
+"""Features: each one recomputed from another by the model's own equations, and the file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import fixtures_data, tiny
+from tests.saved_models import save_model
+from vit_jax.data.datasets import create_dataset
+from vit_jax.errors import UserError
+from vit_jax.inference.feature_file import FeatureFile
+from vit_jax.inference.features import (
+    available_features,
+    check_features,
+    extract_features,
+    feature_function,
+)
+from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.models.vit import Encoder1DBlock, MAPHead
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
+
+MODELS: dict[str, dict[str, Any]] = {
+    "token": {},
+    "pre-trained": {"representation_size": 12},
+    "gap": {"classifier": "gap", "position_embedding": "sincos2d"},
+    "map": {"classifier": "map", "gelu": "exact"},
+    "hybrid": {"resnet_layers": (1,), "patch_size": 2},
+    "deit": {"name": "deit", "gelu": "exact"},
+}
+
+
+def features_of(model: PretrainedModel, names: list[str]) -> dict[str, np.ndarray]:
+    function = jax.jit(feature_function(model.module, names))
+    values = function(model.params, {"image": IMAGES})
+    assert set(values) == set(names)
+    assert all(value.dtype == jnp.float32 for value in values.values())
+    return jax.device_get(values)
+
+
+def close(actual: Any, expected: Any) -> None:
+    """Float32, sums of some ten products; XLA may fuse the two computations differently."""
+    np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_feature_from_the_one_before(name: str, tmp_path: Path) -> None:
+    model = load_model(
+        save_model(tmp_path / "m", class_names=("a", "b"), num_layers=2, **MODELS[name])
+    )
+    module, params = model.module, model.params
+    names = available_features(module)
+    found = features_of(model, names)
+
+    block = Encoder1DBlock(module.mlp_dim, module.num_heads, gelu=module.gelu)
+    encoder = params["Transformer"]
+    after = block.apply({"params": encoder["encoderblock_1"]}, found["block_0_tokens"], train=False)
+    close(found["block_1_tokens"], after)
+    norm = nn.LayerNorm(epsilon=1e-6)
+    close(found["tokens"], norm.apply({"params": encoder["encoder_norm"]}, after))
+
+    prefix = len(module.prefix_tokens)
+    assert found["tokens"].shape == (2, 4 + prefix, 16)
+    close(found["gap"], found["tokens"][:, prefix:].mean(axis=1))
+    for position, token in enumerate(module.prefix_tokens):
+        close(found[token], found["tokens"][:, position])
+    for number in (0, 1):
+        tokens = found[f"block_{number}_tokens"]
+        close(found[f"block_{number}"], tokens[:, 0] if prefix else tokens.mean(axis=1))
+
+    def head(x: np.ndarray, name: str = "head") -> np.ndarray:
+        return x @ params[name]["kernel"] + params[name]["bias"]
+
+    if name == "deit":
+        assert "pre_logits" not in names
+        close(found["logits"], (head(found["cls"]) + head(found["dist"], "head_dist")) / 2)
+        return
+    close(found["logits"], head(found["pre_logits"]))
+    if name == "map":
+        pool = MAPHead(module.mlp_dim, module.num_heads, gelu="exact")
+        pooled = pool.apply({"params": params["MAPHead_0"]}, found["tokens"], train=False)
+    else:
+        pooled = found["gap" if name == "gap" else "cls"]
+    if name == "pre-trained":
+        layer = params["pre_logits"]
+        pooled = np.tanh(pooled @ layer["kernel"] + layer["bias"])
+    close(found["pre_logits"], pooled)
+
+
+def test_the_logits_are_the_models(tmp_path: Path) -> None:
+    """And a module in scan form is looked into as well, with the parameters of the loop form."""
+    model = load_model(save_model(tmp_path / "m", class_names=("a", "b", "c"), num_layers=3))
+    images = jnp.asarray(IMAGES, jnp.float32) / 127.5 - 1
+    expected = model.module.apply({"params": model.params}, images, train=False)
+    found = features_of(model, ["logits", "block_1_tokens"])
+    close(found["logits"], expected)
+    scanned = feature_function(model.module.clone(scan=True, remat="full"), ["block_1_tokens"])
+    actual = scanned(model.params, {"image": IMAGES})["block_1_tokens"]
+    close(actual, found["block_1_tokens"])
+
+
+def test_nothing_else_is_kept(tmp_path: Path) -> None:
+    """Of the big arrays, those that nobody asks for may be freed as the model goes on."""
+    model = load_model(save_model(tmp_path / "m", class_names=("a", "b"), num_layers=3))
+    kept = []
+
+    def spying(module: Any, variables: Any, *args: Any, **kwargs: Any) -> Any:
+        logits, state = apply(module, variables, *args, **kwargs)
+        kept.extend(jax.tree.leaves(state))
+        return logits, state
+
+    apply = type(model.module).apply
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model.module), "apply", spying)
+        feature_function(model.module, ["logits"])(model.params, {"image": IMAGES})
+        assert kept == []
+        feature_function(model.module, ["block_2", "pre_logits"])(model.params, {"image": IMAGES})
+        assert sorted(leaf.shape for leaf in kept) == [(2, 5, 16), (2, 16)]
+
+
+def test_a_headless_model_without_transformer(tmp_path: Path) -> None:
+    headless = load_model(save_model(tmp_path / "m")).module
+    assert "logits" not in available_features(headless)
+    assert available_features(headless.clone(num_layers=None)) == ["pre_logits"]
+
+
+def test_unknown_features_are_answered_with_the_list(tmp_path: Path) -> None:
+    module = load_model(save_model(tmp_path / "m", class_names=("a", "b"), num_layers=3)).module
+    assert check_features(module, ["cls", " gap", "", "cls"]) == ["cls", "gap"]
+    with pytest.raises(UserError) as caught:
+        check_features(module, ["cls", "blok_1"])
+    assert str(caught.value) == (
+        "--features: this model has no 'blok_1'. Did you mean 'block_1'? It has logits, "
+        "pre_logits, cls, gap, tokens, block_0 to block_2, block_0_tokens to block_2_tokens."
+    )
+    with pytest.raises(UserError, match="no 'dist'. It has"):
+        check_features(module, ["dist"])
+    with pytest.raises(UserError, match="--features is empty; this model has logits"):
+        check_features(module, [""])
+
+
+# The file.
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    counts = {"train": {"a": 6, "b": 5}}
+    return fixtures_data.write_folder(tmp_path_factory.mktemp("photos"), counts)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "m", class_names=("a", "b"))
+
+
+def test_a_dataset_becomes_a_file(saved: Path, photos: Path, tmp_path: Path) -> None:
+    output = tmp_path / "new" / "features.npz"
+    names = ["cls", "block_0_tokens", "logits"]
+    shapes = extract_features(
+        str(saved), [str(photos)], split="train", features=names, output=str(output), batch_size=8
+    )
+    assert shapes == {"cls": (11, 16), "block_0_tokens": (11, 5, 16), "logits": (11, 2)}
+    assert [path.name for path in output.parent.iterdir()] == ["features.npz"]  # nothing else stays
+    model = load_model(saved)
+    data = create_dataset(name=str(photos), split="train", preprocess="decode|resize(16)")
+    with np.load(output, allow_pickle=False) as file:
+        assert file["class_names"].tolist() == ["a", "b"]
+        assert file["labels"].dtype == np.int32
+        for index in range(11):
+            example = data.example(index, np.random.default_rng(0))
+            function = feature_function(model.module, names)
+            expected = function(model.params, {"image": example["image"][None]})
+            for name in names:
+                close(file[name][index], expected[name][0])
+            assert file["labels"][index] == example["label"]
+            assert file["names"][index] == data.source.describe(index)
+
+
+def test_images_become_a_file_in_bfloat16_too(saved: Path, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "f.npz").write_text("an older file")
+    paths = [str(photos / "train" / "b"), str(photos / "train" / "a" / "003.jpg")]
+    outputs = {}
+    for dtype in ("float32", "bfloat16"):
+        options = {"features": ["gap"], "output": str(tmp_path / "f.npz"), "dtype": dtype}
+        assert extract_features(str(saved), paths, **options) == {"gap": (6, 16)}
+        with np.load(tmp_path / "f.npz") as file:
+            assert set(file) == {"gap", "names"}
+            outputs[dtype] = file["gap"]
+            assert file["names"][-1] == paths[1]
+    assert outputs["bfloat16"].dtype == np.float32
+    difference = np.abs(outputs["bfloat16"] - outputs["float32"]).max()
+    assert 0 < difference < 0.1 * np.abs(outputs["float32"]).max()
+
+
+def test_damaged_images_are_found_before_the_work(
+    saved: Path, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.jpg").write_bytes(b"nothing")
+    options: dict[str, Any] = {"features": ["gap"], "output": str(tmp_path / "f.npz")}
+    images = [str(tmp_path), str(photos / "train" / "b")]
+    with pytest.raises(UserError, match=r"1 of 6 images cannot be read: .*bad.jpg"):
+        extract_features(str(saved), images, **options)
+    assert not (tmp_path / "f.npz").exists()
+    shapes = extract_features(str(saved), images, on_bad_image="skip", **options)
+    assert shapes == {"gap": (5, 16)}
+    for arguments, message in (
+        ({"images": ["cifar10"]}, "cifar10: no such file or folder; a dataset needs a --split"),
+        ({"images": ["a", "b"], "split": "train"}, "goes with one dataset, not with 2 names"),
+        ({"images": images, "output": "f.txt"}, "name a file that ends in .npz"),
+        ({"images": images, "features": ["clss"]}, "Did you mean 'cls'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            extract_features(str(saved), **{**options, **arguments})
+
+
+def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "f.npz"
+    rows = np.arange(12, dtype=np.float32).reshape(4, 3)
+    with FeatureFile(path, {"x": (4, 3), "y": (4,)}) as file:
+        file.append({"x": rows[:3], "y": rows[:3, 0].astype(np.float64)})
+        file.append({"x": rows[3:], "y": rows[3:, 0]})
+        file.finish(z=np.array(["a"]))
+    with np.load(path) as stored:
+        np.testing.assert_array_equal(stored["x"], rows)
+        np.testing.assert_array_equal(stored["y"], rows[:, 0])
+        assert stored["z"].tolist() == ["a"]
+    before = path.read_bytes()
+
+    def interrupted(count: int) -> None:
+        with FeatureFile(path, {"x": (4, 3)}) as file:
+            file.append({"x": rows[:count]})
+            if count == 4:
+                raise KeyboardInterrupt
+            file.finish()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(4)
+    with pytest.raises(RuntimeError, match="3 rows were appended"):
+        interrupted(3)
+    assert [each.name for each in tmp_path.iterdir()] == ["f.npz"]
+    assert path.read_bytes() == before
+
+
+def test_the_script(saved: Path, photos: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(tiny.ROOT / "scripts/extract_features.py"), str(saved)]
+    arguments = [
+        str(photos),
+        "--split=train",
+        f"--output={tmp_path / 'f.npz'}",
+        "--features=cls,tok",
+    ]
+    result = subprocess.run(
+        [*command, *arguments], env=tiny.environment(), capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(
+        "error: --features: this model has no 'tok'. Did you mean 'tokens'?"
+    )
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"need 8000000.0 GB, the disk has .* GB left"):
+        FeatureFile(tmp_path / "f.npz", {"x": (10**12, 1000)})

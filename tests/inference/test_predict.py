@@ -1,0 +1,182 @@
+"""Predictions for files: the right classes in the right order, and damaged files among them."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests import fixtures_data, tiny
+from tests.saved_models import save_model
+from vit_jax.data.preprocess import parse
+from vit_jax.errors import UserError
+from vit_jax.inference.inputs import find_images
+from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.inference.predict import Prediction, predict, predict_images
+
+CLASSES = ("red fox", "tench", "daisy", "mosque", "pier", "dam")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """11 readable images, at two depths; 2 damaged ones; other files."""
+    root = tmp_path_factory.mktemp("photos")
+    (root / "more").mkdir()
+    for number in range(11):
+        parent = root / "more" if number > 6 else root
+        data = fixtures_data.encoded(fixtures_data.picture(number, size=(20 + number, 24)))
+        (parent / f"{number:02d}.JPG").write_bytes(data)
+    (root / "03b.png").write_bytes(b"<html>404</html>")
+    (root / "more" / "08b.jpg").write_bytes(b"")
+    (root / "notes.txt").write_text("no image")
+    (root / ".hidden.jpg").write_bytes(b"")
+    return root
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "m", class_names=CLASSES, seed=10)
+
+
+@pytest.fixture(scope="module")
+def model(source: Path) -> PretrainedModel:
+    return load_model(source)
+
+
+def logits(model: PretrainedModel, path: str, preprocess: str = "") -> np.ndarray:
+    chain = parse(preprocess or model.description.eval_preprocess)
+    example = {"image": Path(path).read_bytes(), "label": 0}
+    image = chain(example, np.random.default_rng(0))["image"] / np.float32(127.5) - 1
+    result = model.module.apply({"params": model.params}, image[None], train=False)
+    return np.asarray(result, np.float64)[0]
+
+
+def test_the_best_classes_of_every_readable_image(model: PretrainedModel, folder: Path) -> None:
+    paths = find_images([str(folder)])
+    assert [Path(path).name for path in paths if "b." in path] == ["03b.png", "08b.jpg"]
+    assert len(paths) == 13  # no hidden file, no text
+    found = list(predict_images(model, paths, top=3, batch_size=8))
+    assert [prediction.image for prediction in found] == paths
+    answers = set()
+    for prediction in found:
+        if "b." in prediction.image:
+            assert "empty" in prediction.error or "cannot be decoded" in prediction.error
+            assert prediction.classes == ()
+            continue
+        assert prediction.error == ""
+        values = logits(model, prediction.image)
+        probabilities = np.exp(values) / np.exp(values).sum()
+        best = np.argsort(-probabilities)[:3]
+        assert prediction.outputs == tuple(best)
+        assert prediction.classes == tuple(CLASSES[i] for i in best)
+        np.testing.assert_allclose(prediction.probabilities, probabilities[best], rtol=1e-4)
+        answers.add(prediction.classes[0])
+    assert len(answers) > 1
+
+
+def test_sigmoid_other_preprocessing_and_more_classes_than_there_are(
+    model: PretrainedModel, folder: Path
+) -> None:
+    path = str(folder / "00.JPG")
+    options = {"loss": "sigmoid", "preprocess": "decode|central_crop(16)", "top": 99}
+    (prediction,) = predict_images(model, [path], **options)
+    values = logits(model, path, "decode|central_crop(16)")
+    expected = np.sort(1 / (1 + np.exp(-values)))[::-1]
+    np.testing.assert_allclose(prediction.probabilities, expected, rtol=1e-4)
+    assert sorted(prediction.classes) == sorted(CLASSES)
+
+
+def test_images_that_the_preprocessing_refuses_are_named(
+    model: PretrainedModel, tmp_path: Path
+) -> None:
+    for name, size in (("small.png", (9, 30)), ("large.png", (30, 30))):
+        Image.fromarray(fixtures_data.picture(0, size=size)).save(tmp_path / name)
+    large, small = predict_images(
+        model, find_images([str(tmp_path)]), preprocess="decode|central_crop(16)"
+    )
+    assert large.error == ""
+    assert "9x30 holds no crop of 16x16" in small.error
+
+
+def test_lines_json_and_picture(
+    source: Path,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sheet = tmp_path / "sheet.png"
+    arguments = [str(folder), str(tmp_path / "gone.jpg")]
+    assert predict(str(source), arguments, top=2, picture=str(sheet)) == 3
+    text = capsys.readouterr()
+    errors = text.err.splitlines()
+    assert [line.split(":")[0] for line in errors] == ["error"] * 3
+    assert errors[2] == f"error: {tmp_path / 'gone.jpg'}: No such file or directory"
+    lines = text.out.splitlines()
+    assert lines[0] == str(folder / "00.JPG")
+    assert lines[1].split("%")[1].strip() in CLASSES
+    assert len(lines) == 11 * 3
+    pixels = np.asarray(Image.open(sheet).convert("RGB"))
+    assert pixels.shape[0] > 600  # 3 rows
+    assert pixels.shape[1] > 1000  # 4 columns
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000  # photographs, no empty axes
+
+    script = str(tiny.ROOT / "scripts/predict.py")
+    monkeypatch.setattr(sys, "argv", [script, str(source), *arguments, "--top=2", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    assert ended.value.code == 1
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [Path(each["image"]).name for each in objects if "error" in each] == [
+        "03b.png",
+        "08b.jpg",
+        "gone.jpg",
+    ]
+    assert len(objects) == 14
+    first = objects[0]["predictions"]
+    assert [set(each) for each in first] == [{"class", "output", "probability"}] * 2
+    assert first[0]["class"] == CLASSES[first[0]["output"]]
+    assert f"{100 * first[0]['probability']:9.2f} %  {first[0]['class']}" == lines[1]
+
+
+def test_unknown_classes_are_numbered_and_odd_names_printed(tmp_path: Path, folder: Path) -> None:
+    model = load_model(save_model(tmp_path / "m", num_classes=3))
+    (prediction,) = predict_images(model, [str(folder / "00.JPG")], top=1)
+    assert prediction.classes == (f"class {prediction.outputs[0]}",)
+    odd = Prediction("\udce4.jpg", ("a",), (0,), (1.0,))
+    assert str(odd).encode() == "\ufffd.jpg\n   100.00 %  a".encode()
+
+
+def test_mistakes(model: PretrainedModel, source: Path, folder: Path, tmp_path: Path) -> None:
+    image = [str(folder / "00.JPG")]
+
+    def first(**options: object) -> Prediction:
+        return next(predict_images(model, image, **options))  # type: ignore[arg-type]
+
+    with pytest.raises(UserError, match="--top=0 must be at least 1"):
+        first(top=0)
+    with pytest.raises(UserError, match="must start with decode"):
+        first(preprocess="resize(16)")
+    with pytest.raises(UserError, match="gives images of 8x8x3, the model takes 16x16x3"):
+        first(preprocess="decode|resize(8)")
+    with pytest.raises(UserError, match="objective.loss='cosine' is unknown"):
+        first(loss="cosine")
+    for path, message in (
+        ("sheet.pgn", "its name must end in one of .*png"),
+        (f"{tmp_path}/gone/sheet.png", "there is no folder .*gone"),
+    ):
+        with pytest.raises(UserError, match=message):
+            predict(str(source), image, picture=path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no image in this folder or below"):
+        predict(str(source), [str(tmp_path / "empty")])
+    with pytest.raises(UserError, match="no image is given"):
+        predict(str(source), [])
+    headless = load_model(save_model(tmp_path / "headless"))
+    with pytest.raises(UserError, match="the model has no head"):
+        next(predict_images(headless, image))

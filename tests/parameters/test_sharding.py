@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import re
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+from tests import golden
+from vit_jax.errors import UserError
+from vit_jax.models.create import create_model
+from vit_jax.models.variants import HYBRIDS, SIZES, VARIANTS
+from vit_jax.parameters.names import flatten_names
+from vit_jax.parameters.sharding import (
+    MESH_AXES,
+    PARAMETER_AXES,
+    check_batch_size,
+    create_mesh,
+    parameter_axes,
+    parameter_spec,
+    state_shardings,
+)
+from vit_jax.training.optimizer import create_optimizer
+from vit_jax.training.state import create_train_state
+
+
+def models() -> list:
+    """One model per variant; blocks differ in their number only, so two of them do."""
+    names = [*(f"{size}/16" for size in SIZES), *HYBRIDS]
+    rows = [{**VARIANTS[name], "num_layers": 2} for name in names]
+    extras = [{"representation_size": 64}, {"classifier": "map"}, {"scan": True}]
+    rows += [{**VARIANTS["Ti/16"], **extra} for extra in extras]
+    rows += [VARIANTS["R26x1"]]
+    return [create_model(**row, num_classes=10) for row in rows]
+
+
+def test_every_parameter_of_every_variant_matches_exactly_one_row() -> None:
+    used = set()
+    for model in models():
+        for name, leaf in flatten_names(golden.abstract_params(model)).items():
+            assert len(parameter_axes(name, len(leaf.shape))) == len(leaf.shape)
+            used |= {pattern for pattern, _ in PARAMETER_AXES if re.fullmatch(pattern, name)}
+    assert used == {pattern for pattern, _ in PARAMETER_AXES}, "a row that nothing matches"
+
+
+def test_an_unknown_parameter_is_an_error() -> None:
+    with pytest.raises(ValueError, match="matches 0 rows"):
+        parameter_axes("new_layer/kernel", 2)
+    with pytest.raises(ValueError, match="has 3 axes"):
+        parameter_axes("head/kernel", 3)
+
+
+def test_specs_on_a_mesh() -> None:
+    mesh = create_mesh(data=2, fsdp=2, tensor=2)
+    block = "Transformer/encoderblock_0"
+    query = f"{block}/MultiHeadDotProductAttention_0/query/kernel"
+    assert parameter_spec(query, (192, 4, 48), mesh) == P("fsdp", "tensor", None)
+    # 3 heads do not split in two: that axis stays whole, the other does not.
+    assert parameter_spec(query, (192, 3, 64), mesh) == P("fsdp", None, None)
+    scanned = query.replace("encoderblock_0", "encoderblock")
+    assert parameter_spec(scanned, (12, 192, 4, 48), mesh) == P(None, "fsdp", "tensor", None)
+
+
+def abstract_mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1) -> AbstractMesh:
+    """A mesh of more devices than there are here."""
+    return AbstractMesh((data, fsdp, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def test_fsdp_takes_another_dimension_where_it_does_not_divide_its_own() -> None:
+    mesh = abstract_mesh(fsdp=256)
+    block = "Transformer/encoderblock_0"
+    mlp = f"{block}/MlpBlock_0/Dense_0/kernel"
+    assert parameter_spec(mlp, (1664, 8192), mesh) == P(None, "fsdp")  # G/14: 1664 = 13 * 128
+    assert parameter_spec(mlp, (1536, 8192), mesh) == P("fsdp", "tensor")
+    # Neither 16 heads nor 104 numbers of each divide by 256.
+    query = f"{block}/MultiHeadDotProductAttention_0/query/kernel"
+    assert parameter_spec(query, (1664, 16, 104), mesh) == P(None, "tensor", None)
+    # A dimension that `tensor` splits is taken; the layers of the scan form are not split.
+    assert parameter_spec(mlp, (1664, 8192), abstract_mesh(fsdp=256, tensor=2)) == P(None, "tensor")
+    scanned = mlp.replace("encoderblock_0", "encoderblock")
+    assert parameter_spec(scanned, (256, 1000, 8), mesh) == P(None, None, "tensor")
+    # The largest of several.
+    conv = "block1/unit1/conv2/kernel"
+    assert parameter_spec(conv, (3, 3, 512, 100), mesh) == P(None, None, "fsdp", None)
+
+
+abstract_params = functools.cache(golden.abstract_params)
+
+
+def abstract_state(model: Any, **optimizer: Any) -> Any:
+    tx = create_optimizer(schedule=lambda _: 0.1, **optimizer)
+    params = abstract_params(model)
+    return jax.eval_shape(lambda p: create_train_state(p, tx, polyak_decay=0.9), params)
+
+
+def leaf_specs(state: Any, mesh: Any) -> list[tuple[str, str, tuple[int, ...], P]]:
+    """(path, name of the parameter, shape, spec) of every leaf of a state."""
+    rows = zip(
+        jax.tree_util.tree_leaves_with_path(state),
+        jax.tree.leaves(state_shardings(state, mesh)),
+        strict=True,
+    )
+    return [
+        (
+            jax.tree_util.keystr(path),
+            "/".join(str(e.key) for e in path if isinstance(e, jax.tree_util.DictKey)),
+            leaf.shape,
+            sharding.spec,
+        )
+        for (path, leaf), sharding in rows
+    ]
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"name": "adamw", "weight_decay": 0.1, "clip_norm": 1.0},
+    "sgd": {"name": "sgd", "momentum_dtype": "bfloat16"},
+    "adafactor": {"name": "adafactor", "momentum_dtype": "bfloat16", "b2": 0.999},
+    "layers": {"name": "adamw", "layer_decay": 0.75, "weight_decay": 0.1},
+    "frozen": {"name": "adamw", "freeze": "embedding/.*|.*pos_embedding", "clip_norm": 1.0},
+}
+SHARDED_MODELS: dict[str, dict[str, Any]] = {
+    "B/16": {**VARIANTS["B/16"], "num_layers": 2},
+    "B/16 scan": {**VARIANTS["B/16"], "scan": True},
+    "G/14": {**VARIANTS["G/14"], "num_layers": 2},
+    "R50+B/16": {**VARIANTS["R50+B/16"], "num_layers": 2},
+}
+
+
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize("variant", list(SHARDED_MODELS))
+def test_nothing_that_could_be_split_is_whole(variant: str, optimizer: str) -> None:
+    """Leaf by leaf: parameters, moments, factored moments, averages."""
+    model = create_model(**SHARDED_MODELS[variant], num_classes=10)
+    state = abstract_state(model, **OPTIMIZERS[optimizer])
+    specs = leaf_specs(state, abstract_mesh(fsdp=8))
+    params = {name: (shape, spec) for path, name, shape, spec in specs if ".params" in path}
+    likes, factored, local_size, size = 0, 0, 0, 0
+    for path, name, shape, spec in specs:
+        size += math.prod(shape)
+        local_size += math.prod(shape) // (8 if "fsdp" in spec else 1)
+        if name not in params:
+            assert shape == (), path  # counters
+            continue
+        param_shape, param_spec = params[name]
+        if shape == param_shape:
+            assert spec == param_spec, path
+            likes += ".params" not in path
+        elif len(shape) == len(param_shape) - 1 and Counter(shape) <= Counter(param_shape):
+            # A factored moment lacks one dimension; of the others it keeps what `fsdp` splits.
+            factored += 1
+            removed = list((Counter(param_shape) - Counter(shape)).elements())
+            split = [n for n, axis in zip(param_shape, param_spec, strict=True) if axis == "fsdp"]
+            if split and split != removed:
+                assert "fsdp" in spec, path
+        # Only vectors are whole: biases of heads, MLP and classes, and rows along those.
+        if "fsdp" not in spec:
+            layers = model.num_layers if "encoderblock/" in name else 1
+            assert math.prod(shape) <= model.mlp_dim * layers, path
+    assert local_size < (1 / 8 + 0.005) * size
+    assert (factored > 0) == (optimizer == "adafactor")
+    num_frozen = 3 if optimizer == "frozen" else 0
+    copies = {"adamw": 3, "layers": 3, "frozen": 3, "sgd": 2}
+    if optimizer in copies:  # moments of what is trained, and the average of everything
+        assert likes == copies[optimizer] * len(params) - num_frozen * 2
+
+
+def test_rows_and_columns_of_factored_moments_keep_their_axes() -> None:
+    model = create_model(**{**VARIANTS["B/16"], "num_layers": 1}, num_classes=10)
+    state = abstract_state(model, **OPTIMIZERS["adafactor"])
+    rows = leaf_specs(state, create_mesh(data=2, fsdp=2, tensor=2))
+    mlp = "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel"
+    found = {(shape, spec) for path, name, shape, spec in rows if name == mlp}
+    expected = {((768, 3072), P("fsdp", "tensor")), ((768,), P("fsdp")), ((3072,), P("tensor"))}
+    assert expected <= found
+
+
+def test_what_stays_whole_is_one_line_per_size(caplog: pytest.LogCaptureFixture) -> None:
+    """48 blocks of 16 parameters in one line, with what it costs and what to set."""
+    model = create_model(**{**VARIANTS["G/14"], "num_layers": 4}, num_classes=10)
+    state = abstract_state(model, name="adamw")
+    mesh = abstract_mesh(fsdp=256)
+    with caplog.at_level(logging.INFO):
+        shardings = state_shardings(state, mesh)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "mesh.fsdp=256 does not divide dimension 1664 of" in record.message
+    assert "key/kernel (1664, 16, 104)" in record.message
+    assert "8 of them are split along another dimension" in record.message  # of 4 MLPs
+    assert "mesh.fsdp=128 would divide it." in record.message
+    whole = [
+        math.prod(leaf.shape) * leaf.dtype.itemsize
+        for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True)
+        if "fsdp" not in sharding.spec and 1664 in leaf.shape
+    ]
+    assert f"take {sum(whole) / 1e6:.3g} MB of every device" in record.message
+
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        state_shardings(state, abstract_mesh(fsdp=128))
+    assert not caplog.records
+
+    # A head of 10 classes does not split over 4 devices, which costs nothing: no warning.
+    with caplog.at_level(logging.INFO):
+        state_shardings(state, abstract_mesh(fsdp=4, tensor=4))
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert "mesh.tensor=4 does not divide dimension 10 of 2 parameters" in record.message
+
+
+def test_fsdp_divides_the_bytes_of_a_device() -> None:
+    mesh = create_mesh(data=1, fsdp=8)
+    model = create_model(**{**VARIANTS["Ti/16"], "num_layers": 2}, num_classes=10)
+    tx = create_optimizer("adamw", schedule=lambda _: 0.1)
+    image = jnp.zeros((1, 32, 32, 3))
+
+    def init(rng: jax.Array) -> object:
+        params = model.init(rng, image, train=False)["params"]
+        return create_train_state(params, tx, polyak_decay=0.0)
+
+    abstract = jax.eval_shape(init, jax.random.key(0))
+    state = jax.jit(init, out_shardings=state_shardings(abstract, mesh))(jax.random.key(0))
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    local = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state))
+    assert local < total / 7.5  # all but counters, the head's bias and the attention biases
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"data": 3}, {"data": -1, "fsdp": -1}, {"data": 0}, {"tensor": 16}, {"fsdp": 3}]
+)
+def test_a_mesh_that_does_not_fit_is_refused(sizes: dict) -> None:
+    with pytest.raises(UserError, match=r"mesh\."):
+        create_mesh(**sizes)
+
+
+def test_the_rest_of_the_devices_goes_to_the_free_axis() -> None:
+    assert dict(create_mesh(fsdp=2).shape) == {"data": 4, "fsdp": 2, "tensor": 1}
+    assert dict(create_mesh(data=2, fsdp=-1, tensor=2).shape) == {
+        "data": 2,
+        "fsdp": 2,
+        "tensor": 2,
+    }
+
+
+def test_batches_must_divide_over_devices_and_parts() -> None:
+    mesh = create_mesh(data=2, fsdp=2, tensor=2)
+    check_batch_size("dataset.batch_size", 12, mesh)
+    with pytest.raises(UserError, match=r"dataset.batch_size=10 .* use 8 or 12"):
+        check_batch_size("dataset.batch_size", 10, mesh)
+    with pytest.raises(UserError, match="accumulation_steps = 2"):
+        check_batch_size("dataset.batch_size", 12, mesh, accumulation_steps=2)

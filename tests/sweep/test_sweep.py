@@ -1,0 +1,307 @@
+"""The sweep: its plan, its choice, and real ones on real scans, killed and shared out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache as cache
+from ml_collections import ConfigDict
+
+from tests import tiny
+from vit_jax.errors import UserError
+from vit_jax.sweep import run as sweep
+from vit_jax.sweep.plan import best_learning_rate, find_run, plan_final, plan_grid
+from vit_jax.sweep.processes import device_share, run_in_processes
+from vit_jax.sweep.run import Share, run_sweep, task_number
+from vit_jax.train import RESULTS_FILE
+from vit_jax.workdir.checkpoints import CheckpointManager
+
+DIVERGES = 1e30
+OVERRIDES: dict[str, Any] = {
+    "sweep.learning_rates": (DIVERGES, 0.001),
+    "sweep.train_split": "train[:80]",
+    "sweep.validation_split": "train[80:100]",
+    "sweep.published": "98.95 from somewhere",
+    "duration.steps": 4,
+    "checkpoint.every_steps": 2,
+    "evaluators.test.every_steps": 2,
+}
+
+
+def config(**overrides: Any) -> ConfigDict:
+    given = {key.replace(".", "__"): value for key, value in OVERRIDES.items()}
+    return tiny.config(**{**given, **overrides})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilation_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Sweeps of this file repeat each other's runs: what one has compiled the next one reads."""
+    folder = str(tmp_path_factory.mktemp("cache"))
+    values = {
+        "jax_compilation_cache_dir": folder,
+        "jax_persistent_cache_min_compile_time_secs": 0.1,
+    }
+    before = {name: getattr(jax.config, name) for name in values}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            jax.config.update(name, value)
+            patch.setenv(name.upper(), str(value))  # for processes that tests start
+        cache.reset_cache()  # it is set up at the first compilation, which may be over
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep that nothing has disturbed."""
+    workdir = tmp_path_factory.mktemp("sweep")
+    run_sweep(config(), str(workdir), seeds=2)
+    return workdir
+
+
+def test_the_grid_never_sees_the_test_set() -> None:
+    runs = plan_grid(config())
+    assert [run.name for run in runs] == ["grid/lr_0.001", "grid/lr_1e+30"]
+    for run, rate in zip(runs, (0.001, DIVERGES), strict=True):
+        assert run.config.optimizer.learning_rate == rate
+        assert run.config.dataset.split == "train[:80]"
+        assert run.metric == "validation/accuracy"
+        assert run.config.evaluators.to_dict() == {
+            "validation": {
+                **config().evaluators.test.to_dict(),
+                "split": "train[80:100]",
+                "every_steps": 0,
+            }
+        }
+
+
+def test_the_final_runs_differ_in_their_seed_alone() -> None:
+    recipe = config()
+    recipe.seed = 7
+    runs = plan_final(recipe, 0.003, 2)
+    assert [run.name for run in runs] == ["final/lr_0.003_seed_7", "final/lr_0.003_seed_8"]
+    values = [run.config.to_dict() for run in runs]
+    assert [value.pop("seed") for value in values] == [7, 8]
+    assert values[0] == values[1]
+    assert values[0]["dataset"]["split"] == "train[:100]"
+    assert values[0]["evaluators"]["test"]["split"] == "test[:50]"
+    assert find_run(config(), "final/lr_0.001_seed_1", 2).config.seed == 1
+
+
+def test_every_key_is_read() -> None:
+    source = "".join(path.read_text() for path in (tiny.ROOT / "vit_jax/sweep").glob("*.py"))
+    for key in config().sweep:
+        assert f"sweep.{key}" in source, key
+
+
+def test_one_rate_needs_no_grid() -> None:
+    assert plan_grid(config(sweep__learning_rates=(0.01,), sweep__validation_split="")) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"sweep__learning_rates": ()}, r"sweep.learning_rates is empty.*=0\.01,0\.03"),
+        ({"sweep__learning_rates": ("0.01,x",)}, "must be different positive numbers"),
+        ({"sweep__learning_rates": (0.1, 0.1)}, "must be different positive numbers"),
+        ({"sweep__learning_rates": (0.1, -1)}, "must be different positive numbers"),
+        ({"sweep__validation_split": ""}, r"sweep.validation_split is empty.*train\[90%:\]"),
+    ],
+)
+def test_mistakes_are_named(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan_grid(config(**overrides))
+
+
+def test_shares_that_make_no_sense() -> None:
+    with pytest.raises(UserError, match="--task=2 must be from 0 to 1"):
+        Share(num_tasks=2, task=2)
+    with pytest.raises(UserError, match="--processes=0"):
+        Share(processes=0)
+    with pytest.raises(UserError, match="Did you mean 'grid/lr_0.001'"):
+        find_run(config(), "grid/lr_0.01", 2)
+
+
+def test_slurm_numbers_the_tasks_of_a_shared_sweep_only() -> None:
+    slurm = {"SLURM_ARRAY_TASK_ID": "3"}
+    assert task_number(None, 4, slurm) == 3
+    assert task_number(1, 4, slurm) == 1
+    assert task_number(None, 1, slurm) == 0
+    assert task_number(None, 4, {}) == 0
+
+
+def candidate(rate: float, accuracy: float | None) -> dict[str, Any]:
+    if accuracy is None:
+        return {"learning_rate": rate, "state": "diverged", "message": "step 3: loss=nan"}
+    return {"learning_rate": rate, "state": "finished", "accuracy": accuracy}
+
+
+@pytest.mark.parametrize(
+    ("candidates", "best"),
+    [
+        ([(0.1, 0.5), (0.2, 0.6), (0.3, 0.4)], 0.2),
+        ([(0.3, 0.6), (0.1, 0.5), (0.2, 0.6)], 0.2),  # a tie: the smaller
+        ([(0.1, 0.0), (0.2, None)], 0.1),  # diverged is worse than nothing right
+    ],
+)
+def test_the_choice(candidates: list[tuple[float, float | None]], best: float) -> None:
+    assert best_learning_rate([candidate(*each) for each in candidates]) == best
+
+
+def test_no_choice_where_all_diverged() -> None:
+    with pytest.raises(UserError, match="every learning rate of the sweep diverged"):
+        best_learning_rate([candidate(0.1, None), candidate(0.2, None)])
+
+
+def test_a_sweep_reports_what_its_runs_found(finished: Path) -> None:
+    summary = json.loads((finished / "sweep.json").read_text())
+    assert summary["complete"]
+    assert summary["missing"] == []
+    assert [each["state"] for each in summary["grid"]] == ["finished", "diverged"]
+    results = json.loads((finished / "grid/lr_0.001" / RESULTS_FILE).read_text())
+    assert summary["grid"][0]["accuracy"] == results["validation/accuracy"]
+    assert results["validation/num_examples"] == 20
+    assert "test/accuracy" not in results
+    assert summary["learning_rate"] == 0.001
+    percents = []
+    for seed, each in enumerate(summary["final"]):
+        results = json.loads((finished / f"final/lr_0.001_seed_{seed}/{RESULTS_FILE}").read_text())
+        assert results["test/num_examples"] == 50
+        assert each["accuracy"] == results["test/accuracy"]
+        percents.append(100 * results["test/accuracy"])
+    assert summary["mean"] == pytest.approx(sum(percents) / 2)
+    assert summary["std"] == pytest.approx(abs(percents[0] - percents[1]) / 2**0.5)
+
+
+def test_the_table(finished: Path) -> None:
+    text = (finished / "sweep.txt").read_text()
+    assert text.count("<- chosen") == 1
+    assert "1e+30           diverged at step" in text
+    assert "accuracy on train[80:100]" in text
+    assert "accuracy on test[:50]" in text
+    assert "(mean and standard deviation of 2 seeds)" in text
+    assert "published       98.95 from somewhere" in text
+    assert "Not complete" not in text
+
+
+def test_what_is_finished_is_read_back(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (finished / "sweep.json").read_text()
+    monkeypatch.setattr(sweep, "train_and_evaluate", None)  # would fail if it were called
+    # How it is carried out, and what it is compared with, may change.
+    again = config(log__every_steps=3, sweep__published="98.95 from somewhere")
+    run_sweep(again, str(finished), seeds=2)
+    assert (finished / "sweep.json").read_text() == before
+
+
+def test_the_sweep_of_another_config_is_refused(finished: Path) -> None:
+    with pytest.raises(UserError, match=r"grid/lr_0.001 is of a sweep with another config"):
+        run_sweep(config(optimizer__weight_decay=0.5), str(finished), seeds=2)
+
+
+class StopHere(Exception):
+    """Stands for a power cut."""
+
+
+@pytest.mark.slow
+def test_two_tasks_one_of_them_killed(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each does its own part, and both come to what one undisturbed task has found."""
+    tasks = [Share(num_tasks=2, task=0), Share(num_tasks=2, task=1)]
+    save = CheckpointManager.save
+
+    def stopping(self: CheckpointManager, step: int, *args: Any) -> None:
+        save(self, step, *args)
+        self.wait()
+        raise StopHere
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointManager, "save", stopping)
+        with pytest.raises(StopHere):
+            run_sweep(config(), str(tmp_path), seeds=2, share=tasks[0])
+    summary = run_sweep(config(), str(tmp_path), seeds=2, share=tasks[1])
+    assert not summary["complete"]
+    assert summary["missing"] == ["grid/lr_0.001"]
+    assert summary["final"] == []
+    assert "the final runs come after the grid" in capsys.readouterr().out
+
+    summary = run_sweep(config(), str(tmp_path), seeds=2, share=tasks[0])
+    assert [each["state"] for each in summary["final"]] == ["finished", "missing"]
+    rows = (tmp_path / "grid/lr_0.001/provenance.jsonl").read_text().splitlines()
+    assert [json.loads(row)["start_step"] for row in rows] == [0, 2]  # it went on
+    summary = run_sweep(config(), str(tmp_path), seeds=2, share=tasks[1])
+    assert summary == json.loads((finished / "sweep.json").read_text())
+    for name in ("grid/lr_0.001", summary["final"][1]["run"]):
+        ours, theirs = ((root / name / "params.npz").read_bytes() for root in (tmp_path, finished))
+        assert ours == theirs
+
+
+def test_waiting_for_another_task(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other task is done while this one waits."""
+    (tmp_path / "grid").mkdir()
+    for name in ("grid/lr_1e+30", "final"):
+        (tmp_path / name).symlink_to(finished / name)
+    monkeypatch.setattr(sweep, "train_and_evaluate", None)
+    other = (tmp_path / "grid/lr_0.001", finished / "grid/lr_0.001")
+    monkeypatch.setattr(sweep.time, "sleep", lambda _: other[0].symlink_to(other[1]))
+    share = Share(num_tasks=4, task=3, wait_minutes=1.0)
+    assert run_sweep(config(), str(tmp_path), seeds=2, share=share)["complete"]
+
+
+def test_processes_take_turns_and_failures_are_named(tmp_path: Path) -> None:
+    program = """
+import sys, pathlib
+name = sys.argv[-1].removeprefix("--only=")
+pathlib.Path(sys.argv[1], name + ".done").touch()
+print("devices gone") or sys.exit(3 if name == "grid/b" else 0)
+"""
+    names = ["grid/a", "grid/b", "grid/c", "final/d"]
+    (tmp_path / "final").mkdir()
+    (tmp_path / "grid").mkdir()
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    failed = run_in_processes(names, command, tmp_path, 2)
+    assert failed == {"grid/b": f"devices gone ({tmp_path / 'grid/b.log'})"}
+    assert all((tmp_path / f"{name}.done").exists() for name in names)
+
+
+def test_devices_are_dealt_out_to_processes() -> None:
+    devices = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    shares = [device_share(devices, slot, 2) for slot in range(2)]
+    assert shares == [{"CUDA_VISIBLE_DEVICES": "0,2"}, {"CUDA_VISIBLE_DEVICES": "1,3"}]
+    assert device_share(devices, 0, 5) == {}
+    assert device_share({}, 0, 2) == {}
+
+
+def command_line(workdir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    sizes = {**OVERRIDES, "sweep.learning_rates": f"0.001,{DIVERGES}"}
+    overrides = [f"--config.{key}={value}" for key, value in sizes.items()]
+    return tiny.run("sweep.py", workdir, *overrides, "--seeds=2", *arguments)
+
+
+@pytest.mark.slow
+def test_the_script_with_two_processes(finished: Path, tmp_path: Path) -> None:
+    """The grid is there; the final runs are processes, and come to what they did without."""
+    (tmp_path / "grid").symlink_to(finished / "grid")
+    result = command_line(tmp_path, "--processes=2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (finished / "sweep.txt").read_text() in result.stdout
+    for seed in (0, 1):
+        assert "step 4/4" in (tmp_path / f"final/lr_0.001_seed_{seed}.log").read_text()
+
+
+def test_the_script_names_mistakes_in_one_line(tmp_path: Path) -> None:
+    result = command_line(tmp_path, "--num_tasks=2", "--task=5")
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: --task=5 must be from 0 to 1")
+    assert result.stderr.count("\n") == 1

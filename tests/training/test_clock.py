@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.clock import Clock
+from vit_jax.training import clock as progress_module
+from vit_jax.training.clock import Progress, format_seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress_module, "time", clock)
+    return clock
+
+
+def test_speed_leaves_out_compilation_and_pauses_and_the_eta_does_not(clock: Clock) -> None:
+    earlier = {"elapsed_seconds": 7.0, "evaluation_seconds": 2.0}
+    progress = Progress(
+        start_step=0,
+        total_steps=101,
+        batch_size=10,
+        earlier=earlier,
+        every_steps={"evaluate test": 50, "save": 30},
+        guessed_images={"evaluate test": 100.0},
+        flops_per_second=1000.0,
+        flops_per_image=30.0,
+    )
+    clock.now += 30.0
+    assert progress.first_step_done(1) == 30.0
+    assert "images_per_second" not in progress.report(1)
+    clock.now += 50.0  # 50 steps of one second
+    # 50 steps of a second, and two evaluations that are guessed to take as long as 100 images.
+    assert progress.report(51)["eta_seconds"] == pytest.approx(50.0 + 2 * 10.0)
+    with progress.book("evaluation", "evaluate test"):
+        clock.now += 25.0
+    clock.now += 10.0
+    report = progress.report(61)
+    assert report["images_per_second"] == pytest.approx(10.0)
+    assert report["mfu"] == pytest.approx(10.0 * 30.0 / 1000.0)
+    assert report["elapsed_seconds"] == pytest.approx(7.0 + 115.0)
+    assert report["compile_seconds"] == pytest.approx(30.0)
+    assert report["evaluation_seconds"] == pytest.approx(2.0 + 25.0)
+    # Two more evaluations of 25 s: at 100, and after the last step. Nothing is known of saves.
+    assert report["eta_seconds"] == pytest.approx(40.0 + 2 * 25.0)
+    progress.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0s"), (42, "42s"), (185, "3m05s"), (7620, "2h07m"), (356400, "4d03h")],
+)
+def test_durations_for_people(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests import golden
+from vit_jax.errors import UserError
+from vit_jax.models.create import create_model
+from vit_jax.models.variants import VARIANTS
+from vit_jax.parameters.groups import decay_factors
+from vit_jax.parameters.names import flatten_names
+from vit_jax.training.optimizer import SCHEDULES, create_optimizer, create_schedule
+
+
+@pytest.mark.parametrize("row", golden.table("lr_schedule"), ids=lambda row: str(row)[:60])
+def test_schedules_of_the_official_code(row: dict) -> None:
+    schedule = create_schedule(
+        row["decay_type"],
+        learning_rate=row["base"],
+        total_steps=row["total_steps"],
+        warmup_steps=row["warmup_steps"],
+        linear_end=row["linear_end"],
+    )
+    rates = [float(schedule(step)) for step in row["steps"]]
+    # float32 noise of a cosine near pi, relative to the base.
+    np.testing.assert_allclose(rates, row["lr"], rtol=2e-6, atol=1e-7 * row["base"])
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_start_end_of_warmup_and_last_step(name: str) -> None:
+    own = {"linear_end": 0.5} if name == "linear" else {}
+    schedule = create_schedule(name, learning_rate=2.0, total_steps=100, warmup_steps=10, **own)
+    assert float(schedule(0)) == 0.0
+    assert float(schedule(10)) == pytest.approx(2.0)
+    last = {"cosine": 0.0, "linear": 0.5, "rsqrt": 2.0 / np.sqrt(1 + 90 / 10_000), "constant": 2.0}
+    assert float(schedule(100)) == pytest.approx(last[name], abs=1e-6)
+
+
+def test_rsqrt_halves_after_three_timescales_and_cools_down_to_zero() -> None:
+    schedule = create_schedule(
+        "rsqrt",
+        learning_rate=1.0,
+        total_steps=1000,
+        warmup_steps=100,
+        timescale_steps=100,
+        cooldown_steps=50,
+    )
+    assert float(schedule(400)) == pytest.approx(0.5)
+    assert float(schedule(1000)) == 0.0
+    assert float(schedule(975)) == pytest.approx(0.5 / np.sqrt(1 + 875 / 100))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("cosin", {}, "Did you mean 'cosine'"),
+        ("cosine", {"warmup_steps": 100}, "warmup_steps=100"),
+        ("rsqrt", {"warmup_steps": 50, "cooldown_steps": 50}, "cooldown_steps=50"),
+        ("rsqrt", {"timescale_steps": 0}, "timescale_steps=0 must be positive"),
+        ("cosine", {"linear_end": 1e-3}, "schedule.linear_end=0.001 is not read by"),
+    ],
+)
+def test_schedule_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        create_schedule(name, learning_rate=1.0, total_steps=100, **kwargs)
+
+
+def test_exactly_these_parameters_decay() -> None:
+    row = {**VARIANTS["Ti/16"], "num_layers": 1, "representation_size": 8}
+    params = golden.abstract_params(create_model(**row, num_classes=3))
+    mask = flatten_names(decay_factors(params, r".*/kernel", ()))
+    block = "Transformer/encoderblock_0"
+    assert {name for name, decays in mask.items() if decays} == {
+        "embedding/kernel",
+        *(f"{block}/MultiHeadDotProductAttention_0/{x}/kernel" for x in ("query", "key", "value")),
+        f"{block}/MultiHeadDotProductAttention_0/out/kernel",
+        f"{block}/MlpBlock_0/Dense_0/kernel",
+        f"{block}/MlpBlock_0/Dense_1/kernel",
+        "pre_logits/kernel",
+        "head/kernel",
+    }
+    assert len(mask) == 26
+
+
+PARAMS = {"head": {"kernel": jnp.full((2, 2), 3.0), "bias": jnp.full((2,), 3.0)}}
+ZEROS = jax.tree.map(jnp.zeros_like, PARAMS)
+
+
+def one_update(name: str, grads: dict, **kwargs: object) -> dict:
+    tx = create_optimizer(name, schedule=lambda _: jnp.float32(0.1), **kwargs)
+    updates, _ = tx.update(grads, tx.init(PARAMS), PARAMS)
+    return optax.apply_updates(PARAMS, updates)
+
+
+def test_decay_is_decoupled_times_the_learning_rate_and_spares_biases() -> None:
+    # With zero gradients Adam does nothing, so what is left is rate * decay * parameter.
+    after = one_update("adamw", ZEROS, weight_decay=0.5)
+    np.testing.assert_allclose(after["head"]["kernel"], 3.0 - 0.1 * 0.5 * 3.0)
+    np.testing.assert_array_equal(after["head"]["bias"], 3.0)
+    after = one_update("adamw", ZEROS, weight_decay=0.5, decay_parameters="all")
+    np.testing.assert_allclose(after["head"]["bias"], 3.0 - 0.1 * 0.5 * 3.0)
+
+
+def test_clipping_comes_before_momentum() -> None:
+    grads = jax.tree.map(lambda p: jnp.full_like(p, 100.0), PARAMS)
+    after = one_update("sgd", grads, clip_norm=1.0)
+    norm = optax.tree.norm(jax.tree.map(jnp.subtract, PARAMS, after))
+    assert float(norm) == pytest.approx(0.1, rel=1e-5)
+
+
+def test_momentum_dtype_reaches_the_state() -> None:
+    for name in ("sgd", "adamw"):
+        for dtype in ("float32", "bfloat16"):
+            tx = create_optimizer(name, schedule=lambda _: 0.1, momentum_dtype=dtype)
+            dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(tx.init(PARAMS))}
+            assert ("bfloat16" in dtypes) == (dtype == "bfloat16"), (name, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("adamv", {}, "Did you mean"),
+        ("adam", {"weight_decay": 0.1}, "adamw"),
+        ("adamw", {"decay_parameters": "kernel"}, "Did you mean 'kernels'"),
+        ("sgd", {"momentum_dtype": "float16"}, "Did you mean"),
+        ("sgd", {"clip_norm": 0.0}, "clip_norm"),
+        ("adam", {"eps": 0.0}, "eps=0.0 must be positive, such as 1e-08"),
+        ("adamw", {"momentum": 0.5}, "optimizer.momentum=0.5 is not read by"),
+        ("adamw", {"b2": 2.0}, "optimizer.b2=2.0 must be in"),
+        ("adamw", {"decay_multipliers": (("head/kernel", 2.0),)}, "which is 0"),
+    ],
+)
+def test_optimizer_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        create_optimizer(name, schedule=lambda _: 0.1, **kwargs)

@@ -1,0 +1,331 @@
+"""Workdirs: whose they are, who works in them, and that nothing of another run is overwritten."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.files.json import read_json, write_json
+from vit_jax.workdir.claim import claim_workdir, release_workdir
+
+REPO = Path(__file__).parents[2]
+CONFIG: dict[str, Any] = {
+    "seed": 0,
+    "model": {"patch_size": (4, 4), "dropout": 0.0, "name": "vit", "extra": None, "kwargs": {}},
+    "mesh": {"data": -1, "fsdp": 1},
+    "log": {"every_steps": 10},
+    "steps": 100,
+}
+DATASET = {"num_examples": 1797, "digest": "abc"}
+RUNTIME = ("mesh.", "log.", "steps")
+
+
+def claim(
+    workdir: Path,
+    config: dict[str, Any] = CONFIG,
+    dataset: dict[str, Any] = DATASET,
+    *,
+    resume: str = "auto",
+) -> None:
+    """A start of the run that gets as far as its first line of metrics."""
+    claim_workdir(workdir, config, dataset, resume=resume, runtime_keys=RUNTIME)
+    (workdir / "metrics.jsonl").write_text('{"step": 1}\n')
+    release_workdir(workdir)
+
+
+def changed(**sections: Any) -> dict[str, Any]:
+    """CONFIG with some values of its sections, or whole keys, replaced."""
+    return {
+        key: {**value, **sections[key]}
+        if key in sections and isinstance(value, dict)
+        else sections.get(key, value)
+        for key, value in CONFIG.items()
+    }
+
+
+def test_a_new_workdir_is_created_and_resumed(tmp_path: Path) -> None:
+    workdir = tmp_path / "a" / "b"
+    claim(workdir)
+    saved = (workdir / "config.json").read_bytes()
+    assert json.loads(saved) == json.loads(json.dumps(CONFIG))
+    assert read_json(workdir / "dataset.json") == DATASET
+    claim(workdir)
+    claim(workdir, changed(mesh={"data": 2}, log={"every_steps": 1}, steps=200))
+    assert (workdir / "config.json").read_bytes() == saved
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"seed": 1}, "seed: 0 -> 1"),
+        ({"seed": False}, "seed: 0 -> false"),
+        ({"model": {"patch_size": (4, 8)}}, r"model.patch_size: \[4, 4\] -> \[4, 8\]"),
+        ({"model": {"patch_size": 4}}, r"model.patch_size: \[4, 4\] -> 4"),
+        (
+            {"model": {"extra": 1, "name": "mixer"}},
+            'extra: null -> 1, model.name: "vit" -> "mixer"',
+        ),
+        ({"model": {"kwargs": {"a": 1}}}, r"kwargs: \{\} -> \(absent\), .*a: \(absent\) -> 1"),
+        ({"model": {"new": 3}}, r"model.new: \(absent\) -> 3"),
+    ],
+)
+def test_another_config_is_refused_with_its_keys(
+    tmp_path: Path, sections: dict[str, Any], message: str
+) -> None:
+    claim(tmp_path)
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(UserError, match=message) as error:
+        claim(tmp_path, changed(**sections))
+    assert "\n" not in str(error.value)
+    assert "--workdir" in str(error.value)
+    assert "--resume=force" in str(error.value)
+    assert (tmp_path / "config.json").read_bytes() == before
+    claim(tmp_path)  # a refused run leaves the workdir free
+
+
+def test_the_same_value_in_another_form_is_the_same(tmp_path: Path) -> None:
+    claim(tmp_path)
+    claim(tmp_path, changed(seed=0.0, model={"patch_size": [4.0, 4], "dropout": 0}))
+
+
+def test_runtime_keys_are_whole_keys_or_sections(tmp_path: Path) -> None:
+    with_neighbours = {**CONFIG, "meshes": 1, "steps_more": 1}
+    claim(tmp_path, with_neighbours)
+    with pytest.raises(UserError, match="meshes: 1 -> 2, steps_more: 1 -> 2"):
+        claim(tmp_path, {**with_neighbours, "meshes": 2, "steps_more": 2})
+
+
+def test_the_first_ten_keys_are_named(tmp_path: Path) -> None:
+    claim(tmp_path, {f"key{i:02}": 0 for i in range(12)})
+    with pytest.raises(UserError, match=r"key09: 0 -> 1 and 2 more\. ") as error:
+        claim(tmp_path, {f"key{i:02}": 1 for i in range(12)})
+    assert "key10" not in str(error.value)
+
+
+def test_another_dataset_is_refused(tmp_path: Path) -> None:
+    claim(tmp_path)
+    with pytest.raises(UserError, match="another dataset: num_examples: 1797 -> 1798"):
+        claim(tmp_path, dataset={**DATASET, "num_examples": 1798})
+
+
+def test_force_keeps_every_earlier_config(tmp_path: Path) -> None:
+    claim(tmp_path)
+    claim(tmp_path, changed(seed=1), resume="force")
+    claim(tmp_path, changed(seed=2), {**DATASET, "digest": "d"}, resume="force")
+    claim(tmp_path, changed(seed=2), {**DATASET, "digest": "d"}, resume="force")  # no news
+    seeds = [read_json(tmp_path / f"config{n}.json")["seed"] for n in ("", ".1", ".2")]
+    assert seeds == [2, 0, 1]
+    assert read_json(tmp_path / "dataset.1.json") == DATASET
+    assert sorted(p.name for p in tmp_path.glob("*.json")) == [
+        "config.1.json", "config.2.json", "config.json", "dataset.1.json", "dataset.json",
+    ]  # fmt: skip
+    claim(tmp_path, changed(seed=2), {**DATASET, "digest": "d"})
+
+
+def test_an_unknown_resume_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--resume=yes is not known\. Known: auto, force"):
+        claim(tmp_path, resume="yes")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"seed": 0', b"\xff\xfe", b"[]", b"3"])
+def test_a_damaged_config_is_named(tmp_path: Path, content: bytes) -> None:
+    claim(tmp_path)
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
+        claim(tmp_path)
+    claim(tmp_path, resume="force")
+    assert (tmp_path / "config.1.json").read_bytes() == content
+    claim(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "params.npz"])
+def test_results_of_something_else_are_not_taken_over(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "something").touch()
+    with pytest.raises(UserError, match=f"holds {name} but no config.json"):
+        claim(tmp_path)
+    claim(tmp_path, resume="force")
+    claim(tmp_path)
+
+
+def test_a_start_that_failed_before_its_first_update_holds_nobody(tmp_path: Path) -> None:
+    claim_workdir(tmp_path, CONFIG, DATASET, resume="auto", runtime_keys=RUNTIME)
+    release_workdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()  # made before the failure, still empty
+    claim(tmp_path, changed(seed=5))
+    assert read_json(tmp_path / "config.json")["seed"] == 5
+    with pytest.raises(UserError, match="seed: 5 -> 0"):
+        claim(tmp_path)
+
+
+def test_a_folder_with_other_files_may_be_used(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("hands off")
+    claim(tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "hands off"
+
+
+@pytest.mark.parametrize("inside", ["", "below"])
+def test_a_file_in_the_way(tmp_path: Path, inside: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot be written: .*Choose another --workdir") as error:
+        claim(tmp_path / "file" / inside)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs a folder that even root "
+                    "cannot write to")  # fmt: skip
+def test_an_unwritable_folder() -> None:
+    with pytest.raises(UserError, match="cannot be written"):
+        claim(Path("/proc/vit_jax_workdir"))
+
+
+HOLDER = """
+import sys, time
+from vit_jax.workdir.claim import claim_workdir
+claim_workdir(sys.argv[1], {"seed": 0}, {}, resume="auto", runtime_keys=())
+print("claimed", flush=True)
+if sys.argv[2] == "fork":
+    import os
+    if os.fork() == 0:
+        time.sleep(60)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("children", ["none", "fork"])
+def test_a_workdir_is_for_one_process_until_it_dies(tmp_path: Path, children: str) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path), children],
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "claimed\n"
+        for resume in ("auto", "force"):
+            with pytest.raises(UserError, match=f"in use by another process .pid {holder.pid} on"):
+                claim(tmp_path, {"seed": 0}, {}, resume=resume)
+        time.sleep(0.2)  # the fork, if any
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        # A worker that outlives its killed parent must not keep the workdir shut.
+        claim(tmp_path, {"seed": 0}, {})
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(holder.pid, signal.SIGKILL)
+        holder.communicate()
+
+
+@pytest.mark.parametrize(
+    ("is_lost", "is_other_name"), [(True, True), (False, True), (False, False)]
+)
+def test_a_lock_of_another_host_is_waited_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_lost: bool,
+    is_other_name: bool,
+) -> None:
+    monkeypatch.setattr("vit_jax.workdir.claim._POLL_SECONDS", 0.1)
+    monkeypatch.setattr("vit_jax.workdir.claim._LOST_HOST_SECONDS", 60.0 if is_lost else 0.5)
+    # Another host; or, as in Kubernetes, one of the same name that was started on another machine.
+    name, boot = ("elsewhere", "") if is_other_name else (socket.gethostname(), "another")
+    elsewhere = (
+        "import socket, vit_jax.workdir.claim\n"
+        f"socket.gethostname = lambda: {name!r}\n"
+        f"if {boot!r}: vit_jax.workdir.claim._machine = lambda: '{name} (boot {boot})'\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", elsewhere + HOLDER, str(tmp_path), "none"],
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "claimed\n"
+        if is_lost:
+            threading.Timer(1.0, holder.kill).start()
+            claim(tmp_path, {"seed": 0}, {})
+        else:
+            with pytest.raises(UserError, match=f"in use .*pid {holder.pid} on {name}"):
+                claim(tmp_path, {"seed": 0}, {})
+        assert caplog.text.count("is locked by another host") == 1
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_the_same_process_may_claim_again(tmp_path: Path) -> None:
+    claim_workdir(tmp_path, CONFIG, DATASET, resume="auto", runtime_keys=RUNTIME)
+    claim_workdir(tmp_path, CONFIG, DATASET, resume="auto", runtime_keys=RUNTIME)
+    assert _refused_elsewhere(tmp_path)
+    release_workdir(tmp_path)
+    release_workdir(tmp_path)
+    assert not _refused_elsewhere(tmp_path)
+
+
+def test_a_workdir_deleted_while_it_was_claimed_is_locked_again(tmp_path: Path) -> None:
+    workdir = tmp_path / "w"
+    claim_workdir(workdir, CONFIG, DATASET, resume="auto", runtime_keys=RUNTIME)
+    shutil.rmtree(workdir)
+    claim_workdir(workdir, CONFIG, DATASET, resume="auto", runtime_keys=RUNTIME)
+    assert _refused_elsewhere(workdir)
+    release_workdir(workdir)
+
+
+def test_a_run_killed_before_it_wrote_its_config_claims_nothing(tmp_path: Path) -> None:
+    claim(tmp_path)
+    (tmp_path / "config.json").unlink()  # it is written last, and before any metrics
+    (tmp_path / "metrics.jsonl").unlink()
+    claim(tmp_path, changed(seed=1), {**DATASET, "digest": "other"})
+    claim(tmp_path, changed(seed=1), {**DATASET, "digest": "other"})
+    assert read_json(tmp_path / "dataset.json")["digest"] == "other"
+
+
+def _refused_elsewhere(workdir: Path) -> bool:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_is_refused, (workdir,))
+
+
+def _is_refused(workdir: Path) -> bool:
+    try:
+        claim(workdir)
+    except UserError:
+        return True
+    return False
+
+
+def test_write_json_replaces_the_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})  # stops half-way
+    assert read_json(path) == {"a": 1}
+    write_json(path, {"a": [1, None]})
+    assert read_json(path) == {"a": [1, None]}
+
+
+def test_read_json_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    with pytest.raises(UserError, match=r"x\.json cannot be read: No such file"):
+        read_json(path)
+    path.write_text("{")
+    with pytest.raises(UserError, match=r"x\.json is damaged"):
+        read_json(path)

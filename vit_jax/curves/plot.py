@@ -1,0 +1,275 @@
+"""Curves of runs in one picture, a panel per metric."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_jax.curves.read import (
+    X_AXES,
+    RunCurves,
+    differing_keys,
+    legend_labels,
+    read_run,
+    smoothed,
+    thinned,
+    value_text,
+)
+from vit_jax.errors import UserError, check_known, nearest
+
+# Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
+# their yellow. After them the same colours come again, dashed.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = ("-", "--", ":", "-.")
+MARKERS = "osD^vPX"  # one per evaluator
+SUFFIXES = (".png", ".pdf", ".svg")
+MAX_PANELS = 9  # where nothing is asked for
+MAX_MARKERS = 40  # per curve, or they hide each other
+PIXEL_COLUMNS = 1000  # more than a panel has
+X_TITLES = {"step": "step", "images": "training images", "hours": "hours"}
+EXACT = ("learning_rate",)  # has no noise that smoothing could take away
+
+
+def plot_run(
+    workdirs: Sequence[str],
+    *,
+    output: str = "curves.png",
+    metrics: Sequence[str] = (),
+    x: str = "step",
+    smooth: float = 0.02,
+    names: Sequence[str] = (),
+) -> Path:
+    """Draws the metrics of several runs; returns the file.
+
+    Training metrics are lines, with what was logged faintly behind their moving average;
+    evaluations are marked points, a shape per evaluator; a colour is a run.
+
+    Args:
+      workdirs: folders of runs, finished or not.
+      output: file to write: .png, .pdf or .svg.
+      metrics: a panel for each; `accuracy` shows those of training and of all evaluators,
+        `test/accuracy` of one. Empty: loss, evaluations, learning rate and speed.
+      x: `step`, `images` (comparable where batch sizes differ) or `hours` (evaluation included).
+      smooth: width of the moving average, as a share of the x axis; 0 shows what was logged.
+      names: of the runs in the legend; empty: folder and what differs in `config.json`.
+
+    Raises:
+      UserError: a folder is no run, nothing is called that, or matplotlib is not installed.
+    """
+    path = Path(output)
+    check_known("--x", x, X_AXES)
+    check_known("the suffix of --output", path.suffix, SUFFIXES)
+    if not 0 <= smooth < 1:
+        raise UserError(f"--smooth={smooth} must be a share of the x axis, from 0 to below 1.")
+    if not path.resolve().parent.is_dir():
+        raise UserError(f"--output={output}: the folder {path.parent} is not there.")
+    if names and len(names) != len(workdirs):
+        raise UserError(f"--names has {len(names)} names for {len(workdirs)} runs.")
+    runs = [read_run(workdir) for workdir in workdirs]
+    panels = choose_panels(runs, metrics)
+    labels = list(names) or legend_labels(runs)
+    if not names:
+        _log_differences(runs, labels)
+    figure = draw(runs, labels, panels, x=x, smooth=smooth)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise UserError(f"--output={output} cannot be written: {error.strerror}.") from error
+    return path
+
+
+def curves_of(run: RunCurves, panel: str) -> list[str]:
+    """Names of the run's metrics that a panel shows, that of training first."""
+    return sorted(
+        (name for name in run.curves if panel in (name, name.rpartition("/")[2])),
+        key=lambda name: "/" in name,
+    )
+
+
+def choose_panels(runs: Sequence[RunCurves], asked: Sequence[str]) -> list[str]:
+    """What to draw: the metrics asked for, or those that most readers look at.
+
+    Raises:
+      UserError: no run has a metric of that name.
+    """
+    names = dict.fromkeys(name for run in runs for name in run.curves)
+    last_parts = dict.fromkeys(name.rpartition("/")[2] for name in names)
+    for panel in asked:
+        if panel not in names and panel not in last_parts:
+            raise UserError(
+                f"--metrics={panel}: no run has it.{nearest(panel, [*names, *last_parts])} "
+                f"Known: {', '.join(sorted({*names, *last_parts}))}."
+            )
+    if asked:
+        return list(dict.fromkeys(asked))
+    evaluated = [name.rpartition("/")[2] for name in names if "/" in name]
+    first = ["loss", "accuracy", *(part for part in evaluated if part != "num_examples")]
+    chosen = [part for part in dict.fromkeys(first) if part in last_parts]
+    room = MAX_PANELS - 2
+    if len(chosen) > room:
+        logging.info("Not drawn: %s; --metrics chooses.", ", ".join(chosen[room:]))
+    speed = [name for name in ("learning_rate", "images_per_second") if name in names]
+    if not chosen and not speed:
+        where = ", ".join(str(run.workdir) for run in runs)
+        raise UserError(f"There is no number to draw in the metrics of {where}.")
+    return chosen[:room] + speed
+
+
+def _log_differences(runs: Sequence[RunCurves], labels: Sequence[str]) -> None:
+    """All that differs between the configs; a legend has room for a few keys only."""
+    for key in differing_keys([run.config for run in runs]):
+        values = " | ".join(value_text(run.config, key) for run in runs)
+        logging.info("%s: %s", key, values)
+    for label in labels:
+        logging.info("Run %s", label)
+
+
+def draw(
+    runs: Sequence[RunCurves],
+    labels: Sequence[str],
+    panels: Sequence[str],
+    *,
+    x: str,
+    smooth: float,
+) -> Any:
+    """The figure: panels in rows, the legend of runs above them."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError(
+            'scripts/plot_run.py draws with matplotlib: pip install "vit_jax[embedded]".'
+        ) from error
+    columns = min(len(panels), 2 if len(panels) <= 4 else 3)
+    rows = math.ceil(len(panels) / columns)
+    # Figure instead of pyplot: nothing stays open, and no display is looked for.
+    figure = Figure(
+        figsize=(5.4 * max(columns, 2) if columns > 1 else 7.5, 3.4 * rows + 0.25 * len(runs)),
+        dpi=110,
+        layout="constrained",
+    )
+    ends = [_end(run, panels, x) for run in runs]
+    evaluators = dict.fromkeys(
+        name.rpartition("/")[0]
+        for run in runs
+        for panel in panels
+        for name in curves_of(run, panel)
+        if "/" in name
+    )
+    markers = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(evaluators)}
+    for number, panel in enumerate(panels, start=1):
+        axis = figure.add_subplot(rows, columns, number)
+        for run, style in zip(runs, _styles(), strict=False):
+            _draw_run(axis, run, panel, x, smooth * max(ends), style, markers)
+        _finish_panel(axis, panel, x, runs, markers)
+        axis.set_xlim(0, 1.02 * max(ends) or 1)
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], lw=2, **style) for _, style in zip(runs, _styles(), strict=False)]
+    legend = figure.legend(handles, labels, loc="outside upper left", frameon=False, handlelength=3)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a $ is one of a folder's name, or of a regular expression
+    return figure
+
+
+def _styles() -> Iterator[dict[str, Any]]:
+    """Line styles, one for each run."""
+    while True:
+        for line in LINES:
+            for color in COLORS:
+                yield {"color": color, "ls": line}
+
+
+def _end(run: RunCurves, panels: Sequence[str], x: str) -> float:
+    """Where the run's last point is on the x axis.
+
+    Raises:
+      UserError: the run does not say when its lines were written, for `hours`.
+    """
+    positions = [
+        np.nanmax(run.along(run.curves[name], x), initial=-np.inf)
+        for panel in panels
+        for name in curves_of(run, panel)
+    ]
+    if positions and not math.isfinite(max(positions)):
+        raise UserError(f"--x=hours: {run.workdir} has no elapsed_seconds in its metrics.")
+    return float(max(positions, default=0.0))
+
+
+def _draw_run(
+    axis: Any,
+    run: RunCurves,
+    panel: str,
+    x: str,
+    width: float,
+    style: dict[str, Any],
+    markers: dict[str, str],
+) -> None:
+    """The run's curves of one panel; `width` of the moving average, in units of the x axis."""
+    for name in curves_of(run, panel):
+        curve = run.curves[name]
+        positions = run.along(curve, x)
+        known = np.isfinite(positions)
+        positions, values = positions[known], curve.values[known]
+        if "/" in name:
+            # The last one always: it is what the run is remembered by.
+            marked = np.unique(np.linspace(0, len(values) - 1, MAX_MARKERS).round().astype(int))
+            axis.plot(
+                *(positions, values),
+                **{**style, "lw": 1.0, "ms": 5, "mec": "white", "mew": 0.6},
+                marker=markers[name.rpartition("/")[0]],
+                markevery=marked,
+                zorder=4,
+            )
+            continue
+        smooths = width > 0 and name not in EXACT and len(positions) > 1
+        dense = len(positions) > PIXEL_COLUMNS  # becomes a band, which hides what is behind it
+        faint = {**style, "lw": 0.7, "alpha": 0.1 if dense else 0.25}
+        axis.plot(
+            *thinned(positions, values, PIXEL_COLUMNS),
+            **(faint if smooths else {**style, "lw": 1.6}),
+            marker="." if len(positions) == 1 else "",
+            zorder=2,
+        )
+        if smooths:
+            averages = smoothed(positions, values, width)
+            axis.plot(*thinned(positions, averages, PIXEL_COLUMNS), **style, lw=1.6, zorder=3)
+
+
+def _finish_panel(
+    axis: Any, panel: str, x: str, runs: Sequence[RunCurves], markers: dict[str, str]
+) -> None:
+    """Title, number formats, grid, and which shape is which evaluator."""
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_title(panel, loc="left", fontsize=11)
+    axis.set_xlabel(X_TITLES[x])
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
+    axis.grid(color="0.92")
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    sources = dict.fromkeys(
+        name.rpartition("/")[0] for run in runs for name in curves_of(run, panel)
+    )
+    if any(sources):
+        handles = [
+            Line2D(
+                [], [], color="0.4", lw=1, marker=markers.get(name, ""), label=name or "training"
+            )
+            for name in sources
+        ]
+        axis.legend(handles=handles, fontsize=8, frameon=False)
+
+
+def short_number(value: float) -> str:
+    """`0.5`, `250`, `10k`, `1.5M`, `2B`."""
+    for unit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:.4g}{suffix}"
+    return f"{value:.4g}"

@@ -1,0 +1,278 @@
+"""Weights of any format in any other, checked on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.data import preprocess
+from vit_jax.errors import UserError, check_known
+from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.models.create import create_model
+from vit_jax.parameters.names import flatten_names, unflatten_names
+from vit_jax.pretrained.cards.card import write_card
+from vit_jax.pretrained.formats.description import HALF, Description, InputSettings
+from vit_jax.pretrained.formats.table import FORMATS, lost_conventions
+from vit_jax.pretrained.load import MODEL_FILE
+from vit_jax.workdir.checkpoints import CheckpointManager
+
+ORBAX = "orbax"
+FORMAT_NAMES = (*FORMATS, ORBAX)
+# big_vision's class token is the sum of two parameters of ours, so that float32 rounds differently
+# once; everything else is moved and not computed.
+LOGITS_TOLERANCE = 1e-5
+
+
+def convert_checkpoint(
+    source: str,
+    destination: str,
+    *,
+    format: str,
+    image_size: int | tuple[int, int] | None = None,
+    num_heads: int | None = None,
+    grid: tuple[int, int] | None = None,
+    drop_head: bool = False,
+) -> dict[str, Any]:
+    """Reads `source`, writes `destination`, reads that again and compares.
+
+    Args:
+      source: see `vit_jax.pretrained.load.read_source`.
+      destination: a file NAME.npz, beside which NAME.json and NAME.md (the model card) are written;
+        or, for timm, huggingface and orbax, a folder. It must not exist.
+      format: one of `FORMAT_NAMES`.
+      image_size: interpolate the position embeddings for images of this size.
+      num_heads, grid: what the file does not tell, see `read_source`.
+      drop_head: leave head and pre_logits out; the model gives its representation.
+
+    Returns:
+      A report for JSON: `source`, `source_format`, `destination`, `format`, `files`,
+      `num_parameters`, `arrays` (what became of each), `notes` (what the format cannot say),
+      `parameters_identical`, `max_logits_difference`.
+
+    Raises:
+      UserError: see `load_model`; the format cannot hold the model; the destination exists or
+        cannot be written; or what was written does not give the same logits (it is removed).
+    """
+    check_known("--format", format, FORMAT_NAMES)
+    target = Path(destination).expanduser()
+    _check_destination(target, format)
+    model = load_model(source, image_size=image_size, num_heads=num_heads, grid=grid)
+    if drop_head:
+        model = without_head(model)
+    flat = flatten_names(model.params)
+    # Beside the target, so that the last move is a rename.
+    scratch = target.parent / f".{target.name}.{os.getpid()}.tmp"
+    try:
+        scratch.mkdir(parents=True)
+        written = scratch / target.name
+        write(written, format, flat, model.description)
+        check = compare(model, load_model(written))
+        write_card(
+            written,
+            description=model.description,
+            format=format,
+            source=source,
+            report=model.report,
+        )
+        _place(scratch, target)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    report = {
+        "source": source,
+        "source_format": model.format,
+        "destination": str(target),
+        "format": format,
+        "num_parameters": sum(array.size for array in flat.values()),
+        "arrays": model.report.to_json(),
+        "notes": [*lost_conventions(format, model.description), *lost_ops(format, model)],
+        "files": sorted(map(str, _files(target))),
+        **check,
+    }
+    return report
+
+
+def report_text(report: dict[str, Any]) -> str:
+    """The report of `convert_checkpoint` for people."""
+    arrays = report["arrays"]
+    same = "bit for bit the same" if report["parameters_identical"] else "the same function"
+    lines = [
+        f"{report['source']} ({report['source_format']}) -> "
+        f"{report['destination']} ({report['format']})",
+        f"  {report['num_parameters']:,} parameters in {len(arrays['loaded'])} arrays as they are"
+        + (f", {len(arrays['adapted'])} adapted" if arrays["adapted"] else ""),
+        *(f"  adapted {name}: {how}" for name, how in arrays["adapted"].items()),
+        *(f"  left out {name}: {why}" for name, why in arrays["dropped"].items()),
+        *(f"  note: {note}" for note in report["notes"]),
+        f"  read again: {same}; logits differ by {report['max_logits_difference']:.2g}",
+        *(f"  wrote {file}" for file in report["files"]),
+    ]
+    return "\n".join(lines)
+
+
+def write(path: Path, format: str, params: dict[str, np.ndarray], description: Description) -> None:
+    """Writes flat parameters and their description, in whatever files the format has."""
+    if format == ORBAX:
+        path.mkdir()
+        manager = CheckpointManager(path, every_steps=1, keep=1)
+        manager.save(0, {"params": jax.tree.map(jnp.asarray, unflatten_names(params))})
+        manager.close()
+        description.write(path / MODEL_FILE)
+        return
+    row = FORMATS[format]
+    row.write(path, params, description, input_settings(description))
+    if format in ("timm", "huggingface"):  # which have positions as parameters only
+        sizes = {**description.model, "position_embedding": "learned"}
+        description = dataclasses.replace(description, model=sizes)
+    description.write(path / MODEL_FILE if row.is_folder else path.with_suffix(".json"))
+
+
+def input_settings(description: Description) -> InputSettings:
+    """What timm and Hugging Face store of the preprocessing.
+
+    Ops that they have no words for (a random one, another order) become a plain resize.
+    """
+    height, width, channels = description.image_shape
+    settings = InputSettings("bilinear", (height, width), None)
+    if not description.eval_preprocess:
+        return settings
+    for op in preprocess.parse(description.eval_preprocess).ops:
+        if isinstance(op, preprocess.Resize):
+            resize: Any = (op.height, op.width or op.height)
+            settings = dataclasses.replace(settings, resize=resize, method=_method(op.method))
+        elif isinstance(op, preprocess.ResizeSmall):
+            settings = dataclasses.replace(settings, resize=op.size, method=_method(op.method))
+        elif isinstance(op, preprocess.CentralCrop):
+            crop = (op.height, op.width or op.height)
+            settings = dataclasses.replace(settings, crop=crop)
+        elif isinstance(op, preprocess.Normalize):
+            settings = dataclasses.replace(settings, mean=_triple(op.mean), std=_triple(op.std))
+        elif isinstance(op, preprocess.ValueRange):  # (x - mean) / std = x * (high - low) + low
+            std = 1.0 / (op.high - op.low)
+            settings = dataclasses.replace(settings, mean=_triple(-op.low * std), std=_triple(std))
+    if channels != 3 and settings.mean == HALF:
+        half = (0.5,) * channels
+        settings = dataclasses.replace(settings, mean=half, std=half)
+    return settings
+
+
+def lost_ops(format: str, model: PretrainedModel) -> list[str]:
+    """Preprocessing that timm and Hugging Face have no words for."""
+    spec = model.description.eval_preprocess
+    if format not in ("timm", "huggingface") or not spec:
+        return []
+    known = (
+        *(preprocess.Decode, preprocess.Resize, preprocess.ResizeSmall, preprocess.CentralCrop),
+        *(preprocess.Normalize, preprocess.ValueRange),
+    )
+    ops = preprocess.parse(spec).ops
+    lost = [type(op).__name__ for op in ops if not isinstance(op, known)]
+    notes = [f"of the preprocessing, {', '.join(lost)} is not written."] if lost else []
+    if any("pillow" not in getattr(op, "method", "pillow") for op in ops):
+        notes.append("resizing there is antialiased, as Pillow does it; here it is not.")
+    return notes
+
+
+def _method(name: str) -> str:
+    return "bicubic" if "bicubic" in name else "bilinear"
+
+
+def _triple(value: Any) -> tuple[float, ...]:
+    return tuple(value) if isinstance(value, tuple) else (value,) * 3
+
+
+def without_head(model: PretrainedModel) -> PretrainedModel:
+    """The same model up to its representation."""
+    flat = flatten_names(model.params)
+    dropped = {
+        name: "left out as asked (--drop_head)"
+        for name in flat
+        if name.startswith(("head/", "head_dist/", "pre_logits/"))
+    }
+    if not dropped:
+        raise UserError(f"--drop_head: {model.source} has no head.")
+    sizes = {**model.description.model, "num_classes": 0, "representation_size": None}
+    report = dataclasses.replace(
+        model.report,
+        loaded=tuple(name for name in model.report.loaded if name not in dropped),
+        dropped={**model.report.dropped, **dropped},
+    )
+    return dataclasses.replace(
+        model,
+        module=create_model(**sizes),
+        params=unflatten_names({name: a for name, a in flat.items() if name not in dropped}),
+        description=dataclasses.replace(model.description, model=sizes, class_names=()),
+        report=report,
+    )
+
+
+def compare(expected: PretrainedModel, found: PretrainedModel) -> dict[str, Any]:
+    """Whether two models hold the same parameters, and how far their logits are apart.
+
+    Returns:
+      `parameters_identical` (bit for bit) and `max_logits_difference` on two seeded images.
+
+    Raises:
+      UserError: logits differ by more than `LOGITS_TOLERANCE` of their deviation.
+    """
+    a, b = flatten_names(expected.params), flatten_names(found.params)
+    identical = a.keys() == b.keys() and all(
+        a[name].shape == b[name].shape and a[name].tobytes() == b[name].tobytes() for name in a
+    )
+    shape = (2, *expected.description.image_shape)
+    images = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+    before, after = (_logits(model, images) for model in (expected, found))
+    difference = float(np.max(np.abs(before - after)))
+    if not difference <= LOGITS_TOLERANCE * max(1.0, float(np.std(before))):
+        raise UserError(
+            f"{found.source} was written and read again, and its logits differ by {difference:.2g} "
+            f"from those of {expected.source}; it was removed. Please report this."
+        )
+    return {"parameters_identical": identical, "max_logits_difference": difference}
+
+
+def _logits(model: PretrainedModel, images: np.ndarray) -> np.ndarray:
+    return np.asarray(_compiled(model.module)(model.params, images))
+
+
+@functools.lru_cache(maxsize=4)
+def _compiled(module: Any) -> Any:
+    """Before and after, the module is the same."""
+    return jax.jit(lambda params, x: module.apply({"params": params}, x, train=False))
+
+
+def _check_destination(target: Path, format: str) -> None:
+    is_file = format in FORMATS and not FORMATS[format].is_folder
+    if is_file and target.suffix != ".npz":
+        raise UserError(f"{target}: --format={format} writes a file, call it NAME.npz.")
+    if not is_file and target.suffix in (".npz", ".safetensors", ".pth"):
+        raise UserError(f"{target}: --format={format} writes a folder; leave {target.suffix} out.")
+    beside = [target.with_suffix(suffix) for suffix in (".json", ".md")] if is_file else []
+    for path in (target, *beside):
+        try:
+            exists = path.exists()
+        except (OSError, ValueError) as error:  # a name that no file can have
+            raise UserError(f"cannot write {path}: {error}.") from error
+        if exists:
+            raise UserError(f"{path} exists; remove it, or choose another destination.")
+
+
+def _place(scratch: Path, target: Path) -> None:
+    """Moves what was written to its place, the weights last."""
+    for file in sorted(scratch.iterdir(), key=lambda path: path.name == target.name):
+        os.replace(file, target.parent / file.name)
+
+
+def _files(target: Path) -> list[Path]:
+    if target.is_dir():
+        return [path for path in target.rglob("*") if path.is_file()]
+    return [target, target.with_suffix(".json"), target.with_suffix(".md")]

@@ -1,0 +1,108 @@
+"""Which output of a model stands for which class of a dataset."""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.pretrained.zoo.class_names import LABELS, class_names, wordnet_ids
+
+WAY_OUT = "--ignore_class_names takes label i for output i"
+
+
+def match_classes(
+    dataset_names: Sequence[str],
+    model_names: Sequence[str],
+    num_outputs: int,
+    *,
+    ignore_names: bool = False,
+) -> np.ndarray:
+    """The model's output for each label of the dataset, int32 [number of labels].
+
+    Classes are matched by name. WordNet ids, as ImageNet's folders are called, stand for the names
+    in `pretrained/labels`, and for those of Hugging Face, which add synonyms.
+
+    Args:
+      dataset_names: in the order of the labels.
+      model_names: in the order of the outputs; empty where they are not known.
+      num_outputs: of the model.
+      ignore_names: label i is output i.
+
+    Raises:
+      UserError: more labels than outputs, a class that the model does not have, or no names to
+        compare and different numbers.
+    """
+    num_labels = len(dataset_names)
+    in_order = np.arange(num_labels, dtype=np.int32)
+    if num_labels > num_outputs:
+        raise UserError(
+            f"the dataset has {num_labels} classes, the model only {num_outputs} outputs; it was "
+            "trained for something else."
+        )
+    if ignore_names:
+        logging.info("Class names are not compared: label i is output i.")
+        return in_order
+    if not model_names:
+        for key, count in LABELS.items():
+            if count == num_outputs and set(dataset_names) <= set(wordnet_ids(key)):
+                logging.info("The model's class names are not known: taken for those of %s.", key)
+                return match_classes(dataset_names, class_names(key), num_outputs)
+        if num_labels != num_outputs:
+            raise UserError(
+                f"the model has {num_outputs} outputs of unknown names, the dataset {num_labels} "
+                f"classes; {WAY_OUT}."
+            )
+        logging.info("The model's class names are not known: label i is taken for output i.")
+        return in_order
+    if tuple(dataset_names) == tuple(model_names):
+        return in_order
+    outputs = _outputs_by_name(model_names)
+    unknown = [name for name in dataset_names if name not in outputs]
+    if unknown:
+        raise UserError(
+            f"{len(unknown)} of the dataset's {num_labels} classes are not among the model's "
+            f"{num_outputs}: {_list(unknown)} (the model's: {_list(model_names)}); {WAY_OUT}."
+        )
+    matched = np.array([outputs[name] for name in dataset_names], np.int32)
+    moved = np.flatnonzero(matched != in_order)
+    if len(moved):
+        logging.info(
+            "Classes are matched by name: %d of %d labels have another number in the model, as %r, "
+            "label %d, output %d.",
+            *(len(moved), num_labels, dataset_names[moved[0]], moved[0], matched[moved[0]]),
+        )
+    if num_labels < num_outputs:
+        logging.info(
+            "The model has %d more classes, which count as wrong.", num_outputs - num_labels
+        )
+    return matched
+
+
+def _outputs_by_name(model_names: Sequence[str]) -> dict[str, int]:
+    """Names that mean one output only."""
+    names = list(enumerate(model_names))
+    for key, count in LABELS.items():
+        if count == len(model_names) and _same_classes(model_names, class_names(key)):
+            names += enumerate(wordnet_ids(key))
+    counts = collections.Counter(name for _, name in names)
+    return {name: number for number, name in names if counts[name] == 1}
+
+
+def _same_classes(model_names: Sequence[str], published: Sequence[str]) -> bool:
+    """Whether the names are ImageNet's in its order, however many synonyms they are written with.
+
+    A few may be called otherwise; in another order nearly all would.
+    """
+    first = [
+        (a.split(",")[0], b.split(",")[0]) for a, b in zip(model_names, published, strict=True)
+    ]
+    return sum(a.strip().lower() == b.lower() for a, b in first) > 0.8 * len(first)
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    return f"{shown}, ..." if len(names) > 3 else shown

@@ -1,0 +1,261 @@
+"""What a model computes on the way to its logits, for images or whole datasets.
+
+B: batch, T: tokens (class and distillation token first, then the grid row by row), D: hidden size.
+
+| feature          | shape  | what it is                                                      |
+|------------------|--------|-----------------------------------------------------------------|
+| `logits`         | [K]    | the head's answer                                               |
+| `pre_logits`     | [D]    | what the head sees: pooled tokens after the last layer norm; of |
+|                  |        | models with a pre-training head its tanh layer, [R]             |
+| `cls`, `dist`    | [D]    | class and distillation token after the last layer norm          |
+| `gap`            | [D]    | mean over the grid's tokens after the last layer norm           |
+| `tokens`         | [T, D] | all tokens after the last layer norm                            |
+| `block_3_tokens` | [T, D] | all tokens after block 3, counted from 0: the residual stream,  |
+|                  |        | before any layer norm that follows                              |
+| `block_3`        | [D]    | of these the class token, or the mean where there is none       |
+
+A ResNet (`model.name=bit`) has `logits`, `pre_logits` and `gap`, its mean over the feature map,
+which is what its head sees.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.errors import UserError, nearest
+from vit_jax.evaluators.stream import stream_outputs
+from vit_jax.inference.feature_file import FeatureFile, check_name
+from vit_jax.inference.inputs import (
+    example_names,
+    file_source,
+    find_images,
+    fitting_batch_size,
+    input_chain,
+    reader_options,
+)
+from vit_jax.inference.load import load_model
+from vit_jax.models.bit import BiTResNet
+from vit_jax.objectives.pixels import scale_images
+from vit_jax.parameters.sharding import create_mesh, replicated
+
+# (params, batch) -> features by name
+FeatureFunction = Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]
+
+_BLOCK = re.compile(r"block_(\d+)(_tokens)?")
+
+
+def extract_features(
+    source: str,
+    images: list[str],
+    *,
+    features: Iterable[str],
+    output: str,
+    split: str = "",
+    data_dir: str = "",
+    label_key: str = "",
+    on_bad_image: str = "error",
+    preprocess: str = "",
+    batch_size: int = 64,
+    **model_options: Any,
+) -> dict[str, tuple[int, ...]]:
+    """Loads a model and writes features of images into an `.npz`.
+
+    It holds a float32 array [N, ...] per feature; `names` [N], where each image is stored; and for
+    a dataset `labels` [N] int32 and `class_names`.
+
+    Args:
+      source: of the model, see `load_model`, which takes `model_options`.
+      images: with a `split`, the name or folder of one dataset (see `create_dataset`); else image
+        files, and folders of which all images are taken.
+      features: names of the table above.
+      output: path of the `.npz`.
+      split, data_dir, label_key, on_bad_image: see `create_dataset`.
+      preprocess: ops; "" for the checkpoint's own.
+      batch_size: over all devices; rounded up to what they can share.
+
+    Returns:
+      The shapes of the arrays by feature.
+
+    Raises:
+      UserError: an unknown feature, an image that cannot be read, or no place to write to.
+    """
+    check_name(output)
+    paths = _image_paths(images, split)
+    model = load_model(source, **model_options)
+    names = check_features(model.module, features)
+    chain, spec = input_chain(model.description, preprocess, encoded=not split)
+    if split:
+        data = create_dataset(
+            name=images[0],
+            split=split,
+            preprocess=preprocess or model.description.eval_preprocess,
+            data_dir=data_dir,
+            label_key=label_key,
+            on_bad_image=on_bad_image,
+        )
+    else:
+        data = Dataset("images", "", file_source(paths), chain, (), on_bad_image)
+    data = data.check()
+
+    function = feature_function(model.module, names)
+    inputs = jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype)
+    rows = jax.eval_shape(function, model.params, {"image": inputs})
+    shapes = {name: (data.num_examples, *rows[name].shape[1:]) for name in names}
+    with FeatureFile(output, shapes) as file:
+        labels = _fill(file, function, model.params, data, batch_size)
+        others = {"names": np.array(example_names(data.source, data.split))}
+        if split:
+            others |= {"labels": labels, "class_names": np.array(data.class_names)}
+        file.finish(**others)
+    text = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+    logging.info("Wrote %s: %s.", output, text)
+    return shapes
+
+
+def _image_paths(images: list[str], split: str) -> list[str]:
+    """The image files that `images` names; none where it names a dataset."""
+    if split:
+        if len(images) != 1:
+            raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
+        return []
+    paths = find_images(images)
+    for path in paths:
+        if not os.path.isfile(path):
+            raise UserError(f"{path}: no such file or folder; a dataset needs a --split.")
+    return paths
+
+
+def _fill(
+    file: FeatureFile, function: FeatureFunction, params: Any, data: Dataset, batch_size: int
+) -> np.ndarray:
+    """Writes the features of all examples, in order; gives their labels, int32 [N]."""
+    mesh = create_mesh()
+    labels: list[np.ndarray] = []
+    for part in stream_outputs(
+        lambda params, batch: {**function(params, batch), "label": batch["label"]},
+        jax.device_put(params, replicated(mesh)),
+        data,
+        mesh=mesh,
+        batch_size=fitting_batch_size(batch_size, data.num_examples, mesh),
+        loader=reader_options(),
+    ):
+        labels.append(part.pop("label"))
+        file.append(part)
+    return np.concatenate(labels)
+
+
+def available_features(module: Any) -> list[str]:
+    """The features that a model has, by the names of the table above."""
+    names = ["logits"] if module.num_classes else []
+    if isinstance(module, BiTResNet):
+        return [*names, "pre_logits", "gap"]
+    if "dist" not in module.prefix_tokens:  # whose two heads each see a token of their own
+        names.append("pre_logits")
+    if module.num_layers is not None:
+        names += [*module.prefix_tokens, "gap", "tokens"]
+        for i in range(module.num_layers):
+            names += [f"block_{i}", f"block_{i}_tokens"]
+    return names
+
+
+def check_features(module: Any, features: Iterable[str]) -> list[str]:
+    """The names without repetition; UserError for one that the model does not have."""
+    known = available_features(module)
+    names = list(dict.fromkeys(name.strip() for name in features if name.strip()))
+    blocks = [name for name in known if _BLOCK.fullmatch(name)]
+    listing = ", ".join(name for name in known if name not in blocks)
+    if blocks:
+        last = module.num_layers - 1
+        listing += f", block_0 to block_{last}, block_0_tokens to block_{last}_tokens"
+    if not names:
+        raise UserError(f"--features is empty; this model has {listing}.")
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"--features: this model has no {name!r}.{nearest(name, known)} It has {listing}."
+            )
+    return names
+
+
+def feature_function(module: Any, names: Iterable[str]) -> FeatureFunction:
+    """`(params, batch) -> {name: float32 [B, ...]}`, to be compiled.
+
+    Args:
+      module: a Vision Transformer or a ResNet.
+      names: from `check_features`. Nothing else is kept of what the model computes.
+
+    The function takes parameters in loop form and batches with an `image`, as the objectives do.
+    """
+    names = tuple(names)
+    if isinstance(module, BiTResNet):  # both are one
+        sources = {name: "pre_logits" if name == "gap" else name for name in names}
+    else:
+        sources = {name: name for name in names}
+        # Blocks one by one, so that a single one can be kept; the result is the same.
+        module = module.clone(scan=False, remat="none")
+    captured = {_module_of(name) for name in sources.values()} - {""}
+
+    def wanted(submodule: nn.Module, method: str) -> bool:
+        return method == "__call__" and submodule.name in captured
+
+    def function(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        logits, state = module.apply(
+            {"params": params},
+            scale_images(batch["image"]),
+            train=False,
+            capture_intermediates=wanted,
+            mutable=["intermediates"],
+        )
+        kept = _outputs(state.get("intermediates", {}))
+        values = {name: _feature(module, sources[name], kept, logits) for name in names}
+        return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+
+    return function
+
+
+def _module_of(feature: str) -> str:
+    """The submodule whose output a feature is made of; "" for the logits."""
+    if feature in ("logits", "pre_logits"):
+        return feature.removeprefix("logits")
+    match = _BLOCK.fullmatch(feature)
+    return f"encoderblock_{match[1]}" if match else "Transformer"
+
+
+def _outputs(intermediates: Any) -> dict[str, jax.Array]:
+    """What was captured, by the name of the submodule."""
+    found: dict[str, jax.Array] = {}
+    for name, value in intermediates.items():
+        if name == "__call__":
+            continue
+        if "__call__" in value:
+            found[name] = value["__call__"][0]
+        found |= _outputs(value)
+    return found
+
+
+def _feature(module: Any, name: str, kept: dict[str, jax.Array], logits: jax.Array) -> jax.Array:
+    if name == "logits":
+        return logits
+    output = kept[_module_of(name)]
+    if name == "pre_logits":
+        has_layer = getattr(module, "representation_size", None) is not None  # a ResNet has none
+        return nn.tanh(output) if has_layer else output
+    prefix = module.prefix_tokens
+    if name.endswith("tokens"):
+        return output  # [B, T, D]
+    if name in prefix:
+        return output[:, prefix.index(name)]  # [B, D]
+    if name == "gap" or not prefix:
+        # Averages of many tokens are taken in float32 whatever the model computes in.
+        return jnp.mean(output[:, len(prefix) :], axis=1, dtype=jnp.float32)  # [B, D]
+    return output[:, 0]  # [B, D], the class token after a block

@@ -1,0 +1,294 @@
+"""Meshes, and the one table that says how every parameter is sharded.
+
+Models know nothing of this. A parameter's name selects its logical axes (`PARAMETER_AXES`), and a
+logical axis selects a mesh axis (`LOGICAL_TO_MESH`). Mesh axes: `data` replicates parameters,
+`fsdp` splits parameters and batch, `tensor` splits heads, MLP width and classes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from vit_jax.errors import UserError
+from vit_jax.parameters.devices import (
+    all_devices,
+    arrange_devices,
+    device_groups,
+    mesh_sizes,
+    split_sizes,
+)
+from vit_jax.parameters.names import is_stacked, path_name
+
+MESH_AXES = ("data", "fsdp", "tensor")
+BATCH_AXES = ("data", "fsdp")
+
+LOGICAL_TO_MESH: dict[str | None, str | None] = {
+    "embed": "fsdp",
+    "features": "fsdp",
+    "heads": "tensor",
+    "mlp": "tensor",
+    "classes": "tensor",
+    None: None,
+}
+
+_ATTENTION = r"(?:Transformer/encoderblock(?:_\d+)?|MAPHead_0)/MultiHeadDotProductAttention_0"
+_MLP = r"(?:Transformer/encoderblock(?:_\d+)?|MAPHead_0)/MlpBlock_0"
+_NORM = (
+    r"(?:Transformer/(?:encoderblock(?:_\d+)?/LayerNorm_[01]|encoder_norm)|MAPHead_0/LayerNorm_0)"
+)
+
+# Every parameter of every model matches exactly one row (tests/test_sharding.py).
+PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"cls|dist", (None, None, "embed")),
+    (r"MAPHead_0/probe", (None, None, "embed")),
+    (r"Transformer/posembed_input/pos_embedding", (None, None, "embed")),
+    (r"embedding/kernel", (None, None, None, "embed")),
+    (r"embedding/bias", ("embed",)),
+    (_ATTENTION + r"/(?:query|key|value)/kernel", ("embed", "heads", None)),
+    (_ATTENTION + r"/(?:query|key|value)/bias", ("heads", None)),
+    (_ATTENTION + r"/out/kernel", ("heads", None, "embed")),
+    (_ATTENTION + r"/out/bias", ("embed",)),
+    (_MLP + r"/Dense_0/kernel", ("embed", "mlp")),
+    (_MLP + r"/Dense_0/bias", ("mlp",)),
+    (_MLP + r"/Dense_1/kernel", ("mlp", "embed")),
+    (_MLP + r"/Dense_1/bias", ("embed",)),
+    (_NORM + r"/(?:scale|bias)", ("embed",)),
+    (r"pre_logits/kernel", ("embed", None)),
+    (r"pre_logits/bias", (None,)),
+    (r"head(?:_dist)?/kernel", ("embed", "classes")),
+    (r"head(?:_dist)?/bias", ("classes",)),
+    (r"(?:conv_root|block\d+/unit\d+/conv(?:[123]|_proj))/kernel", (None, None, None, "features")),
+    (r"(?:gn_root|block\d+/unit\d+/gn(?:[123]|_proj))/(?:scale|bias)", ("features",)),
+    (r"root_block/conv_root/kernel", (None, None, None, "features")),
+    (r"norm-pre-head/(?:scale|bias)", ("features",)),
+)
+
+
+def create_mesh(
+    *, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """A mesh with axes (data, fsdp, tensor); -1 takes what the others leave.
+
+    `fsdp` and `tensor` lie within a slice (TPU) or a host (GPU) as far as they fit, and `data`
+    crosses from one to the other. A warning says where parameters have to cross.
+
+    Args:
+      data, fsdp, tensor: devices along each axis. `fsdp=0` takes what `tensor` leaves of one slice
+        or host, so that the same config is hybrid on any number of them.
+      devices: all there are, unless given.
+
+    Raises:
+      UserError: the sizes do not multiply to the number of devices; or see `all_devices`.
+    """
+    devices = all_devices() if devices is None else devices
+    kind, groups = device_groups(devices)
+    group_size = len(groups[0])
+    sizes = mesh_sizes(data, fsdp, tensor, len(devices), group_size, kind)
+    (_, *across), _ = split_sizes(sizes, group_size)
+    if math.prod(across) > 1:
+        logging.warning(
+            "mesh.fsdp=%d x mesh.tensor=%d do not fit into the %d devices of one %s: in every step "
+            "parameters cross the slower network between the %d of them. mesh.data=-1 with "
+            "mesh.fsdp=0 keeps them within one, if the model fits there.",
+            *(sizes[1], sizes[2], group_size, kind, len(groups)),
+        )
+    # Auto axes: linen's layers do not state the shardings that Explicit axes would ask for.
+    return Mesh(arrange_devices(devices, sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """How a batch [B, ...] lies on the mesh: B is split over `data` and `fsdp`."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def check_batch_size(key: str, batch_size: int, mesh: Mesh, accumulation_steps: int = 1) -> None:
+    """Raises UserError unless the batch splits evenly over devices and accumulation steps."""
+    shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    if accumulation_steps < 1:
+        raise UserError(f"train_step.accumulation_steps={accumulation_steps} must be at least 1.")
+    if batch_size < 1:
+        raise UserError(f"{key}={batch_size} must be at least 1.")
+    unit = shards * accumulation_steps
+    if batch_size % unit:
+        below = batch_size // unit * unit
+        fitting = f"{below} or {below + unit}" if below > 0 else f"{unit}"
+        raise UserError(
+            f"{key}={batch_size} does not divide over mesh.data x mesh.fsdp = {shards} devices "
+            f"x train_step.accumulation_steps = {accumulation_steps}; use {fitting}."
+        )
+
+
+def parameter_axes(name: str, ndim: int) -> tuple[str | None, ...]:
+    """Logical axes of the parameter called `name`, such as `head/kernel` -> ("embed", "classes").
+
+    Raises:
+      ValueError: no row, or more than one, matches; add a row to `PARAMETER_AXES`.
+    """
+    matches = [axes for pattern, axes in PARAMETER_AXES if re.fullmatch(pattern, name)]
+    if len(matches) != 1:
+        raise ValueError(
+            f"parameter {name!r} matches {len(matches)} rows of sharding.PARAMETER_AXES, not one."
+        )
+    axes = matches[0]
+    if is_stacked(name):
+        axes = (None, *axes)
+    if len(axes) != ndim:
+        raise ValueError(
+            f"parameter {name!r} has {ndim} axes, sharding.PARAMETER_AXES says {axes}."
+        )
+    return axes
+
+
+def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    """Mesh axis of each dimension; one that does not divide its dimension is dropped.
+
+    `fsdp` then goes to the largest dimension that it divides and no other axis uses, if there is
+    one: which it is matters little, as parameters are gathered before they are used. The layers of
+    the scan form are none, as a step of the loop would need what one device alone holds.
+    """
+    axes = [LOGICAL_TO_MESH[logical] for logical in parameter_axes(name, len(shape))]
+    spec = [
+        axis if axis is None or size % mesh.shape[axis] == 0 else None
+        for size, axis in zip(shape, axes, strict=True)
+    ]
+    if "fsdp" in axes and "fsdp" not in spec:
+        first = 1 if is_stacked(name) else 0
+        others = [i for i in range(first, len(shape)) if shape[i] % mesh.shape["fsdp"] == 0]
+        others = [i for i in others if (used := spec[i]) is None or mesh.shape[used] == 1]
+        if others:
+            spec[max(others, key=lambda i: shape[i])] = "fsdp"
+    return PartitionSpec(*spec)
+
+
+def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
+    """A NamedSharding per leaf of a train state; logs what the mesh cannot split.
+
+    Leaves below `params` follow the table. Any other leaf belongs to the parameter whose name ends
+    its own path: moments and averages of the same shape lie as the parameter does, and factored
+    moments, which miss one of its dimensions, as the other dimensions do. The rest is replicated
+    (counters).
+
+    Args:
+      abstract_state: `TrainState` of ShapeDtypeStructs.
+      mesh: from `create_mesh`.
+    """
+    params = {
+        path_name(path): (leaf.shape, parameter_spec(path_name(path), leaf.shape, mesh))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_state.params)
+    }
+
+    def sharding(path: Any, leaf: Any) -> NamedSharding:
+        shape, spec = params.get(path_name(path), ((), PartitionSpec()))
+        return NamedSharding(mesh, _moment_spec(leaf.shape, shape, spec))
+
+    shardings = jax.tree_util.tree_map_with_path(sharding, abstract_state)
+    _log_fallbacks(abstract_state, shardings, mesh)
+    return shardings
+
+
+def _moment_spec(
+    shape: tuple[int, ...], param_shape: tuple[int, ...], spec: PartitionSpec
+) -> PartitionSpec:
+    """Of what an optimizer keeps of a parameter: its own spec, or less the dimension averaged."""
+    if shape == param_shape:
+        return spec
+    kept = [
+        PartitionSpec(*spec[:i], *spec[i + 1 :])
+        for i in range(len(param_shape))
+        if param_shape[:i] + param_shape[i + 1 :] == shape
+    ]
+    # Of a square matrix a row cannot be told from a column: better to be split than whole.
+    return max(kept, key=lambda s: sum(axis is not None for axis in s), default=PartitionSpec())
+
+
+def _log_fallbacks(abstract_state: Any, shardings: Any, mesh: Mesh) -> None:
+    """One line for each mesh axis and size of dimension that it does not divide.
+
+    A warning where what stays whole is more than a hundredth of what a device holds.
+    """
+    bytes_of: dict[str, int] = {}  # on each device, with all that the optimizer keeps of it
+    for (path, leaf), sharding in zip(
+        jax.tree_util.tree_leaves_with_path(abstract_state), jax.tree.leaves(shardings), strict=True
+    ):
+        local = math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        bytes_of[path_name(path)] = bytes_of.get(path_name(path), 0) + local
+    specs = {
+        path_name(path): sharding.spec
+        for path, sharding in jax.tree_util.tree_leaves_with_path(shardings.params)
+    }
+    kinds: dict[tuple[str, int], dict[str, tuple[int, ...]]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_state.params):
+        name = path_name(path)
+        for size, logical in zip(leaf.shape, parameter_axes(name, leaf.ndim), strict=True):
+            axis = LOGICAL_TO_MESH[logical]
+            if axis is not None and size % mesh.shape[axis]:
+                kinds.setdefault((axis, size), {})[name] = leaf.shape
+    for (axis, size), shapes in kinds.items():
+        whole = [name for name in shapes if axis not in specs[name]]
+        cost = sum(bytes_of[name] for name in whole)
+        example = max(whole or shapes, key=lambda name: math.prod(shapes[name]))
+        divisor = math.gcd(size, mesh.shape[axis])
+        logging.log(
+            logging.WARNING if cost > sum(bytes_of.values()) / 100 else logging.INFO,
+            "mesh.%s=%d does not divide dimension %d of %d parameters, such as %s %s: %d of them "
+            "are split along another dimension, %d stay whole and take %.3g MB of every device, "
+            "optimizer included.%s",
+            *(axis, mesh.shape[axis], size, len(shapes), example, shapes[example]),
+            *(len(shapes) - len(whole), len(whole), cost / 1e6),
+            f" mesh.{axis}={divisor} would divide it." if divisor > 1 else "",
+        )
+
+
+def keep_batch_sharding() -> AbstractContextManager[None]:
+    """Within it, what every module returns stays split over the batch, [B, ...].
+
+    To be entered where a model is traced for a mesh. Left to itself the compiler sees that both
+    the batch and the width of parameters are split over `fsdp`, and in the body of a scan it
+    decides for the width: every device then computes on the whole batch, with several times the
+    memory (tests/test_layouts.py). Without `jax.set_mesh`, and where the batch does not divide, it
+    changes nothing.
+    """
+    return nn.intercept_methods(_split_over_batch)
+
+
+def _split_over_batch(
+    method: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
+) -> Any:
+    value = method(*args, **kwargs)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or context.method_name != "__call__" or not isinstance(value, jax.Array):
+        return value
+    shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    if value.ndim < 2 or value.shape[0] % shards:
+        return value
+    others = [PartitionSpec.UNCONSTRAINED] * (value.ndim - 1)
+    return jax.lax.with_sharding_constraint(value, PartitionSpec(BATCH_AXES, *others))
+
+
+def to_host(tree: Any) -> Any:
+    """Arrays on any sharding and any number of processes -> numpy arrays on every process.
+
+    One leaf at a time, so that no device ever holds more than one whole array.
+    """
+
+    def fetch(leaf: Any) -> np.ndarray:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            whole = replicated(leaf.sharding.mesh)  # type: ignore[attr-defined]
+            leaf = jax.jit(lambda x: x, out_shardings=whole)(leaf)
+        return np.asarray(jax.device_get(leaf))
+
+    return jax.tree.map(fetch, tree)

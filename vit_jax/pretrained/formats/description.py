@@ -1,0 +1,86 @@
+"""What one has to know of parameters to use them: sizes, grid of tokens, classes, inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.files.json import read_json, write_json
+
+HALF = (0.5, 0.5, 0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSettings:
+    """`eval_preprocess` in the terms in which other libraries store it.
+
+    Attributes:
+      method: `bilinear` or `bicubic`.
+      resize: pixels of the short side, or (height, width) to which the whole image is scaled.
+      crop: (height, width) cut from the middle afterwards, or None.
+      mean, std: per channel, for pixels in [0, 1]; 0.5 and 0.5 give [-1, 1].
+    """
+
+    method: str
+    resize: int | tuple[int, int]
+    crop: tuple[int, int] | None
+    mean: tuple[float, ...] = HALF
+    std: tuple[float, ...] = HALF
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """Goes with every set of parameters that we write, as JSON.
+
+    Attributes:
+      model: keyword arguments of `create_model`: `name`, sizes, `classifier`, `num_classes`, ...
+      image_shape: [H, W, C] of the images that the position embeddings are for.
+      grid: rows and columns of tokens; of a ResNet's last feature map, where there are none.
+      class_names: one per class in the order of the logits; () where they are not known.
+      eval_preprocess: ops from an image file to the model's input, see `data/preprocess.py`.
+    """
+
+    model: dict[str, Any]
+    image_shape: tuple[int, int, int]
+    grid: tuple[int, int]
+    class_names: tuple[str, ...]
+    eval_preprocess: str
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Description:
+        """The inverse of `to_json`.
+
+        Raises:
+          ValueError, KeyError, TypeError: `value` is not what `to_json` gives.
+        """
+        height, width, channels = (int(size) for size in value["image_shape"])
+        rows, columns = (int(size) for size in value["grid"])
+        return cls(
+            model=dict(value["model"]),
+            image_shape=(height, width, channels),
+            grid=(rows, columns),
+            class_names=tuple(str(name) for name in value["class_names"]),
+            eval_preprocess=str(value["eval_preprocess"]),
+        )
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        write_json(path, self.to_json())
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Description:
+        """Raises UserError where the file is missing, damaged or something else."""
+        try:
+            return cls.from_json(read_json(Path(path)))
+        except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(
+                f"{path} does not describe a model ({error!r}); restore the file, or remove it "
+                "and say the sizes yourself."
+            ) from error

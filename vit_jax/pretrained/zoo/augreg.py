@@ -1,0 +1,188 @@
+"""The AugReg collection ("How to train your ViT?", 2106.10270): 50,000 files and their index.
+
+A file's name is its recipe, see vit_jax/models/augreg_names.py. index.csv has a row per
+fine-tuning, with the accuracies on held-out data by which to choose.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+from typing import Any
+
+from vit_jax.errors import UserError, check_known, nearest
+from vit_jax.models import augreg_names
+from vit_jax.pretrained.zoo.entry import Accuracy, ZooEntry
+
+FOLDER = "gs://vit_models/augreg"
+INDEX = f"{FOLDER}/index.csv"
+
+MODELS = augreg_names.MODELS
+# of pre-training: classes
+PRETRAINING = {"i1k": 1000, "i21k": 21843}
+# `adapt_ds` in the index: classes
+ADAPTATION = {
+    "imagenet2012": 1000,
+    "cifar100": 100,
+    "oxford_iiit_pet": 37,
+    "resisc45": 45,
+    "kitti": 4,  # VTAB's task: distance of the closest vehicle
+}
+
+_COLUMNS = (
+    *("name", "ds", "final_val", "final_test", "adapt_ds", "adapt_resolution"),
+    *("adapt_final_val", "adapt_final_test", "filename", "adapt_filename"),
+)
+
+Row = dict[str, str]
+
+
+def is_file_name(name: str) -> bool:
+    return augreg_names.is_file_name(name)
+
+
+def entry(name: str) -> ZooEntry:
+    """What the name of a file of the collection says, with or without `.npz`.
+
+    Raises:
+      UserError: the collection has no such names.
+    """
+    name = name.removesuffix(".npz")
+    parts = augreg_names.parse(name)
+    num_classes, labels = PRETRAINING[parts.data], augreg_names.DATASETS[parts.data]
+    if parts.adapt_dataset:
+        num_classes = ADAPTATION[parts.adapt_dataset]
+        labels = "imagenet2012" if parts.adapt_dataset == "imagenet2012" else ""
+    uncertain = parts.data == "i1k" and not parts.adapt_dataset
+    return ZooEntry(
+        name=f"augreg/{name}",
+        url=f"{FOLDER}/{name}.npz",
+        format="npz_published",
+        variant=parts.variant,
+        resolution=parts.resolution,
+        num_classes=num_classes,
+        preprocess=f"official_eval({parts.resolution})",
+        labels=labels,
+        note="May have the tanh layer before its head: files trained on ImageNet alone exist with "
+        "and without."
+        if uncertain
+        else "",
+    )
+
+
+def read_index(path: str | os.PathLike[str]) -> list[Row]:
+    """Rows of index.csv as {column: text}.
+
+    Raises:
+      UserError: not that file.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise UserError(
+                    f"{path} is no index of AugReg: it has no column {missing[0]!r}; remove it and "
+                    f"get {INDEX} again."
+                )
+            return list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is no index of AugReg: {error}.") from error
+
+
+def select(
+    index: list[Row],
+    *,
+    name: str,
+    ds: str = "i21k",
+    adapt_ds: str = "",
+    resolution: int | None = None,
+) -> ZooEntry:
+    """The checkpoint that the official code would take.
+
+    The pre-trained file is the one with the best accuracy on held-out data of its own pre-training
+    (`final_val`); of its fine-tunings the one with the best `adapt_final_val`. No test set is
+    looked at.
+
+    Args:
+      index: see `read_index`.
+      name: architecture, as B/16 or B_16.
+      ds: pre-training: i1k, i21k (300 epochs) or i21k_30.
+      adapt_ds: dataset of the fine-tuning; "" for the pre-trained file.
+      resolution: 224 or 384; of both the better, where None. For fine-tunings only.
+
+    Raises:
+      UserError: a value that the index does not have; it lists those that it has.
+    """
+    name = MODELS.get(name, name)
+    if resolution is not None and not adapt_ds:
+        raise UserError(
+            f"resolution={resolution} chooses among fine-tunings: give adapt_ds as well, one of "
+            f"{', '.join(ADAPTATION)}."
+        )
+    rows = _where(index, "name", name)
+    best = _best(_where(rows, "ds", ds), "final_val")
+    if not adapt_ds:
+        dataset, column = ("imagenet2012", "final_test") if ds == "i1k" else (ds, "final_val")
+        return _with_accuracy(entry(best["filename"]), dataset, best, column)
+    rows = _where(_where(rows, "filename", best["filename"]), "adapt_ds", adapt_ds)
+    if resolution is not None:
+        rows = _where(rows, "adapt_resolution", str(resolution))
+    best = _best(rows, "adapt_final_val")
+    return _with_accuracy(entry(best["adapt_filename"]), adapt_ds, best, "adapt_final_test")
+
+
+def parse_choice(text: str) -> dict[str, Any]:
+    """`B/16,adapt_ds=imagenet2012,resolution=384` as keyword arguments of `select`.
+
+    Raises:
+      UserError: an unknown key, or a value of the wrong type.
+    """
+    name, *options = text.split(",")
+    arguments: dict[str, Any] = {"name": name}
+    for option in options:
+        key, _, value = option.partition("=")
+        if key not in ("ds", "adapt_ds", "resolution"):
+            known = ("ds", "adapt_ds", "resolution")
+            raise UserError(
+                f"augreg:{text}: unknown key {key!r}.{nearest(key, known)} Write "
+                "augreg:B/16[,ds=i21k][,adapt_ds=imagenet2012][,resolution=384]."
+            )
+        if key == "resolution" and not value.isdecimal():
+            raise UserError(f"augreg:{text}: resolution={value!r} must be a number of pixels.")
+        arguments[key] = int(value) if key == "resolution" else value
+    return arguments
+
+
+def _where(rows: list[Row], column: str, value: str) -> list[Row]:
+    check_known(f"AugReg index: {column}", value, sorted({row[column] for row in rows}))
+    return [row for row in rows if row[column] == value]
+
+
+def _best(rows: list[Row], column: str) -> Row:
+    measured = [row for row in rows if _number(row[column]) is not None]
+    if not measured:
+        raise UserError(
+            f"AugReg index: no {column} for {rows[0]['filename']} and the like; the index may be "
+            f"cut short: remove it and get {INDEX} again."
+        )
+    return max(measured, key=lambda row: float(row[column]))
+
+
+def _number(text: str) -> float | None:
+    """None for an empty cell, which pandas writes for a missing value."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if value == value else None
+
+
+def _with_accuracy(found: ZooEntry, dataset: str, row: Row, column: str) -> ZooEntry:
+    """`found` with an accuracy of the index, which holds fractions of one."""
+    value = _number(row[column])
+    if value is None:
+        return found
+    accuracy = Accuracy(dataset, round(100 * value, 2), f"AugReg index.csv, {column}")
+    return dataclasses.replace(found, accuracy=(accuracy,))

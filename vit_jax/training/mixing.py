@@ -1,0 +1,148 @@
+"""Mixup and CutMix: every image is mixed with another one of the same batch, inside the step.
+
+The partner is the row before, in the global batch (big_vision's way; timm takes the reversed
+batch). `repeated_augmentation` keeps draws of one example apart, so partners are other examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError
+from vit_jax.objectives.pixels import scale_images
+
+Batch = dict[str, jax.Array]
+Mixing = Callable[[Batch, jax.Array], Batch]
+
+
+def create_mixing(
+    *,
+    mixup_alpha: float = 0.0,
+    cutmix_alpha: float = 0.0,
+    probability: float = 1.0,
+    cutmix_probability: float = 0.5,
+    per_example: bool = False,
+) -> Mixing | None:
+    """A function (batch, rng) -> mixed batch, or None where both alphas are 0.
+
+    Mixup (1710.09412): weight * image + (1 - weight) * other, with weight = max(l, 1 - l) and
+    l ~ Beta(alpha, alpha), as AugReg has it, so that the image's own label is the heavier one.
+    CutMix (1905.04899, algorithm A1): a box of the other image, with sides sqrt(1 - l) of the
+    image's and its middle anywhere, is pasted in; what is outside of the image is cut off, and
+    the weight is the share of the image that is left in truth.
+
+    The function takes `image` [B, H, W, C] (uint8 is scaled to [-1, 1] first, so that no rounding
+    happens), `label` [B] and `mask` [B], and returns float images and besides
+      `other_label` [B]: the partner's label,
+      `label_weight` [B] float32: the share of `label`; 1 - label_weight is that of `other_label`.
+    A row whose partner is padding (mask 0) stays as it is, with weight 1; batches that train hold
+    none.
+
+    Args:
+      mixup_alpha: of its Beta distribution (AugReg 0.2 to 0.8, DeiT 0.8); 0 is no mixup.
+      cutmix_alpha: of its Beta distribution (1.0 in the paper and in DeiT); 0 is no CutMix.
+      probability: of mixing at all.
+      cutmix_probability: of CutMix in a mix, where both alphas are positive.
+      per_example: every row draws coefficient, kind and box for itself; else the batch draws once,
+        as in all three papers.
+
+    Raises:
+      UserError: a negative alpha, a probability outside of [0, 1], or a setting that is not read.
+    """
+    _check(mixup_alpha, cutmix_alpha, probability, cutmix_probability, per_example)
+    if not mixup_alpha and not cutmix_alpha:
+        return None
+    if not mixup_alpha:
+        cutmix_probability = 1.0
+    elif not cutmix_alpha:
+        cutmix_probability = 0.0
+
+    def mixing(batch: Batch, rng: jax.Array) -> Batch:
+        images = scale_images(batch["image"])
+        num_rows, height, width = images.shape[:3]
+        draws = (num_rows if per_example else 1,)
+        keys = jax.random.split(rng, 5)
+        # [n, H, W]: the share of the image itself at each pixel; n is 1 or B.
+        own = jnp.ones((*draws, 1, 1))
+        weight = jnp.ones(draws)  # [n]
+        if mixup_alpha:
+            coefficient = jax.random.beta(keys[0], mixup_alpha, mixup_alpha, draws)
+            weight = jnp.maximum(coefficient, 1.0 - coefficient)
+            own = weight[:, None, None]
+        if cutmix_alpha:
+            coefficient = jax.random.beta(keys[1], cutmix_alpha, cutmix_alpha, draws)
+            box = random_boxes(keys[2], coefficient, height, width)  # [n, H, W]
+            cut = jax.random.bernoulli(keys[3], cutmix_probability, draws)  # [n]
+            left = 1.0 - jnp.sum(box, axis=(1, 2)) / (height * width)
+            weight = jnp.where(cut, left, weight)
+            own = jnp.where(cut[:, None, None], 1.0 - box, own)
+        mixes = jax.random.bernoulli(keys[4], probability, draws)
+        mixes = mixes & (_partner(batch["mask"]) > 0)  # [B]
+        own = jnp.where(mixes[:, None, None], own, 1.0)[..., None]  # [B, H, W, 1] or [B, 1, 1, 1]
+        return {
+            **batch,
+            # Raw pixels travel between devices, a quarter of the bytes.
+            "image": own * images + (1.0 - own) * scale_images(_partner(batch["image"])),
+            "other_label": _partner(batch["label"]),
+            "label_weight": jnp.where(mixes, weight, 1.0),
+        }
+
+    return mixing
+
+
+def _check(
+    mixup_alpha: float,
+    cutmix_alpha: float,
+    probability: float,
+    cutmix_probability: float,
+    per_example: bool,
+) -> None:
+    """Raises UserError for a value out of range, and for one that would not be read."""
+    for key, value in (("mixup_alpha", mixup_alpha), ("cutmix_alpha", cutmix_alpha)):
+        if value < 0:
+            raise UserError(f"mix.{key}={value} must not be negative; 0 turns it off.")
+    for key, value in (("probability", probability), ("cutmix_probability", cutmix_probability)):
+        if not 0.0 <= value <= 1.0:
+            raise UserError(f"mix.{key}={value} must be in [0, 1].")
+    if not (mixup_alpha and cutmix_alpha) and cutmix_probability != 0.5:
+        raise UserError(
+            f"mix.cutmix_probability={cutmix_probability} is read only where mix.mixup_alpha and "
+            "mix.cutmix_alpha are both positive; leave it at 0.5."
+        )
+    if not mixup_alpha and not cutmix_alpha:
+        for key, value, default in (
+            ("probability", probability, 1.0),
+            ("per_example", per_example, False),
+        ):
+            if value != default:
+                raise UserError(
+                    f"mix.{key}={value} mixes nothing while mix.mixup_alpha and mix.cutmix_alpha "
+                    f"are 0; set one of them, or leave it at {default}."
+                )
+
+
+def random_boxes(rng: jax.Array, coefficients: jax.Array, height: int, width: int) -> jax.Array:
+    """CutMix's boxes for coefficients [n]: float32 [n, H, W], 1 inside and 0 outside.
+
+    Sides are sqrt(1 - coefficient) of the image's, halved and cut to pixels; the middle is any
+    pixel.
+    """
+    ratio = jnp.sqrt(1.0 - coefficients)
+
+    def inside(rng: jax.Array, side: int) -> jax.Array:
+        half = jnp.floor(side * ratio).astype(jnp.int32) // 2  # [n]
+        middle = jax.random.randint(rng, coefficients.shape, 0, side)
+        place = jnp.arange(side)[None]  # [1, side]
+        return (place >= (middle - half)[:, None]) & (place < (middle + half)[:, None])
+
+    rng_y, rng_x = jax.random.split(rng)
+    rows, columns = inside(rng_y, height), inside(rng_x, width)  # [n, H], [n, W]
+    return jnp.asarray(rows[:, :, None] & columns[:, None, :], jnp.float32)  # [n, H, W]
+
+
+def _partner(x: jax.Array) -> jax.Array:
+    """Row i gets what row i - 1 had, the first what the last had."""
+    return jnp.roll(x, 1, axis=0)

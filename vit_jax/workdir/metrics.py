@@ -1,0 +1,242 @@
+"""Where numbers go: `metrics.jsonl`, TensorBoard and, if asked, W&B; from process 0 only."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vit_jax.errors import PreemptedError, UserError, explained
+from vit_jax.files.json import read_json, write_json
+from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
+
+METRICS_FILE = "metrics.jsonl"
+WANDB_FILE = "wandb_run.json"
+
+
+class MetricWriter:
+    """Appends one line of JSON per call to `WORKDIR/metrics.jsonl`, and TensorBoard scalars.
+
+    Lines look like `{"step": 20, "loss": 1.5, "images_per_second": 900.0}`; a step with training
+    metrics and evaluations has a line for each. A resumed run drops the lines after the step it
+    starts from, because it writes them again.
+
+    A context manager, so that W&B learns whether the run has failed, or will go on.
+    """
+
+    def __init__(
+        self,
+        workdir: str,
+        *,
+        start_step: int,
+        tensorboard: bool,
+        wandb_project: str = "",
+        config: dict[str, Any] | None = None,
+    ):
+        """Must be called by every process.
+
+        Args:
+          workdir: folder of the run.
+          start_step: finished updates.
+          tensorboard: whether to write event files, into `WORKDIR/tensorboard`.
+          wandb_project: project on Weights & Biases; empty: none.
+          config: of the run; shown by TensorBoard (as text) and W&B.
+
+        Raises:
+          UserError: W&B is wanted, but not installed or not to be reached.
+        """
+        self._file: Any = None
+        self._summary: Any = None
+        self._wandb: WandbRun | None = None
+
+        def start() -> None:
+            if wandb_project:  # first, for this may fail
+                self._wandb = WandbRun(
+                    workdir, project=wandb_project, config=config or {}, start_step=start_step
+                )
+            self._file = _reopen(workdir, start_step)
+            if tensorboard:
+                self._summary = _summary_writer(workdir, start_step, config)
+
+        run_on_first_process(start)
+
+    def write(self, step: int, metrics: dict[str, Any]) -> None:
+        """Writes scalars by name.
+
+        Raises:
+          UserError: the disk is full, or gone.
+        """
+        if self._file is None:
+            return
+        with _named(self._file):
+            self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        if self._summary is not None:
+            for name, value in metrics.items():
+                self._summary.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.write(step, metrics)
+
+    def close(self, *, failed: bool = False, goes_on: bool = False) -> None:
+        """Flushes everything; W&B shows the run as failed, preempted (`goes_on`) or finished."""
+        if self._file is not None:
+            try:
+                with _named(self._file):
+                    self._file.close()
+            except UserError:
+                if not failed:  # else what failed first is what there is to say
+                    raise
+        if self._summary is not None:
+            self._summary.close()
+        if self._wandb is not None:
+            self._wandb.close(failed=failed, goes_on=goes_on)
+
+    def __enter__(self) -> MetricWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        goes_on = kind is not None and issubclass(kind, PreemptedError)
+        self.close(failed=kind is not None and not goes_on, goes_on=goes_on)
+
+
+@contextlib.contextmanager
+def _named(file: Any) -> Iterator[None]:
+    """Errors of writing to an open file do not say which one it was."""
+    try:
+        yield
+    except OSError as error:
+        raise explained(
+            f"{file.name} could not be written: {error.strerror}. Make room, then start again.",
+            error,
+        ) from error
+
+
+def _reopen(workdir: str, start_step: int) -> Any:
+    """`metrics.jsonl` for appending, without what comes after `start_step`."""
+    path = Path(workdir) / METRICS_FILE
+    kept = [row for row in read_metrics(workdir) if row["step"] <= start_step]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    os.replace(temporary, path)
+    return open(path, "a", buffering=1)
+
+
+def _summary_writer(workdir: str, start_step: int, config: dict[str, Any] | None) -> Any:
+    """TensorBoard's events; each start of a run also tells its config."""
+    from tensorboardX import SummaryWriter  # imports protobuf: half a second
+
+    summary = SummaryWriter(
+        str(Path(workdir) / "tensorboard"), purge_step=start_step + 1, flush_secs=20
+    )
+    if config is not None:
+        lines = json.dumps(config, indent=2).splitlines()
+        summary.add_text("config", "\n".join("    " + line for line in lines), start_step)
+    return summary
+
+
+class WandbRun:
+    """The run on Weights & Biases, one and the same for all sessions of a work directory.
+
+    Its id is in `WORKDIR/wandb_run.json`; W&B's own files are in `WORKDIR/wandb`. Everything else
+    (account, server, `WANDB_MODE=offline`) is as W&B's own environment variables say.
+    """
+
+    def __init__(self, workdir: str, *, project: str, config: dict[str, Any], start_step: int):
+        check_wandb(project)
+        import wandb
+
+        path = Path(workdir) / WANDB_FILE
+        known = read_json(path) if path.exists() else {}
+        if known.get("project") != project:
+            known = {"project": project, "id": secrets.token_hex(6)}
+            write_json(path, known)  # before the run exists, or a kill would lose its id
+        try:
+            self._run = wandb.init(
+                project=project,
+                id=known["id"],
+                resume="allow",
+                name=Path(workdir).resolve().name,
+                dir=workdir,
+                # Where the network went away, the end of the run must not wait for it: what has
+                # not been sent by then stays in the folder, for `wandb sync`.
+                settings=wandb.Settings(finish_timeout=30),
+            )
+        except Exception as error:  # W&B has no common class for no login, network, permission
+            raise UserError(
+                f"log.wandb={project!r}: W&B does not start: {' '.join(str(error).split())} "
+                "Log in with `wandb login`, set WANDB_MODE=offline, or leave log.wandb empty; "
+                f"without {path} this becomes a new run."
+            ) from error
+        self._run.config.update(config, allow_val_change=True)  # a resumed run may bring other keys
+        self._lost = False
+        # Evaluations that a preempted run makes up for. W&B has closed that step, so they go to
+        # the next; where it knows later steps as well, it knows the evaluations.
+        self._closed_step = start_step if self._run.starting_step == start_step + 1 else None
+
+    def write(self, step: int, metrics: dict[str, Any]) -> None:
+        """Logs scalars, except those of steps that W&B has from before the run was interrupted.
+
+        It cannot take them again, and they are the same: a resumed run repeats them bit for bit.
+        """
+        if step == self._closed_step:
+            step += 1
+        if step >= self._run.starting_step:
+            self._attempt(functools.partial(self._run.log, dict(metrics), step=step))
+
+    def close(self, *, failed: bool, goes_on: bool) -> None:
+        if goes_on:  # with a status that is not 0, "preempted" takes the place of "failed"
+            self._attempt(self._run.mark_preempting)
+        code = REQUEUE_EXIT_CODE if goes_on else int(failed)
+        self._attempt(functools.partial(self._run.finish, exit_code=code))
+
+    def _attempt(self, call: Callable[[], Any]) -> None:
+        """W&B is a process of its own, which a SIGTERM to the whole job ends: training goes on."""
+        if self._lost:
+            return
+        try:
+            call()
+        except Exception as error:
+            self._lost = True
+            logging.warning("W&B has gone (%r); this session tells it no more.", error)
+
+
+def check_wandb(project: str) -> None:
+    """Raises a UserError if a project is given and the package wandb is not installed."""
+    if not project:
+        return
+    try:
+        # By a name of its contents: a folder `wandb` of results is importable, too.
+        from wandb import init  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f'log.wandb={project!r} needs the package wandb: pip install "vit_jax[wandb]", or '
+            "leave log.wandb empty."
+        ) from error
+
+
+def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`, without what is none of ours.
+
+    Such as the part of a line that a killed run leaves behind, at the end or, where a file system
+    lost what came next, in the middle.
+    """
+    path = Path(workdir) / METRICS_FILE
+    rows = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
+    return rows
