@@ -69,8 +69,9 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import augreg_grid, default, pretrain
+from configs import augreg_grid, pretrain
 from configs.finetune import fine_tuning, parse_argument
+from vit_jax.config import evaluator
 from vit_jax.errors import UserError
 from vit_jax.models import augreg_names
 
@@ -153,7 +154,7 @@ def get_config(argument: str = "B/16,oxford_iiit_pet") -> ConfigDict:
     config.optimizer.learning_rate = task.learning_rate
     config.evaluators.test.split = task.test
     with config.unlocked():
-        config.evaluators.validation = default.evaluator(task.validation)
+        config.evaluators.validation = evaluator(task.validation)
     config.sweep.learning_rates = task.learning_rates
     config.sweep.train_split = task.train
     config.sweep.validation_split = task.validation

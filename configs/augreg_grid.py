@@ -97,7 +97,6 @@ def pretraining(setting: Setting) -> ConfigDict:
     config.optimizer.weight_decay = setting.weight_decay
     config.optimizer.momentum_dtype = "bfloat16"
     config.optimizer.clip_norm = 1.0
-    config.schedule.name = "cosine"
     config.sweep.published = _published(setting)
     return config
 

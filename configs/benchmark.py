@@ -11,20 +11,21 @@ preprocessing of batches of 128; without a dataset.name it makes photographs its
 
 from ml_collections import ConfigDict
 
-from configs import default
+from vit_jax.config import get_config as default_config
+from vit_jax.config import section
 from vit_jax.errors import check_known
 from vit_jax.models.variants import get_variant
 
 
 def get_config(benchmark: str = "step") -> ConfigDict:
-    config = default.get_config()
+    config = default_config()
     check_known("benchmark", benchmark, ("step", "input"))
     if benchmark == "input":
         config.dataset.name = ""
         config.dataset.preprocess = "official_train(224)"
         config.dataset.batch_size = 128
         return config
-    config.model.update(get_variant("Ti/16"))
+    config.model = section("model", **get_variant("Ti/16"))
     config.dataset.name = "glyphs(size=224, num_examples=32)"
     config.dataset.preprocess = "decode"
     config.dataset.eval_preprocess = "decode"

@@ -71,6 +71,7 @@ def get_config(argument: str = "90") -> ConfigDict:
         config.mix.mixup_alpha = 0.2
     config.model.classifier = "token" if "pool=token" in options else "gap"
     config.model.position_embedding = "learned" if "posemb=learned" in options else "sincos2d"
+    config.model.position_stddev = config.model.hidden_size**-0.5  # as big_vision
     config.model.representation_size = None if "head=linear" in options else 384
     config.model.head_bias_init = 0.0
     config.objective.loss = "softmax"
@@ -78,7 +79,6 @@ def get_config(argument: str = "90") -> ConfigDict:
     config.optimizer.weight_decay = 0.1
     config.optimizer.momentum_dtype = "bfloat16"
     config.optimizer.clip_norm = 1.0
-    config.schedule.name = "cosine"
     row = PUBLISHED.get(",".join(options))
     if row:
         config.sweep.published = f"{row[EPOCHS.index(int(epochs))]} (2205.01580)"

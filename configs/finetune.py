@@ -36,7 +36,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import default
+from vit_jax.config import get_config as default_config
+from vit_jax.config import section, set_kind
 from vit_jax.errors import UserError, check_known
 from vit_jax.models import tokens
 from vit_jax.models.variants import get_variant
@@ -137,7 +138,9 @@ TABLE_5: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "oxford_flowers102": ((99.38, 99.11, 99.61, 99.19, 99.51), (89.49, 85.43, 89.66, 86.36)),
     "oxford_iiit_pet": ((94.43, 93.02, 94.73, 93.09, 94.82), (93.81, 92.04, 93.64, 91.35)),
 }
-README_R50_B16 = {"imagenet2012": 83.72, "cifar10": 98.72, "cifar100": 90.88}
+README_R50_B16 = {"imagenet2012": 85.08, "cifar10": 98.94, "cifar100": 92.30}
+# The official code fine-tunes these with dropout (its README: R50+B/16 on ImageNet 83.72 without).
+DROPOUT = {"L/16": 0.1, "H/14": 0.1, "R50+B/16": 0.1, "R50+L/32": 0.1}
 TABLE_2 = {
     ("L/16", "imagenet2012", 512): "85.30 +- 0.02 from ImageNet-21k, 87.76 +- 0.03 from JFT-300M",
     ("H/14", "imagenet2012", 518): "88.55 +- 0.04 from JFT-300M",
@@ -157,6 +160,8 @@ def get_config(argument: str = "B/16,cifar10") -> ConfigDict:
     task = find_task(dataset)
     config = fine_tuning(variant)
     set_task(config, task)
+    if variant in DROPOUT:
+        config.model.dropout_rate = DROPOUT[variant]
     vtab = dataset.startswith("vtab/")
     train = f"official_train({resolution})"
     if vtab:
@@ -195,10 +200,10 @@ def parse_argument(recipe: str, argument: str) -> tuple[str, str, int]:
 
 def pixels_per_token(variant: str) -> int:
     """The side of a variant's tokens in the image; 1 for a ResNet, which takes any size."""
-    row = {"resnet_layers": None, **get_variant(variant)}
-    if row["patch_size"] is None:
+    row = get_variant(variant)
+    if "patch_size" not in row:
         return 1
-    return tokens.pixels_per_token(row["patch_size"], row["resnet_layers"])[0]
+    return tokens.pixels_per_token(row["patch_size"], row.get("resnet_layers"))[0]
 
 
 def find_task(dataset: str) -> Task:
@@ -210,15 +215,12 @@ def find_task(dataset: str) -> Task:
 
 def fine_tuning(variant: str) -> ConfigDict:
     """What the recipes of the paper, of AugReg and of big_vision have in common."""
-    config = default.get_config()
-    config.model.update(get_variant(variant))
+    config = default_config()
+    config.model = section("model", **get_variant(variant))
     config.dataset.batch_size = 512
-    config.optimizer.name = "sgd"
-    config.optimizer.momentum = 0.9
+    set_kind(config, "optimizer", "sgd")
     config.optimizer.momentum_dtype = "bfloat16"
-    config.optimizer.weight_decay = 0.0
     config.optimizer.clip_norm = 1.0
-    config.schedule.name = "cosine"
     config.checkpoint.every_steps = 500
     return config
 

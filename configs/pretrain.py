@@ -70,7 +70,9 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import default, finetune
+from configs import finetune
+from vit_jax.config import evaluator, section, set_kind
+from vit_jax.config import get_config as default_config
 from vit_jax.errors import UserError
 from vit_jax.models.variants import get_variant
 
@@ -164,22 +166,21 @@ def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
     if is_jft:
         config.optimizer.learning_rate = rate
         config.optimizer.weight_decay = 0.1
-        config.schedule.name = "linear"
+        set_kind(config, "schedule", "linear")
     elif dataset == "imagenet21k":
         config.optimizer.learning_rate = 1e-3
         config.optimizer.weight_decay = 0.03
-        config.schedule.name = "linear"
+        set_kind(config, "schedule", "linear")
         published_epochs = (90,)
     else:
         config.optimizer.learning_rate = 3e-3
         config.optimizer.weight_decay = 0.3
         config.optimizer.clip_norm = 1.0
-        config.schedule.name = "cosine"
         config.objective.label_smoothing = 1e-4
         published_epochs = (300,)
-    is_resnet = config.model.name == "bit"
-    config.model.dropout_rate = 0.0 if is_jft or is_resnet else 0.1
-    config.model.representation_size = None if is_resnet else config.model.hidden_size
+    if not is_resnet(config):
+        config.model.dropout_rate = 0.0 if is_jft else 0.1
+        config.model.representation_size = config.model.hidden_size
     config.duration.epochs = float(epochs or max(published_epochs))
     config.sweep.published = published(variant, dataset, int(config.duration.epochs))
     return config
@@ -242,9 +243,9 @@ def pretraining(variant: str, dataset: str) -> ConfigDict:
     Sigmoid loss, bias -10, batch 4096, 10,000 steps of warm-up, Adam: `get_config` and the recipes
     of later papers set the rest, or something else. UserError: a variant that they cannot train.
     """
-    config = default.get_config()
-    config.model.update(get_variant(variant))
-    if config.model.name == "deit":
+    config = default_config()
+    config.model = section("model", **get_variant(variant))
+    if variant.startswith("DeiT-distilled"):
         raise UserError(
             f"model variant {variant} is not for the recipes of pre-training: one of its two heads "
             "learns from a teacher, which they lack, and before its heads is no place for their "
@@ -258,7 +259,7 @@ def pretraining(variant: str, dataset: str) -> ConfigDict:
     config.dataset.split = data.split
     config.dataset.batch_size = 4096
     # 224 pixels, or the nearest fewer that the tokens divide; a ResNet has none.
-    stride = 1 if config.model.name == "bit" else finetune.pixels_per_token(variant)
+    stride = finetune.pixels_per_token(variant)
     pixels = 224 // stride * stride
     config.dataset.preprocess = f"official_train({pixels})"
     config.dataset.eval_preprocess = f"big_vision_eval({pixels}, resize={round(pixels * 8 / 7)})"
@@ -268,11 +269,7 @@ def pretraining(variant: str, dataset: str) -> ConfigDict:
         add_validation(config, data.validation, data.every_steps)
 
     config.objective.loss = "sigmoid"
-    config.optimizer.name = "adamw"
-    config.optimizer.b1 = 0.9
-    config.optimizer.b2 = 0.999
     config.schedule.warmup_steps = 10_000
-    config.schedule.linear_end = 1e-5
     config.checkpoint.every_steps = 1_000
     return config
 
@@ -280,12 +277,14 @@ def pretraining(variant: str, dataset: str) -> ConfigDict:
 def _launch(config: ConfigDict) -> None:
     """How `config.model` is computed, stored and fed: ours, by the model's size."""
     config.model.dtype = "bfloat16"
-    width = config.model.hidden_size or 0  # none in a ResNet
-    is_wide_resnet = config.model.name == "bit" and config.model.resnet_width_factor >= 3
-    config.model.scan = width >= 1024
-    if width >= 1024 or is_wide_resnet:
+    if is_resnet(config):
+        is_large = is_huge = config.model.resnet_width_factor >= 3
+    else:
+        is_large, is_huge = config.model.hidden_size >= 1024, config.model.hidden_size >= 1152
+        config.model.scan = is_large
+    if is_large:
         config.model.remat = "full"
-    if width >= 1152 or is_wide_resnet:
+    if is_huge:
         config.mesh.fsdp = 4
     # A worker holds a batch per thread, and one that is sent.
     config.loader.num_workers = 8
@@ -293,7 +292,12 @@ def _launch(config: ConfigDict) -> None:
     config.loader.prefetch = 1
 
 
+def is_resnet(config: ConfigDict) -> bool:
+    """Whether the model has no patches, nor anything else that only Transformers have."""
+    return "patch_size" not in config.model
+
+
 def add_validation(config: ConfigDict, split: str, every_steps: int) -> None:
     """Accuracy on held-out training data while training."""
     with config.unlocked():
-        config.evaluators.validation = default.evaluator(split, every_steps=every_steps)
+        config.evaluators.validation = evaluator(split, every_steps=every_steps)

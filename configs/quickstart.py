@@ -23,7 +23,8 @@ glyphs 92.8 %; digits over 3 seeds 93.0, 94.7, 92.3 % fine-tuned, 86.0, 87.0, 83
 
 from ml_collections import ConfigDict
 
-from configs import default
+from vit_jax.config import evaluator
+from vit_jax.config import get_config as default_config
 from vit_jax.errors import UserError
 
 PRETRAIN_PIXELS = 12
@@ -38,13 +39,12 @@ def get_config(stage: str = "pretrain") -> ConfigDict:
 
 
 def base() -> ConfigDict:
-    config = default.get_config()
+    config = default_config()
     config.model.patch_size = 4
     config.model.hidden_size = 128
     config.model.num_layers = 4
     config.model.mlp_dim = 256
     config.model.num_heads = 4
-    config.optimizer.name = "adamw"
     config.optimizer.clip_norm = 1.0
     config.loader.num_threads = 1
     config.log.every_steps = 25
@@ -79,7 +79,7 @@ def digits() -> ConfigDict:
     config.schedule.warmup_steps = 25
     config.checkpoint.every_steps = 50
     with config.unlocked():
-        config.evaluators.validation = default.evaluator("train[300:600]")
+        config.evaluators.validation = evaluator("train[300:600]")
     config.sweep.learning_rates = (5e-4, 1e-3, 2e-3, 4e-3)
     config.sweep.train_split = config.dataset.split
     config.sweep.validation_split = config.evaluators.validation.split

@@ -35,6 +35,7 @@ scripts/plan.py predicts times.
 from ml_collections import ConfigDict
 
 from configs import pretrain
+from vit_jax.config import set_kind
 from vit_jax.errors import UserError
 
 
@@ -47,7 +48,7 @@ def get_config(argument: str = "g/14") -> ConfigDict:
             "folder."
         )
     config = pretrain.pretraining(variant, dataset or "jft_3b")
-    if config.model.name == "bit":
+    if "patch_size" not in config.model:
         raise UserError(
             f"configs/scaling_vit.py:{argument}: {variant} has no tokens to pool; take a "
             "Transformer such as g/14 or G/14."
@@ -55,17 +56,14 @@ def get_config(argument: str = "g/14") -> ConfigDict:
     config.dataset.batch_size = 16_384
     config.duration.steps = 1_000_000
     config.model.classifier = "map"
-    config.optimizer.name = "adafactor"
+    config.model.position_stddev = config.model.hidden_size**-0.5  # as big_vision
+    set_kind(config, "optimizer", "adafactor")
     config.optimizer.learning_rate = 8e-4
-    config.optimizer.momentum = 0.9
     config.optimizer.momentum_dtype = "bfloat16"
-    config.optimizer.b2 = 0.999
-    config.optimizer.factored_decay = 0.8
     config.optimizer.weight_decay = 0.03
     config.optimizer.decay_multipliers = (("head/kernel", 100.0),)
     config.optimizer.clip_norm = 1.0
-    config.schedule.name = "rsqrt"
-    config.schedule.timescale_steps = 10_000
+    set_kind(config, "schedule", "rsqrt")
     config.schedule.cooldown_steps = 50_000
     if variant == "G/14" and not dataset:
         config.sweep.published = "90.45 on ImageNet, fine-tuned (2106.04560)"

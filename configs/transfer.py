@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import default
 from configs.finetune import fine_tuning, pixels_per_token
+from vit_jax.config import evaluator
 from vit_jax.errors import UserError, check_known
 
 
@@ -88,7 +88,7 @@ def get_config(argument: str = "B/32,cifar10") -> ConfigDict:
     config.optimizer.learning_rate = task.learning_rate
     config.evaluators.test.split = task.test
     with config.unlocked():
-        config.evaluators.validation = default.evaluator(f"train[{100 - task.held_out}%:]")
+        config.evaluators.validation = evaluator(f"train[{100 - task.held_out}%:]")
     config.sweep.learning_rates = (0.001, 0.003, 0.01, 0.03)
     config.sweep.train_split = config.dataset.split
     config.sweep.validation_split = config.evaluators.validation.split

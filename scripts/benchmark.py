@@ -19,7 +19,7 @@ from pathlib import Path
 
 from absl import flags
 
-from vit_jax import launch
+from vit_jax import command_line, launch
 from vit_jax.errors import UserError
 
 BENCHMARKS = ("step", "load", "input")
@@ -99,7 +99,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("num_images", 4096, "Images per turn of the input.", lower_bound=1)
     flags.DEFINE_integer("resize", 0, "Short side of a resized copy; 0: none.", lower_bound=0)
     with launch.one_line_errors():
-        if not launch.asks_for_help():
+        if not command_line.asks_for_help():
             if len(sys.argv) < 2 or sys.argv[1] not in BENCHMARKS:
                 raise UserError(f"name a benchmark: {', '.join(BENCHMARKS)}; see --help.")
             chosen = sys.argv.pop(1)

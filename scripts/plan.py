@@ -30,12 +30,12 @@ from pathlib import Path
 
 from absl import flags
 
-from vit_jax import launch
+from vit_jax import command_line, launch
 from vit_jax.errors import UserError
 from vit_jax.plan.topology import parse_topology, set_environment
 
 # Of training; the same command line may have them, but a plan does without.
-IGNORED = tuple(f"  --{name}: " for name in launch.OWN_FLAGS if name != "config")
+IGNORED = tuple(f"  --{name}: " for name in command_line.OWN_FLAGS)
 
 
 def plan(config):
@@ -74,13 +74,13 @@ def main():
     flags.DEFINE_integer("num_examples", None, "Of dataset.split, where the data are not here.")
     flags.DEFINE_integer("num_classes", None, "Likewise.")
     flags.DEFINE_float("hbm_gib", None, "Memory of a device in GiB, if not the chip's.")
-    launch.define_flags(None)
+    command_line.define_flags()
     with launch.one_line_errors():
-        if launch.asks_for_help():
-            lines = launch.help_text(__doc__).splitlines()
+        if command_line.asks_for_help():
+            lines = command_line.help_text(__doc__).splitlines()
             print("\n".join(line for line in lines if not line.startswith(IGNORED)))
             return 0
-        launch.parse_flags()
+        command_line.parse_flags()
         launch.start_logging(to_stderr=True)
         logging.getLogger("jax").setLevel(logging.ERROR)
         for name in ("config", "topology"):

@@ -14,7 +14,7 @@ from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
 from vit_jax.pretrained.files.npz import write_npz
 from vit_jax.pretrained.formats.description import Description
-from vit_jax.pretrained.load import MODEL_FILE, PARAMS_FILE
+from vit_jax.workdir.files import MODEL_FILE, PARAMS_FILE
 
 SIZES = {"name": "vit", "patch_size": 8, "hidden_size": 16, "num_layers": 1, "mlp_dim": 24}
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from configs import default, finetune, quickstart
+from configs import finetune, quickstart
 from tests import fixtures_data
+from vit_jax import config as default
 from vit_jax import launch
 from vit_jax.data.pipeline import train_batches
 from vit_jax.errors import UserError
@@ -23,7 +24,7 @@ from vit_jax.multihost.processes import start_processes
 from vit_jax.objectives.classification import Classification
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.load import load_pretrained
-from vit_jax.run import Run
+from vit_jax.run import Run, create_run
 from vit_jax.training.length import to_steps
 from vit_jax.training.mixing import create_mixing
 from vit_jax.training.optimizer import create_optimizer, create_schedule
@@ -104,7 +105,7 @@ def test_patches_are_an_int_or_a_pair(patch_size: Any) -> None:
 
 def built(config: ConfigDict) -> Run:
     """Through the real entry: datasets opened, sizes checked against each other, model built."""
-    return Run(config, create_mesh(**config.mesh))
+    return create_run(config, create_mesh(**config.mesh))
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune", "scratch"])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from configs import default
 from tests import tiny
+from vit_jax import config as default
 from vit_jax import launch
 from vit_jax.errors import UserError, explained
 from vit_jax.workdir.metrics import read_metrics

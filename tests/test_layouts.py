@@ -20,9 +20,8 @@ from tests import tiny
 from vit_jax.data.device import to_device
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, state_shardings
-from vit_jax.run import Run
+from vit_jax.run import Run, create_run, with_shardings
 from vit_jax.training.state import TrainState
-from vit_jax.training.step import jit_train_step
 
 STEPS = 20
 BATCH_SIZE = 16
@@ -85,21 +84,12 @@ def program(layout: str, accumulation_steps: int = 1, remat: str = "full") -> Pr
     if accumulation_steps > 1:  # and mixup, which reaches over the whole batch
         settings |= {"train_step__accumulation_steps": accumulation_steps, "mix__mixup_alpha": 0.2}
     with jax.set_mesh(mesh):
-        run = Run(tiny.config(**OVERRIDES | settings), mesh)
-        shardings = state_shardings(run.abstract_state, mesh)
-        state = jax.tree.map(
-            lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s),
-            *(run.abstract_state, shardings),
-        )
-        step = jit_train_step(
-            *(run.objective, run.tx, shardings, mesh),
-            seed=run.config.seed,
-            mixing=run.mixing,
-            **run.config.train_step,
-        )
+        run = create_run(tiny.config(**OVERRIDES | settings), mesh)
+        state = with_shardings(run.abstract_state, state_shardings(run.abstract_state, mesh))
+        step = run.train_step(state, {})
         # Shardings and buffers are decided before LLVM optimizes, which takes most of the time.
         options = {"xla_backend_optimization_level": 0}
-        return Program(run, step.lower(state, batch(mesh, 0)).compile(options), state)
+        return Program(run, step.lower(state, {}, batch(mesh, 0)).compile(options), state)
 
 
 def batch(mesh: jax.sharding.Mesh, step: int) -> dict[str, jax.Array]:
@@ -125,7 +115,7 @@ def losses(layout: str, accumulation_steps: int = 1) -> list[float]:
     state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), start(), compiled.state)
     values = []
     for step in range(STEPS):
-        state, metrics = compiled.step(state, batch(compiled.run.mesh, step))
+        state, metrics = compiled.step(state, {}, batch(compiled.run.mesh, step))
         values.append(float(metrics["loss"]))
     return values
 

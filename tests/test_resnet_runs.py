@@ -27,7 +27,7 @@ from vit_jax.models.variants import get_variant
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.load import load_pretrained
-from vit_jax.run import Run
+from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 
 # The smallest there is: convolutions take long to compile.
@@ -215,7 +215,7 @@ def test_transformers_and_resnets_do_not_fit_each_other(finished: Path, tmp_path
 def test_an_override_that_it_cannot_follow_is_an_error(key: str, value: Any) -> None:
     config = tiny.config(**{**OVERRIDES, f"model__{key}": value})
     with pytest.raises(UserError, match=f"model.{key}={value}.*model.name='bit'"):
-        Run(config, create_mesh())
+        create_run(config, create_mesh())
 
 
 @pytest.mark.parametrize(("argument", "size"), [("", 384), (",500", 500)])

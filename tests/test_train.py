@@ -21,7 +21,7 @@ from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.multihost import liveness
 from vit_jax.parameters.names import flatten_names
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.log import TrainingDivergedError, TrainLog
+from vit_jax.training.session import Session, TrainingDivergedError
 from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
 from vit_jax.workdir.metrics import read_metrics
 from vit_jax.workdir.provenance import collect_provenance
@@ -307,10 +307,14 @@ def test_a_session_that_dies_at_its_start_keeps_the_times_of_those_before(
     def dies(*_: Any) -> None:
         raise RuntimeError("the power goes")
 
-    add = TrainLog.add
+    after_update = Session.after_update
     with monkeypatch.context() as patch:
         patch.setattr(
-            TrainLog, "add", lambda log, step, found: dies() if step == 7 else add(log, step, found)
+            Session,
+            "after_update",
+            lambda session, state, step, found: (
+                dies() if step == 7 else after_update(session, state, step, found)
+            ),
         )
         with pytest.raises(RuntimeError, match="power"):
             train_and_evaluate(config, workdir)
@@ -399,14 +403,14 @@ def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
 def test_every_example_counts_once(num_examples: int, tmp_path: Path) -> None:
     """Against plain numpy over the same scans; 8 devices, batches of 24."""
     from vit_jax.parameters.sharding import create_mesh
-    from vit_jax.run import Run
+    from vit_jax.run import create_run
 
     config = tiny.config(
         evaluators__test__split=f"test[:{num_examples}]", evaluators__test__batch_size=24
     )
     mesh = create_mesh()
     with jax.set_mesh(mesh):
-        run = Run(config, mesh)
+        run = create_run(config, mesh)
         params = jax.jit(run.init_state)(jax.random.key(0)).params
         params["head"]["kernel"] = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
         values = run.evaluators["test"](params)

@@ -10,9 +10,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import default
+from vit_jax import config as default
 
 ROOT = Path(__file__).resolve().parents[1]
+
+SCHEMA = "../vit_jax/config.py"  # the defaults, as a recipe
 
 # Overrides as a command line gives them.
 OVERRIDES: dict[str, Any] = {
@@ -40,6 +42,9 @@ def config(**overrides: Any) -> ConfigDict:
     """The tiny config; `section__key=value` overrides one more key."""
     result = default.get_config()
     given = {name.replace("__", "."): value for name, value in overrides.items()}
+    for section in default.KINDS:  # the keys of another kind, as the command line does
+        if (kind := given.get(f"{section}.name")) is not None:
+            default.set_kind(result, section, kind)
     for name, value in {**OVERRIDES, **given}.items():
         *sections, key = name.split(".")
         node = result
@@ -49,7 +54,7 @@ def config(**overrides: Any) -> ConfigDict:
     return result
 
 
-def command(script: str, workdir: Path, *arguments: str, recipe: str = "default.py") -> list[str]:
+def command(script: str, workdir: Path, *arguments: str, recipe: str = SCHEMA) -> list[str]:
     """The command line of the tiny run."""
     overrides = [f"--config.{name}={value}" for name, value in OVERRIDES.items()]
     start = [sys.executable, str(ROOT / "scripts" / script)]

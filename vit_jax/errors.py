@@ -32,9 +32,12 @@ def may_pass(error: BaseException) -> bool:
     return isinstance(error, PassingError) or (code is not None and int(code[1]) in _PASSING)
 
 
-def explained(message: str, cause: BaseException) -> UserError:
+def as_user_error(message: str, cause: BaseException) -> UserError:
     """The UserError that says it in our words; a PassingError where the cause may pass."""
     return PassingError(message) if may_pass(cause) else UserError(message)
+
+
+explained = as_user_error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -51,6 +54,17 @@ def check_known(key: str, value: object, known: Iterable[str]) -> None:
         raise UserError(
             f"{key}={value!r} is unknown.{nearest(str(value), known)} Known: {', '.join(known)}."
         )
+
+
+def check_keys(section: str, kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises a UserError for a key of a config section that its kind does not have."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            raise UserError(
+                f"{section}.{key} is not a key of {section}.name={kind!r}.{nearest(key, known)} "
+                f"Known: {', '.join(known)}."
+            )
 
 
 def check_local(key: str, path: str) -> None:

@@ -14,10 +14,12 @@ import numpy as np
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.files.json import write_json
 from vit_jax.models.create import create_model
-from vit_jax.objectives.create import create_objective
-from vit_jax.pretrained.load import PARAMS_FILE, read_params
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Task
+from vit_jax.pretrained.load import read_params
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.clock import format_seconds
+from vit_jax.workdir.files import PARAMS_FILE
 from vit_jax.workdir.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,7 +122,7 @@ def draw_predictions(root: Path, rows: int = 5, columns: int = 12) -> None:
 
     description = json.loads((root / "finetune" / "model.json").read_text())
     model = create_model(**description["model"])
-    objective = create_objective("classification", model=model)
+    objective = Classification(Task.of(model))
     params = read_params(root / "finetune" / PARAMS_FILE)
     images, labels = read_all(scans(root, "test", description["eval_preprocess"]))
     logits = np.asarray(jax.jit(objective.predict)(params, {"image": images}))

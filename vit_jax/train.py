@@ -21,25 +21,21 @@ from vit_jax.data.pipeline import HostBatches, train_batches
 from vit_jax.errors import UserError
 from vit_jax.files.json import read_json, write_json
 from vit_jax.hardware.chips import find_chip
-from vit_jax.hardware.flops import train_flops_per_image
 from vit_jax.multihost import liveness
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.preemption import PreemptionNotice
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
 from vit_jax.pretrained.files.npz import write_npz
-from vit_jax.pretrained.load import PARAMS_FILE
-from vit_jax.run import Run, describe, initial_state
-from vit_jax.training.clock import KINDS, Progress
-from vit_jax.training.events import TrainEvents
-from vit_jax.training.log import TrainLog
+from vit_jax.run import Run, create_run, describe, initial_state
+from vit_jax.training.clock import KINDS, Clock
+from vit_jax.training.session import Session
 from vit_jax.training.state import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
+from vit_jax.workdir.files import PARAMS_FILE, RESULTS_FILE
 from vit_jax.workdir.metrics import MetricWriter, check_wandb, read_metrics
 from vit_jax.workdir.provenance import write_provenance
 from vit_jax.workdir.tracing import Trace
-
-RESULTS_FILE = "results.json"
 
 # A run may be resumed with other values of these: they say how it runs, not what it computes.
 RUNTIME_KEYS = (
@@ -66,17 +62,17 @@ def train_and_evaluate(
     `results.json`.
 
     Args:
-      config: with the keys of `configs/default.py`.
+      config: with the keys of `vit_jax/config.py`.
       workdir: folder of this run; made if it is not there, continued if it is.
       resume: `auto` refuses a work directory of another config; `force` continues it.
 
     Returns:
       What `results.json` holds: `step`, `seconds`, `images_per_second`, what the time was spent on
-      (`Progress.totals`), and the last evaluations as `NAME/METRIC` for each evaluator.
+      (`Clock.totals`), and the last evaluations as `NAME/METRIC` for each evaluator.
 
     Raises:
       UserError: anything that the user can put right, before anything is compiled.
-      train_log.TrainingDivergedError: NaN or Inf; the last good checkpoint is kept.
+      session.TrainingDivergedError: NaN or Inf; the last good checkpoint is kept.
       errors.PreemptedError: the run was asked to stop (SIGTERM) and has saved its state.
     """
     began = time.monotonic()
@@ -89,7 +85,7 @@ def train_and_evaluate(
         stack.enter_context(jax.set_mesh(mesh))
         notice = stack.enter_context(PreemptionNotice())
         liveness.note("opening the data")
-        run = Run(config, mesh)
+        run = create_run(config, mesh)
         claim_workdir(
             workdir,
             config.to_dict(),
@@ -126,8 +122,13 @@ def train_and_evaluate(
             )
         )
         kept = run_on_first_process(lambda: _last_row(workdir))
-        times = earlier_times(last, kept) if last else {}
-        return train(run, state, workdir, checkpoints, writer, notice, times, began=began)
+        earlier = earlier_times(last, kept) if last else {}
+        clock = stack.enter_context(
+            contextlib.closing(create_clock(run, start_step, earlier, began))
+        )
+        if earlier:  # or a session that dies before its first row would take them with it
+            writer.write(start_step, clock.totals())
+        return train(run, state, workdir, checkpoints, writer, clock, notice)
 
 
 def train(
@@ -136,10 +137,8 @@ def train(
     workdir: str,
     checkpoints: CheckpointManager,
     writer: MetricWriter,
+    clock: Clock,
     notice: PreemptionNotice,
-    earlier: dict[str, float],
-    *,
-    began: float | None = None,
 ) -> dict[str, float]:
     """Updates `state` up to the last step; returns the results (see `train_and_evaluate`).
 
@@ -147,67 +146,59 @@ def train(
       run: what is trained.
       state: from which on.
       workdir, checkpoints, writer: where everything goes.
+      clock: of this session.
       notice: entered; says when to stop early.
-      earlier: times of earlier sessions, see `Progress`.
-      began: `time.monotonic()` at the start of the session, which counts as part of the run.
     """
-    config, total_steps, start_step = run.config, run.total_steps, int(state.step)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    step_fn = run.jit_train_step(shardings)
+    start_step = int(state.step)
+    constants = run.place_constants()
+    step_fn = run.train_step(state, constants)
+    session = Session(
+        config=run.config,
+        total_steps=run.total_steps,
+        schedule=run.schedule,
+        evaluators=run.evaluators,
+        constants=constants,
+        checkpoints=checkpoints,
+        writer=writer,
+        clock=clock,
+        notice=notice,
+    )
+    # Mostly it was done before the checkpoint; not at the start, nor where a notice came first.
+    done = run_on_first_process(lambda: _evaluated(workdir, start_step))
+    results = session.start(state, done)
     with contextlib.ExitStack() as stack:
-        progress = create_progress(run, start_step, earlier, began)
-        stack.callback(progress.close)
-        log = TrainLog(
-            writer=writer,
-            progress=progress,
-            checkpoints=checkpoints,
-            schedule=run.schedule,
-            total_steps=total_steps,
-        )
-        events = TrainEvents(
-            config=config,
-            total_steps=total_steps,
-            evaluators=run.evaluators,
-            checkpoints=checkpoints,
-            progress=progress,
-            log=log,
-            notice=notice,
-        )
-        if earlier:  # or a session that dies before its first row would take them with it
-            writer.write(start_step, progress.totals())
-        events.stop_before_the_first_update(start_step)
-        # Mostly it was done before the checkpoint; not at the start, nor where a notice came first.
-        results = run_on_first_process(lambda: _evaluated(workdir, start_step))
-        results |= events.evaluate(state, start_step, done=results)
-        if results and start_step:
-            checkpoints.add_metrics(start_step, results)
-
         host_batches = stack.enter_context(train_iterator(run, start_step))
-        batches = device_batches(host_batches, batch_sharding(run.mesh), batch_size=run.batch_size)
+        batches = device_batches(
+            host_batches,
+            batch_sharding(run.mesh),
+            batch_size=run.batch_size,
+            keys=run.objective.example_keys,
+        )
         trace = stack.enter_context(
             Trace(
-                *(config.log.profile_steps, workdir, lambda: progress.book("profile")),
+                run.config.log.profile_steps,
+                workdir,
+                lambda: clock.book("profile"),
                 first_step=start_step + 1,
-                total_steps=total_steps,
+                total_steps=run.total_steps,
             )
         )
-        for step in range(start_step + 1, total_steps + 1):
+        for step in range(start_step + 1, run.total_steps + 1):
             liveness.note("reading a batch", step)
-            with progress.data_wait.waiting():
+            with clock.data_wait.waiting():
                 batch = next(batches)
             liveness.note("updating", step, waits=True)
             trace.before(step, state)
-            state, metrics = step_fn(state, batch)
-            progress.data_wait.dispatched(metrics["loss"])
-            log.add(step, metrics)
+            state, metrics = step_fn(state, constants, batch)
+            clock.data_wait.dispatched(metrics["loss"])
             if step == start_step + 1:
                 jax.block_until_ready(state.step)
                 liveness.note("updating", step, waits=True, started=True)
-                seconds = progress.first_step_done(step)
+                seconds = clock.first_step_done(step)
                 logging.info("The first step, compilation included, took %.1fs.", seconds)
-            results = events.after_update(state, step) or results
-        events.wait_for_checkpoint(total_steps)
-        return finish(run, state, workdir, results, progress)
+            results = session.after_update(state, step, metrics) or results
+        session.wait_for_checkpoint(run.total_steps)
+        return finish(run, state, workdir, results, clock)
 
 
 def train_iterator(run: Run, start_step: int) -> HostBatches:
@@ -224,44 +215,47 @@ def train_iterator(run: Run, start_step: int) -> HostBatches:
     )
 
 
-def create_progress(
-    run: Run, start_step: int, earlier: dict[str, float], began: float | None
-) -> Progress:
-    """The clock of this session; `earlier`: what `Progress.totals` gave in those before."""
+def create_clock(
+    run: Run, start_step: int, earlier: dict[str, float], began: float | None = None
+) -> Clock:
+    """The clock of this session.
+
+    Args:
+      run: what is trained.
+      start_step: finished updates at the start.
+      earlier: what `Clock.totals` gave in the sessions before.
+      began: `time.monotonic()` at the start of the session, which counts as part of the run.
+    """
     # What is frozen saves a part of the backward pass that is not known: no MFU then.
     chip = None if run.config.optimizer.freeze else find_chip(jax.devices()[0].device_kind)
     evaluators = {
         f"evaluate {key}": (run.config.evaluators[key].every_steps, dataset.num_examples)
         for key, dataset in run.eval_datasets.items()
     }
-    return Progress(
+    every_steps = {event: every for event, (every, _) in evaluators.items()}
+    return Clock(
         start_step=start_step,
         total_steps=run.total_steps,
         batch_size=run.batch_size,
         began=began,
         earlier=earlier,
-        every_steps={"save": run.config.checkpoint.every_steps}
-        | {event: every_steps for event, (every_steps, _) in evaluators.items()},
+        every_steps={"save": run.config.checkpoint.every_steps, **every_steps},
         # A forward pass is a third of an update.
         guessed_images={event: count / 3 for event, (_, count) in evaluators.items()},
         flops_per_second=chip.device_peak_flops * jax.device_count() if chip else None,
-        flops_per_image=train_flops_per_image(
-            run.objective, run.abstract_state.params, run.image_shape
-        )
-        if chip
-        else 0.0,
+        flops_per_image=run.train_flops_per_image() if chip else 0.0,
     )
 
 
 def finish(
-    run: Run, state: TrainState, workdir: str, results: dict[str, float], progress: Progress
+    run: Run, state: TrainState, workdir: str, results: dict[str, float], clock: Clock
 ) -> dict[str, float]:
     """Writes `params.npz`, then `results.json`, whose existence means that the run has ended."""
     liveness.note(f"writing {PARAMS_FILE}")
     params = to_host(state.eval_params)
     rows = read_metrics(workdir)
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
-    totals = progress.totals()
+    totals = clock.totals()
     results = {
         "step": run.total_steps,
         "seconds": totals.pop("elapsed_seconds"),
@@ -277,7 +271,7 @@ def finish(
 
 
 def earlier_times(last: dict[str, float], kept: dict[str, float]) -> dict[str, float]:
-    """What earlier sessions of a run have spent their time on, as `Progress.totals` has it.
+    """What earlier sessions of a run have spent their time on, as `Clock.totals` has it.
 
     Args:
       last: row that the last session wrote last.

@@ -29,8 +29,7 @@ from vit_jax.data_preparation.origins import why_not_resize
 from vit_jax.data_preparation.prepare import prepare_data
 from vit_jax.errors import UserError
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, state_shardings
-from vit_jax.run import Run
-from vit_jax.training.step import jit_train_step
+from vit_jax.run import create_run
 
 COUNTS = {"train": {"cat": 9, "dog": 14}, "test": {"cat": 3, "dog": 2}}
 
@@ -80,13 +79,13 @@ def test_a_model_trains_on_it(photos: pathlib.Path, tmp_path: pathlib.Path) -> N
     )
     mesh = create_mesh()
     with jax.set_mesh(mesh):
-        run = Run(config, mesh)
+        run = create_run(config, mesh)
         shardings = state_shardings(run.abstract_state, mesh)
         state = jax.jit(run.init_state, out_shardings=shardings)(jax.random.key(0))
         before = jax.device_get(state.params)
-        step = jit_train_step(run.objective, run.tx, shardings, mesh, seed=0)
+        step = run.train_step(state, {})
         for batch in train_batches(run.dataset, batch_size=16, seed=0, total_steps=2):
-            state, metrics = step(state, jax.device_put(batch, batch_sharding(mesh)))
+            state, metrics = step(state, {}, jax.device_put(batch, batch_sharding(mesh)))
             assert np.isfinite(metrics["loss"])
         assert int(state.step) == 2
         assert run.dataset.class_names == ("cat", "dog")

@@ -70,7 +70,7 @@ class Cluster:
         *arguments: str,
         num_processes: int,
         num_devices: int = 2,
-        recipe: str = "default.py",
+        recipe: str = "../vit_jax/config.py",
         prefix: Callable[[int], list[str]] = lambda _: [],
         address: str = "",
         by_hand: bool = True,

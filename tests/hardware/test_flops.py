@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.hardware.flops import forward_flops, train_flops_per_image
+from vit_jax.hardware.flops import forward_flops, train_flops
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
 from vit_jax.models.variants import get_variant
 from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Task
 
 
 def model_flops(variant: str, size: int, num_classes: int = 1000, **kwargs: Any) -> float:
@@ -69,10 +70,14 @@ def test_scan_and_loop_cost_the_same(remat: str) -> None:
 def test_training_reproduces_the_papers_exaflops() -> None:
     """Table 6, B/16 on JFT-300M, 7 epochs: 224 exaFLOPs; the paper rounds to whole numbers."""
     model = create_model(**get_variant("B/16"), num_classes=18_291, scan=True)
-    objective = Classification(model=model)
-    batch = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.uint8)}
+    objective = Classification(Task.of(model))
+    batch = {
+        "image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.uint8),
+        "label": jax.ShapeDtypeStruct((1,), jnp.int32),
+        "mask": jax.ShapeDtypeStruct((1,), jnp.float32),
+    }
     params = jax.eval_shape(objective.init, jax.random.key(0), batch)
-    per_image = train_flops_per_image(objective, params, (224, 224, 3))
+    per_image = train_flops(objective, params, batch)
     assert per_image == 3 * closed_form("B/16", 224, 18_291)
     assert round(per_image * 303e6 * 7 / 1e18) == 224
 

@@ -20,12 +20,14 @@ from tests import fixtures_data, tiny
 from tests.saved_models import save_model
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
+from vit_jax.evaluators.calibration import calibration_error, real_accuracy
 from vit_jax.evaluators.create import create_evaluator
-from vit_jax.inference.calibration import calibration_error, real_accuracy
+from vit_jax.evaluators.stream import Reader
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.evaluate import evaluate, table
 from vit_jax.inference.load import load_model
-from vit_jax.objectives.create import create_objective
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Task
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.zoo.class_names import class_names, wordnet_ids
 
@@ -89,17 +91,18 @@ def test_every_number_by_its_definition(model: Path, photos: Path, tmp_path: Pat
 
 
 def test_the_training_loop_measures_the_same(model: Path, photos: Path) -> None:
-    loaded, mesh = load_model(model), create_mesh()
-    evaluator = create_evaluator(
-        "classification",
-        objective=create_objective("classification", model=loaded.module),
-        dataset=create_dataset(name=str(photos), split="test", preprocess="decode|resize(16)"),
-        mesh=mesh,
+    loaded = load_model(model)
+    reader = Reader(
+        create_dataset(name=str(photos), split="test", preprocess="decode|resize(16)"),
+        create_mesh(),
         batch_size=16,
         loader={"num_threads": 1, "num_workers": 2, "prefetch": 1},
     )
+    evaluator = create_evaluator(
+        "objective", objective=Classification(Task.of(loaded.module)), reader=reader
+    )
     in_training = evaluator(jax.device_put(loaded.params))
-    assert set(in_training) == {"loss", "accuracy", "num_examples"}
+    assert set(in_training) == set(evaluator.metric_names) == {"loss", "accuracy", "num_examples"}
     results = evaluate(str(model), dataset=str(photos), split="test", batch_size=16)
     for name, value in in_training.items():
         assert results[name] == pytest.approx(value, rel=1e-6)

@@ -14,8 +14,7 @@ from tests.peers import import_timm
 from vit_jax.measure.step import benchmark_step, in_memory, reference_step
 from vit_jax.measure.weights import benchmark_load, write_file
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, state_shardings
-from vit_jax.run import Run
-from vit_jax.training.step import jit_train_step
+from vit_jax.run import create_run
 
 
 def test_loop_and_reference_take_turns() -> None:
@@ -28,7 +27,7 @@ def test_loop_and_reference_take_turns() -> None:
 def test_the_reference_computes_the_same_update() -> None:
     mesh = create_mesh()
     with jax.set_mesh(mesh):
-        run = Run(tiny.config(optimizer__clip_norm=1.0), mesh)
+        run = create_run(tiny.config(optimizer__clip_norm=1.0), mesh)
         data = in_memory(run.dataset, 16)
         examples = [data.example(i, np.random.default_rng(i)) for i in range(16)]
         batch = {
@@ -39,11 +38,11 @@ def test_the_reference_computes_the_same_update() -> None:
         batch = jax.device_put(batch, batch_sharding(mesh))
         shardings = state_shardings(run.abstract_state, mesh)
         init = jax.jit(run.init_state, out_shardings=shardings)
-        ours = jit_train_step(run.objective, run.tx, shardings, mesh, seed=run.config.seed)
         plain = reference_step(run, run.tx)
         ours_state, theirs_state = init(jax.random.key(0)), init(jax.random.key(0))
+        ours = run.train_step(ours_state, {})
         for _ in range(3):
-            ours_state, metrics = ours(ours_state, batch)
+            ours_state, metrics = ours(ours_state, {}, batch)
             theirs_state, theirs = plain(theirs_state, batch)
             np.testing.assert_allclose(metrics["loss"], theirs["loss"], rtol=1e-6)
 

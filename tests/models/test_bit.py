@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import default
 from tests import golden
+from vit_jax import config as default
 from vit_jax.errors import UserError
 from vit_jax.models import bit
 from vit_jax.models.create import create_model

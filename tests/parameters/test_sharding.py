@@ -3,7 +3,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import re
 from collections import Counter
 from typing import Any
 
@@ -15,12 +14,11 @@ from jax.sharding import PartitionSpec as P
 
 from tests import golden
 from vit_jax.errors import UserError
-from vit_jax.models.create import create_model
+from vit_jax.models.create import PARAMETERS, create_model, parameter_row
 from vit_jax.models.variants import HYBRIDS, SIZES, VARIANTS
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import (
     MESH_AXES,
-    PARAMETER_AXES,
     check_batch_size,
     create_mesh,
     parameter_axes,
@@ -37,7 +35,7 @@ def models() -> list:
     rows = [{**VARIANTS[name], "num_layers": 2} for name in names]
     extras = [{"representation_size": 64}, {"classifier": "map"}, {"scan": True}]
     rows += [{**VARIANTS["Ti/16"], **extra} for extra in extras]
-    rows += [VARIANTS["R26x1"]]
+    rows += [VARIANTS["R26x1"], {**VARIANTS["DeiT-distilled-Ti/16"], "num_layers": 2}]
     return [create_model(**row, num_classes=10) for row in rows]
 
 
@@ -46,8 +44,14 @@ def test_every_parameter_of_every_variant_matches_exactly_one_row() -> None:
     for model in models():
         for name, leaf in flatten_names(golden.abstract_params(model)).items():
             assert len(parameter_axes(name, len(leaf.shape))) == len(leaf.shape)
-            used |= {pattern for pattern, _ in PARAMETER_AXES if re.fullmatch(pattern, name)}
-    assert used == {pattern for pattern, _ in PARAMETER_AXES}, "a row that nothing matches"
+            found = parameter_row(name)
+            assert found.prefix == ""
+            used.add(found.row)
+            below = parameter_row(f"image/student/{name}")
+            assert (below.row, below.prefix) == (found.row, "image/student/")
+    # What only a training task adds is in no freshly initialised model.
+    unused = {row.pattern for row in PARAMETERS if row not in used and row.role != "training"}
+    assert not unused, "a row that nothing matches"
 
 
 def test_an_unknown_parameter_is_an_error() -> None:

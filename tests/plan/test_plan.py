@@ -193,7 +193,7 @@ def test_predictions_come_near_the_papers_core_days(
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
     overrides = [f"--config.{name}={value}" for name, value in tiny.OVERRIDES.items()]
     command = [sys.executable, str(tiny.ROOT / "scripts" / "plan.py")]
-    command += [f"--config={tiny.ROOT / 'configs' / 'default.py'}", *overrides, *arguments]
+    command += [f"--config={tiny.ROOT / 'vit_jax' / 'config.py'}", *overrides, *arguments]
     return subprocess.run(
         command, env=tiny.environment(), capture_output=True, text=True, timeout=300
     )

@@ -2,21 +2,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clock import Clock
-from vit_jax.training import clock as progress_module
-from vit_jax.training.clock import Progress, format_seconds
+from tests.clock import Clock as FakeTime
+from vit_jax.training import clock as clock_module
+from vit_jax.training.clock import Clock, format_seconds
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(progress_module, "time", clock)
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    clock = FakeTime()
+    monkeypatch.setattr(clock_module, "time", clock)
     return clock
 
 
-def test_speed_leaves_out_compilation_and_pauses_and_the_eta_does_not(clock: Clock) -> None:
+def test_speed_leaves_out_compilation_and_pauses_and_the_eta_does_not(clock: FakeTime) -> None:
     earlier = {"elapsed_seconds": 7.0, "evaluation_seconds": 2.0}
-    progress = Progress(
+    progress = Clock(
         start_step=0,
         total_steps=101,
         batch_size=10,

@@ -19,8 +19,9 @@ from vit_jax import train
 from vit_jax.errors import UserError
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.losses import LOSSES, one_hot_targets
+from vit_jax.objectives.objective import Task
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.run import Run
+from vit_jax.run import create_run
 from vit_jax.training.mixing import create_mixing, random_boxes
 from vit_jax.training.state import TrainState, create_train_state
 from vit_jax.training.step import make_train_step
@@ -226,8 +227,8 @@ def test_the_loss_is_the_weighted_sum_of_both_labels_losses(loss: str) -> None:
         "label_weight": weight,
         "mask": np.ones(6, np.float32),
     }
-    objective = Classification(model=Model(logits), loss=loss, label_smoothing=smoothing)
-    value, metrics = objective.loss({}, batch, KEY, train=True)
+    objective = Classification(Task.of(Model(logits)), loss=loss, label_smoothing=smoothing)
+    value, metrics = objective.loss({}, batch, KEY)
     of = functools.partial(one_hot_targets, num_classes=5, label_smoothing=smoothing)
     one, two = (LOSSES[loss](logits, of(labels)) for labels in (label, other))
     np.testing.assert_allclose(value, np.mean(weight * one + (1 - weight) * two), rtol=1e-6)
@@ -239,15 +240,15 @@ def test_targets_sum_to_one() -> None:
     """Seen from outside: the softmax loss of equal logits is log K times their sum."""
     weight = np.random.default_rng(0).random(8, np.float32)
     batch = {**make_batch(8), "label_weight": weight, "other_label": np.arange(8)[::-1]}
-    objective = Classification(model=Model(np.zeros((8, 8), np.float32)), label_smoothing=0.1)
-    value, _ = objective.loss({}, batch, KEY, train=True)
+    objective = Classification(Task.of(Model(np.zeros((8, 8), np.float32))), label_smoothing=0.1)
+    value, _ = objective.loss({}, batch, KEY)
     assert float(value) == pytest.approx(np.log(8), rel=1e-6)
 
 
 class Probe:
     """An objective whose gradient is what it sees of the batch, and that gives its key away."""
 
-    def loss(self, params: Any, batch: Any, rng: jax.Array, *, train: bool) -> Any:
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
         pixels = jnp.mean(batch["image"], axis=(1, 2, 3))
         seen = jnp.stack([pixels * batch["label"], jnp.float32(pixels**2)], axis=-1)  # [B, 2]
         if "label_weight" in batch:
@@ -269,7 +270,7 @@ def probe(mixup_alpha: float, accumulation_steps: int = 1) -> Any:
         with jax.set_mesh(create_mesh(data=1, tensor=8)):
             state = create_train_state({"w": jnp.zeros(2)}, tx, polyak_decay=0.0)
             batch = {**make_batch(8), "image": scaled(make_batch(8)["image"])}
-            after, metrics = update(dataclasses.replace(state, step=jnp.int32(step)), batch)
+            after, metrics = update(dataclasses.replace(state, step=jnp.int32(step)), {}, batch)
         return -np.asarray(after.params["w"]), float(metrics["key"])
 
     return probed
@@ -320,11 +321,11 @@ def test_the_loop_mixes_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """What it hands over; mixing itself is seen above, repeats in tests/data/test_pipeline.py."""
     asked: dict[str, Any] = {}
 
-    def jit_train_step(*args: Any, **kwargs: Any) -> None:
+    def make_train_step(*args: Any, **kwargs: Any) -> None:
         asked.update(kwargs)
         raise Started
 
-    monkeypatch.setattr(run_module, "jit_train_step", jit_train_step)
+    monkeypatch.setattr(run_module, "make_train_step", make_train_step)
     state = TrainState(jax.device_put(np.int32(0)), {}, (), None)
     monkeypatch.setattr(train, "initial_state", lambda *_: state)
     config = tiny.config(
@@ -338,12 +339,12 @@ def test_the_loop_mixes_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     batch = make_batch(4)
     mixed = asked["mixing"](batch, KEY)
     assert len(np.unique(mixed["label_weight"])) > 1
-    with train.train_iterator(Run(config, create_mesh()), 0) as batches:
+    with train.train_iterator(create_run(config, create_mesh()), 0) as batches:
         labels = next(batches)["label"]
     np.testing.assert_array_equal(labels[:8], labels[8:])
     config.mix.mixup_alpha, config.mix.per_example = 0.0, False
     config.dataset.repeated_augmentation = 1
-    run = Run(config, create_mesh())
+    run = create_run(config, create_mesh())
     assert run.mixing is None
     with train.train_iterator(run, 0) as batches:
         labels = next(batches)["label"]
@@ -352,4 +353,4 @@ def test_the_loop_mixes_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_repeats_are_checked_before_anything_starts() -> None:
     with pytest.raises(UserError, match="repeated_augmentation=3"):
-        Run(tiny.config(dataset__repeated_augmentation=3), create_mesh())
+        create_run(tiny.config(dataset__repeated_augmentation=3), create_mesh())

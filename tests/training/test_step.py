@@ -12,6 +12,7 @@ import pytest
 from tests import golden
 from vit_jax.models.create import create_model
 from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Task
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import (
     batch_sharding,
@@ -22,7 +23,7 @@ from vit_jax.parameters.sharding import (
 )
 from vit_jax.training.optimizer import create_optimizer, create_schedule
 from vit_jax.training.state import create_train_state
-from vit_jax.training.step import jit_train_step, make_train_step
+from vit_jax.training.step import make_train_step, step_shardings
 
 LABELS = golden.arrays("accumulate_gradient")["labels"]
 
@@ -56,12 +57,12 @@ def test_loss_and_gradient_of_the_reference(accumulation_steps: int) -> None:
     # A plain step of rate 1 shows the gradient: params - gradient.
     tx = create_optimizer("sgd", schedule=lambda _: jnp.float32(1.0))
     step = make_train_step(
-        Classification(model=golden_model()), tx, seed=0, accumulation_steps=accumulation_steps
+        Classification(Task.of(golden_model())), tx, seed=0, accumulation_steps=accumulation_steps
     )
     with jax.set_mesh(one_device()):
         params = golden_params()
         state, metrics = jax.jit(step)(
-            create_train_state(params, tx, polyak_decay=0.0), golden_batch()
+            create_train_state(params, tx, polyak_decay=0.0), {}, golden_batch()
         )
     assert float(metrics["loss"]) == pytest.approx(float(expected["loss"]), abs=2e-6)
     before, after = flatten_names(params), flatten_names(state.params)
@@ -91,7 +92,7 @@ def test_three_updates_of_the_official_code(key: str) -> None:
         "sgd", schedule=schedule, clip_norm=float(clip), momentum_dtype="bfloat16"
     )
     step = make_train_step(
-        Classification(model=golden_model()), tx, seed=0, accumulation_steps=int(accum)
+        Classification(Task.of(golden_model())), tx, seed=0, accumulation_steps=int(accum)
     )
     stored = golden.arrays("sgd_3steps")
     with jax.set_mesh(one_device()):
@@ -100,7 +101,7 @@ def test_three_updates_of_the_official_code(key: str) -> None:
         state = create_train_state(golden_params(), tx, polyak_decay=0.0)
         state = jax.device_put(state, replicated(one_device()))
         for i, expected_loss in enumerate(row["losses"]):
-            state, metrics = step(state, golden_batch())
+            state, metrics = step(state, {}, golden_batch())
             assert float(metrics["loss"]) == pytest.approx(expected_loss, abs=1e-5)
             for leaf_name, leaf in flatten_names(state.params).items():
                 golden_name = f"{name}/step{i + 1}/params/{leaf_name}"
@@ -125,7 +126,7 @@ def small_run(*, steps: int, **step_kwargs: Any) -> tuple[list[float], Any]:
         dropout_rate=0.1,
         attention_dropout_rate=0.1,
     )
-    objective = Classification(model=model)
+    objective = Classification(Task.of(model))
     tx = create_optimizer(
         "adamw", schedule=lambda _: jnp.float32(1e-3), weight_decay=0.1, clip_norm=1.0
     )
@@ -142,10 +143,11 @@ def small_run(*, steps: int, **step_kwargs: Any) -> tuple[list[float], Any]:
     losses = []
     with jax.set_mesh(mesh):
         state = jax.jit(init, out_shardings=shardings)(rng)
-        step = jit_train_step(objective, tx, shardings, mesh, seed=3, **step_kwargs)
+        step = make_train_step(objective, tx, seed=3, **step_kwargs)
+        step = jax.jit(step, **step_shardings(shardings, {}, mesh))
         for t in range(steps):
             batch = {"image": images[t], "label": labels[t], "mask": np.ones(16, np.float32)}
-            state, metrics = step(state, jax.device_put(batch, batch_sharding(mesh)))
+            state, metrics = step(state, {}, jax.device_put(batch, batch_sharding(mesh)))
             losses.append(float(metrics["loss"]))
         state = to_host(state)
     return losses, state
@@ -183,12 +185,12 @@ def test_frozen_parameters_have_no_gradient_at_all() -> None:
     flops = {}
     for freeze in ("", pattern):
         tx = create_optimizer("sgd", schedule=lambda _: jnp.float32(1.0), freeze=freeze)
-        step = make_train_step(Classification(model=golden_model()), tx, seed=0, freeze=freeze)
+        step = make_train_step(Classification(Task.of(golden_model())), tx, seed=0, freeze=freeze)
         with jax.set_mesh(one_device()):
             params = golden_params()
             state = create_train_state(params, tx, polyak_decay=0.0)
-            compiled = jax.jit(step).lower(state, golden_batch()).compile()
-            after, metrics = compiled(state, golden_batch())
+            compiled = jax.jit(step).lower(state, {}, golden_batch()).compile()
+            after, metrics = compiled(state, {}, golden_batch())
         expected_norm = norm_of_head if freeze else norm
         assert float(metrics["grad_norm"]) == pytest.approx(expected_norm, rel=1e-5)
         flops[freeze] = compiled.cost_analysis()["flops"]

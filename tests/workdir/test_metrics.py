@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import pytest
 
-from configs import default
 from tests import wandb_stand_in
+from vit_jax import config as default
 from vit_jax.errors import PreemptedError, UserError
 from vit_jax.multihost import first_process
 from vit_jax.workdir.metrics import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -46,7 +46,12 @@ def to_device(batch: Batch, sharding: Sharding, batch_size: int) -> DeviceBatch:
 
 
 def device_batches(
-    host_batches: Iterable[Batch], sharding: Sharding, *, batch_size: int, prefetch: int = 2
+    host_batches: Iterable[Batch],
+    sharding: Sharding,
+    *,
+    batch_size: int,
+    keys: Collection[str] = ("image", "label"),
+    prefetch: int = 2,
 ) -> Iterator[DeviceBatch]:
     """Global batches, of which the next `prefetch` are on their way while one is in use.
 
@@ -57,10 +62,12 @@ def device_batches(
       host_batches: this process's rows of every batch, as `train_batches` gives them.
       sharding: of the leading axis.
       batch_size: global.
+      keys: what the devices are given besides `mask`.
       prefetch: how many batches to hold besides the one in use.
     """
     queue: collections.deque[DeviceBatch] = collections.deque()
     for batch in host_batches:
+        batch = {key: batch[key] for key in (*keys, "mask")}
         queue.append(to_device(batch, sharding, batch_size))
         if len(queue) > prefetch:
             yield queue.popleft()

@@ -1,70 +1,87 @@
-"""Means over a whole split, each example counted exactly once on any number of devices."""
+"""A thorough look at a classifier: top-1 and top-5 accuracy, loss, calibration, per example."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
-from clu import metrics as clu_metrics
-from jax.sharding import Mesh
+import numpy as np
 
-from vit_jax.evaluators.stream import padded_batches
-from vit_jax.multihost import liveness
-from vit_jax.parameters.sharding import keep_batch_sharding, replicated
+from vit_jax.errors import UserError
+from vit_jax.evaluators.calibration import calibration_error
+from vit_jax.evaluators.stream import Reader, stream_outputs
+
+LOG_EVERY_SECONDS = 30
 
 
 class ClassificationEvaluator:
-    """Averages the objective's per-example values (loss, accuracy) over a dataset."""
+    """Measures every example with `Classification.measure` and sums up on the host."""
 
-    def __init__(self, *, objective: Any, dataset: Any, mesh: Mesh, batch_size: int, loader: Any):
+    def __init__(self, objective: Any, reader: Reader):
         """
         Args:
-          objective: has `evaluate(params, batch) -> {name: [B]}`.
-          dataset: from `create_dataset`, with the evaluation preprocessing.
-          mesh: devices; `batch_size` must divide over them.
-          batch_size: examples per step over all devices.
-          loader: keyword arguments of the reader; threads stand in for workers.
+          objective: a classification.
+          reader: of the dataset, with labels in the order of the model's outputs.
+
+        Raises:
+          UserError: the objective classifies nothing.
         """
-        self._dataset = dataset
-        # Workers are for long training: each evaluation would wait for its own to start.
-        num_threads = max(loader["num_threads"], loader["num_workers"])
-        loader = {**loader, "num_workers": 0, "num_threads": num_threads}
-        self._reader = {"mesh": mesh, "batch_size": batch_size, "loader": loader}
-
-        def eval_step(params: Any, batch: Any) -> dict[str, clu_metrics.Average]:
-            with keep_batch_sharding():
-                found = objective.evaluate(params, batch)
-            return {
-                name: clu_metrics.Average.from_model_output(values=values, mask=batch["mask"] > 0)
-                for name, values in found.items()
-            }
-
-        self._eval_step = jax.jit(eval_step, out_shardings=replicated(mesh))
-        self._merge = jax.jit(
-            lambda a, b: {name: value.merge(b[name]) for name, value in a.items()},
-            out_shardings=replicated(mesh),
-        )
+        if not hasattr(objective, "measure"):
+            raise UserError(
+                "evaluators.*.name='classification' needs an objective of classes; "
+                "evaluators.*.name='objective' measures what any objective minimises."
+            )
+        self._objective = objective
+        self._reader = reader
+        top5 = ("accuracy_top5",) if objective.num_outputs > 5 else ()
+        self.metric_names = ("loss", "accuracy", *top5, "calibration_error", "num_examples")
 
     def __call__(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """Means by name, and `num_examples`.
+        """Means by name; see `ObjectiveEvaluator`."""
+        return summarize(self.examples(params, on_batch=on_batch))
 
-        Args:
-          params: on the devices.
-          on_batch: called before each batch, on all processes alike; what it raises ends this.
+    def examples(
+        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
+    ) -> dict[str, np.ndarray]:
+        """`label`, and what `measure` gives, of every example in the order of the split: [N] each.
+
+        Raises:
+          UserError: the model gives values that are not finite.
         """
-        total: Any = None
-        with padded_batches(self._dataset, **self._reader) as batches:
-            for batch in batches:
-                on_batch()
-                values = self._eval_step(params, batch)
-                total = values if total is None else self._merge(total, values)
-                liveness.note("reading a batch to evaluate")
-        total = jax.device_get(total)
-        count = {int(value.count) for value in total.values()}
-        if count != {self._dataset.num_examples}:
-            raise RuntimeError(f"counted {count} examples of {self._dataset.num_examples}.")
-        means = {name: float(value.compute()) for name, value in total.items()}
-        return {**means, "num_examples": self._dataset.num_examples}
+        num_examples = self._reader.dataset.num_examples
+        parts, done = [], 0
+        start = last = time.monotonic()
+
+        def outputs(params: Any, batch: Any) -> Any:
+            return {**self._objective.measure(params, batch), "label": batch["label"]}
+
+        for part in stream_outputs(outputs, params, self._reader, on_batch=on_batch):
+            parts.append(part)
+            done += len(part["loss"])
+            now = time.monotonic()
+            if now - last > LOG_EVERY_SECONDS:
+                last, speed = now, done / (now - start)
+                logging.info("%d of %d images, %.0f images/s", done, num_examples, speed)
+        arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        bad = np.flatnonzero(~np.isfinite(arrays["loss"]))
+        if len(bad):
+            raise UserError(
+                f"the loss of {len(bad)} of {num_examples} examples is not finite, first of "
+                f"example {bad[0]}; the parameters are damaged, or --loss is not theirs."
+            )
+        return arrays
+
+
+def summarize(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Means over the examples, in float64, and the calibration error."""
+    means = {
+        name: float(np.mean(values, dtype=np.float64))
+        for name, values in arrays.items()
+        if name not in ("label", "prediction", "confidence")
+    }
+    error = calibration_error(arrays["confidence"], arrays["accuracy"])
+    return {**means, "calibration_error": error, "num_examples": len(arrays["loss"])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,37 +16,56 @@ from vit_jax.data.pipeline import Examples, eval_batches
 from vit_jax.parameters.sharding import batch_sharding, keep_batch_sharding, to_host
 
 
-@contextlib.contextmanager
-def padded_batches(
-    dataset: Examples, *, mesh: Mesh, batch_size: int, loader: dict[str, Any]
-) -> Iterator[Iterator[DeviceBatch]]:
-    """The batches of a split in its order, sharded over the mesh.
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """How a split is read for evaluation.
 
-    The last one is padded to full size and the padding masked, so that every process runs the same
-    number of steps and no example is dropped. `loader` are keyword arguments of the reader.
+    Attributes:
+      dataset: see `pipeline.Examples`.
+      mesh: devices; `batch_size` must divide over them.
+      batch_size: examples per step over all devices.
+      loader: keyword arguments of the host's reader.
+      keys: of a batch that go to the devices besides `mask`.
     """
-    sharding = batch_sharding(mesh)
-    rows = local_rows(sharding, batch_size)
-    with eval_batches(dataset, batch_size=batch_size, rows=rows, **loader) as host_batches:
-        yield device_batches(host_batches, sharding, batch_size=batch_size)
+
+    dataset: Examples
+    mesh: Mesh
+    batch_size: int
+    loader: dict[str, Any]
+    keys: tuple[str, ...] = ("image", "label")
+
+    @contextlib.contextmanager
+    def batches(self) -> Iterator[Iterator[DeviceBatch]]:
+        """The batches of the split in its order, sharded over the mesh.
+
+        The last one is padded to full size and the padding masked, so that every process runs the
+        same number of steps and no example is dropped.
+        """
+        sharding = batch_sharding(self.mesh)
+        rows = local_rows(sharding, self.batch_size)
+        # Workers are for long training: each evaluation would wait for its own to start.
+        num_threads = max(self.loader["num_threads"], self.loader["num_workers"])
+        loader = {**self.loader, "num_workers": 0, "num_threads": num_threads}
+        with eval_batches(
+            self.dataset, batch_size=self.batch_size, rows=rows, **loader
+        ) as host_batches:
+            yield device_batches(host_batches, sharding, batch_size=self.batch_size, keys=self.keys)
 
 
 def stream_outputs(
     function: Callable[[Any, DeviceBatch], dict[str, jax.Array]],
     params: Any,
-    dataset: Examples,
+    reader: Reader,
     *,
-    mesh: Mesh,
-    batch_size: int,
-    loader: dict[str, Any],
+    on_batch: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Applies `function(params, batch)` to a split; yields its outputs without the padding.
 
     Args:
       function: gives arrays [B, ...]; it is compiled once.
       params: on the devices.
-      dataset: see `pipeline.Examples`.
-      mesh: devices; `batch_size` must divide over them.
+      reader: of the split.
+      on_batch: called before each batch, on all processes alike; what it raises ends this.
 
     Yields:
       Host arrays [n, ...] for the next n <= batch_size examples in the order of the split; no more
@@ -56,11 +76,12 @@ def stream_outputs(
         with keep_batch_sharding():
             return {**function(params, batch), "mask": batch["mask"]}
 
-    step = jax.jit(outputs_of, out_shardings=batch_sharding(mesh))
+    step = jax.jit(outputs_of, out_shardings=batch_sharding(reader.mesh))
     count = 0
     waiting: Any = None
-    with padded_batches(dataset, mesh=mesh, batch_size=batch_size, loader=loader) as batches:
+    with reader.batches() as batches:
         for batch in batches:
+            on_batch()
             running = step(params, batch)  # the devices have work while the host takes the last
             if waiting is not None:
                 yield (outputs := _real_rows(waiting))
@@ -68,8 +89,8 @@ def stream_outputs(
             waiting = running
         yield (outputs := _real_rows(waiting))
         count += len(next(iter(outputs.values())))
-    if count != dataset.num_examples:
-        raise RuntimeError(f"counted {count} examples of {dataset.num_examples}.")
+    if count != reader.dataset.num_examples:
+        raise RuntimeError(f"counted {count} examples of {reader.dataset.num_examples}.")
 
 
 def _real_rows(outputs: dict[str, jax.Array]) -> dict[str, np.ndarray]:

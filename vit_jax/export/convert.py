@@ -16,13 +16,13 @@ import numpy as np
 from vit_jax.data import preprocess
 from vit_jax.errors import UserError, check_known
 from vit_jax.inference.load import PretrainedModel, load_model
-from vit_jax.models.create import create_model
+from vit_jax.models.create import create_model, role_of
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.cards.card import write_card
 from vit_jax.pretrained.formats.description import HALF, Description, InputSettings
 from vit_jax.pretrained.formats.table import FORMATS, lost_conventions
-from vit_jax.pretrained.load import MODEL_FILE
 from vit_jax.workdir.checkpoints import CheckpointManager
+from vit_jax.workdir.files import MODEL_FILE
 
 ORBAX = "orbax"
 FORMAT_NAMES = (*FORMATS, ORBAX)
@@ -196,7 +196,7 @@ def without_head(model: PretrainedModel) -> PretrainedModel:
     dropped = {
         name: "left out as asked (--drop_head)"
         for name in flat
-        if name.startswith(("head/", "head_dist/", "pre_logits/"))
+        if role_of(name) in ("head", "pre_logits")
     }
     if not dropped:
         raise UserError(f"--drop_head: {model.source} has no head.")

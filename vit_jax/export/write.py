@@ -29,7 +29,7 @@ from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_
 from vit_jax.pretrained.cards.card import write_card
 from vit_jax.pretrained.cards.snippets import export_snippet
 from vit_jax.pretrained.files.npz import write_arrays
-from vit_jax.pretrained.load import MODEL_FILE, PARAMS_FILE
+from vit_jax.workdir.files import MODEL_FILE, PARAMS_FILE
 
 # Largest difference, in standard deviations of the logits. JAX compiles the same operations twice,
 # so that only the order of float32 sums may change (measured: 0 for B/16). ONNX Runtime has kernels

@@ -6,8 +6,8 @@ G/14 takes seconds. The counts agree with the closed form of a ViT with n patche
 
     n * P * P * 3 * D + L * (N * (4 * D * D + 2 * D * F) + 2 * N * N * D) + D * K
 
-multiply-adds per image, and, through `train_flops_per_image`, with the exaFLOPs in table 6 of the
-paper.
+multiply-adds per image, and, through `Run.train_flops_per_image`, with the exaFLOPs in table 6 of
+the paper.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core
 
 # A backward pass multiplies twice where the forward pass did once: for the gradient of the input
@@ -49,19 +48,21 @@ def jaxpr_flops(closed_jaxpr: Any) -> float:
     return _count(closed_jaxpr.jaxpr)
 
 
-def train_flops_per_image(objective: Any, params: Any, image_shape: tuple[int, ...]) -> float:
-    """Operations to train on one image: the forward pass and, at twice its cost, the backward pass.
+def train_flops(objective: Any, params: Any, batch: Any) -> float:
+    """Operations to train on a batch: the forward pass and, at twice its cost, the backward pass.
 
-    What `model.remat` computes a second time does not count: divided by time and peak, this gives
-    model FLOPs utilisation (MFU), not hardware utilisation.
+    What the loss computes besides (a teacher) has no backward pass. What `model.remat` computes a
+    second time does not count: divided by time and peak, this gives model FLOPs utilisation (MFU),
+    not hardware utilisation.
 
     Args:
-      objective: has `predict(params, {"image": [B, H, W, C]})`.
-      params: arrays or `ShapeDtypeStruct`s.
-      image_shape: (height, width, channels).
+      objective: see `objectives.objective.Objective`.
+      params, batch: shapes of what it takes.
     """
-    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    return TRAIN_OVER_FORWARD * forward_flops(objective.predict, params, {"image": image})
+    forward = forward_flops(objective.evaluate, params, batch)
+    rng = jax.eval_shape(lambda: jax.random.key(0))
+    with_teacher = forward_flops(objective.loss, params, batch, rng)
+    return (TRAIN_OVER_FORWARD - 1) * forward + with_teacher
 
 
 def _count(jaxpr: Any) -> float:

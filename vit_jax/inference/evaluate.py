@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,19 @@ import numpy as np
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.image_op import ImageOp
 from vit_jax.data.preprocess import Chain
-from vit_jax.errors import UserError
-from vit_jax.evaluators.stream import stream_outputs
+from vit_jax.evaluators.calibration import real_accuracy
+from vit_jax.evaluators.classification import ClassificationEvaluator, summarize
 from vit_jax.files.json import write_json
-from vit_jax.inference.calibration import calibration_error, real_accuracy
 from vit_jax.inference.class_order import match_classes
-from vit_jax.inference.inputs import example_names, fitting_batch_size, input_chain, reader_options
+from vit_jax.inference.inputs import create_reader, example_names, input_chain
 from vit_jax.inference.load import load_model
 from vit_jax.inference.real_labels import real_labels
-from vit_jax.objectives.create import create_objective
-from vit_jax.parameters.sharding import create_mesh, replicated
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Task
+from vit_jax.parameters.sharding import replicated
 
 RESULTS_FILE = "evaluation.json"
 EXAMPLES_FILE = "examples.csv"
-LOG_EVERY_SECONDS = 30
 
 # Key of the results, how it is called in the table, and whether it is a share.
 ROWS = (
@@ -88,7 +86,7 @@ def evaluate(
       UserError: model and dataset do not go together, a file is missing or damaged.
     """
     model = load_model(source, **model_options)
-    objective = create_objective("classification", model=model.module, loss=loss)
+    objective = Classification(Task.of(model.module), loss=loss)
     chain, _ = input_chain(model.description, preprocess)
     data = create_dataset(
         name=dataset,
@@ -111,7 +109,9 @@ def evaluate(
         Path(output).mkdir(parents=True, exist_ok=True)
     relabelled = dataclasses.replace(data, preprocess=Chain((*chain.ops, Relabel(tuple(outputs)))))
     start = time.perf_counter()
-    arrays = measure(objective, model.params, relabelled, batch_size=batch_size)
+    reader = create_reader(relabelled, batch_size)
+    evaluator = ClassificationEvaluator(objective, reader)
+    arrays = evaluator.examples(jax.device_put(model.params, replicated(reader.mesh)))
     seconds = time.perf_counter() - start
     results = summarize(arrays)
     if sets is not None:
@@ -132,52 +132,6 @@ def evaluate(
         names = output_names(model.description.class_names, data.class_names, outputs, num_outputs)
         write_examples(Path(output) / EXAMPLES_FILE, data, names, arrays)
     return results
-
-
-def measure(
-    objective: Any, params: Any, dataset: Dataset, *, batch_size: int
-) -> dict[str, np.ndarray]:
-    """`label`, and `objective.measure`, of every example in the order of the split: [N] each.
-
-    Raises:
-      UserError: the model gives values that are not finite.
-    """
-    mesh = create_mesh()
-    parts, done = [], 0
-    start = last = time.monotonic()
-    for part in stream_outputs(
-        lambda params, batch: {**objective.measure(params, batch), "label": batch["label"]},
-        jax.device_put(params, replicated(mesh)),
-        dataset,
-        mesh=mesh,
-        batch_size=fitting_batch_size(batch_size, dataset.num_examples, mesh),
-        loader=reader_options(),
-    ):
-        parts.append(part)
-        done += len(part["loss"])
-        now = time.monotonic()
-        if now - last > LOG_EVERY_SECONDS:
-            last, speed = now, done / (now - start)
-            logging.info("%d of %d images, %.0f images/s", done, dataset.num_examples, speed)
-    arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    bad = np.flatnonzero(~np.isfinite(arrays["loss"]))
-    if len(bad):
-        raise UserError(
-            f"the loss of {len(bad)} of {len(arrays['loss'])} examples is not finite, of example "
-            f"{bad[0]} first; the parameters are damaged, or --loss is not theirs."
-        )
-    return arrays
-
-
-def summarize(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Means over the examples, in float64, and the calibration error."""
-    means = {
-        name: float(np.mean(values, dtype=np.float64))
-        for name, values in arrays.items()
-        if name not in ("label", "prediction", "confidence")
-    }
-    error = calibration_error(arrays["confidence"], arrays["accuracy"])
-    return {**means, "calibration_error": error, "num_examples": len(arrays["loss"])}
 
 
 def output_names(

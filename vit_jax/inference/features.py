@@ -36,17 +36,15 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.evaluators.stream import stream_outputs
 from vit_jax.inference.feature_file import FeatureFile, check_name
 from vit_jax.inference.inputs import (
+    create_reader,
     example_names,
     file_source,
     find_images,
-    fitting_batch_size,
     input_chain,
-    reader_options,
 )
 from vit_jax.inference.load import load_model
-from vit_jax.models.bit import BiTResNet
-from vit_jax.objectives.pixels import scale_images
-from vit_jax.parameters.sharding import create_mesh, replicated
+from vit_jax.objectives.objective import scale_images
+from vit_jax.parameters.sharding import replicated
 
 # (params, batch) -> features by name
 FeatureFunction = Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]
@@ -139,15 +137,11 @@ def _fill(
     file: FeatureFile, function: FeatureFunction, params: Any, data: Dataset, batch_size: int
 ) -> np.ndarray:
     """Writes the features of all examples, in order; gives their labels, int32 [N]."""
-    mesh = create_mesh()
+    reader = create_reader(data, batch_size)
     labels: list[np.ndarray] = []
+    params = jax.device_put(params, replicated(reader.mesh))
     for part in stream_outputs(
-        lambda params, batch: {**function(params, batch), "label": batch["label"]},
-        jax.device_put(params, replicated(mesh)),
-        data,
-        mesh=mesh,
-        batch_size=fitting_batch_size(batch_size, data.num_examples, mesh),
-        loader=reader_options(),
+        lambda params, batch: {**function(params, batch), "label": batch["label"]}, params, reader
     ):
         labels.append(part.pop("label"))
         file.append(part)
@@ -157,11 +151,11 @@ def _fill(
 def available_features(module: Any) -> list[str]:
     """The features that a model has, by the names of the table above."""
     names = ["logits"] if module.num_classes else []
-    if isinstance(module, BiTResNet):
-        return [*names, "pre_logits", "gap"]
-    if "dist" not in module.prefix_tokens:  # whose two heads each see a token of their own
+    if len(module.prefix_tokens) < 2:  # else each of two heads sees a token of its own
         names.append("pre_logits")
-    if module.num_layers is not None:
+    if module.num_layers is None:
+        return [*names, "gap"] if module.classifier == "gap" else names
+    if module.num_layers:
         names += [*module.prefix_tokens, "gap", "tokens"]
         for i in range(module.num_layers):
             names += [f"block_{i}", f"block_{i}_tokens"]
@@ -197,10 +191,10 @@ def feature_function(module: Any, names: Iterable[str]) -> FeatureFunction:
     The function takes parameters in loop form and batches with an `image`, as the objectives do.
     """
     names = tuple(names)
-    if isinstance(module, BiTResNet):  # both are one
+    sources = {name: name for name in names}
+    if module.num_layers is None:  # a ResNet, of which both are one
         sources = {name: "pre_logits" if name == "gap" else name for name in names}
     else:
-        sources = {name: name for name in names}
         # Blocks one by one, so that a single one can be kept; the result is the same.
         module = module.clone(scan=False, remat="none")
     captured = {_module_of(name) for name in sources.values()} - {""}
@@ -248,8 +242,7 @@ def _feature(module: Any, name: str, kept: dict[str, jax.Array], logits: jax.Arr
         return logits
     output = kept[_module_of(name)]
     if name == "pre_logits":
-        has_layer = getattr(module, "representation_size", None) is not None  # a ResNet has none
-        return nn.tanh(output) if has_layer else output
+        return nn.tanh(output) if module.representation_size is not None else output
     prefix = module.prefix_tokens
     if name.endswith("tokens"):
         return output  # [B, T, D]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 from collections.abc import Iterable
 from typing import Any
 
 import cv2
-import jax
 import numpy as np
 
 from vit_jax.data.datasets import ArraySpec
@@ -17,8 +17,9 @@ from vit_jax.data.folder import EXTENSIONS, FolderSource
 from vit_jax.data.preprocess import OPS, CentralCrop, Chain, Resize, ResizeSmall, parse
 from vit_jax.data.sources import CheckedSource
 from vit_jax.errors import UserError
+from vit_jax.evaluators.stream import Reader
 from vit_jax.models.tokens import pixels_per_token, token_grid
-from vit_jax.parameters.sharding import BATCH_AXES
+from vit_jax.parameters.sharding import BATCH_AXES, create_mesh
 from vit_jax.pretrained.formats.description import Description
 
 
@@ -58,6 +59,23 @@ def input_chain(
             f"{_text(description.image_shape)}; make them agree, with --preprocess or --image_size."
         )
     return chain, ArraySpec(image.shape, image.dtype)
+
+
+def input_range(description: Description) -> tuple[np.ndarray, np.ndarray]:
+    """What a model is given for black and for white pixels: float32 [C] each.
+
+    Every preprocessing that we know is affine in the pixels, so this is all of it.
+    """
+    chain = parse(description.eval_preprocess)
+    rng = np.random.default_rng(0)
+    found = []
+    for value in (0, 255):
+        pixels = np.full(description.image_shape, value, np.uint8)
+        file = cv2.imencode(".png", pixels)[1].tobytes()
+        image = chain({"image": file, "label": 0}, rng)["image"][0, 0]  # [C]
+        is_raw = image.dtype == np.uint8  # scaled to [-1, 1] on the device
+        found.append(np.asarray(image / 127.5 - 1.0 if is_raw else image, np.float32))
+    return found[0], found[1]
 
 
 def _text(shape: Iterable[int]) -> str:
@@ -116,21 +134,24 @@ def spell(op: Any) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in fields)})"
 
 
-def fitting_batch_size(batch_size: int, num_examples: int, mesh: jax.sharding.Mesh) -> int:
-    """The nearest size that the devices can share, no larger than the examples need.
+def create_reader(dataset: Any, batch_size: int) -> Reader:
+    """Reads a split on all devices, with a thread for every core.
+
+    Args:
+      dataset: see `pipeline.Examples`.
+      batch_size: over all devices; becomes the nearest size that they can share, no larger than
+        the examples need.
 
     Raises:
       UserError: `batch_size` is not positive.
     """
     if batch_size < 1:
         raise UserError(f"--batch_size={batch_size} must be at least 1.")
-    shards = int(np.prod([mesh.shape[axis] for axis in BATCH_AXES]))
-    return -(-min(batch_size, num_examples) // shards) * shards
-
-
-def reader_options() -> dict[str, Any]:
-    """Keyword arguments of `pipeline.eval_batches`: threads for every core, no processes."""
-    return {"num_threads": min(os.cpu_count() or 1, 16), "num_workers": 0, "prefetch": 2}
+    mesh = create_mesh()
+    shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    fitting = -(-min(batch_size, dataset.num_examples) // shards) * shards
+    loader = {"num_threads": min(os.cpu_count() or 1, 16), "num_workers": 0, "prefetch": 2}
+    return Reader(dataset, mesh, fitting, loader)
 
 
 def find_images(arguments: Iterable[str]) -> list[str]:

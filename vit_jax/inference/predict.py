@@ -19,15 +19,15 @@ from vit_jax.data.image_files import ForgivingImages
 from vit_jax.errors import UserError
 from vit_jax.evaluators.stream import stream_outputs
 from vit_jax.inference.inputs import (
+    create_reader,
     file_source,
     find_images,
-    fitting_batch_size,
     input_chain,
-    reader_options,
 )
 from vit_jax.inference.load import PretrainedModel, load_model
-from vit_jax.objectives.create import create_objective
-from vit_jax.parameters.sharding import create_mesh, replicated
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Task
+from vit_jax.parameters.sharding import replicated
 
 MAX_PICTURES = 48
 NUM_IMAGENET21K = 21843
@@ -155,9 +155,9 @@ def predict_images(
     if not num_outputs:
         raise UserError("the model has no head, so it names no class; extract features instead.")
     chain, spec = input_chain(model.description, preprocess, encoded=True)
-    objective = create_objective("classification", model=model.module, loss=loss)
-    mesh = create_mesh()
+    objective = Classification(Task.of(model.module), loss=loss)
     images = ForgivingImages(file_source(paths), chain, spec.shape, spec.dtype)
+    reader = create_reader(images, batch_size)
     names = model.description.class_names or [f"class {i}" for i in range(num_outputs)]
 
     def best(params: Any, batch: Any) -> dict[str, jax.Array]:
@@ -166,14 +166,7 @@ def predict_images(
         return {"probabilities": values, "outputs": outputs}
 
     index = 0
-    for part in stream_outputs(
-        best,
-        jax.device_put(model.params, replicated(mesh)),
-        images,
-        mesh=mesh,
-        batch_size=fitting_batch_size(batch_size, len(paths), mesh),
-        loader=reader_options(),
-    ):
+    for part in stream_outputs(best, jax.device_put(model.params, replicated(reader.mesh)), reader):
         for outputs, values in zip(part["outputs"], part["probabilities"], strict=True):
             if index in images.failures:
                 yield Prediction(paths[index], error=images.failures[index])

@@ -19,8 +19,8 @@ from vit_jax.data.datasets import Dataset
 from vit_jax.data.preprocess import parse
 from vit_jax.multihost.preemption import PreemptionNotice
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
-from vit_jax.run import Run, initial_state
-from vit_jax.train import train
+from vit_jax.run import Run, create_run, initial_state
+from vit_jax.train import create_clock, train
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import Batch, Metrics
 from vit_jax.workdir.checkpoints import CheckpointManager
@@ -63,7 +63,7 @@ def reference_step(
         rng = jax.random.fold_in(jax.random.key(run.config.seed), state.step)
 
         def loss_fn(params: Any) -> tuple[jax.Array, Metrics]:
-            return run.objective.loss(params, batch, rng, train=True)
+            return run.objective.loss(params, batch, rng)
 
         (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
@@ -123,8 +123,8 @@ def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, 
     config.duration.steps = steps * (rounds + 1)  # the first turn compiles and is not timed
     mesh = create_mesh(**config.mesh)
     with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as workdir:
-        run = Run(config, mesh)
-        run.dataset = in_memory(run.dataset, 4 * run.batch_size)
+        run = create_run(config, mesh)
+        run = dataclasses.replace(run, dataset=in_memory(run.dataset, 4 * run.batch_size))
         checkpoints = CheckpointManager(workdir, every_steps=10**9, keep=1)
         writer = TakeTurns(
             workdir,
@@ -138,9 +138,10 @@ def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, 
             workdir,
             checkpoints,
             writer,
+            clock := create_clock(run, 0, {}),
             PreemptionNotice(),
-            {},
         )
+        clock.close()
         writer.close()
         checkpoints.close()
     pairs = zip(writer.speeds["loop"], writer.speeds["reference"], strict=True)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.models.parameter_table import FIRST, LAST, Row
 from vit_jax.models.resnet import StdConv
 from vit_jax.models.vit import IdentityLayer
 
@@ -24,6 +25,11 @@ WEIGHT_STANDARDIZATION_EPSILON = 1e-10
 STEM_WIDTH = 64  # channels of the stem, and of the first stage's bottleneck, at width factor 1
 # Convolutions are not what the Transformer's other policies know how to save.
 REMAT = ("none", "full")
+
+PARAMETERS = (
+    Row("root_block/conv_root/kernel", (None, None, None, "features"), FIRST),
+    Row("norm-pre-head/(?:scale|bias)", ("features",), LAST),
+)
 
 
 def weight_standardize(kernel: jax.Array) -> jax.Array:
@@ -153,10 +159,11 @@ class BiTResNet(nn.Module):
             )
         super().__post_init__()
 
-    @property
-    def classifier(self) -> str:
-        """What the head sees, in the words of `VisionTransformer`: the mean over all places."""
-        return "gap"
+    # In the words of `VisionTransformer`: the head sees the mean over all places, and no tokens.
+    classifier = "gap"
+    prefix_tokens = ()
+    num_layers = None
+    representation_size = None
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:

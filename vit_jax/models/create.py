@@ -8,29 +8,31 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, check_known, nearest
-from vit_jax.models.bit import BiTResNet
-from vit_jax.models.deit import DistilledVisionTransformer
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.errors import check_keys, check_known
+from vit_jax.models import bit, deit, resnet, vit
+from vit_jax.models.parameter_table import Found, find_row
 
 MODELS: dict[str, type[nn.Module]] = {
-    "vit": VisionTransformer,
-    "deit": DistilledVisionTransformer,
-    "bit": BiTResNet,
+    "vit": vit.VisionTransformer,
+    "deit": deit.DistilledVisionTransformer,
+    "bit": bit.BiTResNet,
 }
+PARAMETERS = (*vit.PARAMETERS, *deit.PARAMETERS, *resnet.PARAMETERS, *bit.PARAMETERS)
+
+# Tokens before the grid of patches, in their order.
+TOKENS = tuple(row.pattern for row in PARAMETERS if row.role == "token")
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-def create_model(name: str, *, num_classes: int, dtype: Any = "float32", **kwargs: Any) -> Any:
+def create_model(name: str, *, num_classes: int, dtype: str = "float32", **kwargs: Any) -> Any:
     """Builds the module called `name`.
 
     Args:
       name: a key of `MODELS`.
       num_classes: number of logits.
       dtype: of the computation, `float32` or `bfloat16` (or the type itself).
-      **kwargs: attributes of the module, such as a row of `variants.VARIANTS`. What only other
-        models have may be given too, as None or as they have it by default: one config serves all.
+      **kwargs: attributes of the module, such as a row of `variants.VARIANTS`.
 
     Returns:
       A linen module; `module.apply({"params": p}, images, train=False)` gives logits.
@@ -39,40 +41,30 @@ def create_model(name: str, *, num_classes: int, dtype: Any = "float32", **kwarg
       UserError: unknown name, attribute or value.
     """
     check_known("model.name", name, MODELS)
-    module = MODELS[name]
-    kwargs = {key: value for key, value in kwargs.items() if _is_read(name, key, value)}
+    check_keys("model", name, kwargs, model_keys(name))
     if isinstance(dtype, str):
         check_known("model.dtype", dtype, DTYPES)
         dtype = DTYPES[dtype]
     # Lists become tuples: linen hashes a module's attributes.
     attributes = {k: tuple(v) if isinstance(v, list) else v for k, v in kwargs.items()}
-    return module(num_classes=num_classes, dtype=dtype, **attributes)
+    return MODELS[name](num_classes=num_classes, dtype=dtype, **attributes)  # type: ignore[call-arg]
 
 
-def _is_read(name: str, key: str, value: Any) -> bool:
-    """Whether the model has this attribute; UserError for one whose value it would ignore."""
-    defaults = _defaults(MODELS[name])
-    if key in defaults:
-        return True
-    for other, module in MODELS.items():
-        if key in (others := _defaults(module)):
-            default = others[key]
-            if value is None or value == default:
-                return False
-            way_out = f"leave it at {default!r}"
-            if default is dataclasses.MISSING:
-                way_out = "it must be None, as in the rows of models/variants.py"
-            raise UserError(
-                f"model.{key}={value!r} is for model.name={other!r}; model.name={name!r} has no "
-                f"such attribute: {way_out}."
-            )
-    raise UserError(
-        f"model.{key} is not an attribute of model.name={name!r}.{nearest(key, defaults)} "
-        f"Known: {', '.join(defaults)}."
-    )
+def model_keys(name: str) -> dict[str, dataclasses.Field[Any]]:
+    """The attributes of a kind of model that a config sets."""
+    handed_over = ("parent", "name", "num_classes", "dtype")
+    fields = dataclasses.fields(MODELS[name])  # type: ignore[arg-type]
+    return {field.name: field for field in fields if field.name not in handed_over}
 
 
-def _defaults(module: type[nn.Module]) -> dict[str, Any]:
-    """Attributes of a kind of model, and their defaults."""
-    fields = dataclasses.fields(module)  # type: ignore[arg-type]
-    return {f.name: f.default for f in fields if f.name not in ("parent", "name")}
+def parameter_row(name: str) -> Found:
+    """What the models say of the parameter called `name`; see `parameter_table.find_row`."""
+    return find_row(name, PARAMETERS)
+
+
+def role_of(name: str) -> str:
+    """The role of the parameter called `name`; "" if it has none, or is in no model."""
+    try:
+        return parameter_row(name).row.role
+    except ValueError:
+        return ""

@@ -10,7 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
+from vit_jax.models.parameter_table import FIRST, LAST, Row
 from vit_jax.models.vit import VisionTransformer
+
+PARAMETERS = (
+    Row("dist", (None, None, "embed"), FIRST, role="token"),
+    Row("head_dist/kernel", ("embed", "classes"), LAST, role="head"),
+    Row("head_dist/bias", ("classes",), LAST, role="head"),
+)
 
 
 class DistilledVisionTransformer(VisionTransformer):

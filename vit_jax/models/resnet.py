@@ -14,8 +14,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models.parameter_table import FIRST, Row
+
 GROUP_NORM_EPSILON = 1e-6
 WEIGHT_STANDARDIZATION_EPSILON = 1e-5
+
+_UNIT = r"block\d+/unit\d+"  # those of BiT are called the same
+PARAMETERS = (
+    Row("conv_root/kernel", (None, None, None, "features"), FIRST),
+    Row("gn_root/(?:scale|bias)", ("features",), FIRST),
+    Row(f"{_UNIT}/conv(?:[123]|_proj)/kernel", (None, None, None, "features"), FIRST),
+    Row(f"{_UNIT}/gn(?:[123]|_proj)/(?:scale|bias)", ("features",), FIRST),
+)
 
 
 def weight_standardize(kernel: jax.Array) -> jax.Array:

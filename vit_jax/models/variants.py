@@ -54,10 +54,14 @@ RESNET_UNITS: dict[str, tuple[int, ...]] = {
     "R152": (3, 8, 36, 3),
     "R200": (3, 24, 36, 3),
 }
-RESNETS = (
-    *("R26x1", "R50x1", "R50x2", "R50x3", "R101x1", "R101x3"),
-    *("R152x1", "R152x2", "R152x4", "R200x3"),
-)
+RESNET_WIDTHS: dict[str, tuple[int, ...]] = {
+    "R26": (1,),
+    "R50": (1, 2, 3),
+    "R101": (1, 3),
+    "R152": (1, 2, 4),
+    "R200": (3,),
+}
+RESNETS = tuple(f"{units}x{width}" for units in RESNET_WIDTHS for width in RESNET_WIDTHS[units])
 
 
 def _row(size: str, patch_size: int) -> dict[str, Any]:
@@ -90,9 +94,7 @@ VARIANTS |= {
 
 def _resnet_row(name: str) -> dict[str, Any]:
     units, _, width_factor = name.partition("x")
-    # What only Transformers have, and no default for, is None: `create_model` leaves that out.
-    transformer = dict.fromkeys(_row("Ti", 16), None)
-    return transformer | {
+    return {
         "name": "bit",
         "resnet_layers": RESNET_UNITS[units],
         "resnet_width_factor": int(width_factor),

@@ -1,13 +1,12 @@
 """The Vision Transformer of "An Image is Worth 16x16 Words" (arXiv 2010.11929).
 
 Equation numbers are those of the paper. Modules and parameters carry the names of the official
-code, so published weights load by name. B: batch, N: tokens, D: hidden size, M: MLP width.
+code, so published weights load by name. B: batch, N: tokens, D: hidden size.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -16,10 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.models.attention import ATTENTIONS
+from vit_jax.models.parameter_table import FIRST, LAST, Row
 from vit_jax.models.positions import sincos2d
 from vit_jax.models.resnet import resnet_features
-from vit_jax.models.stochastic_depth import StochasticDepth, drop_rates
 from vit_jax.models.tokens import patch_shape
+from vit_jax.models.transformer import (
+    REMAT_POLICIES,
+    BlockConfig,
+    Encoder,
+    MAPHead,
+    attention_rows,
+)
 
 CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
 # The tanh form is what Google's weights were trained with; timm and Hugging Face compute the error
@@ -27,194 +34,22 @@ CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
 GELUS = ("tanh", "exact")
 POSITION_EMBEDDINGS = ("learned", "sincos2d")
 
-# What the backward pass finds saved and what it computes again.
-REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
-    "none": None,  # everything is saved
-    "full": jax.checkpoint_policies.nothing_saveable,  # only each block's input is saved
-    "dots": jax.checkpoint_policies.dots_saveable,  # all matrix products are saved
-    # Products with weights are saved, those between queries and keys are not.
-    "dots_with_no_batch_dims": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
+POSITIONS = "Transformer/posembed_input/pos_embedding"
 
-
-class AddPositionEmbs(nn.Module):
-    """Adds a learned embedding per token, E_pos of equation 1: [B, N, D] -> [B, N, D]."""
-
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        shape = (1, *x.shape[1:])
-        pos_embedding = self.param("pos_embedding", nn.initializers.normal(stddev=0.02), shape)
-        return x + jnp.asarray(pos_embedding, self.dtype)
-
-
-class MlpBlock(nn.Module):
-    """MLP(x) = gelu(x W1 + b1) W2 + b2 with dropout after each layer: [B, N, D] -> [B, N, D]."""
-
-    mlp_dim: int
-    dropout_rate: float = 0.0
-    gelu: str = "tanh"
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        dense = functools.partial(
-            nn.Dense,
-            dtype=self.dtype,
-            kernel_init=nn.initializers.xavier_uniform(),
-            bias_init=nn.initializers.normal(stddev=1e-6),
-        )
-        hidden_size = x.shape[-1]
-        x = nn.gelu(dense(self.mlp_dim)(x), approximate=self.gelu == "tanh")  # [B, N, M]
-        x = nn.Dropout(self.dropout_rate)(x, deterministic=not train)
-        x = dense(hidden_size)(x)  # [B, N, D]
-        return nn.Dropout(self.dropout_rate)(x, deterministic=not train)
-
-
-def _layer_norm(epsilon: float, dtype: Any, name: str | None = None) -> nn.LayerNorm:
-    # Flax takes mean and variance in float32 whatever `dtype` is.
-    return nn.LayerNorm(epsilon=epsilon, dtype=dtype, name=name)
-
-
-def _attention(num_heads: int, dropout_rate: float, dtype: Any, train: bool) -> nn.Module:
-    """Equations 5 to 8, with biases on query, key, value and output as the official code has."""
-    return nn.MultiHeadDotProductAttention(
-        num_heads=num_heads,
-        dropout_rate=dropout_rate,
-        broadcast_dropout=False,
-        deterministic=not train,
-        kernel_init=nn.initializers.xavier_uniform(),
-        force_fp32_for_softmax=True,
-        dtype=dtype,
-    )
-
-
-class Encoder1DBlock(nn.Module):
-    """One Transformer layer, [B, N, D] -> [B, N, D].
-
-    z' = MSA(LN(z)) + z (equation 2); z = MLP(LN(z')) + z' (equation 3). In training each of the
-    two branches is dropped with probability `drop_rate`; None draws nothing.
-    """
-
-    mlp_dim: int
-    num_heads: int
-    dropout_rate: float = 0.0
-    attention_dropout_rate: float = 0.0
-    gelu: str = "tanh"
-    layer_norm_epsilon: float = 1e-6
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(
-        self, x: jax.Array, drop_rate: float | jax.Array | None = None, *, train: bool
-    ) -> jax.Array:
-        def drop(y: jax.Array) -> jax.Array:
-            return y if drop_rate is None else StochasticDepth()(y, drop_rate, train=train)
-
-        y = _layer_norm(self.layer_norm_epsilon, self.dtype)(x)
-        y = _attention(self.num_heads, self.attention_dropout_rate, self.dtype, train)(y)
-        y = nn.Dropout(self.dropout_rate)(y, deterministic=not train)
-        x = x + drop(y)
-
-        y = _layer_norm(self.layer_norm_epsilon, self.dtype)(x)
-        mlp = MlpBlock(self.mlp_dim, self.dropout_rate, self.gelu, dtype=self.dtype)
-        y = mlp(y, train=train)
-        return x + drop(y)
-
-
-class Encoder(nn.Module):
-    """Position embeddings, `num_layers` blocks and the last layer norm: [B, N, D] -> [B, N, D].
-
-    With `scan` the blocks are one block applied in a loop that XLA compiles once; its parameters
-    are those of the loop form stacked along a leading axis (`parameters.names.stack_blocks`).
-    """
-
-    num_layers: int
-    mlp_dim: int
-    num_heads: int
-    dropout_rate: float = 0.0
-    attention_dropout_rate: float = 0.0
-    stochastic_depth_rate: float = 0.0
-    gelu: str = "tanh"
-    layer_norm_epsilon: float = 1e-6
-    remat: str = "none"
-    scan: bool = False
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(
-        self, x: jax.Array, positions: np.ndarray | None = None, *, train: bool
-    ) -> jax.Array:
-        """`positions` [1, N, D] are added as they are; None adds learned ones."""
-        if positions is None:
-            x = AddPositionEmbs(dtype=self.dtype, name="posembed_input")(x)
-        else:
-            x = x + jnp.asarray(positions, self.dtype)
-        x = nn.Dropout(self.dropout_rate)(x, deterministic=not train)
-        block = functools.partial(
-            Encoder1DBlock,
-            mlp_dim=self.mlp_dim,
-            num_heads=self.num_heads,
-            dropout_rate=self.dropout_rate,
-            attention_dropout_rate=self.attention_dropout_rate,
-            gelu=self.gelu,
-            layer_norm_epsilon=self.layer_norm_epsilon,
-            dtype=self.dtype,
-        )
-
-        rates: list[float] | None = None
-        if self.stochastic_depth_rate:
-            rates = drop_rates(self.stochastic_depth_rate, self.num_layers)
-
-        def apply_block(
-            module: nn.Module, x: jax.Array, drop_rate: float | jax.Array | None
-        ) -> jax.Array:
-            return module(x, drop_rate, train=train)
-
-        if self.remat != "none":
-            # Inside a scan the loop itself keeps XLA from merging the two forward passes.
-            apply_block = nn.remat(
-                apply_block, prevent_cse=not self.scan, policy=REMAT_POLICIES[self.remat]
-            )
-        if self.scan:
-            scan = nn.scan(
-                lambda module, x, drop_rate: (apply_block(module, x, drop_rate), None),
-                variable_axes={"params": 0, "intermediates": 0},
-                split_rngs={"params": True, "dropout": True},
-                length=self.num_layers,
-            )
-            stacked = None if rates is None else jnp.array(rates, jnp.float32)  # [L]
-            x, _ = scan(block(name="encoderblock"), x, stacked)
-        else:
-            for i in range(self.num_layers):
-                drop_rate = None if rates is None else rates[i]
-                x = apply_block(block(name=f"encoderblock_{i}"), x, drop_rate)
-        return _layer_norm(self.layer_norm_epsilon, self.dtype, "encoder_norm")(x)  # equation 4
-
-
-class MAPHead(nn.Module):
-    """Multihead attention pooling by a learned probe: [B, N, D] -> [B, D].
-
-    x = MSA(probe, tokens); x + MLP(LN(x)) ("Scaling Vision Transformers", 2106.04560, section 3).
-    """
-
-    mlp_dim: int
-    num_heads: int
-    gelu: str = "tanh"
-    layer_norm_epsilon: float = 1e-6
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        batch_size, _, hidden_size = x.shape
-        xavier = nn.initializers.xavier_uniform()
-        probe = self.param("probe", xavier, (1, 1, hidden_size))
-        probe = jnp.tile(jnp.asarray(probe, self.dtype), (batch_size, 1, 1))  # [B, 1, D]
-        x = _attention(self.num_heads, 0.0, self.dtype, train)(probe, x)  # [B, 1, D]
-        y = _layer_norm(self.layer_norm_epsilon, self.dtype)(x)
-        x = x + MlpBlock(self.mlp_dim, gelu=self.gelu, dtype=self.dtype)(y, train=train)
-        return x[:, 0]  # [B, D]
+PARAMETERS = (
+    Row("cls", (None, None, "embed"), FIRST, role="token"),
+    Row("embedding/kernel", (None, None, None, "embed"), FIRST),
+    Row("embedding/bias", ("embed",), FIRST),
+    Row(POSITIONS, (None, None, "embed"), FIRST, role="positions"),
+    *attention_rows(r"Transformer/encoderblock(?:_(?P<block>\d+))?"),
+    Row("Transformer/encoder_norm/(?:scale|bias)", ("embed",), LAST),
+    Row("MAPHead_0/probe", (None, None, "embed"), LAST),
+    *attention_rows("MAPHead_0", LAST),
+    Row("pre_logits/kernel", ("embed", None), LAST, role="pre_logits"),
+    Row("pre_logits/bias", (None,), LAST, role="pre_logits"),
+    Row("head/kernel", ("embed", "classes"), LAST, role="head"),
+    Row("head/bias", ("classes",), LAST, role="head"),
+)
 
 
 class IdentityLayer(nn.Module):
@@ -246,8 +81,11 @@ class VisionTransformer(nn.Module):
       head_bias_init: constant; -10 where the loss is a sigmoid over many classes.
       position_embedding: `learned`, or `sincos2d`: fixed (see `positions.py`), without a parameter
         and for any grid; a class token gets none.
+      position_stddev: of learned positions at initialisation: 0.02 in the official code,
+        1 / sqrt(hidden_size) in big_vision.
       gelu: `tanh` or `exact`, see `GELUS`.
       layer_norm_epsilon: 1e-6 in every published model but Hugging Face's own (1e-12).
+      attention: implementation of the attention, a key of `attention.ATTENTIONS`.
       resnet_layers: units per stage of a hybrid's ResNet; () is its stem alone; None no ResNet.
       remat: one of `REMAT_POLICIES`.
       scan: compile the blocks as one loop.
@@ -267,8 +105,10 @@ class VisionTransformer(nn.Module):
     classifier: str = "token"
     head_bias_init: float = 0.0
     position_embedding: str = "learned"
+    position_stddev: float = 0.02
     gelu: str = "tanh"
     layer_norm_epsilon: float = 1e-6
+    attention: str = "reference"
     resnet_layers: tuple[int, ...] | None = None
     resnet_width_factor: int = 1
     remat: str = "none"
@@ -278,6 +118,7 @@ class VisionTransformer(nn.Module):
     def __post_init__(self) -> None:
         check_known("model.classifier", self.classifier, CLASSIFIERS)
         check_known("model.remat", self.remat, REMAT_POLICIES)
+        check_known("model.attention", self.attention, ATTENTIONS)
         check_known("model.gelu", self.gelu, GELUS)
         check_known("model.position_embedding", self.position_embedding, POSITION_EMBEDDINGS)
         patch_shape(self.patch_size)
@@ -299,6 +140,11 @@ class VisionTransformer(nn.Module):
     def prefix_tokens(self) -> tuple[str, ...]:
         """Parameters that stand before the grid of tokens: the class token, if there is one."""
         return ("cls",) if self.classifier in ("token", "token_unpooled") else ()
+
+    @property
+    def block_config(self) -> BlockConfig:
+        names = (field.name for field in dataclasses.fields(BlockConfig))
+        return BlockConfig(**{name: getattr(self, name) for name in names})
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
@@ -346,17 +192,12 @@ class VisionTransformer(nn.Module):
             table = sincos2d((height, width), hidden_size)
             positions = np.concatenate([no_position, table], axis=1)  # [1, P + h*w, D]
         encoder = Encoder(
+            self.block_config,
             num_layers=self.num_layers,
-            mlp_dim=self.mlp_dim,
-            num_heads=self.num_heads,
-            dropout_rate=self.dropout_rate,
-            attention_dropout_rate=self.attention_dropout_rate,
             stochastic_depth_rate=self.stochastic_depth_rate,
-            gelu=self.gelu,
-            layer_norm_epsilon=self.layer_norm_epsilon,
+            position_stddev=self.position_stddev,
             remat=self.remat,
             scan=self.scan,
-            dtype=self.dtype,
             name="Transformer",
         )
         return encoder(x, positions, train=train)
@@ -369,10 +210,7 @@ class VisionTransformer(nn.Module):
             return jnp.mean(x, axis=tuple(range(1, x.ndim - 1)))
         if self.classifier == "map":
             x = jnp.reshape(x, (x.shape[0], -1, x.shape[-1]))  # also when there is no Transformer
-            pool = MAPHead(
-                self.mlp_dim, self.num_heads, self.gelu, self.layer_norm_epsilon, self.dtype
-            )
-            return pool(x, train=train)
+            return MAPHead(self.block_config)(x, train=train)
         return x
 
     def _classify(self, x: jax.Array) -> jax.Array:

@@ -10,9 +10,7 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_known
 from vit_jax.objectives.losses import LOSSES, one_hot_targets
-from vit_jax.objectives.pixels import scale_images
-
-Batch = dict[str, jax.Array]
+from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
 
 # What the logits of a model that was trained with a loss of LOSSES say of each class.
 PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -21,60 +19,59 @@ PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-class Classification:
+class Classification(Objective):
     """One label per image.
 
     A batch holds `image` [B, H, W, C] (uint8, or float scaled by the preprocessing), `label` [B]
-    int32 and `mask` [B] float32, 1 for a real example. A mixed batch (mixing.py) has `other_label`
-    [B] and `label_weight` [B] besides, the share of `label`. Its loss is label_weight * L(label) +
-    (1 - label_weight) * L(other_label), label smoothing applied to either label, as in timm
-    (AugReg and Better plain ViT smooth nothing); both losses are linear in the targets, so that one
-    loss of mixed targets is the same. Accuracy then is that against the heavier label.
+    int32 and `mask` [B] float32, 1 for a real example. A mixed batch (training/mixing.py) also has
+    `other_label` [B] and `label_weight` [B], the share of `label`. Its loss is label_weight *
+    L(label) + (1 - label_weight) * L(other_label), label smoothing applied to either label, as in
+    timm (AugReg and Better plain ViT smooth nothing); both losses are linear in the targets, so
+    that one loss of mixed targets is the same. Accuracy then is that against the heavier label.
     """
 
-    def __init__(self, *, model: Any, loss: str = "softmax", label_smoothing: float = 0.0):
+    measures = ("loss", "accuracy")
+
+    def __init__(self, task: Task, *, loss: str = "softmax", label_smoothing: float = 0.0):
         """
         Args:
-          model: linen module from images to logits [B, K].
-          loss: a key of `LOSSES`.
+          task: its model gives logits [B, K] of images.
+          loss: `softmax`, or `sigmoid` summed over the classes.
           label_smoothing: mass taken from the label and spread over all classes.
 
         Raises:
           UserError: unknown loss, smoothing outside [0, 1), or a model without one row of logits
             per image.
         """
+        super().__init__()
         check_known("objective.loss", loss, LOSSES)
         if not 0.0 <= label_smoothing < 1.0:
             raise UserError(f"objective.label_smoothing={label_smoothing} must be in [0, 1).")
-        if model.classifier in ("unpooled", "token_unpooled"):
+        self.class_names = task.class_names
+        self.num_outputs = len(task.class_names)
+        self.model = task.build_model(self.num_outputs)
+        if self.model.classifier in ("unpooled", "token_unpooled"):
             raise UserError(
-                f"model.classifier={model.classifier!r} gives logits per token; classification "
-                "needs one of token, gap, map."
+                f"model.classifier={self.model.classifier!r} gives logits per token; "
+                "classification needs one of token, gap, map."
             )
-        self._model = model
         self._loss = LOSSES[loss]
         self._probabilities = PROBABILITIES[loss]
         self._label_smoothing = label_smoothing
 
-    def init(self, rng: jax.Array, batch: Batch) -> Any:
-        """Random parameters for batches of this shape."""
-        return self._model.init(rng, scale_images(batch["image"]), train=False)["params"]
-
-    def loss(
-        self, params: Any, batch: Batch, rng: jax.Array, *, train: bool
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean loss over the real examples, and `accuracy`; both scalars."""
-        logits = self._logits(params, batch, rng, train=train)
-        values = self._values(logits, batch, label_smoothing=self._label_smoothing)
-        weights = batch["mask"] / jnp.maximum(jnp.sum(batch["mask"]), 1.0)
-        means = {name: jnp.sum(value * weights) for name, value in values.items()}
+        images = scale_images(batch["image"])
+        logits = self.model.apply({"params": params}, images, train=True, rngs={"dropout": rng})
+        values = self.values(logits, batch, label_smoothing=self._label_smoothing)
+        means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
         return means.pop("loss"), means
 
-    def evaluate(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+    def evaluate(self, params: Any, batch: Batch) -> Metrics:
         """`loss`, without label smoothing so that recipes compare, and `accuracy`: [B] each."""
-        return self._values(self.predict(params, batch), batch, label_smoothing=0.0)
+        return self.values(self.predict(params, batch), batch)
 
-    def measure(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+    def measure(self, params: Any, batch: Batch) -> Metrics:
         """What a thorough evaluation asks of every example, [B] each.
 
         Returns:
@@ -82,7 +79,7 @@ class Classification:
           five classes; `prediction`, the arg-max as int32; `confidence`, its probability.
         """
         logits = self.predict(params, batch)
-        values = self._values(logits, batch, label_smoothing=0.0)
+        values = self.values(logits, batch)
         if logits.shape[-1] > 5:
             _, best = jax.lax.top_k(logits, 5)  # [B, 5]
             hits = jnp.any(best == batch["label"][:, None], axis=-1)
@@ -98,16 +95,10 @@ class Classification:
 
     def predict(self, params: Any, batch: Batch) -> jax.Array:
         """Logits [B, K]."""
-        return self._logits(params, batch, None, train=False)
+        return self.model.apply({"params": params}, scale_images(batch["image"]), train=False)
 
-    def _logits(self, params: Any, batch: Batch, rng: Any, *, train: bool) -> jax.Array:
-        rngs = {"dropout": rng} if train else {}
-        images = scale_images(batch["image"])
-        return self._model.apply({"params": params}, images, train=train, rngs=rngs)
-
-    def _values(
-        self, logits: jax.Array, batch: Batch, *, label_smoothing: float
-    ) -> dict[str, jax.Array]:
+    def values(self, logits: jax.Array, batch: Batch, *, label_smoothing: float = 0.0) -> Metrics:
+        """`loss` and `accuracy` of logits [B, K] against the labels of the batch, [B] each."""
         targets, label = _targets(batch, logits.shape[-1], label_smoothing)
         correct = jnp.argmax(logits, axis=-1) == label
         return {"loss": self._loss(logits, targets), "accuracy": jnp.asarray(correct, jnp.float32)}

@@ -6,15 +6,16 @@ from typing import Any
 
 from vit_jax.errors import check_known
 from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Objective, Task
 
-OBJECTIVES = {"classification": Classification}
+OBJECTIVES: dict[str, type[Objective]] = {"classification": Classification}
 
 
-def create_objective(name: str, *, model: Any, **kwargs: Any) -> Any:
-    """Builds the objective called `name`: what is minimised, and what is measured per example.
+def create_objective(name: str, *, task: Task, **kwargs: Any) -> Any:
+    """Builds the objective called `name`, and with it its model.
 
     Raises:
-      UserError: unknown name; unknown keyword arguments are a TypeError.
+      UserError: unknown name or value; unknown keyword arguments are a TypeError.
     """
     check_known("objective.name", name, OBJECTIVES)
-    return OBJECTIVES[name](model=model, **kwargs)
+    return OBJECTIVES[name](task, **kwargs)  # type: ignore[call-arg]

@@ -18,18 +18,9 @@ import numpy as np
 import optax
 
 from vit_jax.errors import UserError, nearest
+from vit_jax.models.create import parameter_row
+from vit_jax.models.parameter_table import FIRST, LAST
 from vit_jax.parameters.names import is_stacked, path_name
-
-# What stands before the first block, and after the last one; each parameter is in one of the two
-# or in a block (tests/test_optimizer.py goes through all models).
-BEFORE_BLOCKS = re.compile(
-    r"(?:cls|dist|embedding/.*|(?:Transformer/posembed_input/)?pos_embedding"
-    r"|conv_root/.*|gn_root/.*|block\d+/.*)"
-)
-AFTER_BLOCKS = re.compile(
-    r"(?:Transformer/encoder_norm/.*|MAPHead_0/.*|pre_logits/.*|head(?:_dist)?/.*)"
-)
-_BLOCK = re.compile(r"Transformer/encoderblock_(?P<index>\d+)/.*")
 
 Names = tuple[tuple[str, tuple[str, ...], int], ...]
 Multipliers = tuple[tuple[str, float], ...]  # (regular expression, factor)
@@ -73,7 +64,7 @@ def frozen_mask(tree: Any, pattern: str) -> Any:
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     names: Names = tuple(
-        (path_name(path), tuple(_loop_names(path_name(path), leaf)), math.prod(leaf.shape))
+        (path_name(path), tuple(_loop_names(path, leaf)), math.prod(leaf.shape))
         for path, leaf in leaves
     )
     frozen = _frozen_names(pattern, names)
@@ -149,25 +140,34 @@ def layer_factors(tree: Any, decay: float) -> Any:
     """`decay ** (L + 1 - layer)` for every leaf; [L, 1, ...] for a leaf of the scan form.
 
     Layer 0 is all that stands before the first of the L blocks, block i is layer i + 1, and L + 1
-    is what comes after the last one, which keeps the full rate.
+    is what comes after the last one, which keeps the full rate. Trees below different prefixes
+    (`image/...`, `text/...`) are counted separately.
 
     Raises:
       UserError: `decay` is outside (0, 1], or there are no encoder blocks.
-      ValueError: a name that is in no group; add it to the patterns above.
     """
     if not 0.0 < decay <= 1.0:
         raise UserError(f"optimizer.layer_decay={decay} must be above 0 and at most 1 (off).")
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    names = [each for path, leaf in leaves for each in _loop_names(path_name(path), leaf)]
-    depth = max((_layer(name, 0) for name in names if _BLOCK.fullmatch(name)), default=0)
-    if not depth:
+    found = [parameter_row(each) for path, leaf in leaves for each in _loop_names(path, leaf)]
+    depths: dict[str, int] = {}
+    for each in found:
+        if each.block is not None:
+            depths[each.prefix] = max(depths.get(each.prefix, 0), each.block + 1)
+    if not depths:
         raise UserError(f"optimizer.layer_decay={decay}: the model has no encoder blocks to count.")
 
+    def exponent(name: str) -> int:
+        each = parameter_row(name)
+        depth = depths.get(each.prefix, 0)
+        if each.block is not None:
+            return depth - each.block
+        return {FIRST: depth + 1, LAST: 0}[each.row.depth]
+
     def factor(path: Any, leaf: Any) -> np.ndarray:
-        layers = [_layer(each, depth) for each in _loop_names(path_name(path), leaf)]
-        factors = np.array([decay ** (depth + 1 - layer) for layer in layers])
+        factors = np.array([decay ** exponent(each) for each in _loop_names(path, leaf)])
         scanned = is_stacked(path_name(path))
-        return factors.reshape((depth,) + (1,) * (leaf.ndim - 1)) if scanned else factors[0]
+        return factors.reshape((-1,) + (1,) * (leaf.ndim - 1)) if scanned else factors[0]
 
     return jax.tree_util.tree_map_with_path(factor, tree)
 
@@ -228,7 +228,7 @@ def decay_factors(tree: Any, decaying: str, multipliers: Multipliers) -> Any:
       UserError: a multiplier whose regular expression matches nothing that decays.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    names = [each for path, leaf in leaves for each in _loop_names(path_name(path), leaf)]
+    names = [each for path, leaf in leaves for each in _loop_names(path, leaf)]
     names = [each for each in names if re.fullmatch(decaying, each)]
     for pattern, _ in multipliers:
         if not any(re.fullmatch(pattern, each) for each in names):
@@ -243,26 +243,16 @@ def decay_factors(tree: Any, decaying: str, multipliers: Multipliers) -> Any:
         return next((f for pattern, f in multipliers if re.fullmatch(pattern, name)), 1.0)
 
     def factors(path: Any, leaf: Any) -> np.ndarray:
-        values = np.array([factor(each) for each in _loop_names(path_name(path), leaf)])
+        values = np.array([factor(each) for each in _loop_names(path, leaf)])
         scanned = is_stacked(path_name(path))
         return values.reshape((-1,) + (1,) * (leaf.ndim - 1)) if scanned else values[0]
 
     return jax.tree_util.tree_map_with_path(factors, tree)
 
 
-def _layer(name: str, depth: int) -> int:
-    block = _BLOCK.fullmatch(name)
-    if block:
-        return int(block["index"]) + 1
-    if BEFORE_BLOCKS.fullmatch(name):
-        return 0
-    if AFTER_BLOCKS.fullmatch(name):
-        return depth + 1
-    raise ValueError(f"parameter {name!r} is in no group of parameters/groups.py.")
-
-
-def _loop_names(name: str, leaf: Any) -> list[str]:
+def _loop_names(path: Any, leaf: Any) -> list[str]:
     """The name, or for a leaf of the scan form the names of what it holds of every block."""
+    name = path_name(path)
     head, separator, tail = name.partition("encoderblock/")
     if not separator:
         return [name]

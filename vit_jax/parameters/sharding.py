@@ -1,15 +1,14 @@
-"""Meshes, and the one table that says how every parameter is sharded.
+"""Meshes, and how every parameter is sharded.
 
-Models know nothing of this. A parameter's name selects its logical axes (`PARAMETER_AXES`), and a
-logical axis selects a mesh axis (`LOGICAL_TO_MESH`). Mesh axes: `data` replicates parameters,
-`fsdp` splits parameters and batch, `tensor` splits heads, MLP width and classes.
+The model files name the logical axes of their parameters (`PARAMETERS`), and the one table here
+maps a logical axis to a mesh axis. Models know nothing of meshes. Mesh axes: `data` replicates
+parameters, `fsdp` splits parameters and batch, `tensor` splits heads, MLP width and classes.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
+from vit_jax.models.create import parameter_row
 from vit_jax.parameters.devices import (
     all_devices,
     arrange_devices,
@@ -40,38 +40,6 @@ LOGICAL_TO_MESH: dict[str | None, str | None] = {
     "classes": "tensor",
     None: None,
 }
-
-_ATTENTION = r"(?:Transformer/encoderblock(?:_\d+)?|MAPHead_0)/MultiHeadDotProductAttention_0"
-_MLP = r"(?:Transformer/encoderblock(?:_\d+)?|MAPHead_0)/MlpBlock_0"
-_NORM = (
-    r"(?:Transformer/(?:encoderblock(?:_\d+)?/LayerNorm_[01]|encoder_norm)|MAPHead_0/LayerNorm_0)"
-)
-
-# Every parameter of every model matches exactly one row (tests/test_sharding.py).
-PARAMETER_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"cls|dist", (None, None, "embed")),
-    (r"MAPHead_0/probe", (None, None, "embed")),
-    (r"Transformer/posembed_input/pos_embedding", (None, None, "embed")),
-    (r"embedding/kernel", (None, None, None, "embed")),
-    (r"embedding/bias", ("embed",)),
-    (_ATTENTION + r"/(?:query|key|value)/kernel", ("embed", "heads", None)),
-    (_ATTENTION + r"/(?:query|key|value)/bias", ("heads", None)),
-    (_ATTENTION + r"/out/kernel", ("heads", None, "embed")),
-    (_ATTENTION + r"/out/bias", ("embed",)),
-    (_MLP + r"/Dense_0/kernel", ("embed", "mlp")),
-    (_MLP + r"/Dense_0/bias", ("mlp",)),
-    (_MLP + r"/Dense_1/kernel", ("mlp", "embed")),
-    (_MLP + r"/Dense_1/bias", ("embed",)),
-    (_NORM + r"/(?:scale|bias)", ("embed",)),
-    (r"pre_logits/kernel", ("embed", None)),
-    (r"pre_logits/bias", (None,)),
-    (r"head(?:_dist)?/kernel", ("embed", "classes")),
-    (r"head(?:_dist)?/bias", ("classes",)),
-    (r"(?:conv_root|block\d+/unit\d+/conv(?:[123]|_proj))/kernel", (None, None, None, "features")),
-    (r"(?:gn_root|block\d+/unit\d+/gn(?:[123]|_proj))/(?:scale|bias)", ("features",)),
-    (r"root_block/conv_root/kernel", (None, None, None, "features")),
-    (r"norm-pre-head/(?:scale|bias)", ("features",)),
-)
 
 
 def create_mesh(
@@ -136,20 +104,13 @@ def parameter_axes(name: str, ndim: int) -> tuple[str | None, ...]:
     """Logical axes of the parameter called `name`, such as `head/kernel` -> ("embed", "classes").
 
     Raises:
-      ValueError: no row, or more than one, matches; add a row to `PARAMETER_AXES`.
+      ValueError: no row of the models' PARAMETERS matches, or one of another number of axes.
     """
-    matches = [axes for pattern, axes in PARAMETER_AXES if re.fullmatch(pattern, name)]
-    if len(matches) != 1:
-        raise ValueError(
-            f"parameter {name!r} matches {len(matches)} rows of sharding.PARAMETER_AXES, not one."
-        )
-    axes = matches[0]
+    axes = parameter_row(name).row.axes
     if is_stacked(name):
         axes = (None, *axes)
     if len(axes) != ndim:
-        raise ValueError(
-            f"parameter {name!r} has {ndim} axes, sharding.PARAMETER_AXES says {axes}."
-        )
+        raise ValueError(f"parameter {name!r} has {ndim} axes, its row in PARAMETERS has {axes}.")
     return axes
 
 
@@ -174,13 +135,20 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
     return PartitionSpec(*spec)
 
 
+def parameter_shardings(abstract_params: Any, mesh: Mesh) -> Any:
+    """A NamedSharding per leaf of a parameter tree, by the name of each."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: NamedSharding(mesh, parameter_spec(path_name(path), leaf.shape, mesh)),
+        abstract_params,
+    )
+
+
 def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
     """A NamedSharding per leaf of a train state; logs what the mesh cannot split.
 
-    Leaves below `params` follow the table. Any other leaf belongs to the parameter whose name ends
-    its own path: moments and averages of the same shape lie as the parameter does, and factored
-    moments, which miss one of its dimensions, as the other dimensions do. The rest is replicated
-    (counters).
+    Any leaf outside of `params` belongs to the parameter whose name ends its own path: moments and
+    averages of the same shape lie as the parameter does, and factored moments, which miss one of
+    its dimensions, as the other dimensions do. The rest is replicated (counters).
 
     Args:
       abstract_state: `TrainState` of ShapeDtypeStructs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import math
@@ -16,8 +17,6 @@ import numpy as np
 
 from vit_jax.hardware.chips import GIB
 from vit_jax.hardware.flops import jaxpr_flops
-from vit_jax.models.create import create_model
-from vit_jax.objectives.create import create_objective
 from vit_jax.plan.collectives import Traffic, collective_traffic
 from vit_jax.plan.hbm_traffic import hbm_bytes
 from vit_jax.plan.hlo import Program, executions, parse_program
@@ -128,7 +127,7 @@ def compile_step(subject: Subject, *, full: bool) -> CompiledStep:
     start = time.monotonic()
     run, state = subject.run, subject.state
     with jax.set_mesh(run.mesh):
-        traced = planned_step(subject).trace(state, subject.batch)
+        traced = planned_step(subject).trace(state, subject.constants, subject.batch)
         lowered = traced.lower()
         lower_seconds = time.monotonic() - start
         platform = run.mesh.devices.flat[0].platform
@@ -173,7 +172,7 @@ def too_large() -> Iterator[None]:
 
 def argument_bytes(subject: Subject) -> int:
     """Bytes of train state and batch on each device, known without compiling."""
-    leaves = jax.tree.leaves((subject.state, subject.batch))
+    leaves = jax.tree.leaves((subject.state, subject.constants, subject.batch))
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves
     )
@@ -200,9 +199,12 @@ def xla_flops_per_image(run: Run) -> float:
     It counts a loop's body once, so the blocks are written out here; without remat. Beside products
     it counts what is computed element by element, such as norms and dropout.
     """
-    model_config = {**run.config.model, "scan": False, "remat": "none"}
-    model = create_model(**model_config, num_classes=run.dataset.num_classes)
-    objective = create_objective(**run.config.objective, model=model)
+    objective = copy.copy(run.objective)
+    written_out = {"scan": False, "remat": "none"}
+    known = {
+        name: value for name, value in written_out.items() if hasattr(run.objective.model, name)
+    }
+    objective.model = run.objective.model.clone(**known)
     batch = {
         "image": jax.ShapeDtypeStruct(
             (1, *run.image_shape), run.dataset.element_spec["image"].dtype
@@ -214,7 +216,7 @@ def xla_flops_per_image(run: Run) -> float:
     params = jax.eval_shape(objective.init, key, batch)
 
     def loss(params: Any, batch: Any, rng: jax.Array) -> jax.Array:
-        return objective.loss(params, batch, rng, train=True)[0]
+        return objective.loss({**params, **objective.constants}, batch, rng)[0]
 
     analysis: Any = jax.jit(jax.grad(loss)).lower(params, batch, key).cost_analysis()
     return float(analysis["flops"])

@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import GIB
-from vit_jax.hardware.flops import train_flops_per_image
 from vit_jax.plan.advice import Changes, first_that_fits
 from vit_jax.plan.compiled import (
     FAST_SHARE,
@@ -134,7 +133,7 @@ def make_plan(
         pictured = save_batch_picture(run, output / "batch.png")
     arguments = argument_bytes(subject)
     step, refusal, needed = _try_to_compile(subject, arguments, full=full_compile)
-    flops = train_flops_per_image(run.objective, subject.state.params, run.image_shape)
+    flops = run.train_flops_per_image()
     time = None
     if step is not None:
         model_flops = flops * run.batch_size

@@ -17,7 +17,7 @@ from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import resolve_split
 from vit_jax.errors import UserError
 from vit_jax.parameters.sharding import batch_sharding, state_shardings
-from vit_jax.run import Run
+from vit_jax.run import Run, create_run, with_shardings
 from vit_jax.training.state import TrainState
 
 
@@ -99,10 +99,12 @@ class Subject:
         To be asked for outside of `jax.set_mesh`: it draws a key, for which there must be a device.
         """
         state = self.run.abstract_state
-        return jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            *(state, state_shardings(state, self.run.mesh)),
-        )
+        return with_shardings(state, state_shardings(state, self.run.mesh))
+
+    @functools.cached_property
+    def constants(self) -> Any:
+        """Shapes of what the objective uses but does not learn."""
+        return self.run.abstract_constants()
 
     @functools.cached_property
     def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -111,11 +113,13 @@ class Subject:
         image = run.dataset.element_spec["image"]
         of_example = {"image": (image.shape, image.dtype)}
         of_example |= {"label": ((), np.dtype(np.int32)), "mask": ((), np.dtype(np.float32))}
+        keys = (*run.objective.example_keys, "mask")
         return {
             key: jax.ShapeDtypeStruct(
                 (run.batch_size, *shape), dtype, sharding=batch_sharding(run.mesh)
             )
             for key, (shape, dtype) in of_example.items()
+            if key in keys
         }
 
 
@@ -151,7 +155,7 @@ def create_subject(
     missing = "not looked for, as --num_examples is given"
     if not num_examples:
         try:
-            run = Run(config, mesh, create_dataset)
+            run = create_run(config, mesh, create_dataset)
         except UserError as error:
             if is_here(name, config.dataset.data_dir):
                 raise
@@ -179,9 +183,9 @@ def create_subject(
         return open_sized(sizes, **kwargs)
 
     note = f"not here; sizes from {sizes.origin} ({missing})"
-    return Subject(Run(config, mesh, open_dataset), note)
+    return Subject(create_run(config, mesh, open_dataset), note)
 
 
 def planned_step(subject: Subject) -> Any:
     """The jitted update, exactly as `vit_jax.train.train` makes it."""
-    return subject.run.jit_train_step(jax.tree.map(lambda leaf: leaf.sharding, subject.state))
+    return subject.run.train_step(subject.state, subject.constants)

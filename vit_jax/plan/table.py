@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import GIB
-from vit_jax.hardware.flops import train_flops_per_image
 from vit_jax.plan.advice import Changes, changed, flags, remedies
 from vit_jax.plan.compiled import CompiledStep, TooLargeError, compile_step
 from vit_jax.plan.estimate import StepTime, step_time, whole_recipe
@@ -188,7 +187,7 @@ def _step_time(subject: Subject, step: CompiledStep, topology: Topology) -> Step
 
 def _flops_per_image(subject: Subject) -> float:
     run = subject.run
-    return train_flops_per_image(run.objective, subject.state.params, run.image_shape)
+    return run.train_flops_per_image()
 
 
 def _figures(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.errors import UserError
+from vit_jax.models.create import TOKENS
 from vit_jax.models.tokens import pixels_per_token, token_grid
 from vit_jax.pretrained.fit.mismatch import BIT_STEM_KERNEL, PATCH_KERNEL, image_kernel
 from vit_jax.pretrained.fit.posemb import POSEMB, find_source_grid
@@ -34,7 +35,6 @@ def infer_model(params: Mapping[str, Any], conventions: Mapping[str, Any]) -> di
     if BIT_STEM_KERNEL in params:
         return {
             "name": "bit",
-            "patch_size": None,
             "resnet_layers": _resnet_layers(params),
             "resnet_width_factor": _resnet_width(params),
             "head_bias_init": 0.0,
@@ -140,13 +140,13 @@ def infer_description(
     if stored.description is not None:
         return stored.description
     model = infer_model(stored.params, stored.conventions)
-    if model["patch_size"] is None:
+    if "patch_size" not in model:
         height, width = _told_size(stored, image_size)
         grid = token_grid((height, width), None, model["resnet_layers"])
     else:
         pixels = pixels_per_token(model["patch_size"], model["resnet_layers"])
         if POSEMB in stored.params:
-            tokens = sum(name in stored.params for name in ("cls", "dist"))
+            tokens = sum(name in stored.params for name in TOKENS)
             shape = _shape(stored.params, POSEMB, 3)
             grid = find_source_grid(shape, (1, 1), tokens, grid or told_grid(stored))
         elif grid is None:
@@ -186,7 +186,7 @@ def told_grid(stored: Stored) -> tuple[int, int] | None:
     pixels = pixels_per_token(kernel.shape[:2], _resnet_layers(stored.params))
     grid = stored.image_size[0] // pixels[0], stored.image_size[1] // pixels[1]
     posemb = stored.params.get(POSEMB)
-    tokens = sum(name in stored.params for name in ("cls", "dist"))
+    tokens = sum(name in stored.params for name in TOKENS)
     if posemb is None or posemb.ndim != 3:
         return None
     return grid if posemb.shape[1] - tokens == grid[0] * grid[1] else None

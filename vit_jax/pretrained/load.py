@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.models.create import TOKENS
 from vit_jax.parameters.names import (
     flatten_names,
     is_scanned,
@@ -39,10 +40,8 @@ from vit_jax.pretrained.zoo.class_names import class_names
 from vit_jax.pretrained.zoo.entry import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.workdir.checkpoints import restore_params
+from vit_jax.workdir.files import CHECKPOINTS, MODEL_FILE, PARAMS_FILE
 
-PARAMS_FILE = "params.npz"
-MODEL_FILE = "model.json"
-CHECKPOINTS = "checkpoints"
 _TORCH_FILE = "pytorch_model.bin"
 
 
@@ -300,7 +299,7 @@ def _num_heads(like: Mapping[str, Any]) -> int | None:
 def _square_grid(like: Mapping[str, Any]) -> tuple[int, int]:
     if POSEMB not in like:
         return 1, 1  # nothing depends on it
-    num_tokens = like[POSEMB].shape[1] - sum(name in like for name in ("cls", "dist"))
+    num_tokens = like[POSEMB].shape[1] - sum(name in like for name in TOKENS)
     side = math.isqrt(num_tokens)
     if side * side != num_tokens:
         raise UserError(

@@ -36,7 +36,7 @@ from vit_jax.sweep.plan import (
 from vit_jax.sweep.processes import run_in_processes
 from vit_jax.sweep.report import summarize, table
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.log import TrainingDivergedError
+from vit_jax.training.session import TrainingDivergedError
 
 SUMMARY_FILE = "sweep.json"
 TABLE_FILE = "sweep.txt"

@@ -57,7 +57,7 @@ class DataWait:
             done = time.monotonic()
 
 
-class Progress:
+class Clock:
     """Books the time of a run, and tells speed and remaining time.
 
     Images per second are those of training alone: what is booked as something else does not count,

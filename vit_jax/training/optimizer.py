@@ -1,11 +1,14 @@
-"""Learning-rate schedules and optimizers (paper, section 4.1 and tables 3 and 4)."""
+"""Learning-rate schedules and optimizers (paper, section 4.1 and tables 3 and 4).
+
+Keyword-only parameters of a row of `SCHEDULES` and `OPTIMIZERS` are the keys of that kind in
+`config.schedule` and `config.optimizer`, besides those that `create_...` reads for all kinds.
+"""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,23 +25,60 @@ from vit_jax.training.adafactor import scale_by_factored_rms
 
 Schedule = Callable[[Any], jax.Array]
 
-OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
-SCHEDULES = ("cosine", "linear", "rsqrt", "constant")
 DECAY_MASKS = {
     # Weights of dense layers, attention and convolutions: not biases, norms, cls, positions.
     "kernels": r".*/kernel",
     "all": r".*",
 }
-# Settings that only some read; for the others they have to stay at their defaults.
-OPTIMIZER_KEYS = {
-    "b1": ("adamw", "adam"),
-    "b2": ("adamw", "adam", "adafactor"),
-    "eps": ("adamw", "adam"),
-    "momentum": ("sgd", "adafactor"),
-    "factored_decay": ("adafactor",),
-}
-SCHEDULE_KEYS = {"linear_end": ("linear",), "timescale_steps": ("rsqrt",)}
 MOMENTUM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+class Position(NamedTuple):
+    """Where in the training a learning rate is asked for; float32 scalars.
+
+    Attributes:
+      progress: p, from 0 at the end of the warm-up to 1 after the last step.
+      past_warmup: steps since the end of the warm-up.
+    """
+
+    progress: jax.Array
+    past_warmup: jax.Array
+
+
+def cosine(base: float, at: Position) -> jax.Array:
+    """base * (1 + cos(pi p)) / 2."""
+    return base * 0.5 * (1.0 + jnp.cos(jnp.pi * at.progress))
+
+
+def linear(base: float, at: Position, *, linear_end: float = 1e-5) -> jax.Array:
+    """From base to `linear_end` in p.
+
+    Args:
+      linear_end: the last learning rate.
+    """
+    return linear_end + (base - linear_end) * (1.0 - at.progress)
+
+
+def rsqrt(base: float, at: Position, *, timescale_steps: int = 10_000) -> jax.Array:
+    """base / sqrt(1 + steps after the warm-up / timescale).
+
+    Args:
+      timescale_steps: after so many steps the rate has fallen by a factor of sqrt(2).
+    """
+    return base / jnp.sqrt(1.0 + at.past_warmup / timescale_steps)
+
+
+def constant(base: float, at: Position) -> jax.Array:
+    """base."""
+    return jnp.full_like(at.progress, base)
+
+
+SCHEDULES: dict[str, Callable[..., jax.Array]] = {
+    "cosine": cosine,
+    "linear": linear,
+    "rsqrt": rsqrt,
+    "constant": constant,
+}
 
 
 def create_schedule(
@@ -47,33 +87,27 @@ def create_schedule(
     learning_rate: float,
     total_steps: int,
     warmup_steps: int = 0,
-    linear_end: float = 1e-5,
-    timescale_steps: int = 10_000,
     cooldown_steps: int = 0,
+    **kwargs: Any,
 ) -> Schedule:
     """A function from the number of finished updates to the learning rate of the next one.
 
     Args:
-      name: `cosine`: base * (1 + cos(pi p)) / 2; `linear`: from base to `linear_end` in p;
-        `rsqrt`: base / sqrt(1 + (step - warmup) / timescale); `constant`. p runs from 0 at the end
-        of the warm-up to 1 at `total_steps`.
+      name: a key of `SCHEDULES`.
       learning_rate: the base.
       total_steps: updates in all.
       warmup_steps: the result is multiplied by step / warmup_steps up to there; the first update
         of a warm-up has rate 0, as in the official code.
-      linear_end: last value of `linear`.
-      timescale_steps: of `rsqrt`.
-      cooldown_steps: the result is multiplied by a line to 0 over so many last updates.
+      cooldown_steps: the result is multiplied by a line to 0 over the last updates.
+      **kwargs: keys of that schedule.
 
     Raises:
-      UserError: unknown name, a rate that is none, or warm-up and cool-down do not fit into
-        `total_steps`.
+      UserError: unknown name, a negative or non-finite rate, or warm-up and cool-down do not fit
+        into `total_steps`.
     """
     check_known("schedule.name", name, SCHEDULES)
-    given = {"linear_end": linear_end, "timescale_steps": timescale_steps}
-    _check_read("schedule", name, given, SCHEDULE_KEYS, create_schedule)
-    if timescale_steps <= 0:
-        raise UserError(f"schedule.timescale_steps={timescale_steps} must be positive.")
+    if kwargs.get("timescale_steps", 1) <= 0:
+        raise UserError(f"schedule.timescale_steps={kwargs['timescale_steps']} must be positive.")
     if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
         raise UserError(f"optimizer.learning_rate={learning_rate} must be finite and not negative.")
     if warmup_steps < 0 or cooldown_steps < 0 or warmup_steps + cooldown_steps >= total_steps:
@@ -85,15 +119,8 @@ def create_schedule(
     def schedule(step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         progress = jnp.clip((step - warmup_steps) / (total_steps - warmup_steps), 0.0, 1.0)
-        if name == "cosine":
-            rate = learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
-        elif name == "linear":
-            rate = linear_end + (learning_rate - linear_end) * (1.0 - progress)
-        elif name == "rsqrt":
-            past_warmup = jnp.maximum(step - warmup_steps, 0.0)
-            rate = learning_rate / jnp.sqrt(1.0 + past_warmup / timescale_steps)
-        else:
-            rate = jnp.full_like(step, learning_rate)
+        at = Position(progress, past_warmup=jnp.maximum(step - warmup_steps, 0.0))
+        rate = SCHEDULES[name](learning_rate, at, **kwargs)
         if warmup_steps:
             rate = rate * jnp.minimum(1.0, step / warmup_steps)
         if cooldown_steps:
@@ -103,39 +130,77 @@ def create_schedule(
     return schedule
 
 
-def _check_read(
-    section: str,
-    name: str,
-    given: dict[str, float],
-    readers: Mapping[str, tuple[str, ...]],
-    function: Callable[..., Any],
-) -> None:
-    """Raises UserError for a setting that `name` does not read and that is not at its default."""
-    for key, value in given.items():
-        default = inspect.signature(function).parameters[key].default
-        if name not in readers[key] and value != default:
-            raise UserError(
-                f"{section}.{key}={value} is not read by {section}.name={name!r}, but by "
-                f"{' and '.join(readers[key])}; leave it at {default}."
-            )
+def adamw(
+    *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, momentum_dtype: str = "float32"
+) -> optax.GradientTransformation:
+    """Adam; decay is added by `create_optimizer`, without it this is the paper's plain Adam.
+
+    Args:
+      b1, b2, eps: of Adam.
+      momentum_dtype: float32, or bfloat16, in which the first moment is stored.
+    """
+    _check_fractions(b1=b1, b2=b2)
+    _check_positive(eps=eps)
+    return optax.scale_by_adam(b1, b2, eps, mu_dtype=MOMENTUM_DTYPES[momentum_dtype])
+
+
+def sgd(*, momentum: float = 0.9, momentum_dtype: str = "float32") -> optax.GradientTransformation:
+    """Stochastic gradient descent with momentum.
+
+    Args:
+      momentum: decay of the sum of gradients.
+      momentum_dtype: float32, or bfloat16, in which momentum is stored; its decay then is
+        bfloat16(0.9) = 0.8984375, as in the official code.
+    """
+    _check_fractions(momentum=momentum)
+    return optax.trace(decay=momentum, accumulator_dtype=MOMENTUM_DTYPES[momentum_dtype])
+
+
+def adafactor(
+    *,
+    momentum: float = 0.9,
+    b2: float = 0.999,
+    factored_decay: float = 0.8,
+    momentum_dtype: str = "float32",
+) -> optax.GradientTransformation:
+    """ViT-g's (2106.04560, section 3.4; big_vision's `scale_by_adafactor`).
+
+    A factored second moment, then momentum as an average that starts from 0 uncorrected:
+    momentum * m + (1 - momentum) * update.
+
+    Args:
+      momentum: of that average; 0 keeps none.
+      b2: what the second moment's decay rises to.
+      factored_decay: its exponent: the decay is 1 - t ** -0.8 in update t.
+      momentum_dtype: float32, or bfloat16, in which momentum is stored.
+    """
+    _check_fractions(momentum=momentum, b2=b2)
+    _check_positive(factored_decay=factored_decay)
+    scale = scale_by_factored_rms(factored_decay, b2)
+    if not momentum:
+        return scale
+    dtype = MOMENTUM_DTYPES[momentum_dtype]
+    return optax.chain(scale, optax.ema(momentum, debias=False, accumulator_dtype=dtype))
+
+
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "adamw": adamw,
+    "sgd": sgd,
+    "adafactor": adafactor,
+}
 
 
 def create_optimizer(
     name: str,
     *,
     schedule: Schedule,
-    clip_norm: float | None = None,
     weight_decay: float = 0.0,
     decay_parameters: str = "kernels",
     decay_multipliers: Sequence[tuple[str, float]] = (),
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    momentum: float = 0.9,
-    momentum_dtype: str = "float32",
-    factored_decay: float = 0.8,
+    clip_norm: float | None = None,
     freeze: str = "",
     layer_decay: float = 1.0,
+    **kwargs: Any,
 ) -> optax.GradientTransformation:
     """Clip, precondition, decay, scale by the learning rate, in this order.
 
@@ -145,45 +210,42 @@ def create_optimizer(
     (2106.08254): a layer that learns slowly also decays slowly.
 
     Args:
-      name: `adamw`, `adam` (no decay), `sgd`, or `adafactor`: ViT-g's (2106.04560, section 3.4;
-        big_vision's `scale_by_adafactor`): a factored second moment, then momentum as an average
-        that starts from 0 uncorrected, momentum * m + (1 - momentum) * update.
+      name: a key of `OPTIMIZERS`.
       schedule: from `create_schedule`.
-      clip_norm: upper bound of the gradient's global norm, or None.
-      weight_decay: see above.
-      decay_parameters: which parameters decay, a key of `DECAY_MASKS`.
+      weight_decay: decoupled, multiplied by the learning rate.
+      decay_parameters: which parameters decay: kernels | all.
       decay_multipliers: pairs (regular expression, factor). Of what decays, a parameter whose whole
         name matches has its decay multiplied by the factor of the first pair that does (ViT-g: 100
         for `head/kernel`, big_vision's `wd_mults`). Names are those of `freeze`.
-      b1, b2, eps: of Adam; b2 also is what Adafactor's decay rises to (0.999 in ViT-g).
-      momentum: of SGD and Adafactor; 0 keeps none for Adafactor.
-      momentum_dtype: in which Adam's first moment, SGD's and Adafactor's momentum are stored;
-        `bfloat16` halves their memory (the decay of SGD then is bfloat16(0.9) = 0.8984375, as in
-        the official code).
-      factored_decay: exponent of Adafactor: the second moment's decay is 1 - t ** -0.8 in update t.
+      clip_norm: upper bound of the gradient's global norm; None: no clipping.
       freeze: regular expression on whole parameter names (`embedding/.*|cls|Transformer/.*`). What
         matches stays as it is, has no optimizer memory, and does not count in the gradient's norm.
         Blocks are named as in the loop form, also under `model.scan`.
       layer_decay: the learning rate of layer l of L is multiplied by layer_decay ** (L + 1 - l):
         l = 0 for what stands before the first block, i + 1 for block i, L + 1 for what comes after
         the last one. 1.0 is off.
+      **kwargs: keys of that optimizer.
 
     Raises:
-      UserError: unknown name or value; later, from `init`: what `freeze` matches is nothing or
-        everything, one of `decay_multipliers` matches nothing that decays, or the model has no
-        encoder blocks to count for `layer_decay`.
+      UserError: unknown name or value; later, from `init`: `freeze` matches nothing or everything,
+        one of `decay_multipliers` matches nothing that decays, or the model has no encoder blocks
+        to count for `layer_decay`.
     """
-    given = {"b1": b1, "b2": b2, "eps": eps, "momentum": momentum, "factored_decay": factored_decay}
     check_known("optimizer.name", name, OPTIMIZERS)
-    _check_read("optimizer", name, given, OPTIMIZER_KEYS, create_optimizer)
-    _check_values(name, given, clip_norm, weight_decay)
     check_known("optimizer.decay_parameters", decay_parameters, DECAY_MASKS)
-    check_known("optimizer.momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
+    if "momentum_dtype" in kwargs:
+        check_known("optimizer.momentum_dtype", kwargs["momentum_dtype"], MOMENTUM_DTYPES)
+    if weight_decay < 0.0:
+        raise UserError(f"optimizer.weight_decay={weight_decay} must not be negative.")
+    if clip_norm is not None and clip_norm <= 0:
+        raise UserError(
+            f"optimizer.clip_norm={clip_norm} must be positive, or None for no clipping."
+        )
     multipliers = check_decay_multipliers(decay_multipliers)
     if multipliers and not weight_decay:
         raise UserError("optimizer.decay_multipliers multiply optimizer.weight_decay, which is 0.")
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
-    steps.append(_precondition(name, MOMENTUM_DTYPES[momentum_dtype], **given))
+    steps.append(OPTIMIZERS[name](**kwargs))
     if weight_decay:
         pattern = DECAY_MASKS[decay_parameters]
         steps.append(add_multiplied_decay(weight_decay, pattern, multipliers))
@@ -195,46 +257,13 @@ def create_optimizer(
     return tx if layer_decay == 1.0 else optax.chain(tx, scale_by_layer(layer_decay))
 
 
-def _check_values(
-    name: str, given: Mapping[str, float], clip_norm: float | None, weight_decay: float
-) -> None:
-    """Raises UserError for a number that the optimizer cannot mean."""
-    for key in ("b1", "b2", "momentum"):
-        if not 0.0 <= given[key] < 1.0:
-            raise UserError(f"optimizer.{key}={given[key]} must be in [0, 1).")
-    for key in ("eps", "factored_decay"):
-        if not given[key] > 0.0:
-            default = inspect.signature(create_optimizer).parameters[key].default
-            raise UserError(f"optimizer.{key}={given[key]} must be positive, such as {default}.")
-    if name == "adam" and weight_decay:
-        raise UserError(
-            f"optimizer.weight_decay={weight_decay} is not read by optimizer.name='adam'; "
-            "the paper's Adam with decoupled decay is 'adamw'."
-        )
-    if weight_decay < 0.0:
-        raise UserError(f"optimizer.weight_decay={weight_decay} must not be negative.")
-    if clip_norm is not None and clip_norm <= 0:
-        raise UserError(
-            f"optimizer.clip_norm={clip_norm} must be positive, or None for no clipping."
-        )
+def _check_fractions(**values: float) -> None:
+    for key, value in values.items():
+        if not 0.0 <= value < 1.0:
+            raise UserError(f"optimizer.{key}={value} must be in [0, 1).")
 
 
-def _precondition(
-    name: str,
-    dtype: Any,
-    *,
-    b1: float,
-    b2: float,
-    eps: float,
-    momentum: float,
-    factored_decay: float,
-) -> optax.GradientTransformation:
-    """What makes an update of a gradient; `dtype` is that of its momentum."""
-    if name == "sgd":
-        return optax.trace(decay=momentum, accumulator_dtype=dtype)
-    if name == "adafactor":
-        scale = scale_by_factored_rms(factored_decay, b2)
-        if not momentum:
-            return scale
-        return optax.chain(scale, optax.ema(momentum, debias=False, accumulator_dtype=dtype))
-    return optax.scale_by_adam(b1, b2, eps, mu_dtype=dtype)
+def _check_positive(**values: float) -> None:
+    for key, value in values.items():
+        if not value > 0.0:
+            raise UserError(f"optimizer.{key}={value} must be positive.")

@@ -1,7 +1,8 @@
-"""One update of the parameters: a pure function of (state, batch)."""
+"""One update of the parameters: a pure function of (state, constants, batch)."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,21 +13,20 @@ from jax.sharding import Mesh, PartitionSpec
 
 from vit_jax.parameters.groups import stop_frozen_gradients
 from vit_jax.parameters.sharding import BATCH_AXES, batch_sharding, keep_batch_sharding, replicated
+from vit_jax.training.gradient import Batch, Gradient, Metrics, ValueAndGrad, plain_gradient
 from vit_jax.training.mixing import Mixing
 from vit_jax.training.state import TrainState
-
-Batch = dict[str, jax.Array]
-Metrics = dict[str, jax.Array]
 
 # Folded into the key of a step for mixing; its parts fold in their index, 0, 1, ...
 MIXING_STREAM = 2**32 - 1
 
 
 def accumulate_gradients(
-    value_and_grad: Callable[[Any, Batch, jax.Array], tuple[tuple[jax.Array, Metrics], Any]],
+    value_and_grad: ValueAndGrad,
     params: Any,
     batch: Batch,
     rng: jax.Array,
+    *,
     num_steps: int,
 ) -> tuple[tuple[jax.Array, Metrics], Any]:
     """Means of loss, metrics and gradient over `num_steps` parts of the batch, one at a time.
@@ -57,17 +57,20 @@ def make_train_step(
     tx: optax.GradientTransformation,
     *,
     seed: int,
+    gradient: Gradient = plain_gradient,
     accumulation_steps: int = 1,
     polyak_decay: float = 0.0,
     freeze: str = "",
     mixing: Mixing | None = None,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns `train_step(state, batch) -> (state, metrics)`.
+) -> Callable[[TrainState, Any, Batch], tuple[TrainState, Metrics]]:
+    """Returns `train_step(state, constants, batch) -> (state, metrics)`.
 
     Args:
-      objective: has `loss(params, batch, rng, train=True) -> (scalar, metrics)`.
+      objective: has `loss(params, batch, rng) -> (scalar, metrics)`; sees the parameters together
+        with the constants, {} for none.
       tx: the optimizer.
       seed: all randomness of update t is a function of (seed, t).
+      gradient: from `create_gradient`.
       accumulation_steps: parts that the batch is cut into.
       polyak_decay: d of average = d * average + (1 - d) * params; 0 for no average.
       freeze: of the optimizer; no gradient is computed for what is frozen, and none counts in
@@ -79,24 +82,22 @@ def make_train_step(
     update) and the objective's own.
     """
 
-    def loss_fn(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
-        if freeze:
-            params = stop_frozen_gradients(params, freeze)
-        with keep_batch_sharding():
-            return objective.loss(params, batch, rng, train=True)
+    def train_step(state: TrainState, constants: Any, batch: Batch) -> tuple[TrainState, Metrics]:
+        def loss_fn(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
+            if freeze:
+                params = stop_frozen_gradients(params, freeze)
+            with keep_batch_sharding():
+                return objective.loss({**params, **constants}, batch, rng)
 
-    value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
-
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
+        if accumulation_steps > 1:
+            value_and_grad = functools.partial(
+                accumulate_gradients, value_and_grad, num_steps=accumulation_steps
+            )
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         if mixing is not None:
             batch = mixing(batch, jax.random.fold_in(rng, MIXING_STREAM))
-        if accumulation_steps == 1:
-            (loss, metrics), grads = value_and_grad(state.params, batch, rng)
-        else:
-            (loss, metrics), grads = accumulate_gradients(
-                value_and_grad, state.params, batch, rng, accumulation_steps
-            )
+        (loss, metrics), grads = gradient(value_and_grad, state.params, batch, rng)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         polyak_params = state.polyak_params
@@ -109,31 +110,15 @@ def make_train_step(
     return train_step
 
 
-def jit_train_step(
-    objective: Any,
-    tx: optax.GradientTransformation,
-    shardings: TrainState,
-    mesh: Mesh,
-    *,
-    seed: int,
-    accumulation_steps: int = 1,
-    polyak_decay: float = 0.0,
-    freeze: str = "",
-    mixing: Mixing | None = None,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """`make_train_step` compiled for the mesh; the state passed in is used up (donated)."""
-    train_step = make_train_step(
-        objective,
-        tx,
-        seed=seed,
-        accumulation_steps=accumulation_steps,
-        polyak_decay=polyak_decay,
-        freeze=freeze,
-        mixing=mixing,
-    )
-    return jax.jit(
-        train_step,
-        in_shardings=(shardings, batch_sharding(mesh)),
-        out_shardings=(shardings, replicated(mesh)),
-        donate_argnums=0,
-    )
+def step_shardings(state: TrainState, constants: Any, mesh: Mesh) -> dict[str, Any]:
+    """Keyword arguments of `jax.jit` for a train step; the state passed in is used up (donated).
+
+    Args:
+      state, constants: trees of NamedShardings.
+      mesh: from `create_mesh`.
+    """
+    return {
+        "in_shardings": (state, constants, batch_sharding(mesh)),
+        "out_shardings": (state, replicated(mesh)),
+        "donate_argnums": 0,
+    }

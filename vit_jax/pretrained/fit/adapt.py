@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.models.create import TOKENS, role_of
 from vit_jax.pretrained.fit.mismatch import (
-    HEADS,
     PATCH_KERNEL,
-    TOKENS,
     describe_mismatch,
     has_group,
     image_kernel,
@@ -125,23 +124,29 @@ def _fit_heads(
     arrays: dict[str, Any], like: Mapping[str, Any], reset_head: bool, left_out: dict[str, str]
 ) -> list[str]:
     """Takes out what is not to be kept, and returns the names of `like` that are reset."""
-    for prefix in HEADS:
-        for name in [name for name in arrays if name.startswith(prefix)]:
-            if reset_head:
-                left_out[name] = "pre-training head, reset"
-            elif not has_group(like, "head/"):
-                left_out[name] = "the model has no head"
-            elif prefix == "head_dist/" and "dist" in left_out:
-                left_out[name] = "head of the dropped distillation token"
-            else:
-                continue  # kept: it has to fit
-            del arrays[name]
+    has_head = any(role_of(name) == "head" for name in like)
+    for name in list(arrays):
+        role = role_of(name)
+        if role == "training" and name not in like:
+            why = "only used by the task it was trained for"
+        elif role != "head":
+            continue
+        elif reset_head:
+            why = "pre-training head, reset"
+        elif not has_head:
+            why = "the model has no head"
+        elif name.startswith("head_dist/") and "dist" in left_out:
+            why = "head of the dropped distillation token"
+        else:
+            continue  # kept: it has to fit
+        left_out[name] = why
+        del arrays[name]
     # A head that is kept was trained on pre_logits; without them it would be given other features.
-    if not has_group(like, "pre_logits/") and not has_group(arrays, "head/"):
-        for name in [name for name in arrays if name.startswith("pre_logits/")]:
+    if not has_group(like, "pre_logits/") and not any(role_of(name) == "head" for name in arrays):
+        for name in [name for name in arrays if role_of(name) == "pre_logits"]:
             left_out[name] = "the model has none"
             del arrays[name]
-    return [name for name in like if name.startswith(HEADS)] if reset_head else []
+    return [name for name in like if role_of(name) == "head"] if reset_head else []
 
 
 def _fit_posemb(

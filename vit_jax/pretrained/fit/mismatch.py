@@ -6,14 +6,13 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from vit_jax.models.create import role_of
 from vit_jax.pretrained.fit.posemb import POSEMB
 from vit_jax.pretrained.fit.report import list_names
 
 PATCH_KERNEL = "embedding/kernel"
 STEM_KERNEL = "conv_root/kernel"  # of a hybrid
 BIT_STEM_KERNEL = f"root_block/{STEM_KERNEL}"
-HEADS = ("head/", "head_dist/")
-TOKENS = ("cls", "dist")  # in the order in which they stand before the grid
 
 _STEM_WIDTH = 64  # of a ResNet's stem, at width factor 1
 _BLOCK = "Transformer/encoderblock_0/"
@@ -100,14 +99,16 @@ def _ways_out_of_options(shapes: Shapes, needed: Shapes) -> list[str]:
             ways.append(
                 f"pretrained.class_token=add or {key}={without} (the file has no {token!r})"
             )
-    for prefix in HEADS:
-        name = f"{prefix}kernel"
+    for name in needed:
+        if role_of(name) != "head" or not name.endswith("/kernel"):
+            continue
+        head = name.removesuffix("/kernel")
         classes = _dimension(shapes, name, 2, 1), _dimension(needed, name, 2, 1)
-        if has_group(needed, prefix) and not has_group(shapes, prefix):
-            ways.append(f"pretrained.reset_head=True (the file has no {prefix[:-1]})")
+        if not has_group(shapes, f"{head}/"):
+            ways.append(f"pretrained.reset_head=True (the file has no {head})")
         elif None not in classes and classes[0] != classes[1]:
             ways.append(
-                f"pretrained.reset_head=True ({prefix[:-1]} has {classes[0]} classes, the model "
+                f"pretrained.reset_head=True ({head} has {classes[0]} classes, the model "
                 f"{classes[1]})"
             )
     return ways

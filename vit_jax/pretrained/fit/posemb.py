@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.fit.resample import (
     antialiased_cubic,
     apply_along_rows_and_columns,
     corner_aligned_linear,
 )
 
-POSEMB = "Transformer/posembed_input/pos_embedding"
+POSEMB = POSITIONS
 
 # The resize matrix of each method.
 METHODS: dict[str, Callable[[int, int], np.ndarray]] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.files.json import read_json, write_json
+from vit_jax.models.create import MODELS, model_keys
 
 HALF = (0.5, 0.5, 0.5)
 
@@ -62,7 +63,7 @@ class Description:
         height, width, channels = (int(size) for size in value["image_shape"])
         rows, columns = (int(size) for size in value["grid"])
         return cls(
-            model=dict(value["model"]),
+            model=_own_keys(dict(value["model"])),
             image_shape=(height, width, channels),
             grid=(rows, columns),
             class_names=tuple(str(name) for name in value["class_names"]),
@@ -84,3 +85,10 @@ class Description:
                 f"{path} does not describe a model ({error!r}); restore the file, or remove it "
                 "and say the sizes yourself."
             ) from error
+
+
+def _own_keys(model: dict[str, Any]) -> dict[str, Any]:
+    """Without what other kinds of model have: older descriptions hold the keys of all kinds."""
+    own = model_keys(model["name"])
+    others = {key for kind in MODELS for key in model_keys(kind)} - set(own)
+    return {key: value for key, value in model.items() if key not in others}

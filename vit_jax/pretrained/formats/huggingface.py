@@ -189,6 +189,13 @@ def to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
     return settings
 
 
+# Of a kind of ours: with heads, and without.
+ARCHITECTURES = {
+    "vit": ("ViTForImageClassification", "ViTModel"),
+    "deit": ("DeiTForImageClassificationWithTeacher", "DeiTModel"),
+}
+
+
 def to_config(description: Description) -> dict[str, Any]:
     """The `config.json` with which transformers computes what our model computes.
 
@@ -196,7 +203,6 @@ def to_config(description: Description) -> dict[str, Any]:
       UserError: the model is none that transformers' ViT or DeiT can be.
     """
     model = description.model
-    deit = model["name"] == "deit"
     if model["classifier"] != "token" or model["resnet_layers"] is not None:
         part = "ResNet" if model["resnet_layers"] is not None else model["classifier"] + " head"
         raise UserError(
@@ -206,11 +212,10 @@ def to_config(description: Description) -> dict[str, Any]:
     height, width, channels = description.image_shape
     patch = model["patch_size"]
     names = description.class_names or tuple(f"LABEL_{i}" for i in range(model["num_classes"]))
-    head = "DeiTForImageClassificationWithTeacher" if deit else "ViTForImageClassification"
-    bare = "DeiTModel" if deit else "ViTModel"
+    head, bare = ARCHITECTURES[model["name"]]
     return {
         "architectures": [head if model["num_classes"] else bare],
-        "model_type": "deit" if deit else "vit",
+        "model_type": model["name"],
         "hidden_size": model["hidden_size"],
         "num_hidden_layers": model["num_layers"],
         "num_attention_heads": model["num_heads"],

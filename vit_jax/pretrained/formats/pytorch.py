@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.models.create import TOKENS
 from vit_jax.models.positions import sincos2d
 from vit_jax.models.variants import SIZES
 from vit_jax.pretrained.files.array_file import Container
@@ -47,6 +48,6 @@ def with_learned_positions(
     if POSEMB in params:
         return params
     table = sincos2d(description.grid, description.model["hidden_size"])
-    prefix = sum(name in params for name in ("cls", "dist"))
+    prefix = sum(name in params for name in TOKENS)
     zeros = np.zeros((1, prefix, table.shape[-1]), np.float32)
     return {**params, POSEMB: np.concatenate([zeros, table], axis=1)}  # [1, P + h*w, D]

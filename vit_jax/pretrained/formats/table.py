@@ -12,9 +12,11 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.files.json import write_json
+from vit_jax.models.create import MODELS
 from vit_jax.pretrained.files.array_file import Container, read_arrays
 from vit_jax.pretrained.files.npz import write_arrays
 from vit_jax.pretrained.files.safetensors import write_safetensors
+from vit_jax.pretrained.fit.mismatch import BIT_STEM_KERNEL, image_kernel
 from vit_jax.pretrained.formats import big_transfer, google, huggingface, timm, timm_config
 from vit_jax.pretrained.formats.description import Description, InputSettings
 from vit_jax.pretrained.formats.pytorch import Settings, known_heads, with_learned_positions
@@ -34,11 +36,30 @@ class Format:
 
     Attributes:
       is_folder: whether it is a folder with weights and configuration, or one file.
-      write: (path, flat parameters, description, input settings) -> the files written.
+      writer: (path, flat parameters, description, input settings) -> the files written.
+      kinds: of `MODELS` that it has a place for.
     """
 
     is_folder: bool
-    write: Callable[[Path, dict[str, np.ndarray], Description, InputSettings], list[Path]]
+    writer: Callable[[Path, dict[str, np.ndarray], Description, InputSettings], list[Path]]
+    kinds: tuple[str, ...]
+
+    def write(
+        self,
+        path: Path,
+        params: dict[str, np.ndarray],
+        description: Description,
+        inputs: InputSettings,
+    ) -> list[Path]:
+        """Writes a model; UserError for a kind that the format has no place for."""
+        kind = description.model["name"]
+        if kind not in self.kinds:
+            able = [name for name, row in FORMATS.items() if kind in row.kinds]
+            raise UserError(
+                f"this format has no place for a model of model.name={kind!r}; --format="
+                f"{', '.join(able)} or orbax have."
+            )
+        return self.writer(path, params, description, inputs)
 
 
 def recognise(container: Container) -> str:
@@ -208,8 +229,7 @@ def _write_plain(
 def _write_published(
     path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> list[Path]:
-    _refuse_deit(description, "npz_published")
-    if description.model["name"] == "bit":
+    if image_kernel(params) == BIT_STEM_KERNEL:
         return [write_arrays(path, to_names(big_transfer.ROWS, params, "npz_published"))]
     return [write_arrays(path, google.to_published(params))]
 
@@ -217,29 +237,12 @@ def _write_published(
 def _write_big_vision(
     path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> list[Path]:
-    _refuse_deit(description, "big_vision")
     return [write_arrays(path, google.to_big_vision(params))]
-
-
-def _refuse_deit(description: Description, name: str) -> None:
-    if description.model["name"] == "deit":
-        raise UserError(
-            f"--format={name} has no distillation token; timm, huggingface, npz and orbax have."
-        )
-
-
-def _refuse_bit(description: Description, name: str) -> None:
-    if description.model["name"] == "bit":
-        raise UserError(
-            f"--format={name} is written for Vision Transformers only; npz, npz_published, "
-            "big_vision and orbax have a place for a BiT ResNet."
-        )
 
 
 def _write_timm(
     path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> list[Path]:
-    _refuse_bit(description, "timm")
     config = timm_config.to_config(params, description, inputs)
     params = with_learned_positions(params, description)
     rows = timm.rows(stem_only=description.model["resnet_layers"] == ())
@@ -249,7 +252,6 @@ def _write_timm(
 def _write_huggingface(
     path: Path, params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> list[Path]:
-    _refuse_bit(description, "huggingface")
     settings = {
         CONFIG_FILE: huggingface.to_config(description),
         PREPROCESSOR_FILE: huggingface.to_preprocessor(inputs),
@@ -260,7 +262,7 @@ def _write_huggingface(
             "--format=huggingface has no layer between pooling and head: a model with pre_logits "
             "can be written without its head (--drop_head), as a ViTModel whose pooler it is."
         )
-    prefix = "deit." if description.model["name"] == "deit" else "vit."
+    prefix = f"{description.model['name']}."  # as transformers calls them too
     arrays = to_names(huggingface.rows(prefix=prefix, refactored=False), params, "huggingface")
     if not description.model["num_classes"]:  # the bare model
         arrays = {n.removeprefix(prefix): a for n, a in arrays.items()}
@@ -279,8 +281,8 @@ def _write_folder(
 
 def lost_conventions(name: str, description: Description) -> list[str]:
     """What a reader of the format other than ours will not know of the model, in sentences."""
-    if description.model["name"] == "bit":
-        return []  # it has none of what follows
+    if "gelu" not in description.model:
+        return []  # a ResNet has none of what follows
     gelu, epsilon = (description.model[key] for key in ("gelu", "layer_norm_epsilon"))
     notes = []
     if name in ("npz_published", "big_vision", "npz") and gelu != "tanh":
@@ -316,9 +318,9 @@ def read_json_beside(path: Path, name: str) -> dict[str, Any]:
 
 
 FORMATS: dict[str, Format] = {
-    "npz": Format(False, _write_plain),
-    "npz_published": Format(False, _write_published),
-    "big_vision": Format(False, _write_big_vision),
-    "timm": Format(True, _write_timm),
-    "huggingface": Format(True, _write_huggingface),
+    "npz": Format(False, _write_plain, kinds=tuple(MODELS)),
+    "npz_published": Format(False, _write_published, kinds=("vit", "bit")),
+    "big_vision": Format(False, _write_big_vision, kinds=("vit", "bit")),
+    "timm": Format(True, _write_timm, kinds=("vit", "deit")),
+    "huggingface": Format(True, _write_huggingface, kinds=("vit", "deit")),
 }

@@ -31,7 +31,8 @@ ARCHITECTURES = {
     "R50+B/16": "vit_base_r50_s16_224",
     "R50+L/32": "vit_large_r50_s32_224",
 }
-_ANY_VIT, _ANY_DEIT = "vit_base_patch16_224", "deit_base_distilled_patch16_224"
+_ANY_VIT = "vit_base_patch16_224"
+_ANY = {"deit": "deit_base_distilled_patch16_224"}  # kinds that have one architecture
 _POOL = {"token": "token", "gap": "avg", "map": "map"}
 _GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
 # What some of timm's models have and ours do not.
@@ -117,8 +118,8 @@ def architecture(description: Description) -> tuple[str, bool]:
     sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
     size = next((name for name, row in SIZES.items() if row == sizes), "")
     if model["resnet_layers"] is None:
-        if model["name"] == "deit":
-            return _ANY_DEIT, False
+        if model["name"] in _ANY:
+            return _ANY[model["name"]], False
         return ARCHITECTURES.get(f"{size}/{model['patch_size']}", _ANY_VIT), False
     for name, row in HYBRIDS.items():
         same = row == (size, tuple(model["resnet_layers"]), model["patch_size"])

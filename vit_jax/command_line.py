@@ -1,0 +1,232 @@
+"""The command line of the scripts that run a config: flags, recipe, overrides, help."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+import re
+import runpy
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from vit_jax import config as schema
+from vit_jax.errors import UserError, nearest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLAGS = flags.FLAGS
+OWN_FLAGS = (
+    "workdir",
+    "resume",
+    "profile_steps",
+    "distributed",
+    "coordinator_address",
+    "num_processes",
+    "process_id",
+)
+CONFIG_HELP = "  --config: Recipe, as configs/finetune.py:B/16,cifar10."
+
+
+def define_flags() -> None:
+    """Flags shared by the scripts that run a config; `parse_flags` adds --config."""
+    flags.DEFINE_string("workdir", None, "Folder of this run; given again, the run goes on.")
+    flags.DEFINE_enum(
+        "resume",
+        "auto",
+        ["auto", "force"],
+        "auto refuses a workdir that belongs to another config; force continues it all the same.",
+    )
+    flags.DEFINE_enum(
+        "distributed",
+        "auto",
+        ["auto", "on", "off"],
+        "auto joins the other processes where the flags below or the cluster (Cloud TPU, GKE, "
+        "SLURM, Open MPI) say how; on insists; off runs alone.",
+    )
+    flags.DEFINE_string(
+        "coordinator_address", None, "host:port of process 0, for a run of several processes."
+    )
+    flags.DEFINE_integer("num_processes", None, "How many processes, each started by hand.")
+    flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
+    flags.DEFINE_string(
+        "profile_steps", None, "FIRST:LAST, a trace of these updates to WORKDIR/profile."
+    )
+
+
+def asks_for_help() -> bool:
+    return any(argument in ("--help", "-h", "--helpfull", "-help") for argument in sys.argv[1:])
+
+
+def parse_flags(default_config: str | None = None) -> None:
+    """absl's parsing, with `FLAGS.config` as the recipe and the overrides make it.
+
+    `--config.SECTION.name=KIND` replaces a section by that of another kind before its keys are
+    overridden, and `--config.KEY=None` unsets a key that may be None.
+
+    Raises:
+      UserError: any mistake in a flag, a recipe or an override.
+    """
+    arguments = sys.argv[1:]
+    recipes = [value for key, value in _pairs(arguments) if key == "config"]
+    arguments = [each for i, each in enumerate(arguments) if not _is_recipe(arguments, i)]
+    config = load_recipe(recipes[-1] if recipes else default_config)
+    if config is not None:
+        given = {key.removeprefix("config."): value for key, value in _pairs(arguments)}
+        choose_kinds(config, given)
+        unset = unset_keys(config, given)
+        for key in unset:
+            section, name = key.split(".")
+            config[section][name] = None
+        arguments = [each for each in arguments if _key_of(each) not in unset]
+    argv = [sys.argv[0], *arguments]
+    try:
+        config_flags.DEFINE_config_dict("config", config, lock_config=True, sys_argv=argv)
+        rest = FLAGS(argv)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(_flag_error(error, config)) from error
+    if len(rest) > 1:
+        raise UserError(f"unexpected arguments: {' '.join(rest[1:])}; overrides are --config.x=y.")
+
+
+def load_recipe(spec: str | None) -> Any:
+    """The config of `PATH[:ARGUMENT]`; None for None or an empty one.
+
+    Raises:
+      UserError: there is no such file or no `get_config` in it, or what the recipe itself raises.
+    """
+    if not spec:
+        return None
+    path, separator, argument = spec.partition(":")
+    if not os.path.isfile(path):
+        raise UserError(f"--config: there is no recipe {path!r}.")
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))  # recipes import each other as `configs.pretrain`
+    try:
+        get_config = runpy.run_path(path, run_name="recipe")["get_config"]
+    except (KeyError, SyntaxError) as error:
+        raise UserError(f"--config: {path!r} is no recipe: {error}") from error
+    if separator and not inspect.signature(get_config).parameters:
+        raise UserError(f"--config: {path!r} takes no argument such as {argument!r}.")
+    return get_config(argument) if separator else get_config()
+
+
+def choose_kinds(config: Any, given: Mapping[str, str]) -> None:
+    """Gives a section the keys of the kind that the command line names."""
+    for key, name in given.items():
+        section, _, last = key.rpartition(".")
+        names_kind = last == "name" and (section in schema.KINDS or section[:11] == "evaluators.")
+        if names_kind and section in _sections(config) and _value(config, key) != name:
+            schema.set_kind(config, section, name)
+
+
+def unset_keys(config: Any, given: Mapping[str, str]) -> set[str]:
+    """Keys to set to None: those given so, and a recipe's length where another one is given."""
+    lengths = {f"duration.{name}" for name in config.duration}
+    unset = {key for key in schema.optional_keys(config) if given.get(key) == "None"}
+    asked = lengths & given.keys() - unset
+    return unset | (lengths - asked if asked else set())
+
+
+def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
+    """(flag, value) of `--flag=value` and `--flag value`."""
+    for i, argument in enumerate(arguments):
+        if match := re.match(r"--?(config[^=\s]*)(?:=(.*))?$", argument, re.DOTALL):
+            following = arguments[i + 1] if i + 1 < len(arguments) else ""
+            yield match[1], following if match[2] is None else match[2]
+
+
+def _is_recipe(arguments: list[str], i: int) -> bool:
+    """Whether argument i is part of `--config=PATH` or `--config PATH`."""
+    return (
+        arguments[i].startswith(("--config=", "-config="))
+        or arguments[i] in ("--config", "-config")
+        or (i > 0 and arguments[i - 1] in ("--config", "-config"))
+    )
+
+
+def _key_of(argument: str) -> str:
+    """`optimizer.clip_norm` of `--config.optimizer.clip_norm=1.0`; "" of another argument."""
+    match = re.match(r"--?config\.([^=\[]+)", argument)
+    return match[1] if match else ""
+
+
+def _flag_error(error: BaseException, config: Any) -> str:
+    """One line that says what is wrong with the command line."""
+    known = [] if config is None else _keys(config)
+    for argument in sys.argv[1:]:
+        key = _key_of(argument)
+        if not key or key in known or config is None:
+            continue
+        section = key.rpartition(".")[0]
+        same = [each for each in known if each.rpartition(".")[0] == section]
+        kind = "the config"
+        if f"{section}.name" in same and section != "dataset":
+            kind = f"{section}.name={_value(config, section).name!r}"
+        return f"--config.{key} is no key of {kind}.{nearest(key, same or known)} --help lists all."
+    return f"{' '.join(str(error.args[0] if error.args else error).split())} (see --help)"
+
+
+def _keys(config: Any, prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in config.items():
+        nested = _keys(value, f"{prefix}{key}.") if hasattr(value, "items") else []
+        keys += nested or [prefix + key]
+    return keys
+
+
+def _sections(config: Any) -> set[str]:
+    return {key.rpartition(".")[0] for key in _keys(config)}
+
+
+def _value(config: Any, key: str) -> Any:
+    return functools.reduce(lambda node, part: node[part], key.split("."), config)
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """`100:110` as numbers."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise UserError(f"--profile_steps={text!r} must be FIRST:LAST, such as 100:110.")
+    return int(match[1]), int(match[2])
+
+
+def help_text(doc: str | None) -> str:
+    """The script's docstring, its flags, and every config key with its default and meaning."""
+    own = [FLAGS[name] for name in OWN_FLAGS]
+    lines = [inspect.cleandoc(doc or ""), "", "Flags:", CONFIG_HELP]
+    lines += [f"  --{flag.name}: {flag.help} (default: {flag.default})" for flag in own]
+    lines += ["", "Config keys, as --config.KEY=VALUE:"]
+    source = inspect.getsource(schema)
+    comments = dict(re.findall(r"^ +config\.([\w.]+) = .*?(  # .*)$", source, re.MULTILINE))
+    config = schema.get_config()
+    for section, node in config.items():
+        if section in schema.KINDS:
+            lines += _help_of_kinds(section, section, node.name)
+        elif section == "evaluators":
+            lines += _help_of_kinds("evaluators.*", "evaluators.NAME", node.test.name)
+        elif hasattr(node, "items"):
+            for key, value in node.items():
+                lines.append(f"  {section}.{key} = {value!r}{comments[f'{section}.{key}']}")
+        else:
+            lines.append(f"  {section} = {node!r}{comments[section]}")
+    return "\n".join(lines)
+
+
+def _help_of_kinds(key: str, shown: str, default: str) -> list[str]:
+    """The keys of a section, with the kinds that have them where these are not all."""
+    table, _ = schema.KINDS[key]
+    kinds = {name: schema.kind_keys(key, name) for name in table}
+    lines = [f"  {shown}.name = {default!r}  # {' | '.join(table)}"]
+    for each in dict.fromkeys(each for keys in kinds.values() for each in keys):
+        having = [name for name, keys in kinds.items() if each in keys]
+        _, value, text = kinds[having[0]][each]
+        value = "..." if value is dataclasses.MISSING else repr(value)
+        only = "" if len(having) == len(kinds) else f"({', '.join(having)}) "
+        lines.append(f"  {shown}.{each} = {value}  # {only}{text}")
+    return lines

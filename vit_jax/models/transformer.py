@@ -1,0 +1,222 @@
+"""The Transformer encoder: blocks, attention pooling, and what is particular to their parameters.
+
+Equation numbers are those of "An Image is Worth 16x16 Words" (arXiv 2010.11929). Modules carry the
+names of the official code. B: batch, N: tokens, D: hidden size, M: MLP width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.models.attention import ATTENTIONS
+from vit_jax.models.parameter_table import BLOCK, Row
+from vit_jax.models.stochastic_depth import StochasticDepth, drop_rates
+
+# What the backward pass finds saved and what it computes again.
+REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
+    "none": None,  # everything is saved
+    "full": jax.checkpoint_policies.nothing_saveable,  # only each block's input is saved
+    "dots": jax.checkpoint_policies.dots_saveable,  # all matrix products are saved
+    # Products with weights are saved, those between queries and keys are not.
+    "dots_with_no_batch_dims": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConfig:
+    """What all blocks of a Transformer have in common; see `VisionTransformer`."""
+
+    mlp_dim: int
+    num_heads: int
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    gelu: str = "tanh"
+    layer_norm_epsilon: float = 1e-6
+    attention: str = "reference"
+    dtype: Any = jnp.float32
+
+
+class AddPositionEmbs(nn.Module):
+    """Adds a learned embedding per token, E_pos of equation 1: [B, N, D] -> [B, N, D]."""
+
+    stddev: float = 0.02
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape = (1, *x.shape[1:])
+        pos_embedding = self.param("pos_embedding", nn.initializers.normal(self.stddev), shape)
+        return x + jnp.asarray(pos_embedding, self.dtype)
+
+
+class MlpBlock(nn.Module):
+    """MLP(x) = gelu(x W1 + b1) W2 + b2 with dropout after each layer: [B, N, D] -> [B, N, D]."""
+
+    config: BlockConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        config = self.config
+        dense = functools.partial(
+            nn.Dense,
+            dtype=config.dtype,
+            kernel_init=nn.initializers.xavier_uniform(),
+            bias_init=nn.initializers.normal(stddev=1e-6),
+        )
+        hidden_size = x.shape[-1]
+        x = nn.gelu(dense(config.mlp_dim)(x), approximate=config.gelu == "tanh")  # [B, N, M]
+        x = nn.Dropout(config.dropout_rate)(x, deterministic=not train)
+        x = dense(hidden_size)(x)  # [B, N, D]
+        return nn.Dropout(config.dropout_rate)(x, deterministic=not train)
+
+
+def _layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm:
+    # Flax takes mean and variance in float32 whatever `dtype` is.
+    return nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=config.dtype, name=name)
+
+
+def _attend(
+    config: BlockConfig, queries: jax.Array, keys: jax.Array | None = None, *, train: bool
+) -> jax.Array:
+    """Equations 5 to 8, with biases on query, key, value and output as the official code has.
+
+    The implementations that have weights sow them as the intermediate `attention_weights`.
+    """
+    attention = nn.MultiHeadDotProductAttention(
+        num_heads=config.num_heads,
+        dropout_rate=config.attention_dropout_rate,
+        broadcast_dropout=False,
+        deterministic=not train,
+        kernel_init=nn.initializers.xavier_uniform(),
+        force_fp32_for_softmax=True,
+        attention_fn=ATTENTIONS[config.attention],
+        dtype=config.dtype,
+    )
+    return attention(queries, keys, sow_weights=config.attention == "reference")
+
+
+class Encoder1DBlock(nn.Module):
+    """One Transformer layer, [B, N, D] -> [B, N, D].
+
+    z' = MSA(LN(z)) + z (equation 2); z = MLP(LN(z')) + z' (equation 3). In training each of the
+    two branches is dropped with probability `drop_rate`; None draws nothing.
+    """
+
+    config: BlockConfig
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, drop_rate: float | jax.Array | None = None, *, train: bool
+    ) -> jax.Array:
+        def drop(y: jax.Array) -> jax.Array:
+            return y if drop_rate is None else StochasticDepth()(y, drop_rate, train=train)
+
+        y = _layer_norm(self.config)(x)
+        y = _attend(self.config, y, train=train)
+        y = nn.Dropout(self.config.dropout_rate)(y, deterministic=not train)
+        x = x + drop(y)
+
+        y = _layer_norm(self.config)(x)
+        return x + drop(MlpBlock(self.config)(y, train=train))
+
+
+class Encoder(nn.Module):
+    """Position embeddings, `num_layers` blocks and the last layer norm: [B, N, D] -> [B, N, D].
+
+    With `scan` the blocks are one block applied in a loop that XLA compiles once; its parameters
+    are those of the loop form stacked along a leading axis (`parameters.names.stack_blocks`).
+    """
+
+    config: BlockConfig
+    num_layers: int
+    stochastic_depth_rate: float = 0.0
+    position_stddev: float = 0.02
+    remat: str = "none"
+    scan: bool = False
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, positions: np.ndarray | None = None, *, train: bool
+    ) -> jax.Array:
+        """`positions` [1, N, D] are added as they are; None adds learned ones."""
+        dtype = self.config.dtype
+        if positions is None:
+            x = AddPositionEmbs(self.position_stddev, dtype, name="posembed_input")(x)
+        else:
+            x = x + jnp.asarray(positions, dtype)
+        x = nn.Dropout(self.config.dropout_rate)(x, deterministic=not train)
+
+        rates: list[float] | None = None
+        if self.stochastic_depth_rate:
+            rates = drop_rates(self.stochastic_depth_rate, self.num_layers)
+
+        def apply_block(
+            module: nn.Module, x: jax.Array, drop_rate: float | jax.Array | None
+        ) -> jax.Array:
+            return module(x, drop_rate, train=train)
+
+        if self.remat != "none":
+            # Inside a scan the loop itself keeps XLA from merging the two forward passes.
+            apply_block = nn.remat(
+                apply_block, prevent_cse=not self.scan, policy=REMAT_POLICIES[self.remat]
+            )
+        if self.scan:
+            scan = nn.scan(
+                lambda module, x, drop_rate: (apply_block(module, x, drop_rate), None),
+                variable_axes={"params": 0, "intermediates": 0},
+                split_rngs={"params": True, "dropout": True},
+                length=self.num_layers,
+            )
+            stacked = None if rates is None else jnp.array(rates, jnp.float32)  # [L]
+            x, _ = scan(Encoder1DBlock(self.config, name="encoderblock"), x, stacked)
+        else:
+            for i in range(self.num_layers):
+                drop_rate = None if rates is None else rates[i]
+                block = Encoder1DBlock(self.config, name=f"encoderblock_{i}")
+                x = apply_block(block, x, drop_rate)
+        return _layer_norm(self.config, "encoder_norm")(x)  # equation 4
+
+
+class MAPHead(nn.Module):
+    """Multihead attention pooling by a learned probe: [B, N, D] -> [B, D].
+
+    x = MSA(probe, tokens); x + MLP(LN(x)) ("Scaling Vision Transformers", 2106.04560, section 3).
+    """
+
+    config: BlockConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        config = dataclasses.replace(self.config, dropout_rate=0.0, attention_dropout_rate=0.0)
+        batch_size, _, hidden_size = x.shape
+        xavier = nn.initializers.xavier_uniform()
+        probe = self.param("probe", xavier, (1, 1, hidden_size))
+        probe = jnp.tile(jnp.asarray(probe, config.dtype), (batch_size, 1, 1))  # [B, 1, D]
+        x = _attend(config, probe, x, train=train)  # [B, 1, D]
+        y = _layer_norm(config)(x)
+        x = x + MlpBlock(config)(y, train=train)
+        return x[:, 0]  # [B, D]
+
+
+def attention_rows(prefix: str, depth: str = BLOCK) -> tuple[Row, ...]:
+    """Parameters of the attention below `prefix`, and of the MLP and its norm beside it."""
+    attention, mlp = f"{prefix}/MultiHeadDotProductAttention_0", f"{prefix}/MlpBlock_0"
+    return (
+        Row(f"{attention}/(?:query|key|value)/kernel", ("embed", "heads", None), depth),
+        Row(f"{attention}/(?:query|key|value)/bias", ("heads", None), depth),
+        Row(f"{attention}/out/kernel", ("heads", None, "embed"), depth),
+        Row(f"{attention}/out/bias", ("embed",), depth),
+        Row(f"{mlp}/Dense_0/kernel", ("embed", "mlp"), depth),
+        Row(f"{mlp}/Dense_0/bias", ("mlp",), depth),
+        Row(f"{mlp}/Dense_1/kernel", ("mlp", "embed"), depth),
+        Row(f"{mlp}/Dense_1/bias", ("embed",), depth),
+        Row(f"{prefix}/LayerNorm_[01]/(?:scale|bias)", ("embed",), depth),
+    )

@@ -1,0 +1,119 @@
+"""What an objective is given, and what the loop asks of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenModel:
+    """A model that is used and not learned, such as a teacher.
+
+    Attributes:
+      module: linen module from images to logits.
+      params: its parameters, on the host.
+      black, white: what its inputs hold for these pixels, [C]; -1 and 1 for the published models
+        of Google.
+      outputs: its output for each class of the data, int32 [K].
+    """
+
+    module: Any
+    params: Any
+    black: np.ndarray
+    white: np.ndarray
+    outputs: np.ndarray
+
+    def logits(self, params: Any, images: jax.Array) -> jax.Array:
+        """Images in [-1, 1], [B, H, W, C] -> [B, K], in the order of the data's classes."""
+        if np.any(self.black != -1.0) or np.any(self.white != 1.0):
+            images = (images + 1.0) / 2.0 * (self.white - self.black) + self.black
+        return self.module.apply({"params": params}, images, train=False)[:, self.outputs]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What an objective is built from.
+
+    Attributes:
+      build_model: from the number of outputs to the model.
+      image_shape: [H, W, C] of the images.
+      class_names: of the data, in the order of the labels.
+      load_model: from a source of weights to a model for images of `image_shape` and the classes
+        of the data.
+    """
+
+    build_model: Callable[[int], Any]
+    image_shape: tuple[int, int, int] = (0, 0, 0)
+    class_names: tuple[str, ...] = ()
+    load_model: Callable[[str], FrozenModel] | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> Task:
+        """For a model that is there already, whatever its number of outputs."""
+        return cls(build_model=lambda num_outputs: model)
+
+
+class Objective:
+    """What is minimised, and what is measured per example.
+
+    A subclass is built as `Kind(task, *, key=default, ...)`: its keyword-only parameters are the
+    keys of `config.objective`. It sets `model` and `num_outputs`, and defines `loss` and
+    `evaluate`, which are pure. A batch holds the keys of `example_keys`, [B, ...] each, and `mask`
+    [B] float32, 1 for a real example.
+
+    Attributes:
+      model: linen module with `num_outputs` outputs.
+      num_outputs: width of the model's output.
+      class_names: of the outputs; () where they are no classes of the data.
+      example_keys: what it needs of an example.
+      measures: names of what `evaluate` gives.
+      constants: arrays that it uses but does not learn, `{name: tree}`. The loop shards them by the
+        same table as parameters, keeps them out of optimizer and checkpoints, and adds them to the
+        parameters wherever it calls the objective: `{**params, **constants}`.
+    """
+
+    model: Any
+    num_outputs: int
+    class_names: tuple[str, ...] = ()
+    example_keys: tuple[str, ...] = ("image", "label")
+    measures: tuple[str, ...] = ("loss",)
+    constants: dict[str, Any]
+
+    def __init__(self) -> None:
+        self.constants = {}
+
+    def init(self, rng: jax.Array, batch: Batch) -> Any:
+        """Random parameters for batches of this shape."""
+        return self.model.init(rng, scale_images(batch["image"]), train=False)["params"]
+
+    def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
+        """The scalar to minimise on a training batch, and scalars to report."""
+        raise NotImplementedError
+
+    def evaluate(self, params: Any, batch: Batch) -> Metrics:
+        """`measures` of every example, [B] float32 each; no randomness."""
+        raise NotImplementedError
+
+
+def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean of [B] over the real examples."""
+    return jnp.sum(values * (mask / jnp.maximum(jnp.sum(mask), 1.0)))
+
+
+def scale_images(images: jax.Array) -> jax.Array:
+    """uint8 [B, H, W, C] -> float32 in [-1, 1], the range of the published models.
+
+    Floats come back as they are: the preprocessing has scaled them (`value_range`).
+    """
+    if images.dtype == jnp.uint8:
+        return jnp.asarray(images, jnp.float32) / 127.5 - 1.0
+    return images

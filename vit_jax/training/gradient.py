@@ -1,0 +1,38 @@
+"""How parameters and a batch become a gradient."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from vit_jax.errors import check_known
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+# (params, batch, rng) -> ((loss, metrics), gradient); accumulation and freezing are inside.
+ValueAndGrad = Callable[[Any, Batch, jax.Array], tuple[tuple[jax.Array, Metrics], Any]]
+Gradient = Callable[[ValueAndGrad, Any, Batch, jax.Array], tuple[tuple[jax.Array, Metrics], Any]]
+
+
+def plain_gradient(
+    value_and_grad: ValueAndGrad, params: Any, batch: Batch, rng: jax.Array
+) -> tuple[tuple[jax.Array, Metrics], Any]:
+    """The gradient of the loss at the parameters."""
+    return value_and_grad(params, batch, rng)
+
+
+# Keyword-only parameters of a row are the keys of its kind of `config.gradient`.
+GRADIENTS: dict[str, Callable[..., Any]] = {"plain": plain_gradient}
+
+
+def create_gradient(name: str, **kwargs: Any) -> Gradient:
+    """The gradient called `name`.
+
+    Raises:
+      UserError: unknown name.
+    """
+    check_known("gradient.name", name, GRADIENTS)
+    return functools.partial(GRADIENTS[name], **kwargs) if kwargs else GRADIENTS[name]

@@ -1,0 +1,221 @@
+"""What happens between two updates: logging, evaluation, checkpoint, the end on request."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax.errors import PreemptedError
+from vit_jax.multihost import liveness
+from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.multihost.preemption import PreemptionNotice
+from vit_jax.training.clock import Clock, format_seconds
+from vit_jax.training.optimizer import Schedule
+from vit_jax.training.state import TrainState
+from vit_jax.workdir.checkpoints import CheckpointManager
+from vit_jax.workdir.metrics import MetricWriter
+
+
+class TrainingDivergedError(RuntimeError):
+    """Loss, gradient or parameters are NaN or infinite; the message names the step."""
+
+
+class Session:
+    """Does what is due after an update, in the order log, evaluate, checkpoint.
+
+    Only where something is due does the host wait for the devices. `writer`, `clock`,
+    `checkpoints` and `notice` are those of the session; everything that the loop reports or saves
+    goes through here.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: ConfigDict,
+        total_steps: int,
+        schedule: Schedule,
+        evaluators: Mapping[str, Any],
+        constants: Mapping[str, Any],
+        checkpoints: CheckpointManager,
+        writer: MetricWriter,
+        clock: Clock,
+        notice: PreemptionNotice,
+    ):
+        """
+        Args:
+          config: of the run.
+          total_steps: updates in all.
+          schedule: the learning rate by finished updates.
+          evaluators: by their key in the config.
+          constants: of the objective, on the devices.
+        """
+        self._config = config
+        self._total_steps = total_steps
+        self._schedule = schedule
+        self._evaluators = evaluators
+        self._constants = constants
+        self._checkpoints = checkpoints
+        self._writer = writer
+        self.clock = clock
+        self._notice = notice
+        self._pending: list[tuple[int, dict[str, jax.Array]]] = []
+        schedule(0)  # compiled now: the first speed would include it
+
+    def start(self, state: TrainState, done: Mapping[str, float]) -> dict[str, float]:
+        """What comes before the first update; returns all evaluations of this step.
+
+        Args:
+          state: as it was restored or made.
+          done: evaluations of this step by an earlier session, which stopped before the others.
+
+        Raises:
+          PreemptedError: the run was asked to stop while it started.
+        """
+        step = int(state.step)
+        if self._notice.reached():
+            raise PreemptedError(
+                f"Stopped as asked before the first update of this session (at step {step}); the "
+                "same command resumes."
+            )
+        results = {**done, **self._evaluate(state, step, done)}
+        if results and step:
+            self._checkpoints.add_metrics(step, results)
+        return results
+
+    def after_update(
+        self, state: TrainState, step: int, metrics: dict[str, jax.Array]
+    ) -> dict[str, float]:
+        """To be called after `step` finished updates; returns what was evaluated.
+
+        Raises:
+          PreemptedError: the run was asked to stop, and its state is saved.
+          TrainingDivergedError: naming the first step whose loss, gradient or parameters are not
+            finite.
+        """
+        self._pending.append((step, metrics))
+        config, last = self._config, step == self._total_steps
+        evaluates = any(self._is_due(key, step) for key in self._evaluators)
+        stops = self._notice.reached() and not last
+        saves = self._checkpoints.should_save(step, self._total_steps) or stops
+        saves |= evaluates and bool(config.checkpoint.best_metric)
+        if step % config.log.every_steps == 0 or evaluates or saves or last:
+            self._log()
+        results = self._evaluate(state, step) if evaluates and not stops else {}
+        if saves:
+            self._save(state, step, results)
+        if stops:
+            self._stop(step)
+        return results
+
+    def wait_for_checkpoint(self, step: int) -> None:
+        """Blocks until the last checkpoint is complete."""
+        liveness.note("saving", step, waits=True)
+        with self.clock.book("checkpoint"):
+            self._checkpoints.wait()
+
+    def _log(self) -> None:
+        """Fetches the metrics of all updates since the last call, checks all, writes the last."""
+        liveness.note("waiting for the devices", self._pending[-1][0], waits=True)
+        fetched = [
+            (step, {name: float(value) for name, value in metrics.items()})
+            for step, metrics in jax.device_get(self._pending)
+        ]
+        self._pending.clear()
+        for step, metrics in fetched:
+            self._check_finite(step, metrics)
+        step, metrics = fetched[-1]
+        speed = self.clock.report(step)
+        eta = speed.pop("eta_seconds")
+        learning_rate = float(self._schedule(step - 1))  # the one that update `step` used
+        self._writer.write(step, {**metrics, "learning_rate": learning_rate, **speed})
+        others = "  ".join(f"{key} {value:.4g}" for key, value in metrics.items() if key != "loss")
+        logging.info(
+            f"step {step}/{self._total_steps}  loss {metrics['loss']:.4f}  {others}  "
+            f"lr {learning_rate:.3g}  {_pace(speed)}ETA {format_seconds(eta)}"
+        )
+
+    def _evaluate(self, state: TrainState, step: int, done: Iterable[str] = ()) -> dict[str, float]:
+        """Runs the evaluators that are due at `step`; returns `{NAME/METRIC: value}`.
+
+        Raises:
+          PreemptedError: as above. What was not evaluated is made up for when the run resumes.
+          TrainingDivergedError: a value is not finite.
+        """
+        known = {name.partition("/")[0] for name in done}
+        params = {**state.eval_params, **self._constants}
+        results: dict[str, float] = {}
+        for key, evaluator in self._evaluators.items():
+            if key in known or not self._is_due(key, step):
+                continue
+
+            def on_batch(key: str = key) -> None:
+                liveness.note(f"evaluating {key}", step, waits=True)
+                if step and self._notice.reached():  # there is less time than this may take
+                    if run_on_first_process(self._checkpoints.latest_step) != step:
+                        self._save(state, step, {})
+                    self._stop(step)
+
+            with self.clock.book("evaluation", f"evaluate {key}"):
+                found = evaluator(params, on_batch=on_batch)
+            values = {f"{key}/{name}": value for name, value in found.items()}
+            text = "  ".join(
+                f"{name} {value:.4f}" for name, value in values.items() if "num_exam" not in name
+            )
+            logging.info("step %d/%d  %s", step, self._total_steps, text)
+            self._writer.write(step, {**values, **self.clock.totals()})
+            if step:  # what a fine-tuning starts from is not of its making
+                self._check_finite(step, values)
+            results |= values
+        return results
+
+    def _is_due(self, key: str, step: int) -> bool:
+        evaluator = self._config.evaluators[key]
+        if step == 0:
+            return evaluator.at_start
+        every_steps = evaluator.every_steps
+        return step == self._total_steps or bool(every_steps and step % every_steps == 0)
+
+    def _save(self, state: TrainState, step: int, results: dict[str, float]) -> None:
+        liveness.note("saving", step, waits=True)
+        with self.clock.book("checkpoint", "save"):
+            self._checkpoints.save(step, state, results or None)
+
+    def _stop(self, step: int) -> None:
+        """Ends the run on all processes; its state is being saved."""
+        self.wait_for_checkpoint(step)
+        raise PreemptedError(
+            f"Stopped as asked after step {step} of {self._total_steps}. Its checkpoint is "
+            "complete; the same command resumes from there."
+        )
+
+    def _check_finite(self, step: int, metrics: Mapping[str, Any]) -> None:
+        bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
+        if not bad:
+            return
+        self._checkpoints.wait()
+        good = self._checkpoints.latest_step()
+        kept = (
+            "there is no checkpoint" if good is None else f"the checkpoint of step {good} is kept"
+        )
+        values = ", ".join(f"{name}={value}" for name, value in bad.items())
+        raise TrainingDivergedError(
+            f"step {step}: {values}; {kept}. Try a lower optimizer.learning_rate, a longer "
+            "schedule.warmup_steps, or optimizer.clip_norm=1.0."
+        )
+
+
+def _pace(speed: Mapping[str, float]) -> str:
+    """Images per second and its companions; nothing after the first step alone."""
+    if "images_per_second" not in speed:
+        return ""
+    pace = f"{speed['images_per_second']:.0f} images/s  "
+    if "mfu" in speed:
+        pace += f"MFU {speed['mfu']:.0%}  "
+    if speed["data_wait"] >= 0.01:
+        pace += f"waited for data {speed['data_wait']:.0%}  "
+    return pace
