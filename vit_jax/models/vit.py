@@ -19,7 +19,7 @@ from vit_jax.models.attention import ATTENTIONS
 from vit_jax.models.parameter_table import FIRST, LAST, Row
 from vit_jax.models.positions import sincos2d
 from vit_jax.models.resnet import resnet_features
-from vit_jax.models.tokens import patch_shape
+from vit_jax.models.tokens import patch_shape, pixels_per_token
 from vit_jax.models.transformer import (
     REMAT_POLICIES,
     BlockConfig,
@@ -38,6 +38,7 @@ POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 PARAMETERS = (
     Row("cls", (None, None, "embed"), FIRST, role="token"),
+    Row("mask_embedding", (None, None, "embed"), FIRST, role="training"),
     Row("embedding/kernel", (None, None, None, "embed"), FIRST),
     Row("embedding/bias", ("embed",), FIRST),
     Row(POSITIONS, (None, None, "embed"), FIRST, role="positions"),
@@ -146,15 +147,27 @@ class VisionTransformer(nn.Module):
         names = (field.name for field in dataclasses.fields(BlockConfig))
         return BlockConfig(**{name: getattr(self, name) for name in names})
 
+    @property
+    def pixels_per_token(self) -> tuple[int, int]:
+        """Height and width of what a token sees of the image by itself."""
+        return pixels_per_token(self.patch_size, self.resnet_layers)
+
     @nn.compact
-    def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
-        """Images in [-1, 1], [B, H, W, C] -> logits [B, K] ([B, N, K] unpooled) float32."""
+    def __call__(
+        self, images: jax.Array, *, train: bool, corruption: dict[str, jax.Array] | None = None
+    ) -> jax.Array:
+        """Images in [-1, 1], [B, H, W, C] -> logits [B, K] ([B, N, K] unpooled) float32.
+
+        `corruption` is that of masked patch prediction, see `_corrupt`.
+        """
         x = jnp.asarray(images, self.dtype)
         if self.resnet_layers is not None:
             width = 64 * self.resnet_width_factor
             x = resnet_features(x, self.resnet_layers, width, self.dtype)  # [B, H/d, W/d, C']
 
         x = self._embed_patches(x)  # [B, h, w, D]
+        if corruption is not None:
+            x = self._corrupt(x, **corruption)
         if self.num_layers is not None:
             x = self._encode(x, train=train)  # [B, N, D]
         x = self._pool(x, train=train)  # [B, D] or [B, N, D]
@@ -172,6 +185,18 @@ class VisionTransformer(nn.Module):
             self.hidden_size, patch, patch, padding="VALID", dtype=self.dtype, name="embedding"
         )
         return embedding(x)
+
+    def _corrupt(self, x: jax.Array, masked: jax.Array, source: jax.Array) -> jax.Array:
+        """Masked patch prediction (appendix B.1.2): [B, h, w, D] -> [B, h, w, D].
+
+        Where `masked` [B, P] is true stands the learned [mask] embedding, elsewhere the embedding
+        of patch `source` [B, P] of the same image.
+        """
+        tokens = jnp.reshape(x, (x.shape[0], -1, x.shape[-1]))  # [B, P, D]
+        mask = self.param("mask_embedding", nn.initializers.normal(0.02), (1, 1, x.shape[-1]))
+        tokens = jnp.take_along_axis(tokens, source[..., None], axis=1)
+        tokens = jnp.where(masked[..., None], jnp.asarray(mask, self.dtype), tokens)
+        return jnp.reshape(tokens, x.shape)
 
     def _encode(self, x: jax.Array, *, train: bool) -> jax.Array:
         """Equations 1 to 4 on a grid of embeddings: [B, h, w, D] -> [B, N, D]."""

@@ -6,9 +6,13 @@ from typing import Any
 
 from vit_jax.errors import check_known
 from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.masked_patch import MaskedPatch
 from vit_jax.objectives.objective import Objective, Task
 
-OBJECTIVES: dict[str, type[Objective]] = {"classification": Classification}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "classification": Classification,
+    "masked_patch": MaskedPatch,
+}
 
 
 def create_objective(name: str, *, task: Task, **kwargs: Any) -> Any:
