@@ -51,4 +51,6 @@ class DistilledVisionTransformer(VisionTransformer):
             return jnp.mean(x, axis=1)  # [B, D]
         logits = self._head("head", x[:, 0])
         logits_dist = self._head("head_dist", x[:, 1])
+        self.sow("outputs", "class_logits", logits)  # for those who train them
+        self.sow("outputs", "distillation_logits", logits_dist)
         return (logits + logits_dist) / 2.0

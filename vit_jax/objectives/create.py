@@ -6,12 +6,15 @@ from typing import Any
 
 from vit_jax.errors import check_known
 from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.distillation import HardDistillation, SoftDistillation
 from vit_jax.objectives.masked_patch import MaskedPatch
 from vit_jax.objectives.objective import Objective, Task
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "classification": Classification,
     "masked_patch": MaskedPatch,
+    "hard_distillation": HardDistillation,
+    "soft_distillation": SoftDistillation,
 }
 
 

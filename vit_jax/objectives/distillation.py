@@ -1,0 +1,134 @@
+"""Distillation as in DeiT ("Training data-efficient image transformers", 2012.12877, section 4).
+
+A student learns from the labels and from a teacher, which sees the same augmented and mixed images.
+A distilled model has a head of its own for what the teacher says (the distillation token, equation
+3); any other model learns both with its one head. At test time the mean of both heads answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.losses import softmax_cross_entropy
+from vit_jax.objectives.objective import Batch, Metrics, Task, masked_mean, scale_images
+
+
+class Distillation(Classification):
+    """(1 - weight) * loss of the labels + weight * loss of the teacher's answers.
+
+    The teacher's parameters are the constants `teacher`.
+    """
+
+    def __init__(
+        self, task: Task, *, teacher: str, weight: float, loss: str, label_smoothing: float
+    ):
+        super().__init__(task, loss=loss, label_smoothing=label_smoothing)
+        if not teacher:
+            raise UserError(
+                "--config.objective.teacher is missing: name the teacher's weights, a file, a work "
+                "directory, hf://, gs://, https:// or a name of scripts/zoo.py list."
+            )
+        if not 0.0 <= weight <= 1.0:
+            raise UserError(f"objective.weight={weight} must be in [0, 1].")
+        assert task.load_model is not None
+        self._teacher = task.load_model(teacher)
+        self._weight = weight
+        self.constants = {"teacher": self._teacher.params}
+
+    def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
+        """The mean over the real examples; `accuracy` is that of the class head."""
+        images = scale_images(batch["image"])
+        mean, state = self.model.apply(
+            {"params": params}, images, train=True, rngs={"dropout": rng}, mutable=["outputs"]
+        )
+        outputs = {name: sown[0] for name, sown in state.get("outputs", {}).items()}
+        logits = outputs.get("class_logits", mean)  # [B, K]
+        student = outputs.get("distillation_logits", mean)  # [B, K]
+        answers = jax.lax.stop_gradient(self._teacher.logits(params["teacher"], images))
+        values = self.values(logits, batch, label_smoothing=self._label_smoothing)
+        values["distillation_loss"] = self._distill(student, answers)
+        means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
+        label_loss = means.pop("loss")
+        loss = (1.0 - self._weight) * label_loss + self._weight * means["distillation_loss"]
+        return loss, means
+
+    def _distill(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
+        """Of the student's logits and the teacher's, [B, K] each: [B]."""
+        raise NotImplementedError
+
+
+class HardDistillation(Distillation):
+    """The teacher's arg-max is a second label (equation 3)."""
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        teacher: str = "",
+        weight: float = 0.5,
+        loss: str = "softmax",
+        label_smoothing: float = 0.0,
+    ):
+        """
+        Args:
+          task: its model is the student.
+          teacher: source of its weights, see `pretrained.source`.
+          weight: of the teacher's answers; the labels have the rest.
+          loss: `softmax`, or `sigmoid` summed over the classes.
+          label_smoothing: of the labels; the teacher's are not smoothed.
+
+        Raises:
+          UserError: no teacher, or one of other classes or images.
+        """
+        super().__init__(
+            task, teacher=teacher, weight=weight, loss=loss, label_smoothing=label_smoothing
+        )
+
+    def _distill(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
+        targets = jax.nn.one_hot(jnp.argmax(answers, axis=-1), answers.shape[-1])
+        return self._loss(logits, targets)
+
+
+class SoftDistillation(Distillation):
+    """tau^2 * KL(softmax(teacher / tau) || softmax(student / tau)) (equation 2)."""
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        teacher: str = "",
+        weight: float = 0.1,
+        temperature: float = 3.0,
+        loss: str = "softmax",
+        label_smoothing: float = 0.0,
+    ):
+        """
+        Args:
+          task: its model is the student.
+          teacher: source of its weights, see `pretrained.source`.
+          weight: lambda, of the teacher's answers; the labels have the rest.
+          temperature: tau, by which both logits are divided.
+          loss: `softmax`, or `sigmoid` summed over the classes, of the labels.
+          label_smoothing: of the labels.
+
+        Raises:
+          UserError: no teacher, one of other classes or images, or a temperature that is not
+            positive.
+        """
+        super().__init__(
+            task, teacher=teacher, weight=weight, loss=loss, label_smoothing=label_smoothing
+        )
+        if not temperature > 0.0:
+            raise UserError(f"objective.temperature={temperature} must be positive.")
+        self._temperature = temperature
+
+    def _distill(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
+        tau = self._temperature
+        targets = jax.nn.softmax(answers / tau)
+        entropy = softmax_cross_entropy(answers / tau, targets)  # [B]
+        return tau**2 * (softmax_cross_entropy(logits / tau, targets) - entropy)
