@@ -18,19 +18,18 @@ WORKDIR /vit_jax
 FROM base AS build
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
-COPY setup.py pyproject.toml LICENSE ./
-COPY constraints/py3.12.txt constraints/
+COPY setup.py pyproject.toml LICENSE constraints.txt ./
 RUN mkdir vit_jax && touch vit_jax/__init__.py \
-    && pip install -c constraints/py3.12.txt 'setuptools>=77'
+    && pip install -c constraints.txt 'setuptools>=77'
 
 FROM build AS build-cpu
-RUN pip install -c constraints/py3.12.txt --no-build-isolation -e '.[embedded,hf]'
+RUN pip install -c constraints.txt --no-build-isolation -e '.[embedded,hf]'
 
 FROM build AS build-cuda
-RUN pip install -c constraints/py3.12.txt --no-build-isolation -e '.[embedded,hf,cuda13]'
+RUN pip install -c constraints.txt --no-build-isolation -e '.[embedded,hf,cuda13]'
 
 FROM build AS build-tpu
-RUN pip install -c constraints/py3.12.txt --no-build-isolation -e '.[embedded,hf,tpu]'
+RUN pip install -c constraints.txt --no-build-isolation -e '.[embedded,hf,tpu]'
 
 FROM base AS runtime
 ARG COMMIT=unknown

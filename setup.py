@@ -1,8 +1,8 @@
-"""The package and its dependencies: lower bounds here, tested exact versions in constraints/."""
+"""The package and its dependencies: lower bounds here, tested exact versions in constraints.txt."""
 
 from setuptools import find_packages, setup
 
-# The oldest versions we know to work. Upper bounds live in constraints/pyX.Y.txt only, so that
+# The oldest versions we know to work. Upper bounds live in constraints.txt only, so that
 # this package can be installed next to others and still be installed exactly as tested.
 INSTALL_REQUIRES = [
     "absl-py>=2.1",

@@ -135,9 +135,8 @@ class World:
         self.folder = folder
         self.stdin: list[str] = []  # of the kubectl calls that `calls` gave last
         self.clone = folder / "a clone"
-        for name in ("scripts", "constraints"):
+        for name in ("scripts", "setup.py", "constraints.txt"):
             subprocess.run(["cp", "-r", ROOT / name, self._made(self.clone)], check=True)
-        subprocess.run(["cp", ROOT / "setup.py", self.clone], check=True)
         for place in (self.clone, folder):  # a recipe; slurm.sh takes it from where it is called
             (place / "a b.py").touch()
             subprocess.run(["cp", "-r", ROOT / "configs", place], check=True)

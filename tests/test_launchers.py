@@ -296,12 +296,13 @@ def test_slices_are_the_same_for_launchers_and_plans() -> None:
 
 def test_the_dockerfile_installs_what_setup_py_and_the_constraints_name() -> None:
     text = (ROOT / "Dockerfile").read_text()
-    [version] = re.findall(r"^FROM python:(3\.\d+)\.\d+-slim-\w+ AS base$", text, re.MULTILINE)
+    assert re.search(r"^FROM python:3\.1[123]\.\d+-slim-\w+ AS base$", text, re.MULTILINE)
     stages = re.findall(r"^FROM (\w[\w-]*) AS (\w[\w-]*)$", text, re.MULTILINE)
     assert {"cpu", "cuda", "tpu"} <= {stage for _, stage in stages}
     assert stages[-1] == ("runtime", "cpu")  # without --target
-    assert set(re.findall(r"constraints/(\S+)\.txt", text)) == {f"py{version}"}
-    assert (ROOT / f"constraints/py{version}.txt").exists()
+    installs = re.findall(r"pip install .*", text)
+    assert installs
+    assert all("-c constraints.txt" in line for line in installs)
     extras = setup_value("EXTRAS_REQUIRE")
     assert isinstance(extras, dict)
     for line in re.findall(r"-e '\.\[(.*)\]'", text):
@@ -317,7 +318,7 @@ def test_images_hold_no_more_than_what_runs() -> None:
     rules = [line for line in lines if not line.startswith("#")]
     assert rules[0] == "*"
     kept = [rule[1:] for rule in rules if rule.startswith("!")]
-    assert {"vit_jax", "configs", "scripts", "setup.py", "constraints"} <= set(kept)
+    assert {"vit_jax", "configs", "scripts", "setup.py", "constraints.txt"} <= set(kept)
     assert not [name for name in kept if not (ROOT / name).exists()]
 
 

@@ -75,7 +75,7 @@ def test_up_runs_what_its_dry_run_printed(world: World) -> None:
             }
         ]
         installs = (home / "python.jsonl").read_text()
-        assert '"-c", "constraints/py3.12.txt", "--no-build-isolation", "-e", ".[tpu]"' in installs
+        assert '"-c", "constraints.txt", "--no-build-isolation", "-e", ".[tpu]"' in installs
         where = ["git", "-C", home / "vit_jax", "rev-parse", "--short=12", "HEAD"]
         assert subprocess.check_output(where, text=True).strip() == commit  # for provenance.jsonl
 

@@ -36,16 +36,13 @@ make_venv() {
 
 # install EXTRAS: moves the unpacked checkout to its place and installs it with the tested versions.
 install() {
-  local version
   refuse_if_running
   rm -rf "$HOME/vit_jax"
   mv "$root" "$HOME/vit_jax"
   cd "$HOME/vit_jax"
   make_venv
-  version="$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
-  "$venv/bin/python" -m pip install --quiet -c "constraints/py$version.txt" 'setuptools>=77'
-  "$venv/bin/python" -m pip install --quiet -c "constraints/py$version.txt" --no-build-isolation \
-    -e ".[$1]"
+  "$venv/bin/python" -m pip install --quiet -c constraints.txt 'setuptools>=77'
+  "$venv/bin/python" -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[$1]"
   "$venv/bin/python" -c 'import jax, vit_jax; print("installed, jax", jax.__version__)'
 }
 
