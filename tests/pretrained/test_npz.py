@@ -11,7 +11,8 @@ import pytest
 from tests.parameters.test_names import loop_tree
 from vit_jax.errors import UserError
 from vit_jax.parameters.names import flatten_names, stack_blocks
-from vit_jax.pretrained.files.containers import ArrayInfo, open_container, read_arrays
+from vit_jax.pretrained.files.array_file import ArrayInfo, read_arrays
+from vit_jax.pretrained.files.containers import open_container
 from vit_jax.pretrained.files.npz import write_arrays, write_npz
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.files.containers import ArrayInfo, open_container, read_arrays
+from vit_jax.pretrained.files.array_file import ArrayInfo, read_arrays
+from vit_jax.pretrained.files.containers import open_container
 
 both_formats = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "stream"])
 

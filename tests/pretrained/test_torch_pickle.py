@@ -129,6 +129,7 @@ def tensor(offset: int = 0, shape: Any = (2,), strides: Any = (1,), more: bytes 
         pytest.param(opcodes(b"N" * 300_000), id="opcodes"),
         pytest.param(opcodes(b"N", b"\x85" * 100_000, b"}\x940h\0"), id="nested tuples"),
         pytest.param(opcodes(b"}", b"N", b"\x85" * 100_000, b"Ns"), id="nested tuple as a key"),
+        pytest.param(opcodes(b"}N" + b"2\x86" * 60 + b"Ns"), id="laughs as a key"),
         pytest.param(opcodes(b"]" * 100_000, b"a" * 50_000), id="nested lists"),
         pytest.param(opcodes(b"(" * 100_000), id="marks"),
         pytest.param(opcodes(b"Nr" + struct.pack("<L", HUGE - 1)), id="memo"),
@@ -142,6 +143,9 @@ def tensor(offset: int = 0, shape: Any = (2,), strides: Any = (1,), more: bytes 
         pytest.param(opcodes(b"\x95" + struct.pack("<Q", 1 << 62)), id="frame"),
         pytest.param(opcodes(b"S'\\d'\n"), id="odd escape"),
         pytest.param(opcodes(b"}\x94h\0h\0s"), id="dict in itself"),
+        pytest.param(opcodes(b"(N" + b"2\x86" * 60 + b"Nd"), id="dict of a mark"),
+        pytest.param(opcodes(b"\x8f(N" + b"2\x86" * 60 + b"\x90"), id="set"),
+        pytest.param(opcodes(b"(N" + b"2\x86" * 60 + b"\x91"), id="frozen set"),
         pytest.param(opcodes(b"}\x94\x8c\x05modelh\0s"), id="model in itself"),
         pytest.param(opcodes(b"(N" + b"2t\x94(h\0" * 30_000 + b"t"), id="laughs"),
         pytest.param(
@@ -174,7 +178,7 @@ def tensor(offset: int = 0, shape: Any = (2,), strides: Any = (1,), more: bytes 
         pytest.param(tensor(shape=(0, 2**62, 2**62), strides=(1, 1, 1)), id="huge and empty"),
         pytest.param(tensor().replace(b"X\x01\0\0\x000", b"X\x01\0\0\x001"), id="no such storage"),
         pytest.param(tensor().replace(b"FloatS", b"DoubleS"), id="type of the storage"),
-        pytest.param(tensor().replace(b"K\x02tQ", b"K\x03tQ"), id="size of the storage"),
+        pytest.param(tensor().replace(b"K\x02tQ", b"K\x01tQ"), id="size of the storage"),
         pytest.param(tensor().replace(b"storage", b"garbage"), id="kind of storage"),
     ],
 )

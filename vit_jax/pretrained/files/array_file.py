@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -57,7 +55,7 @@ def reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-class Container(abc.ABC):
+class Container:
     """A file, or several, of named arrays. Threads may read from it at the same time.
 
     Attributes:
@@ -66,12 +64,21 @@ class Container(abc.ABC):
     """
 
     def __init__(
-        self, path: Path, arrays: dict[str, ArrayInfo], close: Callable[[], object]
+        self,
+        path: Path,
+        arrays: dict[str, ArrayInfo],
+        read_stored: Callable[[str], np.ndarray],
+        close: Callable[[], object],
     ) -> None:
-        """Raises BadFile for no arrays at all, odd names, and types other than plain numbers."""
+        """Takes the functions of a format: one gives an array as stored, one closes the file.
+
+        Raises:
+          BadFile: no arrays at all, odd names, or types other than plain numbers.
+        """
         self.path = path
         self.arrays = arrays
         self.close = close
+        self._read_stored = read_stored
         if not arrays:
             raise BadFile("it holds no arrays")
         for name, info in arrays.items():
@@ -89,16 +96,12 @@ class Container(abc.ABC):
         if name not in self.arrays:
             raise UserError(f"{self.path} has no array {name!r}.{nearest(name, self.arrays)}")
         with reading(self.path):
-            array = self._read(name)
+            array = self._read_stored(name)
             if array.dtype == bool:
                 array = array.view(np.uint8) != 0  # a damaged file has bytes other than 0 and 1
             target = np.float32 if self.arrays[name].dtype in _FLOATS else array.dtype.type
             with np.errstate(over="raise", under="ignore", invalid="ignore"):
                 return np.require(array, target, ["C", "W"])
-
-    @abc.abstractmethod
-    def _read(self, name: str) -> np.ndarray:
-        """The array as stored, in any byte order and layout."""
 
     def __enter__(self) -> Container:
         return self
@@ -122,8 +125,8 @@ def shorten(value: object) -> str:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` only when it is complete and on disk.
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path to write to; its file takes the place of `path` only when it is complete and on disk.
 
     Raises:
       UserError: the place cannot be written to; nothing is left behind.
@@ -132,9 +135,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         try:
-            with open(temporary, "wb") as file:
-                yield file
-                file.flush()
+            yield temporary
+            with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         finally:

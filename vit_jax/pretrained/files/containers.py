@@ -17,24 +17,12 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
-
-from vit_jax.pretrained.files.array_file import (
-    ArrayInfo,
-    BadFile,
-    Container,
-    read_arrays,
-    reading,
-    shorten,
-)
-from vit_jax.pretrained.files.npz import NpzContainer, open_zip
-from vit_jax.pretrained.files.safetensors import SafetensorsContainer
-from vit_jax.pretrained.files.torch import STREAM_MAGIC, TorchContainer
-
-__all__ = ["ArrayInfo", "Container", "open_container", "read_arrays"]
+from vit_jax.pretrained.files.array_file import BadFile, Container, reading, shorten
+from vit_jax.pretrained.files.npz import open_npz, open_zip
+from vit_jax.pretrained.files.safetensors import open_safetensors
+from vit_jax.pretrained.files.torch import STREAM_MAGIC, open_torch
 
 _MAX_INDEX_BYTES = 16 << 20
-_MAX_SHARDS = 256
 
 # How other files begin (in lower case), and what they are.
 _OTHERS = {
@@ -61,7 +49,7 @@ def open_container(path: str | os.PathLike[str]) -> Container:
     path = Path(path)
     with reading(path):
         index = _read_index(path)
-        return _open_file(path) if index is None else _Shards(path, index)
+        return _open_file(path) if index is None else _open_shards(path, index)
 
 
 def _read_index(path: Path) -> dict[str, str] | None:
@@ -81,18 +69,15 @@ def _open_file(path: Path) -> Container:
     with contextlib.ExitStack() as on_error:
         file = on_error.enter_context(open(path, "rb"))
         head = file.read(512)
-        container: Container
         if head.startswith(b"PK"):
             archive = open_zip(file, path.stat().st_size)
-            if any(name.endswith("/data.pkl") for name in archive.namelist()):
-                container = TorchContainer(path, file, archive)
-            else:
-                container = NpzContainer(path, file, archive)
+            is_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
+            container = (open_torch if is_torch else open_npz)(path, file, archive)
         elif head.startswith(STREAM_MAGIC):
-            container = TorchContainer(path, file, None)
+            container = open_torch(path, file, None)
         # The length of the header comes first; as text it would be an absurd one.
         elif head[8:9] == b"{" and not head[:8].decode("latin-1").isprintable():
-            return SafetensorsContainer(path)
+            return open_safetensors(path)
         else:
             raise BadFile(
                 f"it is {_look_at(head)}; .npz, .safetensors and PyTorch's .pth/.pt/.bin files are "
@@ -112,34 +97,28 @@ def _look_at(head: bytes) -> str:
     return f"of no known kind, or damaged; it begins with {shorten(head[:40])}"
 
 
-class _Shards(Container):
-    """Several containers as one."""
+def _open_shards(path: Path, index: dict[str, str]) -> Container:
+    """Opens several files as one, from their index beside them.
 
-    def __init__(self, path: Path, index: dict[str, str]) -> None:
-        """Opens the files beside `path` that hold the arrays.
-
-        Raises:
-          BadFile: the index names files elsewhere, or does not agree with the files.
-        """
-        files = sorted(set(index.values()))
-        if len(files) > _MAX_SHARDS:
-            raise BadFile(f"it names {len(files)} files; up to {_MAX_SHARDS} are read")
-        self._shards: dict[str, Container] = {}
-        with contextlib.ExitStack() as shards:
-            for file in files:
-                # A plain name: a hostile index must not reach files outside its folder.
-                if file != Path(file).name or file.startswith("."):
-                    raise BadFile(f"it names {shorten(file)}, not a file beside it")
-                # Not open_container: an index that names itself would be opened for ever.
-                with reading(path.parent / file):
-                    self._shards[file] = shards.enter_context(_open_file(path.parent / file))
-            inside = {(name, file) for file, part in self._shards.items() for name in part.arrays}
-            wrong = sorted(inside ^ set(index.items()))
-            if wrong:
-                raise BadFile(f"it and its files disagree, first about {shorten(wrong[0][0])}")
-            arrays = {name: self._shards[file].arrays[name] for name, file in index.items()}
-            super().__init__(path, arrays, shards.pop_all().close)
-        self._index = index
-
-    def _read(self, name: str) -> np.ndarray:
-        return self._shards[self._index[name]].read(name)
+    Raises:
+      BadFile: the index names files elsewhere, or does not agree with the files.
+    """
+    with contextlib.ExitStack() as on_error:
+        shards: dict[str, Container] = {}
+        for file in sorted(set(index.values())):
+            # A plain name: a hostile index must not reach files outside its folder.
+            if file != Path(file).name:
+                raise BadFile(f"it names {shorten(file)}, not a file beside it")
+            # Not open_container: an index that names itself would be opened for ever.
+            with reading(path.parent / file):
+                shards[file] = on_error.enter_context(_open_file(path.parent / file))
+        inside = {(name, file) for file, shard in shards.items() for name in shard.arrays}
+        wrong = sorted(inside ^ set(index.items()))
+        if wrong:
+            raise BadFile(f"it and its files disagree, first about {shorten(wrong[0][0])}")
+        return Container(
+            path,
+            arrays={name: shards[file].arrays[name] for name, file in index.items()},
+            read_stored=lambda name: shards[index[name]].read(name),
+            close=on_error.pop_all().close,
+        )

@@ -6,7 +6,7 @@ import math
 import os
 import zipfile
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +21,7 @@ from vit_jax.pretrained.files.array_file import (
 )
 
 _SUFFIX = ".npy"
+_BFLOAT16 = ("<V2", "|V2")  # numpy has none of its own: it writes the bytes without their type
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # whose reader takes a limit
 # Trained weights shrink to 0.9 when compressed, a small file of zeros a thousandfold.
 _MAX_EXPANSION = 20
@@ -51,50 +52,38 @@ def open_zip(file: BinaryIO, size: int) -> zipfile.ZipFile:
     return archive
 
 
-class NpzContainer(Container):
-    """An `.npz` file, plain or compressed. Every array is checked against its CRC-32.
+def open_npz(path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> Container:
+    """Opens an `.npz` file, plain or compressed, whose arrays are checked against their CRC-32.
 
     Pickled content is never loaded. `bfloat16` is recognised in the form in which numpy stores
     it (two bytes without a type), which is that of big_vision's files.
+
+    Raises:
+      BadFile, or anything of numpy and zipfile: no arrays of numbers, or damaged.
     """
+    arrays = {}
+    for member in archive.infolist():
+        if not member.filename.endswith(_SUFFIX):
+            raise BadFile(f"it is a zip file of {shorten(member.filename)} and the like")
+        with archive.open(member) as stream:
+            if np.lib.format.read_magic(stream) == (1, 0):
+                shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+            else:
+                shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+            num_bytes = member.file_size - stream.tell()
+        if dtype.hasobject:
+            raise BadFile("it holds pickled Python objects, which are never loaded")
+        name = member.filename.removesuffix(_SUFFIX)
+        arrays[name] = ArrayInfo(shape, "bfloat16" if dtype.str in _BFLOAT16 else dtype.name)
+        if math.prod(shape) * dtype.itemsize != num_bytes:
+            raise BadFile(f"array {shorten(name)} of {arrays[name]} cannot have {num_bytes} bytes")
 
-    def __init__(self, path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> None:
-        """Reads the headers of all members.
-
-        Raises:
-          BadFile, or anything of numpy and zipfile: no arrays of numbers, or damaged.
-        """
-        arrays = {}
-        for member in archive.infolist():
-            if not member.filename.endswith(_SUFFIX):
-                raise BadFile(f"it is a zip file of {shorten(member.filename)} and the like")
-            with archive.open(member) as stream:
-                info, itemsize = _read_header(stream)
-                rest = member.file_size - stream.tell()
-            name = member.filename.removesuffix(_SUFFIX)
-            if math.prod(info.shape) * itemsize != rest:
-                raise BadFile(f"array {shorten(name)} of {info} cannot have {rest} bytes")
-            arrays[name] = info
-        super().__init__(path, arrays, file.close)
-        self._archive = archive
-
-    def _read(self, name: str) -> np.ndarray:
-        with self._archive.open(name + _SUFFIX) as stream:
+    def read(name: str) -> np.ndarray:
+        with archive.open(name + _SUFFIX) as stream:
             array = np.lib.format.read_array(stream, allow_pickle=False)
         return array.view(ml_dtypes.bfloat16) if array.dtype.kind == "V" else array
 
-
-def _read_header(stream: IO[bytes]) -> tuple[ArrayInfo, int]:
-    """(description of an array, bytes per element) from the beginning of its `.npy` file."""
-    if np.lib.format.read_magic(stream) == (1, 0):
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    else:
-        shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
-    if dtype.hasobject:
-        raise BadFile("it holds pickled Python objects, which are never loaded")
-    # numpy has no bfloat16 of its own: it writes the bytes without their type.
-    name = "bfloat16" if dtype.str in ("<V2", "|V2") else dtype.name
-    return ArrayInfo(shape, name), dtype.itemsize
+    return Container(path, arrays, read, file.close)
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: dict[str, np.ndarray]) -> Path:
@@ -104,7 +93,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: dict[str, np.ndarray]) ->
       `path`.
     """
     # Not np.savez, which takes the names as keyword arguments: one of them may be called `file`.
-    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
             with archive.open(name + _SUFFIX, "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)

@@ -16,23 +16,18 @@ from vit_jax.pretrained.files.array_file import ArrayInfo, Container, replacing
 _KINDS = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint", "BOOL": "bool"}
 
 
-class SafetensorsContainer(Container):
-    """A safetensors file, whose header the library has found to be sound."""
-
-    def __init__(self, path: Path) -> None:
-        # Not through a mapping: a disk that fails would end the process.
-        self._handle = safe_open(path, framework="np", backend="pread")
-        arrays = {}
-        for name in self._handle.offset_keys():
-            part = self._handle.get_slice(name)
-            code = part.get_dtype()
-            kind = code.rstrip("0123456789")
-            dtype = _KINDS[kind] + code.removeprefix(kind) if kind in _KINDS else code
-            arrays[name] = ArrayInfo(tuple(part.get_shape()), dtype)
-        super().__init__(path, arrays, lambda: self._handle.__exit__(None, None, None))
-
-    def _read(self, name: str) -> np.ndarray:
-        return self._handle.get_tensor(name)
+def open_safetensors(path: Path) -> Container:
+    """Opens a file whose header the library finds to be sound."""
+    # Not through a mapping: a disk that fails would end the process.
+    handle = safe_open(path, framework="np", backend="pread")
+    arrays = {}
+    for name in handle.offset_keys():
+        part = handle.get_slice(name)
+        code = part.get_dtype()
+        kind = code.rstrip("0123456789")
+        dtype = _KINDS[kind] + code.removeprefix(kind) if kind in _KINDS else code
+        arrays[name] = ArrayInfo(tuple(part.get_shape()), dtype)
+    return Container(path, arrays, handle.get_tensor, lambda: handle.__exit__(None, None, None))
 
 
 def write_safetensors(
@@ -48,8 +43,11 @@ def write_safetensors(
     """
     # The library writes the memory as it lies there.
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    with replacing(path) as file:
+    with replacing(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         try:
-            save_file(contiguous, file.name, metadata)
+            save_file(contiguous, temporary, metadata)
+            temporary.chmod(mode)  # the library makes a file that only its owner may read
         except SafetensorError as error:
             raise UserError(f"cannot write {path}: {error}.") from error

@@ -31,70 +31,65 @@ _MAX_SHARING = 4
 _FREE_SHARING_BYTES = 512 << 20
 
 
-class TorchContainer(Container):
-    """The tensors of a state dict.
+class _Content(NamedTuple):
+    """The object that was saved in a file, and how to get the data of its storages by key."""
+
+    root: Any
+    read: Callable[[str], Any]
+    byte_order: Literal["<", ">"]
+
+
+def open_torch(path: Path, file: BinaryIO, archive: zipfile.ZipFile | None) -> Container:
+    """Opens the tensors of a state dict.
 
     Where the file's top level has no tensors, they are those of its entry `model` or
     `state_dict`, or else of the only entry that has any.
+
+    Args:
+      archive: `file` as a zip file; None for the stream format.
+
+    Raises:
+      BadFile, or anything of zipfile and pickle: damaged, or no state dict.
     """
+    content = _open_stream(path, file) if archive is None else _open_zip(archive)
+    state_dict = _find_state_dict(content.root, _MAX_DEPTH)
+    if state_dict is None:
+        raise BadFile("it holds no state dict, that is, no dict of tensors")
+    tensors = {name: value for name, value in state_dict.items() if isinstance(value, Tensor)}
+    size = os.fstat(file.fileno()).st_size
+    claimed = sum(_check_size(name, tensor, size) for name, tensor in tensors.items())
+    if claimed > max(_FREE_SHARING_BYTES, _MAX_SHARING * size):
+        raise BadFile(f"its tensors share {size} bytes and claim {claimed}")
 
-    def __init__(self, path: Path, file: BinaryIO, archive: zipfile.ZipFile | None) -> None:
-        """Reads the pickles; `archive` is `file` as a zip file, None for the stream format.
-
-        Raises:
-          BadFile, or anything of zipfile and pickle: damaged, or no state dict.
-        """
-        self._content = _open_stream(path, file) if archive is None else _open_zip(archive)
-        state_dict = _find_state_dict(self._content.root, _MAX_DEPTH)
-        if state_dict is None:
-            raise BadFile("it holds no state dict, that is, no dict of tensors")
-        self._tensors = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
-        arrays = {name: self._describe(name, x) for name, x in self._tensors.items()}
-        super().__init__(path, arrays, file.close)
-        claimed = sum(_num_bytes(tensor) for tensor in self._tensors.values())
-        size = os.fstat(file.fileno()).st_size
-        if claimed > max(_FREE_SHARING_BYTES, _MAX_SHARING * size):
-            raise BadFile(f"its tensors share {size} bytes and claim {claimed}")
-
-    def _describe(self, name: Any, tensor: Tensor) -> ArrayInfo:
-        """Shape and type of a tensor, once it is known to lie within its storage."""
-        storage, offset, shape, strides = tensor
-        numbers = (offset, *shape, *strides)
-        if len(numbers) > _MAX_NUMBERS or any(type(n) is not int or n < 0 for n in numbers):
-            raise BadFile(f"tensor {shorten(name)} has an impossible shape")
-        # Exact: numpy's own check of strides may overflow.
-        last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-        size = storage.num_elements * storage.dtype.itemsize
-        if (
-            self._content.sizes.get(storage.key) != size
-            or _num_bytes(tensor) > size
-            or (0 not in shape and last >= storage.num_elements)
-        ):
-            raise BadFile(f"tensor {shorten(name)} does not fit the data it points to")
-        return ArrayInfo(tuple(shape), storage.dtype.name)
-
-    def _read(self, name: str) -> np.ndarray:
-        storage, offset, shape, strides = self._tensors[name]
+    def read(name: str) -> np.ndarray:
+        storage, offset, shape, strides = tensors[name]
         return np.ndarray(
             shape,
-            storage.dtype.newbyteorder(self._content.byte_order),
-            self._content.read(storage.key),
+            storage.dtype.newbyteorder(content.byte_order),
+            content.read(storage.key),
             offset * storage.dtype.itemsize,
             [stride * storage.dtype.itemsize for stride in strides],
         )
 
+    infos = {k: ArrayInfo(tuple(x.shape), x.storage.dtype.name) for k, x in tensors.items()}
+    return Container(path, infos, read, file.close)
 
-def _num_bytes(tensor: Tensor) -> int:
-    return math.prod(tensor.shape) * tensor.storage.dtype.itemsize
 
-
-class _Content(NamedTuple):
-    """The object that a file holds; the sizes in bytes of its storages by key; their bytes."""
-
-    root: Any
-    sizes: dict[str, int]
-    read: Callable[[str], Any]
-    byte_order: Literal["<", ">"]
+def _check_size(name: Any, tensor: Tensor, file_size: int) -> int:
+    """The bytes of a tensor, once it is known to lie within a storage that the file may hold."""
+    storage, offset, shape, strides = tensor
+    numbers = (offset, *shape, *strides)
+    if len(numbers) > _MAX_NUMBERS or any(type(n) is not int or n < 0 for n in numbers):
+        raise BadFile(f"tensor {shorten(name)} has an impossible shape")
+    # Exact: numpy checks this against the data when it is read, but its sum may overflow.
+    last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    count = math.prod(shape)
+    if (
+        storage.num_elements * storage.dtype.itemsize > file_size
+        or max(count, last + 1 if count else 0) > storage.num_elements
+    ):
+        raise BadFile(f"tensor {shorten(name)} does not fit the data it points to")
+    return count * storage.dtype.itemsize
 
 
 def _open_zip(archive: zipfile.ZipFile) -> _Content:
@@ -108,18 +103,11 @@ def _open_zip(archive: zipfile.ZipFile) -> _Content:
     (pickled,) = (name for name in names if name.endswith(_PICKLE) and name.count("/") == 1)
     if archive.getinfo(pickled).file_size > MAX_PICKLE_BYTES:
         raise BadFile(f"its pickle has more than {MAX_PICKLE_BYTES} bytes")
-    prefix = pickled.removesuffix(_PICKLE)
-    root = StateDictUnpickler(io.BytesIO(read(pickled))).load()
-    order = f"{prefix}/byteorder"
-    data = f"{prefix}/data/"
+    folder = pickled.removesuffix(_PICKLE)
+    order = f"{folder}/byteorder"
     return _Content(
-        root=root,
-        sizes={
-            member.filename.removeprefix(data): member.file_size
-            for member in archive.infolist()
-            if member.filename.startswith(data)
-        },
-        read=lambda key: read(data + key),
+        root=StateDictUnpickler(io.BytesIO(read(pickled))).load(),
+        read=lambda key: read(f"{folder}/data/{key}"),
         byte_order=">" if order in names and read(order) == b"big" else "<",
     )
 
@@ -135,23 +123,21 @@ def _open_stream(path: Path, file: BinaryIO) -> _Content:
     unpickler = StateDictUnpickler(stream)
     _, _, system, root, keys = (unpickler.load() for _ in range(5))
     position = stream.tell()
-    starts: dict[str, int] = {}
-    sizes: dict[str, int] = {}
+    places: dict[str, tuple[int, int]] = {}
     for key in keys:
-        if not isinstance(key, str) or key in starts:
+        if not isinstance(key, str):
             raise BadFile(f"its storage {shorten(key)} belongs to no tensor")
         storage = unpickler.storages[key]
-        starts[key] = position + 8
-        sizes[key] = storage.num_elements * storage.dtype.itemsize
-        position = starts[key] + sizes[key]
+        places[key] = position + 8, storage.num_elements * storage.dtype.itemsize
+        position = sum(places[key])
     if position != os.fstat(file.fileno()).st_size:
         raise BadFile(f"its storages end at byte {position}, and it does not")
-    return _Content(
-        root=root,
-        sizes=sizes,
-        read=lambda key: np.fromfile(path, np.uint8, sizes[key], offset=starts[key]),
-        byte_order="<" if system["little_endian"] else ">",
-    )
+
+    def read(key: str) -> np.ndarray:
+        start, num_bytes = places[key]
+        return np.fromfile(path, np.uint8, num_bytes, offset=start)
+
+    return _Content(root, read, "<" if system["little_endian"] else ">")
 
 
 def _has_tensors(value: Any) -> bool:
@@ -159,7 +145,7 @@ def _has_tensors(value: Any) -> bool:
 
 
 def _find_state_dict(level: Any, depth: int) -> dict[Any, Any] | None:
-    """The dict of tensors at `level` or below, see `TorchContainer`; None where there is none."""
+    """The dict of tensors at `level` or below, see `open_torch`; None where there is none."""
     if not isinstance(level, dict):
         return None
     if _has_tensors(level):

@@ -141,22 +141,16 @@ class StateDictUnpickler(pickle._Unpickler):
     def _load_dict(self) -> None:
         self.stack.append(_Dict())
 
-    def _load_set(self) -> None:
-        self.stack.append(Inert())
-
     def _load_build(self) -> None:
         """Drops the state: in dicts PyTorch's version numbers, and the rest is inert."""
         self.stack.pop()
 
-    def _refuse(self) -> None:
-        raise BadFile("its pickle has an opcode that no state dict needs")
-
-    dispatch = pickle._Unpickler.dispatch | {  # type: ignore[assignment, operator]
+    dispatch = {
+        opcode: load
+        for opcode, load in pickle._Unpickler.dispatch.items()
+        # These build dicts and sets of any keys, and buffers of any size.
+        if opcode not in pickle.DICT + pickle.EMPTY_SET + pickle.FROZENSET + pickle.BYTEARRAY8
+    } | {  # type: ignore[assignment, operator]
         pickle.EMPTY_DICT[0]: _load_dict,
-        pickle.EMPTY_SET[0]: _load_set,
         pickle.BUILD[0]: _load_build,
-        # Dicts and sets of any keys, and buffers of any size.
-        pickle.DICT[0]: _refuse,
-        pickle.FROZENSET[0]: _refuse,
-        pickle.BYTEARRAY8[0]: _refuse,
     }
