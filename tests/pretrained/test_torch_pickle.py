@@ -210,6 +210,16 @@ def test_the_hand_made_tensor_is_read_where_it_is_sound(tmp_path: Path) -> None:
         np.testing.assert_array_equal(container.read("a"), values)
 
 
+@pytest.mark.parametrize("data", [b"", bytes(4), bytes(7), bytes(12)])
+def test_a_storage_of_another_size_than_it_says_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.pth").write_bytes(zip_with(tensor(), {"data/0": data}))
+    with (
+        open_container(tmp_path / "a.pth") as container,
+        pytest.raises(UserError, match=r"a\.pth: storage '0' has"),
+    ):
+        container.read("a")
+
+
 def test_no_module_is_imported(tmp_path: Path) -> None:
     """A pickle that names a module does not import it: importing alone would run its code."""
     (tmp_path / "a.pth").write_bytes(zip_with(b"\x80\x02cantigravity\nnothing\n."))

@@ -63,10 +63,14 @@ def open_torch(path: Path, file: BinaryIO, archive: zipfile.ZipFile | None) -> C
 
     def read(name: str) -> np.ndarray:
         storage, offset, shape, strides = tensors[name]
+        data = content.read(storage.key)
+        # All that keeps numpy within the data: it would take an empty one for one of any size.
+        if len(data) != storage.num_elements * storage.dtype.itemsize:
+            raise BadFile(f"storage {shorten(storage.key)} has {len(data)} bytes, not what it says")
         return np.ndarray(
             shape,
             storage.dtype.newbyteorder(content.byte_order),
-            content.read(storage.key),
+            data,
             offset * storage.dtype.itemsize,
             [stride * storage.dtype.itemsize for stride in strides],
         )
@@ -81,7 +85,7 @@ def _check_size(name: Any, tensor: Tensor, file_size: int) -> int:
     numbers = (offset, *shape, *strides)
     if len(numbers) > _MAX_NUMBERS or any(type(n) is not int or n < 0 for n in numbers):
         raise BadFile(f"tensor {shorten(name)} has an impossible shape")
-    # Exact: numpy checks this against the data when it is read, but its sum may overflow.
+    # Not left to numpy, whose sum may overflow.
     last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     count = math.prod(shape)
     if (
