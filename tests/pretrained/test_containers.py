@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import struct
-import tarfile
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,8 @@ import pytest
 import safetensors.numpy
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.files.containers import ArrayInfo, open_container, open_sharded, read_arrays
+from vit_jax.pretrained.files.array_file import ArrayInfo, read_arrays
+from vit_jax.pretrained.files.containers import open_container
 from vit_jax.pretrained.files.npz import write_arrays
 from vit_jax.pretrained.files.safetensors import write_safetensors
 
@@ -43,36 +43,27 @@ def archive(name: str) -> bytes:
     return file.getvalue()
 
 
-def tar() -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as content:
-        content.addfile(tarfile.TarInfo("a.npz"))
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "it is empty"),
-        (b"\n<!DOCTYPE html>\n<html><body>Sign in", "an HTML page, as a failed download leaves"),
-        (b"<?xml version='1.0'?><Error><Code>AccessDenied", "an XML document"),
+        (
+            b"\n<!DOCTYPE html>\n<html><body>Sign in",
+            "an HTML or XML page",
+        ),
+        (b"<?xml version='1.0'?><Error><Code>AccessDenied", "an HTML or XML page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a Git LFS pointer"),
         (gzip.compress(b"weights", mtime=0), "gzip-compressed"),
-        (tar(), "a tar archive"),
         (b"\x89HDF\r\n\x1a\n" + bytes(100), "an HDF5 file"),
         (file_of(np.save, np.zeros(3)), "a single array of numpy"),
         (pickle.dumps({"a": 1}), "a pickle, and pickled code is never run"),
         (pickle.dumps({"a": 1}, 2), "a pickle, and pickled code is never run"),
         (flax.serialization.msgpack_serialize({"params": {"a": np.zeros(3)}}), "a msgpack file"),
-        (b"\x08\x01\x12\x9a\x01" + bytes(50), "a TensorFlow SavedModel"),
-        (b"\x08\x08\x12\x07pytorch" + bytes(50), "an ONNX model"),
-        (bytes(40) + b"\x57\xfb\x80\x8b\x24\x75\x47\xdb", "the index of a TensorFlow checkpoint"),
-        (b'model_checkpoint_path: "model.ckpt"', "the index of a TensorFlow checkpoint"),
         (archive("word/document.xml"), "a zip file of 'word/document.xml' and the like"),
-        (archive("a.npy"), "member 'a' is no .npy array"),
-        (b"404: Not Found\nline two", "a text that begins with '404: Not Found\\\\nline two'"),
-        (b'{"model_type": "vit"}', "a text that begins with"),
-        (bytes(range(200, 256)), "of no kind that is known here, or damaged"),
+        (archive("a.npy"), "incomplete or damaged"),
+        (b"404: Not Found\nline two", "of no known kind, .*begins with b'404: Not Found\\\\nline"),
+        (b'{"model_type": "vit"}', "it begins with b'{.model_type"),
+        (bytes(range(200, 256)), "of no known kind, or damaged"),
         (b"PK\3\4" + bytes(200), "incomplete or damaged"),
     ],
 )
@@ -88,9 +79,8 @@ def test_what_else_a_file_may_be_is_said(tmp_path: Path, content: bytes, message
 def test_the_name_of_a_file_does_not_matter(tmp_path: Path) -> None:
     write_arrays(tmp_path / "a.pth", ARRAYS)
     write_safetensors(tmp_path / "a.npz", ARRAYS, {})
-    for name, kind in (("a.pth", "npz"), ("a.npz", "safetensors")):
+    for name in ("a.pth", "a.npz"):
         with open_container(tmp_path / name) as container:
-            assert container.kind == kind
             read = read_arrays(container, ARRAYS)
         for key, array in ARRAYS.items():
             np.testing.assert_array_equal(read[key], array, strict=True)
@@ -143,8 +133,6 @@ def test_safetensors_are_read_as_the_library_reads_them(tmp_path: Path) -> None:
     arrays = {name: np.ascontiguousarray(array) for name, array in TYPED.items()}
     safetensors.numpy.save_file(arrays, tmp_path / "a", metadata={"format": "pt"})
     with open_container(tmp_path / "a") as container:
-        assert container.kind == "safetensors"
-        assert container.metadata == {"format": "pt"}
         assert container.arrays["bf16"] == ArrayInfo((3, 2), "bfloat16")
         assert set(container.arrays) == set(TYPED)
         for name, array in safetensors.numpy.load_file(tmp_path / "a").items():
@@ -154,28 +142,29 @@ def test_safetensors_are_read_as_the_library_reads_them(tmp_path: Path) -> None:
 
 def test_safetensors_are_written_so_that_the_library_reads_them(tmp_path: Path) -> None:
     typed = TYPED | {"big-endian": np.arange(3, dtype=">f4")}
-    write_safetensors(tmp_path / "a", typed, {"format": "pt", "näme": "ä", "b": "2"})
+    write_safetensors(tmp_path / "a", typed, {"näme": "ä"})
     read = safetensors.numpy.load_file(tmp_path / "a")
     assert set(read) == set(typed)
     for name, array in typed.items():
         np.testing.assert_array_equal(read[name], array, strict=name != "big-endian")
-    with open_container(tmp_path / "a") as container:
-        assert container.metadata == {"format": "pt", "näme": "ä", "b": "2"}
+    (tmp_path / "b").touch()
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+    with safetensors.safe_open(tmp_path / "a", framework="np") as file:
+        assert file.metadata() == {"näme": "ä"}
 
 
 def test_safetensors_have_the_same_bytes_in_whatever_order(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "a", TYPED, {"x": "1", "y": "2"})
-    backwards = dict(reversed(TYPED.items()))
-    write_safetensors(tmp_path / "b", backwards, {"y": "2", "x": "1"})
+    write_safetensors(tmp_path / "a", TYPED, {"format": "pt"})
+    write_safetensors(tmp_path / "b", dict(reversed(TYPED.items())), {"format": "pt"})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
 def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'a' of type complex64"):
-        write_safetensors(tmp_path / "a", {"a": np.zeros(2, np.complex64)}, {})
-    with pytest.raises(UserError, match="no array '__metadata__'"):
-        write_safetensors(tmp_path / "a", {"__metadata__": np.zeros(2)}, {})
+    with pytest.raises(UserError, match="cannot write"):
+        write_safetensors(tmp_path / "a", {"a": np.asarray(["text"])}, {})
+    with pytest.raises(UserError, match="cannot write"):
+        write_safetensors(tmp_path / "missing" / "a", {"a": np.zeros(2)}, {})
     assert not list(tmp_path.iterdir())
 
 
@@ -216,11 +205,10 @@ def test_a_sound_header_is_read_with_its_padding(tmp_path: Path) -> None:
         pytest.param(tensors({"a": entry(0, 8, (3,))}, bytes(8)), id="shape"),
         pytest.param(tensors({"a": entry(0, 8, (-2,))}, bytes(8)), id="negative"),
         pytest.param(tensors({"a": entry(0, 8, (2**63, 2**63))}, bytes(8)), id="huge"),
-        pytest.param(tensors({"a": entry(0, 0, (0, 2**62, 4))}), id="huge and empty"),
-        pytest.param(tensors({"a": entry(0, 8, (1,) * 99 + (2,))}, bytes(8)), id="dimensions"),
         pytest.param(tensors({"a": entry(0, 8, dtype="F33")}, bytes(8)), id="type"),
         pytest.param(tensors({"a": entry(0, 2, dtype="F4")}, bytes(2)), id="type of numpy"),
         pytest.param(tensors({"a": entry(0, 16, (2,), "C64")}, bytes(16)), id="complex"),
+        pytest.param(tensors({"a": entry(0, 2, (2,), "F8_E5M2")}, bytes(2)), id="float8"),
         pytest.param(tensors({"a\n": entry(0, 8)}, bytes(8)), id="line break in a name"),
         pytest.param(tensors({"": entry(0, 8)}, bytes(8)), id="no name"),
         pytest.param(tensors({}), id="nothing"),
@@ -230,7 +218,6 @@ def test_a_sound_header_is_read_with_its_padding(tmp_path: Path) -> None:
         pytest.param(tensors(b'{"a":' + b"[" * 5000), id="nested lists"),
         pytest.param(tensors(b'{"a": 1}'), id="other JSON"),
         pytest.param(tensors(b'{"\xff": 1}'), id="not UTF-8"),
-        pytest.param(tensors(SOUND + b" " * (17 << 20), bytes(8)), id="17 MB of header"),
         pytest.param(tensors({"__metadata__": {"a": {}}}), id="notes that are no texts"),
     ],
 )
@@ -255,14 +242,12 @@ def write_shards(folder: Path, **changes: Any) -> Path:
 
 def test_a_model_in_several_files_reads_as_one(tmp_path: Path) -> None:
     index = write_shards(tmp_path)
-    for opened in (open_sharded, open_container):
-        with opened(index) as container:
-            assert container.kind == "safetensors"
-            assert container.path == index
-            assert list(container.arrays) == ["a", "b", "c"]
-            read = read_arrays(container, container.arrays)
-        np.testing.assert_array_equal(read["a"], ARRAYS["head.bias"], strict=True)
-        np.testing.assert_array_equal(read["b"], np.arange(3), strict=True)
+    with open_container(index) as container:
+        assert container.path == index
+        assert list(container.arrays) == ["a", "b", "c"]
+        read = read_arrays(container, container.arrays)
+    np.testing.assert_array_equal(read["a"], ARRAYS["head.bias"], strict=True)
+    np.testing.assert_array_equal(read["b"], np.arange(3), strict=True)
 
 
 @pytest.mark.parametrize(
@@ -270,26 +255,25 @@ def test_a_model_in_several_files_reads_as_one(tmp_path: Path) -> None:
     [
         ({"a": "/etc/passwd"}, "'/etc/passwd', not a file beside it"),
         ({"a": "../model-1.safetensors"}, "'../model-1.safetensors', not a file beside it"),
-        ({"a": ".."}, "not a file beside it"),
+        ({"a": ".."}, "Is a directory"),
         ({"a": "model-3.safetensors"}, "does not exist"),
-        ({"a": "model.safetensors.index.json"}, "a text that begins with"),
+        ({"a": "model.safetensors.index.json"}, "of no known kind"),
         ({"a": "model-2.safetensors"}, "disagree, first about 'a'"),
         ({"c": None}, "disagree, first about 'c'"),
         ({"d": "model-2.safetensors"}, "disagree, first about 'd'"),
-        ({"a": 3}, "no index"),
-        ({"a": ["model-1.safetensors"]}, "no index"),
-        ({f"x{i}": f"{i}.bin" for i in range(300)}, "names 302 files"),
+        ({"a": 3}, r"index\.json: it is incomplete or damaged"),
+        ({"a": ["model-1.safetensors"]}, r"index\.json: it is incomplete or damaged"),
     ],
 )
 def test_an_index_that_lies_is_refused(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        open_sharded(write_shards(tmp_path, **changes))
+        open_container(write_shards(tmp_path, **changes))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"weight_map": 3}', '{"weight_map": {}}', "[" * 9000])
 def test_what_is_no_index_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "index.json").write_text(text)
     with pytest.raises(UserError, match=r"index\.json"):
-        open_sharded(tmp_path / "index.json")
+        open_container(tmp_path / "index.json")

@@ -11,8 +11,14 @@ import pytest
 from tests.parameters.test_names import loop_tree
 from vit_jax.errors import UserError
 from vit_jax.parameters.names import flatten_names, stack_blocks
-from vit_jax.pretrained.files.containers import ArrayInfo, open_container, read_arrays
-from vit_jax.pretrained.files.npz import read_npz, write_arrays, write_npz
+from vit_jax.pretrained.files.array_file import ArrayInfo, read_arrays
+from vit_jax.pretrained.files.containers import open_container
+from vit_jax.pretrained.files.npz import write_arrays, write_npz
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    with open_container(path) as container:
+        return read_arrays(container, container.arrays)
 
 
 def test_round_trip_from_either_form_and_the_same_bytes(tmp_path: Path) -> None:
@@ -20,7 +26,7 @@ def test_round_trip_from_either_form_and_the_same_bytes(tmp_path: Path) -> None:
     write_npz(tmp_path / "a.npz", tree)
     write_npz(tmp_path / "b.npz", stack_blocks(tree))
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
-    read = flatten_names(read_npz(tmp_path / "a.npz"))
+    read = read_npz(tmp_path / "a.npz")
     for name, array in flatten_names(tree).items():
         np.testing.assert_array_equal(read[name], array.astype(np.float32))
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith("tmp")] == []
@@ -70,7 +76,6 @@ def test_every_type_and_order_is_read_as_float32_or_as_it_is(
     arrays = every_type()
     (np.savez_compressed if compressed else np.savez)(tmp_path / "a.npz", **arrays)
     with open_container(tmp_path / "a.npz") as container:
-        assert (container.kind, container.metadata) == ("npz", {})
         assert list(container.arrays) == list(arrays)
         assert container.arrays["bfloat16"] == ArrayInfo((5, 3, 4), "bfloat16")
         assert container.arrays["big-endian"] == ArrayInfo((5, 3, 4), "float32")
@@ -87,7 +92,7 @@ def test_every_type_and_order_is_read_as_float32_or_as_it_is(
 def test_an_honest_file_of_zeros_is_read_though_it_shrank_a_thousandfold(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", head=np.zeros((768, 21_843), np.float32))
     assert (tmp_path / "a.npz").stat().st_size < 100_000
-    assert not flatten_names(read_npz(tmp_path / "a.npz"))["head"].any()
+    assert not read_npz(tmp_path / "a.npz")["head"].any()
 
 
 def test_reading_takes_the_memory_of_the_arrays_once(tmp_path: Path) -> None:
@@ -112,9 +117,9 @@ def test_names_that_are_not_there_are_answered_with_the_nearest(tmp_path: Path) 
         container.read("head/kernal")
 
 
-def test_pickled_objects_are_named_as_such(tmp_path: Path) -> None:
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", a=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(UserError, match="'a' holds pickled Python objects, which are never"):
+    with pytest.raises(UserError, match="it holds pickled Python objects, which are never loaded"):
         open_container(tmp_path / "a.npz")
 
 
@@ -145,15 +150,13 @@ def damaged(path: Path, kind: str) -> None:
             np.save(file, np.zeros(3))
     elif kind == "no arrays":
         np.savez(path)
-    elif kind == "integers":
-        np.savez(path, a=np.zeros(3, int))
 
 
 @pytest.mark.parametrize(
     "kind",
     [
         *("truncated", "flipped", "empty", "text", "pickle", "objects", "records", "texts"),
-        *("too large for float32", "single array", "no arrays", "integers"),
+        *("too large for float32", "single array", "no arrays"),
     ],
 )
 def test_what_is_no_file_of_parameters_gives_one_clear_line(tmp_path: Path, kind: str) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import argparse
 import collections
 import pathlib
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 import torch
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.files.containers import ArrayInfo, open_container, read_arrays
+from vit_jax.pretrained.files.array_file import ArrayInfo, read_arrays
+from vit_jax.pretrained.files.containers import open_container
 
 both_formats = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "stream"])
 
@@ -54,7 +54,6 @@ def test_every_tensor_is_what_torch_saved(tmp_path: Path, zipped: bool) -> None:
     tensors = every_tensor()
     save(tensors, tmp_path / "a.pth", zipped)
     with open_container(tmp_path / "a.pth") as container:
-        assert (container.kind, container.metadata) == ("pth", {})
         assert list(container.arrays) == list(tensors)
         assert container.arrays["torch.bfloat16"] == ArrayInfo((2, 3, 4), "bfloat16")
         read = read_arrays(container, tensors)
@@ -64,27 +63,11 @@ def test_every_tensor_is_what_torch_saved(tmp_path: Path, zipped: bool) -> None:
         assert read[name].flags.writeable, name
 
 
-def test_types_without_a_storage_of_their_own(tmp_path: Path) -> None:
-    tensors = {
-        "uint16": torch.tensor([1, 65535], dtype=torch.uint16),
-        "float8": torch.tensor([0.5, -3.0]).to(torch.float8_e4m3fn),
-        "other float8": torch.tensor([0.5, -3.0]).to(torch.float8_e5m2),
-    }
-    save(tensors, tmp_path / "a.pth")
-    with open_container(tmp_path / "a.pth") as container:
-        for name, tensor in tensors.items():
-            np.testing.assert_array_equal(container.read(name), as_loaded(tensor), strict=True)
-
-
-def test_only_what_is_needed_of_a_large_storage_is_kept(tmp_path: Path) -> None:
-    large = torch.arange(4 << 20, dtype=torch.float32)  # 16 MiB
+def test_a_part_of_a_storage_is_checked_with_all_of_it(tmp_path: Path) -> None:
+    large = torch.arange(1 << 16, dtype=torch.float32)
     save({"head": large[-10:]}, tmp_path / "a.pth")
-    tracemalloc.start()
     with open_container(tmp_path / "a.pth") as container:
         np.testing.assert_array_equal(container.read("head"), as_loaded(large[-10:]))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 4 << 20
     content = bytearray((tmp_path / "a.pth").read_bytes())
     content[len(content) // 2] ^= 1  # outside the part, and all the same damaged
     (tmp_path / "a.pth").write_bytes(content)
@@ -119,51 +102,38 @@ def checkpoint() -> dict[str, Any]:
 
 
 @both_formats
-def test_the_parameters_of_a_checkpoint_are_found_and_the_rest_is_named(
-    tmp_path: Path, zipped: bool
-) -> None:
+def test_the_parameters_of_a_checkpoint_are_found(tmp_path: Path, zipped: bool) -> None:
     saved = checkpoint()
     save(saved, tmp_path / "a.pth", zipped)
     with open_container(tmp_path / "a.pth") as container:
         assert list(container.arrays) == ["weight", "bias"]
         np.testing.assert_array_equal(container.read("bias"), as_loaded(saved["model"]["bias"]))
-        assert container.metadata == {
-            "entry": "model",
-            "left_out": "optimizer, lr_scheduler, epoch, best, history, model_ema, args",
-        }
 
 
 ONE, TWO = {"w": torch.ones(2)}, {"w": torch.ones(3)}
 
 
 @pytest.mark.parametrize(
-    ("saved", "entry", "left_out"),
+    "saved",
     [
-        ({"state_dict": ONE, "teacher": TWO}, "state_dict", "teacher"),
-        ({"state_dict": {"model": ONE, "step": 1}}, "state_dict.model", "state_dict.step"),
-        ({"module": ONE, "epoch": 1}, "module", "epoch"),
-        ({"model": {"name": "vit"}, "weights": ONE}, "weights", "model"),
-        ({**ONE, "extra": TWO, "n": 1}, None, "extra, n"),
-        ({"model": {**ONE, 3: 1}}, "model", "model.a value of type int"),
-        ({"model": ONE} | {f"x{i}": i for i in range(99)}, "model", None),
+        {"state_dict": ONE, "teacher": TWO},
+        {"state_dict": {"model": ONE, "step": 1}},
+        {"module": ONE, "epoch": 1},
+        {"model": {"name": "vit"}, "weights": ONE},
+        {**ONE, "extra": TWO, "n": 1},
+        {"model": {**ONE, 3: 1}},
     ],
 )
-def test_which_entry_is_taken(
-    tmp_path: Path, saved: dict[str, Any], entry: str | None, left_out: str | None
-) -> None:
+def test_which_entry_is_taken(tmp_path: Path, saved: dict[str, Any]) -> None:
     save(saved, tmp_path / "a.pth")
     with open_container(tmp_path / "a.pth") as container:
         assert container.arrays == {"w": ArrayInfo((2,), "float32")}
-        assert container.metadata.get("entry") == entry
-        if left_out is not None:
-            assert container.metadata["left_out"] == left_out
-        assert len(container.metadata["left_out"]) < 200
 
 
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
-        ({"student": ONE, "teacher": TWO}, r"several state dicts \(student, teacher\)"),
+        ({"student": ONE, "teacher": TWO}, r"several state dicts \('student', 'teacher'\)"),
         ({"model": {"name": "vit"}}, "no state dict"),
         (torch.ones(3), "no state dict"),
         ([torch.ones(3)], "no state dict"),
@@ -172,9 +142,10 @@ def test_which_entry_is_taken(
         ({"a\n": torch.ones(3)}, "no name of an array"),
         ({"a": torch.ones(1).expand(10**9)}, "does not fit the data"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, "'torch.ComplexFloatStorage'"),
+        ({"a": torch.ones(2).to(torch.float8_e5m2)}, "_rebuild_tensor_v3|Float8"),
         ({"a": torch.ones(2, 2).to_sparse()}, "torch._utils._rebuild_sparse_tensor"),
         ({"a": {(1, 2): 3}}, "as a key"),
-        ({"a": True, True: 3}, "as a key"),
+        ({"a": True, 2.5: 3}, "as a key"),
         ({"model": collections.deque([1])}, "'collections.deque'"),
         (torch.nn.Linear(2, 2), "'torch.nn.modules.linear.Linear'.*torch.save.model.state_dict"),
     ],
@@ -196,20 +167,10 @@ def test_many_names_for_the_same_data_are_refused(tmp_path: Path) -> None:
         open_container(tmp_path / "a.pth")
 
 
-def test_two_directories_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
-    """PyTorch writes the numbers of the zip directory twice; other readers may take the others."""
-    save(ONE, tmp_path / "a.pth")
-    content = bytearray((tmp_path / "a.pth").read_bytes())
-    content[-12] ^= 1  # the number of entries in the shorter record
-    (tmp_path / "a.pth").write_bytes(content)
-    with pytest.raises(UserError, match="zip directory is damaged"):
-        open_container(tmp_path / "a.pth")
-
-
 @pytest.mark.parametrize("rest", [b"", b"\x05", b"\0" * 100])
 def test_a_stream_that_does_not_end_where_it_should(tmp_path: Path, rest: bytes) -> None:
     save({"a": torch.ones(2)}, tmp_path / "a.pth", zipped=False)
     content = (tmp_path / "a.pth").read_bytes()
     (tmp_path / "a.pth").write_bytes(content + rest if rest else content[:-1])
-    with pytest.raises(UserError, match="bytes more|ends before"):
+    with pytest.raises(UserError, match="storages end at byte"):
         open_container(tmp_path / "a.pth")

@@ -15,10 +15,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.files.array_file import ByteFile
 from vit_jax.pretrained.files.containers import open_container
-from vit_jax.pretrained.files.torch_pickle import read_pickle
-from vit_jax.pretrained.files.torch_symbols import Storage, Symbol
 
 # Pickles that run code when they are loaded.
 
@@ -81,7 +78,7 @@ def test_pickled_code_is_never_run(
     marker = tmp_path / "marker"
     pickled = attacks(f"touch {marker}")[kind]
     (tmp_path / "a.pth").write_bytes(wrap(pickled))
-    with pytest.raises(UserError, match=r"a\.pth: its pickle") as error:
+    with pytest.raises(UserError, match=r"a\.pth: ") as error:
         open_container(tmp_path / "a.pth")
     assert not marker.exists()
     assert "\n" not in str(error.value)
@@ -132,6 +129,7 @@ def tensor(offset: int = 0, shape: Any = (2,), strides: Any = (1,), more: bytes 
         pytest.param(opcodes(b"N" * 300_000), id="opcodes"),
         pytest.param(opcodes(b"N", b"\x85" * 100_000, b"}\x940h\0"), id="nested tuples"),
         pytest.param(opcodes(b"}", b"N", b"\x85" * 100_000, b"Ns"), id="nested tuple as a key"),
+        pytest.param(opcodes(b"}N" + b"2\x86" * 60 + b"Ns"), id="laughs as a key"),
         pytest.param(opcodes(b"]" * 100_000, b"a" * 50_000), id="nested lists"),
         pytest.param(opcodes(b"(" * 100_000), id="marks"),
         pytest.param(opcodes(b"Nr" + struct.pack("<L", HUGE - 1)), id="memo"),
@@ -145,6 +143,9 @@ def tensor(offset: int = 0, shape: Any = (2,), strides: Any = (1,), more: bytes 
         pytest.param(opcodes(b"\x95" + struct.pack("<Q", 1 << 62)), id="frame"),
         pytest.param(opcodes(b"S'\\d'\n"), id="odd escape"),
         pytest.param(opcodes(b"}\x94h\0h\0s"), id="dict in itself"),
+        pytest.param(opcodes(b"(N" + b"2\x86" * 60 + b"Nd"), id="dict of a mark"),
+        pytest.param(opcodes(b"\x8f(N" + b"2\x86" * 60 + b"\x90"), id="set"),
+        pytest.param(opcodes(b"(N" + b"2\x86" * 60 + b"\x91"), id="frozen set"),
         pytest.param(opcodes(b"}\x94\x8c\x05modelh\0s"), id="model in itself"),
         pytest.param(opcodes(b"(N" + b"2t\x94(h\0" * 30_000 + b"t"), id="laughs"),
         pytest.param(
@@ -175,11 +176,9 @@ def tensor(offset: int = 0, shape: Any = (2,), strides: Any = (1,), more: bytes 
         pytest.param(tensor(shape=(10**15,), strides=(0,)), id="expanded"),
         pytest.param(tensor(shape=(1,) * 40, strides=(1,) * 40), id="dimensions"),
         pytest.param(tensor(shape=(0, 2**62, 2**62), strides=(1, 1, 1)), id="huge and empty"),
-        pytest.param(tensor(shape=[2]), id="list as shape"),
-        pytest.param(tensor(more=b"N" * 40), id="arguments"),
         pytest.param(tensor().replace(b"X\x01\0\0\x000", b"X\x01\0\0\x001"), id="no such storage"),
         pytest.param(tensor().replace(b"FloatS", b"DoubleS"), id="type of the storage"),
-        pytest.param(tensor().replace(b"K\x02tQ", b"K\x03tQ"), id="size of the storage"),
+        pytest.param(tensor().replace(b"K\x02tQ", b"K\x01tQ"), id="size of the storage"),
         pytest.param(tensor().replace(b"storage", b"garbage"), id="kind of storage"),
     ],
 )
@@ -187,30 +186,17 @@ def test_hostile_pickles_take_little(tmp_path: Path, pickled: bytes) -> None:
     (tmp_path / "a.pth").write_bytes(zip_with(pickled, {"data/0": bytes(8)}))
     tracemalloc.start()
     try:
-        with pytest.raises(UserError, match=r"a\.pth") as error:
-            open_container(tmp_path / "a.pth")
+        with (
+            pytest.raises(UserError, match=r"a\.pth") as error,
+            open_container(tmp_path / "a.pth") as container,
+        ):
+            container.read("a")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 128 << 20
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 500
-
-
-@pytest.mark.parametrize(
-    ("pickled", "message"),
-    [
-        (opcodes(b"N" * 300_000), "more than 300000 opcodes"),
-        (opcodes(b"N0" * 100, b"N"), "no state dict"),
-        (b"\x80\x02" + b"N0" * (9 << 20) + b".", "more than 16777216 bytes"),
-        (opcodes(b"ctorch\nSize\n(" + b"K\1" * 40 + b"t\x85R"), "no tuple of integers"),
-        (opcodes(b"ctorch\nSize\n(" + b"K\1" * 4 + b"t\x85R"), "no state dict"),
-    ],
-)
-def test_the_limits_are_said(tmp_path: Path, pickled: bytes, message: str) -> None:
-    (tmp_path / "a.pth").write_bytes(zip_with(pickled))
-    with pytest.raises(UserError, match=message):
-        open_container(tmp_path / "a.pth")
 
 
 def test_the_hand_made_tensor_is_read_where_it_is_sound(tmp_path: Path) -> None:
@@ -224,19 +210,14 @@ def test_the_hand_made_tensor_is_read_where_it_is_sound(tmp_path: Path) -> None:
         np.testing.assert_array_equal(container.read("a"), values)
 
 
-def test_a_script_of_torch_is_said_to_be_one(tmp_path: Path) -> None:
-    (tmp_path / "a.pth").write_bytes(zip_with(b"\x80\x02N.", {"constants.pkl": b"\x80\x02N."}))
-    with pytest.raises(UserError, match="a TorchScript program"):
-        open_container(tmp_path / "a.pth")
-
-
-def test_globals_and_storages_stay_names(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"")
-    file = ByteFile(tmp_path / "a")
-    value, storages = read_pickle(file, io.BytesIO(b"\x80\x02" + STORAGE + b"ctorch\nint8\n\x86."))
-    file.close()
-    assert value == (Storage("0", "float32", 2), Symbol("torch.int8"))
-    assert storages == {"0": Storage("0", "float32", 2)}
+@pytest.mark.parametrize("data", [b"", bytes(4), bytes(7), bytes(12)])
+def test_a_storage_of_another_size_than_it_says_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.pth").write_bytes(zip_with(tensor(), {"data/0": data}))
+    with (
+        open_container(tmp_path / "a.pth") as container,
+        pytest.raises(UserError, match=r"a\.pth: storage '0' has"),
+    ):
+        container.read("a")
 
 
 def test_no_module_is_imported(tmp_path: Path) -> None:

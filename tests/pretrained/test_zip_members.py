@@ -60,44 +60,50 @@ def zip_of(
 
 
 A = npy(np.zeros(4, np.float32))
-INNER = zip_of(("b.npy", A))[: -_END.size - _ENTRY.size - 5]  # a local header and its data
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(zip_of(("a.npy", A), ("a.npy", A)), "lists a name twice", id="twice"),
-        pytest.param(zip_of(("a.npy", A), ("a", A)), "holds 'a' twice", id="twice without suffix"),
+        pytest.param(zip_of(("a.npy", A), ("a.npy", A)), "lists one twice", id="twice"),
         pytest.param(zip_of(("a.npy", A), flags=1), "encrypted", id="encrypted"),
-        pytest.param(zip_of(("a.npy", A), method=12), "compression method 12", id="bzip2"),
-        pytest.param(zip_of(("/etc/a.npy", A)), "no name of an array", id="absolute"),
-        pytest.param(zip_of(("../a.npy", A)), "no name of an array", id="outside"),
-        pytest.param(zip_of(("a\\b.npy", A)), "no name of an array", id="backslash"),
+        pytest.param(zip_of(("a.npy", A), method=12), "neither stored nor deflated", id="bzip2"),
         pytest.param(zip_of(("a\nb.npy", A)), "no name of an array", id="line break"),
         pytest.param(zip_of(("\x1b[2J.npy", A)), "no name of an array", id="terminal"),
         pytest.param(zip_of(("a" * 5000 + ".npy", A)), "no name of an array", id="long name"),
-        pytest.param(
-            zip_of(("a.npy", npy(np.frombuffer(INNER, np.uint8))), ("b.npy", A), start=163),
-            "overlaps another",
-            id="overlap",
-        ),
-        pytest.param(zip_of(("a.npy", A), start=1 << 31), "it ends at byte", id="beyond the file"),
-        pytest.param(zip_of(("a.npy", A), size=4), "cannot have 4 bytes", id="shorter"),
-        pytest.param(
-            zip_of(("a.npy", A), method=8, size=1 << 30), "cannot have 1073741824", id="growth"
-        ),
+        pytest.param(zip_of(("a.npy", A), ("b.txt", A)), "'b.txt' and the like", id="no array"),
+        pytest.param(zip_of(("a.npy", A), start=1 << 31), "damaged", id="beyond the file"),
+        pytest.param(zip_of(("a.npy", A), size=4), "damaged", id="shorter"),
+        pytest.param(zip_of(("a.npy", A), method=8, size=1 << 28), "cannot have", id="growth"),
         pytest.param(zip_of(("a.npy", A + b"\0")), "cannot have 17 bytes", id="one byte more"),
         pytest.param(zip_of(("a.npy", A[:-1])), "cannot have 15 bytes", id="one byte less"),
-        pytest.param(zip_of(("a.npy", b"hello")), "no .npy array", id="text inside"),
-        pytest.param(b"MZ" + zip_of(("a.npy", A)), "of no kind that is known", id="bytes before"),
-        pytest.param(b"PK" + zip_of(("a.npy", A)), "not where it should be", id="shifted"),
-        pytest.param(zip_of(("a.npy", A)) + b"\0", "no directory at its end", id="bytes after"),
+        pytest.param(zip_of(("a.npy", b"hello")), "damaged", id="text inside"),
+        pytest.param(b"MZ" + zip_of(("a.npy", A)), "of no known kind", id="bytes before"),
     ],
 )
 def test_hostile_zip_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as error:
         open_container(tmp_path / "a.npz")
+    assert str(tmp_path / "a.npz") in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        pytest.param(zip_of(("/etc/a.npy", A)), "/etc/a", id="absolute"),
+        pytest.param(zip_of(("../a.npy", A)), "../a", id="outside"),
+        pytest.param(zip_of(("a.npy", A), method=8, rest=bytes(1000)), "a", id="bytes behind"),
+    ],
+)
+def test_odd_zip_files_write_nothing(tmp_path: Path, content: bytes, name: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.npz").write_bytes(content)
+    with open_container(folder / "a.npz") as container:
+        np.testing.assert_array_equal(container.read(name), np.zeros(4, np.float32))
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder", "a.npz"]
 
 
 def header(text: str, version: int = 1) -> bytes:
@@ -112,21 +118,23 @@ def header(text: str, version: int = 1) -> bytes:
         header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({2**62},)}}"),
         header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': (0, {2**61}, {2**61})}}"),
         header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}"),
-        header("{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}") + b"\0" * 4,
         header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': {(1,) * 100}}}") + b"\0" * 4,
         header("(" * 4000),
         header("-" * 4000 + "1"),
         header("{'descr': '\\d', 'fortran_order': False, 'shape': (1,)}"),
         header("{'descr': 1L, "),
-        header("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", 3) + b"\0" * 4,
+        header("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", 9) + b"\0" * 4,
         header(" " * 60_000),
         b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
     ],
 )
 def test_hostile_array_headers_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(zip_of(("a.npy", content)))
-    with pytest.raises(UserError, match=r"a\.npz") as error:
-        open_container(tmp_path / "a.npz")
+    with (
+        pytest.raises(UserError, match=r"a\.npz") as error,
+        open_container(tmp_path / "a.npz") as container,
+    ):
+        container.read("a")
     assert "\n" not in str(error.value)
 
 
@@ -135,15 +143,12 @@ def bombs() -> dict[str, bytes]:
     short = npy(np.zeros(8000, np.float32))
     return {
         "claim to expand": zip_of(*((f"a{i}.npy", zeros) for i in range(17)), method=8),
-        "'a0.npy' is damaged": zip_of(("a0.npy", A + bytes(32 << 20)), method=8, size=len(A)),
-        "a0.npy' is damaged": zip_of(("a0.npy", short[:-1]), method=8, size=len(short)),
-        "'a0.npy' is damaged .": zip_of(("a0.npy", A), method=8, rest=bytes(1 << 20)),
+        "Bad CRC-32 for file": zip_of(("a0.npy", A + bytes(32 << 20)), method=8, size=len(A)),
+        "expected 32000 bytes got 31999": zip_of(("a0.npy", short[:-1]), method=8, size=len(short)),
     }
 
 
-@pytest.mark.parametrize(
-    ("message", "content"), bombs().items(), ids=["many", "longer", "shorter", "bytes behind"]
-)
+@pytest.mark.parametrize(("message", "content"), bombs().items(), ids=["many", "longer", "shorter"])
 def test_zip_bombs_are_not_unpacked(tmp_path: Path, message: str, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
     tracemalloc.start()

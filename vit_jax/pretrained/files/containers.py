@@ -12,193 +12,113 @@ torch < 1.6 have none, so that there a flipped bit inside an array goes unnotice
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 
-import numpy as np
+from vit_jax.pretrained.files.array_file import BadFile, Container, reading, shorten
+from vit_jax.pretrained.files.npz import open_npz, open_zip
+from vit_jax.pretrained.files.safetensors import open_safetensors
+from vit_jax.pretrained.files.torch import STREAM_MAGIC, open_torch
 
-from vit_jax.pretrained.files.array_file import (
-    ArrayInfo,
-    ByteFile,
-    Container,
-    check_name,
-    read_arrays,
-    shorten,
-)
-from vit_jax.pretrained.files.npz import NpzContainer
-from vit_jax.pretrained.files.safetensors import SafetensorsContainer
-from vit_jax.pretrained.files.torch import LEGACY_MAGIC, TorchContainer
-from vit_jax.pretrained.files.zip_members import read_members
-
-__all__ = ["ArrayInfo", "Container", "open_container", "open_sharded", "read_arrays"]
-
-_READ = (
-    ".npz, .safetensors and PyTorch's .pth/.pt/.bin files of a state dict are read, and the .json "
-    "index of safetensors or .bin files"
-)
 _MAX_INDEX_BYTES = 16 << 20
-_MAX_SHARDS = 256
 
-# (position, bytes there, what the file is); the first that fits is named.
-_LOOKS: tuple[tuple[int, bytes, str], ...] = (
-    (0, b"version https://git-lfs", "a Git LFS pointer; fetch the file itself with git lfs pull"),
-    (0, b"\x93NUMPY", "a single array of numpy (.npy), without names"),
-    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras and TensorFlow write"),
-    (0, b"\x1f\x8b", "gzip-compressed; unpack it first"),
-    (0, b"BZh", "bzip2-compressed; unpack it first"),
-    (0, b"\xfd7zXZ\0", "xz-compressed; unpack it first"),
-    (0, b"\x28\xb5\x2f\xfd", "zstd-compressed; unpack it first"),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive; unpack it first"),
-    (257, b"ustar", "a tar archive; unpack it first"),
-    (0, b"GGUF", "a GGUF file"),
-    (4, b"TFL3", "a TensorFlow Lite model"),
-    (0, b"model_checkpoint_path:", "the index of a TensorFlow checkpoint"),
-    (0, b"\x08\x01\x12", "a TensorFlow SavedModel"),
-    *((0, bytes([8, version, 0x12]), "an ONNX model") for version in range(3, 32)),
-    (0, b"\xff\xd8\xff", "a JPEG image"),
-    (0, b"\x89PNG", "a PNG image"),
-    (0, b"%PDF", "a PDF document"),
-)
-# A table of LevelDB ends like this; TensorFlow's checkpoint.index is one.
-_TABLE_END = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
+# How other files begin (in lower case), and what they are.
+_OTHERS = {
+    b"version https://git-lfs": "a Git LFS pointer; fetch the file itself with git lfs pull",
+    b"<": "an HTML or XML page, as a failed download leaves; fetch the file again",
+    b"\x93numpy": "a single array of numpy (.npy), without names",
+    b"\x89hdf": "an HDF5 file, as Keras and TensorFlow write",
+    b"\x1f\x8b": "gzip-compressed; unpack it first",
+    b"\x80": "a pickle, and pickled code is never run",
+    b"\x81": "a msgpack file, as flax.serialization writes",
+}
 
 
 def open_container(path: str | os.PathLike[str]) -> Container:
     """Opens a file of named arrays; its kind is recognised from its content.
 
+    The index of a model in several files (Hugging Face's `model.safetensors.index.json`) opens
+    them all, as one.
+
     Raises:
       UserError: no such file, something else than weights (the error says what, where that can
         be told), or damaged.
     """
-    file = ByteFile(path)
-    try:
-        if _begins_json(file) and b'"weight_map"' in file.read(0, file.size):
-            file.close()
-            return open_sharded(path)
-        return _open_arrays(file)
-    except BaseException:
-        file.close()
-        raise
+    path = Path(path)
+    with reading(path):
+        index = _read_index(path)
+        return _open_file(path) if index is None else _open_shards(path, index)
 
 
-def _begins_json(file: ByteFile) -> bool:
-    head = file.read(0, min(file.size, 64))
-    return head.lstrip().startswith(b"{") and file.size <= _MAX_INDEX_BYTES
+def _read_index(path: Path) -> dict[str, str] | None:
+    """Names of arrays and the files they are in; None for a file that is no such index."""
+    # Asked first: opening a pipe would wait for a writer.
+    if path.exists() and not path.is_file():
+        raise BadFile("it is a folder or a device, not a file")
+    with open(path, "rb") as file:
+        if not file.read(64).lstrip().startswith(b"{") or path.stat().st_size > _MAX_INDEX_BYTES:
+            return None
+    content = json.loads(path.read_bytes())
+    return content.get("weight_map") if isinstance(content, dict) else None
 
 
-def _open_arrays(file: ByteFile) -> Container:
+def _open_file(path: Path) -> Container:
     """Opens a file that holds arrays itself."""
-    head = file.read(0, min(file.size, 512))
-    if head.startswith(b"PK"):
-        return _open_zip(file)
-    if head.startswith(LEGACY_MAGIC):
-        return TorchContainer(file, None)
-    # The length of the header comes first; as text it would be an absurd one.
-    if head[8:9] == b"{" and not head[:8].decode("latin-1").isprintable():
-        return SafetensorsContainer(file)
-    raise file.error(f"it is {_look_at(file, head)}; {_READ}")
+    with contextlib.ExitStack() as on_error:
+        file = on_error.enter_context(open(path, "rb"))
+        head = file.read(512)
+        if head.startswith(b"PK"):
+            archive = open_zip(file, path.stat().st_size)
+            is_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
+            container = (open_torch if is_torch else open_npz)(path, file, archive)
+        elif head.startswith(STREAM_MAGIC):
+            container = open_torch(path, file, None)
+        # The length of the header comes first; as text it would be an absurd one.
+        elif head[8:9] == b"{" and not head[:8].decode("latin-1").isprintable():
+            return open_safetensors(path)
+        else:
+            raise BadFile(
+                f"it is {_look_at(head)}; .npz, .safetensors and PyTorch's .pth/.pt/.bin files are "
+                "read, and the .json index of several"
+            )
+        on_error.pop_all()
+        return container
 
 
-def _open_zip(file: ByteFile) -> Container:
-    members = read_members(file)
-    names = [member.name for member in members]
-    if any(name.endswith("/data.pkl") for name in names):
-        return TorchContainer(file, members)
-    if names and not any(name.endswith(".npy") for name in names):
-        raise file.error(f"it is a zip file of {shorten(names[0])} and the like; {_READ}")
-    return NpzContainer(file, members)
-
-
-def _look_at(file: ByteFile, head: bytes) -> str:
+def _look_at(head: bytes) -> str:
     """What a file is that cannot be read, in words."""
     if not head:
         return "empty"
-    for position, magic, text in _LOOKS:
-        if head[position : position + len(magic)] == magic:
+    for magic, text in _OTHERS.items():
+        if head.lstrip().lower().startswith(magic):
             return text
-    start = head.lstrip()[:64].lower()
-    if start.startswith((b"<!doctype html", b"<html", b"<head")):
-        return "an HTML page, as a failed download leaves; fetch the file again"
-    if start.startswith(b"<?xml"):
-        return "an XML document, as a failed download leaves; fetch the file again"
-    if head[:2] in (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"):
-        return "a pickle, and pickled code is never run"
-    # A map of few or of many entries, whose first key is a text.
-    size = {0xDE: 3, 0xDF: 5}.get(head[0], 1 if 0x81 <= head[0] <= 0x8F else 0)
-    if size and len(head) > size and (0xA0 <= head[size] <= 0xBF or head[size] in (0xD9, 0xDA)):
-        return "a msgpack file, as flax.serialization writes"
-    if file.size >= 8 and file.read(file.size - 8, 8) == _TABLE_END:
-        return "the index of a TensorFlow checkpoint"
-    text = head.decode("utf-8", "ignore").strip()
-    if text.isascii() and all(char.isprintable() or char.isspace() for char in text) and text:
-        return f"a text that begins with {shorten(text[:40])}"
-    return "of no kind that is known here, or damaged"
+    return f"of no known kind, or damaged; it begins with {shorten(head[:40])}"
 
 
-def open_sharded(index_path: str | os.PathLike[str]) -> Container:
-    """Opens a model that Hugging Face's libraries split over several files, from its index.
-
-    Args:
-      index_path: `model.safetensors.index.json` or the like, beside the files it names.
+def _open_shards(path: Path, index: dict[str, str]) -> Container:
+    """Opens several files as one, from their index beside them.
 
     Raises:
-      UserError: the index is damaged, names files elsewhere, or does not agree with the files.
+      BadFile: the index names files elsewhere, or does not agree with the files.
     """
-    file = ByteFile(index_path)
-    try:
-        if file.size > _MAX_INDEX_BYTES:
-            raise file.error(f"it has more than {_MAX_INDEX_BYTES} bytes, too many for an index")
-        try:
-            weight_map = json.loads(file.read(0, file.size))["weight_map"]
-            shards = {check_name(file, shard) for shard in weight_map.values()}
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise file.error("it is no index of a model in several files, or damaged") from error
-        if not shards or len(shards) > _MAX_SHARDS:
-            raise file.error(f"it names {len(shards)} files; 1 to {_MAX_SHARDS} are read")
-        return _Shards(file, weight_map, sorted(shards))
-    finally:
-        file.close()
-
-
-def _open_shard(path: Path) -> Container:
-    """Not `open_container`: an index that names itself would be opened for ever."""
-    file = ByteFile(path)
-    try:
-        return _open_arrays(file)
-    except BaseException:
-        file.close()
-        raise
-
-
-class _Shards(Container):
-    """Several containers as one; `kind` is theirs, `metadata` that of the first."""
-
-    def __init__(self, index: ByteFile, weight_map: dict[str, str], shards: list[str]) -> None:
-        self.path = index.path
-        self.arrays = {}
-        self._shards: dict[str, Container] = {}
-        try:
-            for shard in shards:
-                # A plain name: a hostile index must not reach files outside its folder.
-                if shard != Path(shard).name or shard.startswith("."):
-                    raise index.error(f"it names {shorten(shard)}, not a file beside it")
-                self._shards[shard] = _open_shard(index.path.parent / shard)
-                self.arrays |= self._shards[shard].arrays
-            inside = {(name, shard) for shard, part in self._shards.items() for name in part.arrays}
-            wrong = sorted(inside ^ set(weight_map.items()))
-            if wrong:
-                raise index.error(f"it and its files disagree, first about {shorten(wrong[0][0])}")
-        except BaseException:
-            self.close()
-            raise
-        self.kind = self._shards[shards[0]].kind
-        self.metadata = self._shards[shards[0]].metadata
-        self._where = weight_map
-
-    def _read(self, name: str) -> np.ndarray:
-        return self._shards[self._where[name]].read(name)
-
-    def close(self) -> None:
-        for shard in self._shards.values():
-            shard.close()
+    with contextlib.ExitStack() as on_error:
+        shards: dict[str, Container] = {}
+        for file in sorted(set(index.values())):
+            # A plain name: a hostile index must not reach files outside its folder.
+            if file != Path(file).name:
+                raise BadFile(f"it names {shorten(file)}, not a file beside it")
+            # Not open_container: an index that names itself would be opened for ever.
+            with reading(path.parent / file):
+                shards[file] = on_error.enter_context(_open_file(path.parent / file))
+        inside = {(name, file) for file, shard in shards.items() for name in shard.arrays}
+        wrong = sorted(inside ^ set(index.items()))
+        if wrong:
+            raise BadFile(f"it and its files disagree, first about {shorten(wrong[0][0])}")
+        return Container(
+            path,
+            arrays={name: shards[file].arrays[name] for name, file in index.items()},
+            read_stored=lambda name: shards[index[name]].read(name),
+            close=on_error.pop_all().close,
+        )

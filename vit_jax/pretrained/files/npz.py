@@ -1,127 +1,99 @@
-"""Parameters as an `.npz` file: one array per flat name, in the official code's current naming."""
+"""`.npz` files: a zip file with one array per flat name, in the official code's current naming."""
 
 from __future__ import annotations
 
-import io
+import math
 import os
-import warnings
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import ml_dtypes
 import numpy as np
 
-from vit_jax.errors import UserError
-from vit_jax.parameters.names import flatten_names, unflatten_names, unstack_blocks
+from vit_jax.parameters.names import flatten_names, unstack_blocks
 from vit_jax.pretrained.files.array_file import (
-    DTYPES,
     ArrayInfo,
-    ByteFile,
+    BadFile,
     Container,
-    check_info,
-    read_arrays,
-    read_values,
     replacing,
     shorten,
 )
-from vit_jax.pretrained.files.zip_members import Member, MemberStream, read_members
 
 _SUFFIX = ".npy"
-# numpy pads headers to 64 bytes; that of an array of numbers takes 128 or 192.
-_MAX_HEADER = 4096
+_BFLOAT16 = ("<V2", "|V2")  # numpy has none of its own: it writes the bytes without their type
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # whose reader takes a limit
+# Trained weights shrink to 0.9 when compressed, a small file of zeros a thousandfold.
+_MAX_EXPANSION = 20
+_FREE_EXPANSION_BYTES = 512 << 20
 
 
-class NpzContainer(Container):
-    """An `.npz` file, plain or compressed. Every array is checked against its CRC-32.
+def open_zip(file: BinaryIO, size: int) -> zipfile.ZipFile:
+    """The zip file of `size` bytes, once it is known not to be a bomb.
+
+    Raises:
+      BadFile: its directory is damaged, its members overlap, or it claims to expand to more than
+        20 times its size and 512 MiB.
+    """
+    archive = zipfile.ZipFile(file)
+    members = archive.infolist()
+    # `zipfile` does not compare: a damaged length in the directory makes members disappear.
+    file.seek(-12 - len(archive.comment), os.SEEK_END)
+    announced = int.from_bytes(file.read(2), "little")
+    if announced not in (len(members), 0xFFFF) or len(set(archive.namelist())) != len(members):
+        raise BadFile("its zip directory lacks a name or lists one twice")
+    if any(member.compress_type not in _METHODS for member in members):
+        raise BadFile("its zip members are neither stored nor deflated")
+    if sum(member.compress_size for member in members) > size:
+        raise BadFile("its zip members overlap")
+    expanded = sum(member.file_size for member in members)
+    if expanded > max(_FREE_EXPANSION_BYTES, _MAX_EXPANSION * size):
+        raise BadFile(f"its {size} bytes claim to expand to {expanded}, more than weights ever do")
+    return archive
+
+
+def open_npz(path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> Container:
+    """Opens an `.npz` file, plain or compressed, whose arrays are checked against their CRC-32.
 
     Pickled content is never loaded. `bfloat16` is recognised in the form in which numpy stores
     it (two bytes without a type), which is that of big_vision's files.
+
+    Raises:
+      BadFile, or anything of numpy and zipfile: no arrays of numbers, or damaged.
     """
+    arrays = {}
+    for member in archive.infolist():
+        if not member.filename.endswith(_SUFFIX):
+            raise BadFile(f"it is a zip file of {shorten(member.filename)} and the like")
+        with archive.open(member) as stream:
+            if np.lib.format.read_magic(stream) == (1, 0):
+                shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+            else:
+                shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+            num_bytes = member.file_size - stream.tell()
+        if dtype.hasobject:
+            raise BadFile("it holds pickled Python objects, which are never loaded")
+        name = member.filename.removesuffix(_SUFFIX)
+        arrays[name] = ArrayInfo(shape, "bfloat16" if dtype.str in _BFLOAT16 else dtype.name)
+        if math.prod(shape) * dtype.itemsize != num_bytes:
+            raise BadFile(f"array {shorten(name)} of {arrays[name]} cannot have {num_bytes} bytes")
 
-    kind = "npz"
+    def read(name: str) -> np.ndarray:
+        with archive.open(name + _SUFFIX) as stream:
+            array = np.lib.format.read_array(stream, allow_pickle=False)
+        return array.view(ml_dtypes.bfloat16) if array.dtype.kind == "V" else array
 
-    def __init__(self, file: ByteFile, members: list[Member]) -> None:
-        """Reads the headers of all members. The container closes `file`.
-
-        Raises:
-          UserError: a member is no array of numbers, or its header and its size disagree.
-        """
-        self.path = file.path
-        self.metadata = {}
-        self.arrays: dict[str, ArrayInfo] = {}
-        self._file = file
-        self._places: dict[str, tuple[Member, np.dtype, bool, int]] = {}
-        if not members:
-            raise file.error("it holds no arrays")
-        for member in members:
-            name = member.name.removesuffix(_SUFFIX)
-            if name in self.arrays:
-                raise file.error(f"it holds {shorten(name)} twice")
-            dtype, fortran, header_size, info = self._parse_header(name, member)
-            self.arrays[name] = info
-            self._places[name] = (member, dtype, fortran, header_size)
-
-    def _parse_header(self, name: str, member: Member) -> tuple[np.dtype, bool, int, ArrayInfo]:
-        """(type with byte order, column-major, bytes of the header, description)."""
-        header = io.BytesIO(MemberStream(self._file, member).read(_MAX_HEADER))
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a damaged header that looks like Python 2's
-                version = np.lib.format.read_magic(header)
-                if version == (1, 0):
-                    parse = np.lib.format.read_array_header_1_0
-                elif version == (2, 0):
-                    parse = np.lib.format.read_array_header_2_0
-                else:
-                    raise ValueError(f"version {version}")
-                shape, fortran, stored = parse(header, max_header_size=_MAX_HEADER)
-        except Exception as error:  # numpy evaluates a literal: hostile text raises anything
-            raise self._file.error(
-                f"member {shorten(name)} is no .npy array of numbers, or damaged"
-            ) from error
-        if stored.hasobject:
-            raise self._file.error(
-                f"array {shorten(name)} holds pickled Python objects, which are never loaded"
-            )
-        # numpy has no bfloat16 of its own: it writes the bytes without their type.
-        dtype = DTYPES["bfloat16"] if stored.str in ("<V2", "|V2") else stored
-        if dtype.names is not None or dtype.name not in DTYPES:
-            raise self._file.error(f"array {shorten(name)} has type {shorten(stored.str)}")
-        info = check_info(self._file, name, shape, dtype.name)
-        if header.tell() + info.num_bytes != member.size:
-            raise self._file.error(
-                f"array {shorten(name)} of shape {info.shape} and type {info.dtype} cannot have "
-                f"{member.size - header.tell()} bytes"
-            )
-        return dtype, fortran, header.tell(), info
-
-    def _read(self, name: str) -> np.ndarray:
-        member, dtype, fortran, header_size = self._places[name]
-        info = self.arrays[name]
-        stream = MemberStream(self._file, member)
-        stream.read(header_size)  # the checksum covers it
-        if fortran:
-            transposed = ArrayInfo(info.shape[::-1], info.dtype)
-            values = np.ascontiguousarray(read_values(self._file, stream, dtype, transposed).T)
-        else:
-            values = read_values(self._file, stream, dtype, info)
-        stream.finish()
-        return values
-
-    def close(self) -> None:
-        self._file.close()
+    return Container(path, arrays, read, file.close)
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: dict[str, np.ndarray]) -> Path:
     """Writes named arrays as they are, atomically; the same arrays give the same bytes.
 
-    The file appears under its name only when it is complete and on disk.
-
     Returns:
       `path`.
     """
     # Not np.savez, which takes the names as keyword arguments: one of them may be called `file`.
-    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
             with archive.open(name + _SUFFIX, "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
@@ -132,22 +104,3 @@ def write_npz(path: str | os.PathLike[str], params: Any) -> None:
     """Writes a parameter tree (either form of the blocks) as float32, see `write_arrays`."""
     flat = flatten_names(unstack_blocks(params))
     write_arrays(path, {name: np.asarray(x, np.float32) for name, x in flat.items()})
-
-
-def read_npz(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads an `.npz` file into a nested dict of float32 arrays. Pickled content is never loaded.
-
-    Raises:
-      UserError: not an `.npz`, damaged, empty, or holding something else than real arrays.
-    """
-    file = ByteFile(path)
-    try:
-        if file.read(0, min(file.size, 2)) != b"PK":
-            raise file.error("it is not an .npz of named arrays")
-        container = NpzContainer(file, read_members(file))
-        for name, info in container.arrays.items():
-            if "float" not in info.dtype:
-                raise UserError(f"{path}: {name!r} has type {info.dtype}; parameters are floats.")
-        return unflatten_names(read_arrays(container, container.arrays))
-    finally:
-        file.close()

@@ -1,257 +1,164 @@
 """PyTorch's `.pth`, `.pt` and `.bin` files, without PyTorch and without running their pickles.
 
-Files of torch >= 1.6 are zip files, whose checksums are verified. The stream format before that
-has none: a flipped bit in the data of an array goes unnoticed there.
+Files of torch >= 1.6 are zip files, whose checksums are verified. The stream format before that,
+which timm's files still have, has none: a flipped bit in an array goes unnoticed there.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from typing import Any, Literal
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
-from vit_jax.pretrained.files.array_file import (
-    DTYPES,
-    FREE_EXPANSION_BYTES,
-    ArrayInfo,
-    ByteFile,
-    Container,
-    RawStream,
-    check_info,
-    check_name,
-    read_values,
-    shorten,
-)
-from vit_jax.pretrained.files.torch_pickle import MAX_PICKLE_BYTES, read_pickle
-from vit_jax.pretrained.files.torch_symbols import Storage, Tensor
-from vit_jax.pretrained.files.zip_members import Member, MemberStream
+from vit_jax.pretrained.files.array_file import ArrayInfo, BadFile, Container, shorten
+from vit_jax.pretrained.files.torch_pickle import MAX_PICKLE_BYTES, StateDictUnpickler, Tensor
 
-# What every file of the stream format begins with: a pickle of this number, then of the version.
-LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-_LEGACY_VERSION = 1001
+# What every file of the stream format begins with: a pickle of this number.
+STREAM_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _PICKLE = "/data.pkl"
 # Entries that hold the parameters, in the order of preference.
 _ENTRIES = ("model", "state_dict")
 _MAX_DEPTH = 3
-_MAX_LISTED = 20
+_MAX_NUMBERS = 65  # of 32 dimensions
 # Shared (tied) weights count once in the file and once per name here.
 _MAX_SHARING = 4
-
-# Where the data of a storage lies, and the zip member that it is, if any.
-_Place = tuple[int, Member | None]
+_FREE_SHARING_BYTES = 512 << 20
 
 
-class TorchContainer(Container):
-    """The tensors of a state dict.
+class _Content(NamedTuple):
+    """The object that was saved in a file, and how to get the data of its storages by key."""
+
+    root: Any
+    read: Callable[[str], Any]
+    byte_order: Literal["<", ">"]
+
+
+def open_torch(path: Path, file: BinaryIO, archive: zipfile.ZipFile | None) -> Container:
+    """Opens the tensors of a state dict.
 
     Where the file's top level has no tensors, they are those of its entry `model` or
-    `state_dict`, or else of the only entry that has any. `metadata` tells which ("entry") and
-    what else there is ("left_out"); neither key is there where it would be empty.
+    `state_dict`, or else of the only entry that has any.
+
+    Args:
+      archive: `file` as a zip file; None for the stream format.
+
+    Raises:
+      BadFile, or anything of zipfile and pickle: damaged, or no state dict.
     """
+    content = _open_stream(path, file) if archive is None else _open_zip(archive)
+    state_dict = _find_state_dict(content.root, _MAX_DEPTH)
+    if state_dict is None:
+        raise BadFile("it holds no state dict, that is, no dict of tensors")
+    tensors = {name: value for name, value in state_dict.items() if isinstance(value, Tensor)}
+    size = os.fstat(file.fileno()).st_size
+    claimed = sum(_check_size(name, tensor, size) for name, tensor in tensors.items())
+    if claimed > max(_FREE_SHARING_BYTES, _MAX_SHARING * size):
+        raise BadFile(f"its tensors share {size} bytes and claim {claimed}")
 
-    kind = "pth"
-
-    def __init__(self, file: ByteFile, members: list[Member] | None) -> None:
-        """Reads the pickles. The container closes `file`.
-
-        Args:
-          members: of a zip file; None for the stream format.
-
-        Raises:
-          UserError: damaged, no state dict, or a pickle that names more than one needs.
-        """
-        self.path = file.path
-        self.arrays: dict[str, ArrayInfo] = {}
-        self._file = file
-        self._verified: set[str] = set()
-        root, self._places, byte_order = (
-            _open_stream(file) if members is None else _open_zip(file, members)
-        )
-        self._byte_order: Literal["<", ">"] = "<" if byte_order == "little" else ">"
-        self._tensors, self.metadata = _find_state_dict(file, root)
-        total = 0
-        for name, tensor in self._tensors.items():
-            self.arrays[name] = self._check_tensor(name, tensor)
-            total += self.arrays[name].num_bytes
-        if total > max(FREE_EXPANSION_BYTES, _MAX_SHARING * file.size):
-            raise file.error(f"its tensors share {file.size} bytes and claim {total}")
-
-    def _check_tensor(self, name: str, tensor: Tensor) -> ArrayInfo:
-        info = check_info(self._file, name, tensor.shape, tensor.dtype)
-        itemsize = DTYPES[tensor.dtype].itemsize
-        storage = tensor.storage
-        _, member = self._places.get(storage.key, (0, None))
-        size = storage.num_elements * _itemsize(storage)
-        good = (
-            storage.key in self._places
-            and (member is None or member.size == size)
-            and len(tensor.strides) == len(tensor.shape)
-            and min((tensor.offset, *tensor.strides)) >= 0
-            and (tensor.offset + _span(tensor)) * itemsize <= size
-            and info.num_bytes <= size
-        )
-        if not good:
-            raise self._file.error(f"tensor {shorten(name)} does not fit the data it points to")
-        return info
-
-    def _read(self, name: str) -> np.ndarray:
-        tensor, info = self._tensors[name], self.arrays[name]
-        start, member = self._places[tensor.storage.key]
-        dtype = DTYPES[info.dtype].newbyteorder(self._byte_order)
-        start += tensor.offset * dtype.itemsize
-        contiguous = _is_contiguous(tensor)
-        if member is not None and contiguous and member.size == info.num_bytes:
-            stream = MemberStream(self._file, member)
-            values = read_values(self._file, stream, dtype, info)
-            stream.finish()
-            return values
-        if member is not None and tensor.storage.key not in self._verified:
-            MemberStream(self._file, member).verify()  # all of it, however little is wanted
-            self._verified.add(tensor.storage.key)
-        if contiguous:
-            return read_values(self._file, RawStream(self._file, start), dtype, info)
-        span = ArrayInfo((_span(tensor),), info.dtype)
-        flat = read_values(self._file, RawStream(self._file, start), dtype, span)
-        strides = tuple(stride * flat.itemsize for stride in tensor.strides)
-        view: np.ndarray = np.ndarray(info.shape, flat.dtype, flat, strides=strides)
-        return np.array(view, order="C")
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _itemsize(storage: Storage) -> int:
-    return 1 if storage.dtype is None else DTYPES[storage.dtype].itemsize
-
-
-def _span(tensor: Tensor) -> int:
-    """Elements from the first to the last of a tensor, with those in between."""
-    if 0 in tensor.shape:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
-
-
-def _is_contiguous(tensor: Tensor) -> bool:
-    step = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
-        if size > 1 and stride != step:
-            return math.prod(tensor.shape) == 0
-        step *= size
-    return True
-
-
-def _open_zip(file: ByteFile, members: list[Member]) -> tuple[Any, dict[str, _Place], str]:
-    """(what the pickle describes, storages, byte order) of a file of torch >= 1.6."""
-    by_name = {member.name: member for member in members}
-    pickles = [name for name in by_name if name.endswith(_PICKLE) and name.count("/") == 1]
-    if len(pickles) != 1:
-        raise file.error(f"it has {len(pickles)} pickles where a PyTorch file has one")
-    prefix = pickles[0].removesuffix(_PICKLE)
-    if f"{prefix}/constants.pkl" in by_name:
-        raise file.error(
-            "it is a TorchScript program, which is never run; save the state dict of the model "
-            "instead"
+    def read(name: str) -> np.ndarray:
+        storage, offset, shape, strides = tensors[name]
+        data = content.read(storage.key)
+        # All that keeps numpy within the data: it would take an empty one for one of any size.
+        if len(data) != storage.num_elements * storage.dtype.itemsize:
+            raise BadFile(f"storage {shorten(storage.key)} has {len(data)} bytes, not what it says")
+        return np.ndarray(
+            shape,
+            storage.dtype.newbyteorder(content.byte_order),
+            data,
+            offset * storage.dtype.itemsize,
+            [stride * storage.dtype.itemsize for stride in strides],
         )
 
-    def content(name: str) -> bytes:
-        stream = MemberStream(file, by_name[name])
-        data = stream.read(MAX_PICKLE_BYTES)
-        stream.finish()
-        return data
-
-    if by_name[pickles[0]].size > MAX_PICKLE_BYTES:
-        raise file.error(f"its pickle has more than {MAX_PICKLE_BYTES} bytes")
-    root, _ = read_pickle(file, io.BytesIO(content(pickles[0])))
-    order = f"{prefix}/byteorder"
-    byte_order = content(order).decode("ascii", "replace") if order in by_name else "little"
-    if byte_order not in ("little", "big"):
-        raise file.error(f"its byte order is {shorten(byte_order)}")
-    data = f"{prefix}/data/"
-    places: dict[str, _Place] = {}
-    for name, member in by_name.items():
-        if name.startswith(data):
-            if member.deflated:
-                raise file.error(f"{shorten(name)} is compressed, which PyTorch never does")
-            places[name.removeprefix(data)] = (member.offset, member)
-    return root, places, byte_order
+    infos = {k: ArrayInfo(tuple(x.shape), x.storage.dtype.name) for k, x in tensors.items()}
+    return Container(path, infos, read, file.close)
 
 
-def _open_stream(file: ByteFile) -> tuple[Any, dict[str, _Place], str]:
-    """(what the pickle describes, storages, byte order) of a file of torch < 1.6.
+def _check_size(name: Any, tensor: Tensor, file_size: int) -> int:
+    """The bytes of a tensor, once it is known to lie within a storage that the file may hold."""
+    storage, offset, shape, strides = tensor
+    numbers = (offset, *shape, *strides)
+    if len(numbers) > _MAX_NUMBERS or any(type(n) is not int or n < 0 for n in numbers):
+        raise BadFile(f"tensor {shorten(name)} has an impossible shape")
+    # Not left to numpy, whose sum may overflow.
+    last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    count = math.prod(shape)
+    if (
+        storage.num_elements * storage.dtype.itemsize > file_size
+        or max(count, last + 1 if count else 0) > storage.num_elements
+    ):
+        raise BadFile(f"tensor {shorten(name)} does not fit the data it points to")
+    return count * storage.dtype.itemsize
+
+
+def _open_zip(archive: zipfile.ZipFile) -> _Content:
+    """A file of torch >= 1.6."""
+
+    def read(name: str) -> bytes:
+        with archive.open(name) as stream:
+            return stream.read(archive.getinfo(name).file_size)  # without a number: any bomb
+
+    names = archive.namelist()
+    (pickled,) = (name for name in names if name.endswith(_PICKLE) and name.count("/") == 1)
+    if archive.getinfo(pickled).file_size > MAX_PICKLE_BYTES:
+        raise BadFile(f"its pickle has more than {MAX_PICKLE_BYTES} bytes")
+    folder = pickled.removesuffix(_PICKLE)
+    order = f"{folder}/byteorder"
+    return _Content(
+        root=StateDictUnpickler(io.BytesIO(read(pickled))).load(),
+        read=lambda key: read(f"{folder}/data/{key}"),
+        byte_order=">" if order in names and read(order) == b"big" else "<",
+    )
+
+
+def _open_stream(path: Path, file: BinaryIO) -> _Content:
+    """A file of torch < 1.6.
 
     Five pickles: a magic number, a version, sizes of types, the object, the names of the storages;
     then for each storage its number of elements (8 bytes) and the elements.
     """
-    stream = io.BytesIO(file.read(0, min(file.size, MAX_PICKLE_BYTES)))
-    stream.seek(len(LEGACY_MAGIC))
-    version, system = (read_pickle(file, stream)[0] for _ in range(2))
-    root, storages = read_pickle(file, stream)
-    keys, _ = read_pickle(file, stream)
-    if version != _LEGACY_VERSION or not isinstance(system, dict) or not isinstance(keys, list):
-        raise file.error("it is no PyTorch file of a known version")
-    byte_order = "little" if system.get("little_endian", True) is True else "big"
+    file.seek(0)
+    stream = io.BytesIO(file.read(MAX_PICKLE_BYTES))
+    unpickler = StateDictUnpickler(stream)
+    _, _, system, root, keys = (unpickler.load() for _ in range(5))
     position = stream.tell()
-    places: dict[str, _Place] = {}
+    places: dict[str, tuple[int, int]] = {}
     for key in keys:
-        storage = storages.get(key) if isinstance(key, str) else None
-        if storage is None or key in places:
-            raise file.error(f"its storage {shorten(key)} belongs to no tensor")
-        count = int.from_bytes(file.read(position, 8), byte_order)  # type: ignore[arg-type]
-        places[key] = (position + 8, None)
-        position += 8 + count * _itemsize(storage)
-        if count != storage.num_elements or position > file.size:
-            raise file.error("it ends before its content does, or its storages are damaged")
-    if position != file.size:
-        raise file.error(f"it has {file.size - position} bytes more than its storages")
-    return root, places, byte_order
+        if not isinstance(key, str):
+            raise BadFile(f"its storage {shorten(key)} belongs to no tensor")
+        storage = unpickler.storages[key]
+        places[key] = position + 8, storage.num_elements * storage.dtype.itemsize
+        position = sum(places[key])
+    if position != os.fstat(file.fileno()).st_size:
+        raise BadFile(f"its storages end at byte {position}, and it does not")
+
+    def read(key: str) -> np.ndarray:
+        start, num_bytes = places[key]
+        return np.fromfile(path, np.uint8, num_bytes, offset=start)
+
+    return _Content(root, read, "<" if system["little_endian"] else ">")
 
 
-def _find_state_dict(file: ByteFile, root: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(name to tensor, notes), see `TorchContainer`."""
-    path = _locate(file, root, _MAX_DEPTH) if isinstance(root, dict) else None
-    if path is None:
-        raise file.error("it holds no state dict, that is, no dict of tensors")
-    left_out: list[str] = []
-    for depth, chosen in enumerate(path):
-        left_out += [_dotted(path[:depth], key) for key in root if key != chosen]
-        root = root[chosen]
-    tensors = {
-        check_name(file, key): value for key, value in root.items() if isinstance(value, Tensor)
-    }
-    left_out += [_dotted(path, key) for key in root if key not in tensors]
-    if len(left_out) > _MAX_LISTED:
-        left_out[_MAX_LISTED:] = [f"and {len(left_out) - _MAX_LISTED} more"]
-    notes = {"entry": ".".join(path), "left_out": ", ".join(left_out)}
-    return tensors, {key: text for key, text in notes.items() if text}
+def _has_tensors(value: Any) -> bool:
+    return isinstance(value, dict) and any(isinstance(x, Tensor) for x in value.values())
 
 
-def _locate(file: ByteFile, level: dict[Any, Any], depth: int) -> list[str] | None:
-    """The keys that lead to the state dict, from `level` on; None where there is none."""
-    has_tensors: dict[int, bool] = {}  # by identity: a hostile file may list one dict very often
-
-    def is_state_dict(value: Any) -> bool:
-        if not isinstance(value, dict):
-            return False
-        if id(value) not in has_tensors:
-            has_tensors[id(value)] = any(isinstance(x, Tensor) for x in value.values())
-        return has_tensors[id(value)]
-
-    if is_state_dict(level):
-        return []
+def _find_state_dict(level: Any, depth: int) -> dict[Any, Any] | None:
+    """The dict of tensors at `level` or below, see `open_torch`; None where there is none."""
+    if not isinstance(level, dict):
+        return None
+    if _has_tensors(level):
+        return level
     for key in _ENTRIES:
-        if depth and isinstance(level.get(key), dict):
-            path = _locate(file, level[key], depth - 1)
-            if path is not None:
-                return [key, *path]
-    candidates = [key for key, value in level.items() if is_state_dict(value)]
+        if depth and (found := _find_state_dict(level.get(key), depth - 1)):
+            return found
+    candidates = {key: value for key, value in level.items() if _has_tensors(value)}
     if len(candidates) > 1:
-        names = ", ".join(_dotted([], key) for key in candidates[:_MAX_LISTED])
-        raise file.error(f"it holds several state dicts ({names}); save the one you want alone")
-    return [check_name(file, key) for key in candidates] or None
-
-
-def _dotted(path: list[str], key: Any) -> str:
-    text = key if isinstance(key, str) and key.isprintable() and len(key) < 80 else shorten(key)
-    return ".".join([*path, text])
+        names = ", ".join(shorten(key) for key in list(candidates)[:20])
+        raise BadFile(f"it holds several state dicts ({names}); save the one you want alone")
+    return next(iter(candidates.values()), None)
