@@ -73,7 +73,7 @@ def download(
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "a+b") as part:
                 _lock(part)
-                if not path.exists() or not os.path.samestat(path.stat(), os.fstat(part.fileno())):
+                if not _is_at(path, part):
                     continue  # whoever held it before has renamed or removed it
                 try:
                     _LOG.info("Downloading %s to %s.", url, destination)
@@ -81,11 +81,11 @@ def download(
                     _verify(part, url, low, {"sha256": sha256.lower(), "md5": md5})
                     os.fsync(part.fileno())
                     os.replace(path, destination)
+                    _version(part).unlink(missing_ok=True)
                 finally:
                     if not _length(part):
-                        path.unlink(missing_ok=True)
-                    if not path.exists():
                         _version(part).unlink(missing_ok=True)
+                        path.unlink(missing_ok=True)
     except OSError as error:
         text = f"cannot write to {path.parent} ({error.strerror}); make room, or set VIT_JAX_CACHE"
         raise explained(f"{text} to another folder.", error) from error
@@ -101,6 +101,13 @@ def _lock(part: BufferedRandom) -> None:
         fcntl.flock(part, fcntl.LOCK_EX)
     except OSError as error:  # some network file systems cannot
         _LOG.warning("%s cannot be locked (%s).", part.name, error.strerror)
+
+
+def _is_at(path: Path, part: BufferedRandom) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(part.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _length(part: BufferedRandom) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from vit_jax.models.variants import get_variant
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo.entry import Accuracy, ZooEntry
+from vit_jax.pretrained.zoo.torch import TIMM_TOP1
 
 _README = "official README"
 _SAM_PAPER = "2106.01548, as quoted in issue 83 of davda54/sam"
@@ -27,7 +28,9 @@ def _paper(percent: float) -> Accuracy:
     return Accuracy(percent, "2010.11929 table 5; may be another run than the file's")
 
 
-def _timm(percent: float, name: str) -> Accuracy:
+def _timm(name: str) -> Accuracy:
+    percent = TIMM_TOP1[name]
+    assert percent is not None
     return Accuracy(percent, f"timm, {name}")
 
 
@@ -80,31 +83,25 @@ _VIT = (
     _imagenet21k("R26+ViT-B_32", "450.23 MiB", _NOT_IN_PAPER),
     _imagenet21k("R50+ViT-L_32", "1.31 GiB", _NOT_IN_PAPER),
     _fine_tuned(
-        "ViT-B_16",
-        "331.4 MiB",
-        _timm(84.212, "vit_base_patch16_384.orig_in21k_ft_in1k"),
-        _paper(83.97),
+        "ViT-B_16", "331.4 MiB", _timm("vit_base_patch16_384.orig_in21k_ft_in1k"), _paper(83.97)
     ),
     _fine_tuned(
         "ViT-B_16-224",
         "330.29 MiB",
         Accuracy(81.2, f"{_README}, expected"),
-        _timm(81.782, "vit_base_patch16_224.orig_in21k_ft_in1k"),
+        _timm("vit_base_patch16_224.orig_in21k_ft_in1k"),
     ),
     _fine_tuned("ViT-B_32", "336.89 MiB", _paper(81.28)),
     _fine_tuned("ViT-L_16", "1.14 GiB", _paper(85.15)),
     _fine_tuned("ViT-L_16-224", "1.13 GiB", Accuracy(82.7, f"{_README}, expected")),
     _fine_tuned(
-        "ViT-L_32",
-        "1.14 GiB",
-        _timm(81.508, "vit_large_patch32_384.orig_in21k_ft_in1k"),
-        _paper(80.99),
+        "ViT-L_32", "1.14 GiB", _timm("vit_large_patch32_384.orig_in21k_ft_in1k"), _paper(80.99)
     ),
     _fine_tuned(
         "R50+ViT-B_16",
         "377.57 MiB",
         Accuracy(85.082, "vision_transformer issue 39, images squeezed to 384x384"),
-        _timm(84.988, "vit_base_r50_s16_384.orig_in21k_ft_in1k"),
+        _timm("vit_base_r50_s16_384.orig_in21k_ft_in1k"),
     ),
     _fine_tuned("ViT-B_8", "334.78 MiB", note=f"{_NOT_IN_PAPER} No accuracy is published."),
 )
@@ -170,9 +167,9 @@ _SAM = (
         "ViT-B_16",
         "330.3 MiB",
         Accuracy(79.9, _SAM_PAPER),
-        _timm(80.246, "vit_base_patch16_224.sam_in1k"),
+        _timm("vit_base_patch16_224.sam_in1k"),
     ),
-    _sam("ViT-B_32", "336.61 MiB", _timm(73.704, "vit_base_patch32_224.sam_in1k")),
+    _sam("ViT-B_32", "336.61 MiB", _timm("vit_base_patch32_224.sam_in1k")),
     _sam("ViT-L_16", "1.13 GiB", note=_UNVERIFIED),
     _sam("ViT-L_32", "1.14 GiB", note=_UNVERIFIED),
     _sam(

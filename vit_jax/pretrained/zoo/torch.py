@@ -142,7 +142,7 @@ _TIMM_VARIANTS = {
     "vit_base_r50_s16": "R50+B/16",
 }
 # Repositories that timm's author converted from Google's files: ImageNet top-1.
-_TIMM_TOP1 = {
+TIMM_TOP1 = {
     "vit_tiny_patch16_224.augreg_in21k": None,
     "vit_tiny_patch16_224.augreg_in21k_ft_in1k": 75.452,
     "vit_tiny_patch16_384.augreg_in21k_ft_in1k": 78.438,
@@ -201,7 +201,7 @@ def _on_timm(repository: str) -> ZooEntry:
         num_classes, labels = 21843, "imagenet21k"
     elif tag == "orig_in21k":
         num_classes, labels = 0, ""
-    top1 = _TIMM_TOP1[repository]
+    top1 = TIMM_TOP1[repository]
     return ZooEntry(
         name=f"timm/{repository}",
         url=f"hf://timm/{repository}",
@@ -221,5 +221,5 @@ ROWS = (
     *map(_on_facebook, _DEIT),
     *map(_on_google, _GOOGLE),
     *map(_deit_on_timm, _DEIT),
-    *map(_on_timm, _TIMM_TOP1),
+    *map(_on_timm, TIMM_TOP1),
 )
