@@ -254,8 +254,8 @@ for source in sys.argv[1:]:
 """
 
 
-def ask(home: Path, endpoint: str, *addresses: str) -> list[tuple[str, str]]:
-    """Address and answer, from another process: the hub's client reads settings at import."""
+def ask(home: Path, endpoint: str, *addresses: str) -> dict[str, str]:
+    """Address: answer, from another process: the hub's client reads settings at import."""
     settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     kept = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
     result = subprocess.run(
@@ -265,7 +265,7 @@ def ask(home: Path, endpoint: str, *addresses: str) -> list[tuple[str, str]]:
         text=True,
         check=True,
     )
-    return list(zip(addresses, result.stdout.splitlines(), strict=True))
+    return dict(zip(addresses, result.stdout.splitlines(), strict=True))
 
 
 def refuse(server: FileServer, path: str, status: int, code: str) -> None:
@@ -298,15 +298,10 @@ def test_repositories_of_the_hub(tmp_path: Path) -> None:
         refuse(server, f"/api/models/{VIT}/revision/v2", 404, "RevisionNotFound")
         refuse(server, f"/{VIT}/resolve/main/params.npz", 404, "EntryNotFound")
         refuse(server, "/api/models/some/broken/revision/main", 500, "")
-        answers = dict(
-            ask(
-                home,
-                address,
-                *(VIT, "hf://old/vit", f"hf://{VIT}@{COMMIT}", "hf://some/dataset"),
-                *("hf://nobody/nothing", "hf://some/gated", "hf://some/broken"),
-                *(f"hf://{VIT}@v2", f"hf://{VIT}/params.npz", f"hf://{VIT}/config.json"),
-            )
-        )
+        names = [VIT, "hf://old/vit", f"hf://{VIT}@{COMMIT}", "hf://some/dataset"]
+        names += ["hf://nobody/nothing", "hf://some/gated", "hf://some/broken"]
+        names += [f"hf://{VIT}@v2", f"hf://{VIT}/params.npz", f"hf://{VIT}/config.json"]
+        answers = ask(home, address, *names)
     weights = "['config.json', 'model.safetensors', 'preprocessor_config.json']"
     assert answers[VIT] == answers[f"hf://{VIT}@{COMMIT}"] == weights
     assert answers["hf://old/vit"] == "['config.json', 'pytorch_model.bin']"
@@ -322,6 +317,6 @@ def test_repositories_of_the_hub(tmp_path: Path) -> None:
         assert answers[name].startswith("error: hf://")
         assert message in answers[name]
     # The server is gone: what is there stays usable, the rest is explained.
-    offline = dict(ask(home, address, VIT, "hf://new/model"))
+    offline = ask(home, address, VIT, "hf://new/model")
     assert offline[VIT] == weights
     assert f"no connection to {address}, and there is no copy" in offline["hf://new/model"]

@@ -162,12 +162,10 @@ def test_a_name_of_augreg_says_it_all() -> None:
             augreg.entry(wrong)
 
 
-COLUMNS = [
-    *("name", "ds", "epochs", "lr", "aug", "wd", "do", "sd", "best_val", "final_val"),
-    *("final_test", "adapt_ds", "adapt_lr", "adapt_steps", "adapt_resolution"),
-    *("adapt_final_val", "adapt_final_test", "params", "infer_samples_per_sec", "filename"),
-    "adapt_filename",
-]
+COLUMNS = ["name", "ds", "epochs", "lr", "aug", "wd", "do", "sd", "best_val", "final_val"]
+COLUMNS += ["final_test", "adapt_ds", "adapt_lr", "adapt_steps", "adapt_resolution"]
+COLUMNS += ["adapt_final_val", "adapt_final_test", "params", "infer_samples_per_sec", "filename"]
+COLUMNS += ["adapt_filename"]
 
 
 def write_index(path: Path, columns: list[str] = COLUMNS) -> Path:

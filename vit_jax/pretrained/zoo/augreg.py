@@ -20,8 +20,8 @@ FOLDER = "gs://vit_models/augreg"
 INDEX = f"{FOLDER}/index.csv"
 
 # Datasets of pre-training (`ds` in the index) and of fine-tuning (`adapt_ds`): classes.
-_PRETRAINING = {"i1k": 1000, "i21k": 21843}
-_ADAPTATION = {
+PRETRAINING = {"i1k": 1000, "i21k": 21843}
+ADAPTATION = {
     "imagenet2012": 1000,
     "cifar100": 100,
     "oxford_iiit_pet": 37,
@@ -49,9 +49,9 @@ def entry(name: str) -> ZooEntry:
     """
     name = name.removesuffix(".npz")
     parts = augreg_names.parse(name)
-    num_classes, labels = _PRETRAINING[parts.data], augreg_names.DATASETS[parts.data]
+    num_classes, labels = PRETRAINING[parts.data], augreg_names.DATASETS[parts.data]
     if parts.adapt_dataset:
-        num_classes = _ADAPTATION[parts.adapt_dataset]
+        num_classes = ADAPTATION[parts.adapt_dataset]
         labels = "imagenet2012" if parts.adapt_dataset == "imagenet2012" else ""
     note = ""
     if parts.data == "i1k" and not parts.adapt_dataset:
@@ -114,7 +114,7 @@ def select(
     if resolution is not None and not adapt_ds:
         raise UserError(
             f"resolution={resolution} chooses among fine-tunings: give adapt_ds as well, one of "
-            f"{', '.join(_ADAPTATION)}."
+            f"{', '.join(ADAPTATION)}."
         )
     rows = _where(index, "name", augreg_names.MODELS.get(name, name))
     best = _best(_where(rows, "ds", ds), "final_val")
