@@ -22,6 +22,7 @@ INSTALL_REQUIRES = [
     "safetensors>=0.8",
     "tensorboardX>=2.6.4",
     "tensorflow-datasets>=4.9.9",
+    "tqdm>=4.66",
 ]
 
 EXTRAS_REQUIRE = {

@@ -10,6 +10,7 @@ takes these names, and addresses (gs://, https://, hf://OWNER/NAME).
 """
 
 import argparse
+import dataclasses
 import json
 import logging
 import signal
@@ -44,7 +45,9 @@ def run(arguments):
         return json.dumps({"name": arguments.name, "path": path}) if arguments.json else path
     if arguments.command == "show":
         entry = sources.describe_source(arguments.name) or zoo.get_entry(arguments.name)
-        return json.dumps(zoo.to_json(entry), indent=1) if arguments.json else zoo.show(entry)
+        return (
+            json.dumps(dataclasses.asdict(entry), indent=1) if arguments.json else zoo.show(entry)
+        )
     rows = zoo.filter_entries(
         family=arguments.family,
         variant=arguments.variant,
@@ -52,7 +55,9 @@ def run(arguments):
         num_classes=arguments.num_classes,
         min_accuracy=arguments.min_accuracy,
     )
-    return json.dumps([zoo.to_json(row) for row in rows]) if arguments.json else zoo.table(rows)
+    return (
+        json.dumps([dataclasses.asdict(row) for row in rows]) if arguments.json else zoo.table(rows)
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import dataclasses
 import http.server
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,9 @@ class Served:
       headers: sent along; an ETag by default.
       faults: what goes wrong, one per request, in this order: `status=500` (and `headers` of that
         answer), `break_after=10` bytes, `stall_after=10` bytes, `ignore_range`,
-        `ignore_if_range`, `wait` (for `release`), `location=/other`.
+        `ignore_if_range`, `wait` (for `release`), `location=/other`, `without_length` (ends where
+        the connection ends), `chunked` (break_after cuts it), `endless`, `drip=0.01` (seconds
+        between its bytes).
     """
 
     body: bytes
@@ -103,6 +106,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _send(self, file: Served, start: int, fault: dict[str, Any], with_body: bool) -> None:
         rest = file.body[start:]
         headers = {**file.headers, "Content-Length": str(len(rest))}
+        if fault.keys() & {"without_length", "chunked", "endless"}:
+            del headers["Content-Length"]
+        if fault.keys() & {"chunked", "endless"}:
+            headers["Transfer-Encoding"] = "chunked"
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(file.body) - 1}/{len(file.body)}"
         self._answer(206 if start else 200, headers)
@@ -111,6 +118,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for kind in ("break_after", "stall_after"):
             if kind in fault:
                 rest = rest[: fault[kind]]
+        if "chunked" in fault:
+            end = b"" if "break_after" in fault else b"0\r\n\r\n"
+            rest = b"%x\r\n%s\r\n" % (len(rest), rest) + end
+        if "drip" in fault:
+            for byte in rest:
+                self.wfile.write(bytes([byte]))
+                time.sleep(fault["drip"])
+        while "endless" in fault and not self.server.release.is_set():
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(rest), rest))
         self.wfile.write(rest)
         if "stall_after" in fault:
             self.wfile.flush()

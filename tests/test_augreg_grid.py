@@ -92,7 +92,7 @@ def test_all_28_settings(augmentation: str, decay: float, rate: float, dataset: 
 def test_the_grid_has_28_settings_and_files_a_name_for_each() -> None:
     names = {file_name(Setting("B/16", "imagenet2012", 300, a, w, r, r)) for a, w, r in GRID}
     assert len(names) == 28
-    assert all(augreg_files.is_file_name(name) for name in names)
+    assert all(augreg_names.is_file_name(name) for name in names)
     assert set(augreg_names.MODELS.values()) == {*augreg_grid.TABLE_3, "B/8"}
     assert list(augreg_names.AUGMENTATIONS.values()) == list(AUGMENTATIONS)
     classes = {
@@ -234,8 +234,8 @@ FILE = "B_16-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0"
 def test_names_that_no_file_has(part: str, other: str, message: str) -> None:
     """The recipe and the zoo agree on what a name is."""
     wrong = FILE.replace(part, other)
-    assert augreg_files.is_file_name(FILE)
-    assert not augreg_files.is_file_name(wrong)
+    assert augreg_names.is_file_name(FILE)
+    assert not augreg_names.is_file_name(wrong)
     for read in (augreg.get_config, augreg_files.entry):
         with pytest.raises(UserError, match=message):
             read(wrong)

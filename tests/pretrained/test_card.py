@@ -18,9 +18,10 @@ from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint
 from vit_jax.export.settings import FORMATS
 from vit_jax.files.json import write_json
 from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.models.create import MODELS
+from vit_jax.models.variants import VARIANTS, get_variant
 from vit_jax.pretrained.cards.card import write_card
-from vit_jax.pretrained.cards.results import Result
-from vit_jax.pretrained.cards.snippets import LIBRARIES
+from vit_jax.pretrained.cards.snippets import FORMATS as CARD_FORMATS
 from vit_jax.pretrained.fit.report import LoadReport
 from vit_jax.pretrained.formats.description import Description
 from vit_jax.pretrained.zoo.list import entries
@@ -52,7 +53,7 @@ def test_beside_a_file(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert text == (tmp_path / "mine.md").read_text()
     assert str(tmp_path) not in text  # and no date either: the same card tomorrow
     assert text == card(tmp_path / "mine.npz", model)
-    assert text.split("---\n")[2].startswith("\n# mine\n")
+    assert text.split("---\n")[2].startswith("# mine\n")
     for name in ("mine.npz", "mine.json"):
         content = (tmp_path / name).read_bytes()
         row = f"| `{name}` | {len(content):,} | `{hashlib.sha256(content).hexdigest()}` |"
@@ -69,18 +70,18 @@ def test_beside_a_file(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_in_a_folder(saved: Path) -> None:
     model = load_model(saved)
-    text = card(saved, model, format="timm", license="apache-2.0", facts={"Batch size": "free"})
+    text = card(saved, model, format="timm", facts={"Batch size": "free"})
     assert text == (saved / "README.md").read_text()
     front = yaml.safe_load(text.split("---\n")[1])
-    assert front["license"] == "apache-2.0"
+    assert front["license"] == "unknown"
     assert front["library_name"] == "timm"
     assert front["pipeline_tag"] == "image-classification"
     assert "vision-transformer" in front["tags"]
     num_parameters = sum(x.size for x in np.load(saved / "params.npz").values())
     assert f"| Parameters | {num_parameters:,} |" in text
     assert "| Image | 16 x 16 pixels (height x width), 3 channels |" in text
-    assert "| GELU | `tanh` |" in text
-    assert "| LayerNorm epsilon | `1e-06` |" in text
+    assert "| `gelu` | `tanh` |" in text
+    assert "| `layer_norm_epsilon` | `1e-06` |" in text
     assert "| Batch size | free |" in text
     assert section(text, "Classes") == '3, by index: 0 "ant", 1 "bee | wasp", 2 "cat".'
     assert "`params.npz`" in section(text, "Files")
@@ -125,9 +126,9 @@ def test_preprocessing_in_words(tmp_path: Path) -> None:
     text = section(card(tmp_path / "a", model), "Input")
     assert f"`{ops}`" in text
     assert text.endswith(
-        "1. decode to 3 channel(s), EXIF orientation ignored; uint8\n"
-        "2. scale the short side to 20, `bicubic`, keeping the aspect ratio\n"
-        "3. cut 16 x 16 from the middle\n"
+        "1. `Decode(channels=3, exif=False)`\n"
+        "2. `ResizeSmall(size=20, method='bicubic', rounding='nearest')`\n"
+        "3. `CentralCrop(height=16, width=None, rounding='down')`\n"
         "4. `Pad(pixels=1)`\n"
         "5. scale to [-1, 1]: `pixels / 127.5 - 1`"
     )
@@ -135,7 +136,7 @@ def test_preprocessing_in_words(tmp_path: Path) -> None:
         save_model(tmp_path / "b", num_classes=4, eval_preprocess="decode|normalize(0.5, 0.25)")
     )
     text = section(card(tmp_path / "b", normalized), "Input")
-    assert text.endswith("2. `(pixels / 255 - mean) / std` with mean 0.5, std 0.25")
+    assert text.endswith("2. `Normalize(mean=0.5, std=0.25)`")
 
 
 def workdir_of(saved: Path) -> Path:
@@ -151,18 +152,15 @@ def workdir_of(saved: Path) -> Path:
 
 def test_results_of_the_run(saved: Path) -> None:
     model = load_model(workdir_of(saved))
-    row = "| accuracy | 0.5 | photos | test[:50] | the run that trained |"
+    row = "| accuracy | 0.5 | photos | test[:50] | the run |"
     accuracy = section(card(saved, model, report=UNCHANGED), "Accuracy")
     assert accuracy.splitlines()[2:] == [row]
-    # A model that is not quite the one measured, a damaged file, and results that are given.
+    # A model that is not quite the one measured, and a damaged file.
     for changed in ({"adapted": {"head": "zeros"}}, {"reset": ("head",)}):
         report = LoadReport(**{**vars(UNCHANGED), **changed})
         assert "Unknown" in section(card(saved, model, report=report), "Accuracy")
     larger = load_model(saved, image_size=24)
     assert "Unknown" in section(card(saved, larger), "Accuracy")
-    measured = [Result("accuracy", 0.25, "birds", "test", "me")]
-    accuracy = section(card(saved, model, results=measured), "Accuracy")
-    assert accuracy.endswith("| accuracy | 0.25 | birds | test | me |")
     (saved / "results.json").write_text("[")
     assert "Unknown" in section(card(saved, model), "Accuracy")
 
@@ -196,9 +194,30 @@ def test_folders_of_many_files_are_summed_up(saved: Path) -> None:
 
 
 def test_every_format_has_a_card(saved: Path) -> None:
-    assert set(LIBRARIES) == {*FORMAT_NAMES, *FORMATS}
+    assert set(CARD_FORMATS) == {*FORMAT_NAMES, *FORMATS}
     model = load_model(saved)
-    for format in LIBRARIES:
-        text = card(saved, model, format=format)
-        assert yaml.safe_load(text.split("---\n")[1])["library_name"] == LIBRARIES[format]
+    for format, row in CARD_FORMATS.items():
+        text = card(saved, model, format=format, snippet="pass\n" if format in FORMATS else "")
+        assert yaml.safe_load(text.split("---\n")[1])["library_name"] == row.library
     assert json.loads((saved / "model.json").read_text())  # nothing else was touched
+
+
+def test_every_kind_of_model_has_a_card(tmp_path: Path) -> None:
+    for variant, kind in {
+        "Ti/16": "A Vision Transformer",
+        "R+Ti/16": "A hybrid of ResNet and Vision Transformer",
+        "DeiT-distilled-Ti/16": "A distilled Vision Transformer",
+        "R50x1": "A pre-activation ResNet",
+    }.items():
+        sizes = {**get_variant(variant), "num_classes": 3}
+        description = Description(sizes, (32, 32, 3), (2, 2), (), "")
+        path = write_card(tmp_path, description=description, format="npz", source="mine")
+        assert kind in path.read_text()
+    assert {get_variant(name)["name"] for name in VARIANTS} == set(MODELS)
+
+
+def test_the_hub_reads_the_card(saved: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    data = hub.ModelCard(card(saved, load_model(saved), format="huggingface")).data
+    assert (data.license, data.library_name) == ("unknown", "transformers")
+    assert data.tags == ["image-classification", "vision-transformer", "vit_jax"]

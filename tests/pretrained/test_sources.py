@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -16,8 +15,15 @@ import pytest
 from tests.file_server import FileServer, Served, serve_files
 from tests.pretrained.test_zoo import write_index
 from vit_jax.errors import UserError
+from vit_jax.pretrained.zoo import download
 from vit_jax.pretrained.zoo import resolve as sources
-from vit_jax.pretrained.zoo.resolve import cache_dir, cache_path, describe_source, resolve
+from vit_jax.pretrained.zoo.resolve import (
+    cache_dir,
+    cache_path,
+    describe_source,
+    http_address,
+    resolve,
+)
 
 BODY = bytes(range(256)) * 40
 SMALL = "big_vision/vit_s16_i1k_90ep"  # an entry without a published size
@@ -61,6 +67,35 @@ def test_files_of_one_name_do_not_collide(cache: Path) -> None:
     # Both addresses of one object are one file.
     https = "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"
     assert cache_path(https) in paths
+
+
+def test_a_bucket_is_read_over_https(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        http_address("gs://vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz")
+        == "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz"
+    )
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:4443")
+    assert http_address("gs://a/b.npz") == "http://localhost:4443/a/b.npz"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "gs://bucket",
+        "gs://bucket/",
+        "gs:///x",
+        "https://a/b/",
+        "https://host:port/x",
+        "https://[::1/x",
+        "https://user:password@host/x",
+        "https://two words/x",
+        "https://a..b/x",
+        "https://host/\udcff",
+    ],
+)
+def test_no_address_of_a_file(address: str) -> None:
+    with pytest.raises(UserError, match="is no address of a file"):
+        resolve(address)
 
 
 def test_an_address_cannot_leave_the_cache() -> None:
@@ -116,7 +151,7 @@ def test_what_the_zoo_knows_of_a_file_is_verified(
     bucket: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.files["/vit_models/imagenet21k/ViT-B_16.npz"] = Served(BODY)
-    with pytest.raises(UserError, match="has 10240 bytes and should have 41"):
+    with pytest.raises(UserError, match="has 10,240 bytes and should have 41"):
         resolve("imagenet21k/ViT-B_16")
     seen: dict[str, Any] = {}
     monkeypatch.setattr(sources, "download", lambda url, path, **known: seen.update(known) or path)
@@ -157,7 +192,7 @@ def test_any_file_of_augreg_has_a_name(bucket: FileServer) -> None:
         ("./nothing", "'./nothing' does not exist"),
         ("s3://bucket/file", "no such scheme; known: gs://"),
         ("augreg/B_16-i22k-300ep", "is no file of AugReg"),
-        ("augreg:B/16,res=384", "unknown key 'res'"),
+        ("augreg:B/16,res=384", "key='res' is unknown"),
         ("augreg:B/16,resolution=big", "resolution='big' must be a number"),
         ("hf://only-an-owner", "must be as hf://OWNER/NAME"),
         ("x" * 5000, "is not in the zoo"),
@@ -172,9 +207,8 @@ def test_mistakes_are_explained(source: str, message: str) -> None:
 def test_no_network_is_said_plainly(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     with serve_files() as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.address)
-    impatient = functools.partial(sources.download, sleep=lambda seconds: None)
-    monkeypatch.setattr(sources, "download", impatient)
-    with pytest.raises(UserError, match="no connection to 127.0.0.1 .* Check the network"):
+    monkeypatch.setattr(download, "_ATTEMPTS", 1)
+    with pytest.raises(UserError, match="no connection to 127.0.0.1.* Check the network"):
         resolve(SMALL)
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
@@ -220,8 +254,8 @@ for source in sys.argv[1:]:
 """
 
 
-def ask(home: Path, endpoint: str, *addresses: str) -> list[tuple[str, str]]:
-    """Address and answer, from another process: the hub's client reads settings at import."""
+def ask(home: Path, endpoint: str, *addresses: str) -> dict[str, str]:
+    """Address: answer, from another process: the hub's client reads settings at import."""
     settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     kept = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
     result = subprocess.run(
@@ -231,7 +265,7 @@ def ask(home: Path, endpoint: str, *addresses: str) -> list[tuple[str, str]]:
         text=True,
         check=True,
     )
-    return list(zip(addresses, result.stdout.splitlines(), strict=True))
+    return dict(zip(addresses, result.stdout.splitlines(), strict=True))
 
 
 def refuse(server: FileServer, path: str, status: int, code: str) -> None:
@@ -264,30 +298,25 @@ def test_repositories_of_the_hub(tmp_path: Path) -> None:
         refuse(server, f"/api/models/{VIT}/revision/v2", 404, "RevisionNotFound")
         refuse(server, f"/{VIT}/resolve/main/params.npz", 404, "EntryNotFound")
         refuse(server, "/api/models/some/broken/revision/main", 500, "")
-        answers = dict(
-            ask(
-                home,
-                address,
-                *(VIT, "hf://old/vit", f"hf://{VIT}@{COMMIT}", "hf://some/dataset"),
-                *("hf://nobody/nothing", "hf://some/gated", "hf://some/broken"),
-                *(f"hf://{VIT}@v2", f"hf://{VIT}/params.npz", f"hf://{VIT}/config.json"),
-            )
-        )
+        names = [VIT, "hf://old/vit", f"hf://{VIT}@{COMMIT}", "hf://some/dataset"]
+        names += ["hf://nobody/nothing", "hf://some/gated", "hf://some/broken"]
+        names += [f"hf://{VIT}@v2", f"hf://{VIT}/params.npz", f"hf://{VIT}/config.json"]
+        answers = ask(home, address, *names)
     weights = "['config.json', 'model.safetensors', 'preprocessor_config.json']"
     assert answers[VIT] == answers[f"hf://{VIT}@{COMMIT}"] == weights
     assert answers["hf://old/vit"] == "['config.json', 'pytorch_model.bin']"
     assert answers[f"hf://{VIT}/config.json"] == "b'{}'"
     for name, message in {
         "hf://some/dataset": "holds neither model.safetensors nor pytorch_model.bin",
-        "hf://nobody/nothing": "there is no repository nobody/nothing, or it is private",
+        "hf://nobody/nothing": "nobody/nothing: no such repository, or it is private",
         "hf://some/gated": f"asks for consent: accept its terms at {address}/some/gated",
         "hf://some/broken": f"{address} answers with status 500",
-        f"hf://{VIT}@v2": "has no such revision",
-        f"hf://{VIT}/params.npz": "has no such file",
+        f"hf://{VIT}@v2": "no such revision",
+        f"hf://{VIT}/params.npz": "no such file",
     }.items():
         assert answers[name].startswith("error: hf://")
         assert message in answers[name]
     # The server is gone: what is there stays usable, the rest is explained.
-    offline = dict(ask(home, address, VIT, "hf://new/model"))
+    offline = ask(home, address, VIT, "hf://new/model")
     assert offline[VIT] == weights
     assert f"no connection to {address}, and there is no copy" in offline["hf://new/model"]

@@ -1,22 +1,10 @@
-"""How written weights are loaded: the Python of the model cards, which the tests run."""
+"""The formats of written weights, and the Python that loads each: the tests run it."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import NamedTuple
 
 from vit_jax.pretrained.formats.description import Description
-
-# Format -> the library that loads it, in Hugging Face's spelling.
-LIBRARIES = {
-    "npz": "vit_jax",
-    "npz_published": "vit_jax",
-    "big_vision": "vit_jax",
-    "timm": "timm",
-    "huggingface": "transformers",
-    "orbax": "vit_jax",
-    "stablehlo": "jax",
-    "onnx": "onnx",
-}
 
 _STABLEHLO = """\
 import jax
@@ -68,26 +56,33 @@ logits = model(images).logits
 """
 
 
+class Format(NamedTuple):
+    library: str  # that loads it, in Hugging Face's spelling
+    text: str
+    snippet: str = _VIT_JAX
+
+
+FORMATS = {
+    "npz": Format("vit_jax", "an `.npz` file with the official code's parameter names"),
+    "npz_published": Format("vit_jax", "an `.npz` file named like Google's published ones"),
+    "big_vision": Format("vit_jax", "an `.npz` file of big_vision"),
+    "timm": Format("timm", "a timm folder", _TIMM),
+    "huggingface": Format("transformers", "a Hugging Face folder", _TRANSFORMERS),
+    "orbax": Format("vit_jax", "an Orbax checkpoint of vit_jax"),
+    "stablehlo": Format("jax", "a `jax.export` program (StableHLO), with parameters", _STABLEHLO),
+    "onnx": Format("onnx", "an ONNX model", _ONNX),
+}
+
+
 def export_snippet(format: str, *, shape: tuple[int, ...], dtype: str, output: str) -> str:
-    """For the folders of `scripts/export.py`; run in the folder.
-
-    Args:
-      format: `stablehlo` or `onnx`.
-      shape, dtype: of an input.
-      output: name of what the model gives.
-    """
-    template = {"stablehlo": _STABLEHLO, "onnx": _ONNX}[format]
-    return template.format(shape=shape, dtype=dtype, output=output)
+    """For the folders of `scripts/export.py`: inputs of this shape and dtype, `output`'s name."""
+    return FORMATS[format].snippet.format(shape=shape, dtype=dtype, output=output)
 
 
-def snippet_for(format: str, target: Path, description: Description) -> str:
-    """For weights in one of the formats of `scripts/convert_checkpoint.py`; run beside them."""
+def loading_snippet(format: str, name: str, description: Description) -> str:
+    """For the files and folders of `scripts/convert_checkpoint.py`; run beside them."""
     height, width, channels = description.image_shape
-    template = _VIT_JAX
-    if description.model["num_classes"]:  # without a head they need other classes
-        template = {"timm": _TIMM, "huggingface": _TRANSFORMERS}.get(format, _VIT_JAX)
-    return template.format(
-        name=target.name,
-        shape=(1, height, width, channels),
-        torch_shape=(1, channels, height, width),
-    )
+    # Without a head the other libraries need other classes.
+    template = FORMATS[format].snippet if description.model["num_classes"] else _VIT_JAX
+    shape, torch_shape = (1, height, width, channels), (1, channels, height, width)
+    return template.format(name=name, shape=shape, torch_shape=torch_shape)

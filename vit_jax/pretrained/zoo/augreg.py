@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
 import os
 from typing import Any
 
-from vit_jax.errors import UserError, check_known, nearest
+from vit_jax.errors import UserError, check_known
 from vit_jax.models import augreg_names
 from vit_jax.pretrained.zoo.entry import Accuracy, ZooEntry
 
 FOLDER = "gs://vit_models/augreg"
 INDEX = f"{FOLDER}/index.csv"
 
-MODELS = augreg_names.MODELS
-# of pre-training: classes
+# Datasets of pre-training (`ds` in the index) and of fine-tuning (`adapt_ds`): classes.
 PRETRAINING = {"i1k": 1000, "i21k": 21843}
-# `adapt_ds` in the index: classes
 ADAPTATION = {
     "imagenet2012": 1000,
     "cifar100": 100,
@@ -29,17 +28,17 @@ ADAPTATION = {
     "resisc45": 45,
     "kitti": 4,  # VTAB's task: distance of the closest vehicle
 }
-
-_COLUMNS = (
-    *("name", "ds", "final_val", "final_test", "adapt_ds", "adapt_resolution"),
-    *("adapt_final_val", "adapt_final_test", "filename", "adapt_filename"),
-)
+# That are read here.
+_COLUMNS = ["name", "ds", "final_val", "final_test", "filename"]
+_COLUMNS += [
+    "adapt_ds",
+    "adapt_resolution",
+    "adapt_final_val",
+    "adapt_final_test",
+    "adapt_filename",
+]
 
 Row = dict[str, str]
-
-
-def is_file_name(name: str) -> bool:
-    return augreg_names.is_file_name(name)
 
 
 def entry(name: str) -> ZooEntry:
@@ -54,7 +53,10 @@ def entry(name: str) -> ZooEntry:
     if parts.adapt_dataset:
         num_classes = ADAPTATION[parts.adapt_dataset]
         labels = "imagenet2012" if parts.adapt_dataset == "imagenet2012" else ""
-    uncertain = parts.data == "i1k" and not parts.adapt_dataset
+    note = ""
+    if parts.data == "i1k" and not parts.adapt_dataset:
+        note = "May have the tanh layer before its head: files trained on ImageNet alone exist "
+        note += "with and without."
     return ZooEntry(
         name=f"augreg/{name}",
         url=f"{FOLDER}/{name}.npz",
@@ -64,10 +66,7 @@ def entry(name: str) -> ZooEntry:
         num_classes=num_classes,
         preprocess=f"official_eval({parts.resolution})",
         labels=labels,
-        note="May have the tanh layer before its head: files trained on ImageNet alone exist with "
-        "and without."
-        if uncertain
-        else "",
+        note=note,
     )
 
 
@@ -79,16 +78,13 @@ def read_index(path: str | os.PathLike[str]) -> list[Row]:
     """
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise UserError(
-                    f"{path} is no index of AugReg: it has no column {missing[0]!r}; remove it and "
-                    f"get {INDEX} again."
-                )
-            return list(reader)
+            reader = csv.DictReader(file, restval="")
+            rows, found = list(reader), reader.fieldnames or ()
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is no index of AugReg: {error}.") from error
+        raise UserError(f"{path} is no index of AugReg: {error}; remove it.") from error
+    if missing := [name for name in _COLUMNS if name not in found]:
+        raise UserError(f"{path} is no index of AugReg: no column {missing[0]!r}; remove it.")
+    return rows
 
 
 def select(
@@ -115,13 +111,12 @@ def select(
     Raises:
       UserError: a value that the index does not have; it lists those that it has.
     """
-    name = MODELS.get(name, name)
     if resolution is not None and not adapt_ds:
         raise UserError(
             f"resolution={resolution} chooses among fine-tunings: give adapt_ds as well, one of "
             f"{', '.join(ADAPTATION)}."
         )
-    rows = _where(index, "name", name)
+    rows = _where(index, "name", augreg_names.MODELS.get(name, name))
     best = _best(_where(rows, "ds", ds), "final_val")
     if not adapt_ds:
         dataset, column = ("imagenet2012", "final_test") if ds == "i1k" else (ds, "final_val")
@@ -143,12 +138,7 @@ def parse_choice(text: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {"name": name}
     for option in options:
         key, _, value = option.partition("=")
-        if key not in ("ds", "adapt_ds", "resolution"):
-            known = ("ds", "adapt_ds", "resolution")
-            raise UserError(
-                f"augreg:{text}: unknown key {key!r}.{nearest(key, known)} Write "
-                "augreg:B/16[,ds=i21k][,adapt_ds=imagenet2012][,resolution=384]."
-            )
+        check_known(f"augreg:{text}: key", key, ["ds", "adapt_ds", "resolution"])
         if key == "resolution" and not value.isdecimal():
             raise UserError(f"augreg:{text}: resolution={value!r} must be a number of pixels.")
         arguments[key] = int(value) if key == "resolution" else value
@@ -161,28 +151,28 @@ def _where(rows: list[Row], column: str, value: str) -> list[Row]:
 
 
 def _best(rows: list[Row], column: str) -> Row:
-    measured = [row for row in rows if _number(row[column]) is not None]
-    if not measured:
+    best = max(rows, key=lambda row: _number(row[column]))
+    if _number(best[column]) < 0:
         raise UserError(
-            f"AugReg index: no {column} for {rows[0]['filename']} and the like; the index may be "
+            f"AugReg index: no {column} for {best['filename']} and the like; the index may be "
             f"cut short: remove it and get {INDEX} again."
         )
-    return max(measured, key=lambda row: float(row[column]))
+    return best
 
 
-def _number(text: str) -> float | None:
-    """None for an empty cell, which pandas writes for a missing value."""
+def _number(text: str) -> float:
+    """-1 for an empty cell, which pandas writes for a missing value."""
     try:
         value = float(text)
     except ValueError:
-        return None
-    return value if value == value else None
+        return -1.0
+    return value if math.isfinite(value) else -1.0
 
 
 def _with_accuracy(found: ZooEntry, dataset: str, row: Row, column: str) -> ZooEntry:
     """`found` with an accuracy of the index, which holds fractions of one."""
     value = _number(row[column])
-    if value is None:
+    if value < 0:
         return found
-    accuracy = Accuracy(dataset, round(100 * value, 2), f"AugReg index.csv, {column}")
+    accuracy = Accuracy(round(100 * value, 2), f"AugReg index.csv, {column}", dataset)
     return dataclasses.replace(found, accuracy=(accuracy,))

@@ -23,20 +23,12 @@ LABELS = {
 
 
 def class_names(key: str) -> tuple[str, ...]:
-    """Short names, one per class, all different.
-
-    Raises:
-      UserError: `key` is not in LABELS.
-    """
+    """Short names, one per class, all different; UserError if `key` is not in LABELS."""
     return tuple(name for _, name in _lines(key))
 
 
 def wordnet_ids(key: str) -> tuple[str, ...]:
-    """WordNet ids such as `n01440764`, one per class.
-
-    Raises:
-      UserError: `key` is not in LABELS.
-    """
+    """WordNet ids such as `n01440764`, one per class; errors as above."""
     return tuple(wordnet_id for wordnet_id, _ in _lines(key))
 
 
@@ -44,5 +36,5 @@ def wordnet_ids(key: str) -> tuple[str, ...]:
 def _lines(key: str) -> tuple[tuple[str, str], ...]:
     check_known("labels", key, LABELS)
     text = (FOLDER / f"{key}.txt").read_text(encoding="utf-8")
-    pairs = (line.split("\t") for line in text.splitlines())
-    return tuple((wordnet_id, name) for wordnet_id, name in pairs)
+    rows = (line.split("\t") for line in text.splitlines())
+    return tuple((wordnet_id, name) for wordnet_id, name in rows)

@@ -1,36 +1,48 @@
-"""One file over HTTP, whole or not at all.
+"""Downloads: a file over HTTP, whole and verified, or not at all.
 
-Bytes go to NAME.part, which becomes NAME once its size and hashes are right. A broken connection,
-or a killed process, costs nothing: the next attempt asks the server for the rest (`Range`), on the
-condition that the file is still the same (`If-Range`). Of several processes that want a file one
-fetches it while the others wait.
+Bytes go to NAME.part, which becomes NAME once its size and hashes are right. NAME.part.version
+holds what the server calls this version of the file (its ETag or its date): a later attempt, of
+this process or another, asks for the rest of that version only (RFC 9110, section 13.1.5). Of
+several processes that want a file one downloads it while the others wait.
 """
 
 from __future__ import annotations
 
-import contextlib
+import base64
+import errno
 import fcntl
 import hashlib
+import http.client
 import logging
 import os
+import re
+import shutil
 import time
-from collections.abc import Callable, Iterator
+import urllib.error
+import urllib.parse
+import urllib.request
 from io import BufferedRandom
 from pathlib import Path
+from typing import Any
 
-from vit_jax.errors import UserError
-from vit_jax.pretrained.zoo.download_bar import mebibytes
-from vit_jax.pretrained.zoo.fetch import TryAgain, between, empty, fetch, length_of
-from vit_jax.pretrained.zoo.remote_file import RemoteFile, forget, http_address
+from tqdm import tqdm
+
+from vit_jax.errors import UserError, explained
 
 _LOG = logging.getLogger(__name__)
-# An attempt that brought this much counts as a new start: long files meet many short faults.
-_PROGRESS = 16 * 2**20
-_LONGEST_PAUSE = 60.0
+_ATTEMPTS = 7  # with pauses of 1, 2, 4, ... seconds
+_TIMEOUT = 30.0  # seconds without a byte
+_SLOWEST = 4096  # bytes per second, after four timeouts
+_LARGEST = 64 * 2**30  # bytes, where the size is not known beforehand
 
 
-class _Damaged(Exception):
-    """All bytes are there, and they are not the right ones."""
+class _TryAgainError(Exception):
+    """A fault that may pass."""
+
+
+class _NoFtp(urllib.request.FTPHandler):
+    def ftp_open(self, req: urllib.request.Request) -> Any:
+        raise urllib.error.URLError("it redirects to FTP")
 
 
 def download(
@@ -39,141 +51,195 @@ def download(
     *,
     size: tuple[int, int] | None = None,
     sha256: str = "",
-    md5: str = "",
-    attempts: int = 5,
-    timeout: float = 30.0,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """Fetches `url` to the file `destination`, unless it is there.
+    """Downloads a file, unless it is there, and returns its path.
 
     Args:
-      url: gs://, https:// or http://. Proxies are those of the environment.
+      url: https:// or http://. Proxies are those of the environment.
       destination: path of the file; folders are made.
-      size: least and most bytes it may have.
-      sha256: in hex; the beginning is enough. "" checks nothing.
-      md5: in hex; "" checks nothing. What the server says of itself (x-goog-hash) is checked too.
-      attempts: how often in a row a fault may happen before giving up.
-      timeout: seconds without a byte that count as a fault.
-      sleep: waits between attempts; 1, 2, 4, ... seconds, or what the server asks for.
-
-    Returns:
-      `destination`.
+      size: least and most bytes it may have; None: from 1 to 64 GiB.
+      sha256: in hex; the beginning is enough. "" checks nothing. The MD5 that Google's servers
+        send (x-goog-hash) is always checked.
 
     Raises:
       UserError: no such file, no permission, no network, no space, or not the file that was asked
-        for; the message says which. What has arrived is kept for the next call.
+        for; the message says which. What a broken connection left is continued by the next call.
     """
-    http_address(url)  # says what is no address, before any folder is made
     destination = Path(destination)
-    if _is_whole(destination, size):
-        return destination
-    with _held(destination.with_name(destination.name + ".part")) as part:
-        if _is_whole(destination, size):  # another process was faster
-            return destination
-        _LOG.info("Downloading %s to %s.", url, destination)
-        faults, restarts = 0, 0
-        while True:
-            before = length_of(part)
-            try:
-                remote = fetch(url, part, size, timeout)
-                _check(part, remote, size, sha256, md5)
-                break
-            except _Damaged as error:
-                empty(part)
-                restarts += 1
-                if restarts == 2:  # once may have happened on the way
-                    raise UserError(f"{url}: {error}; the file is not kept.") from None
-                _LOG.warning("%s: %s; fetching it once more.", url, error)
-            except TryAgain as error:
-                faults = 1 if length_of(part) - before >= _PROGRESS else faults + 1
-                if faults >= attempts:
-                    raise UserError(_gave_up(url, faults, part, error)) from error.__cause__
-                pause = 2.0 ** (faults - 1) if error.pause is None else error.pause
-                pause = min(pause, _LONGEST_PAUSE)
-                _LOG.warning("%s: %s; again in %g s.", url, error, pause)
-                sleep(pause)
-        forget(Path(part.name))
-        os.replace(part.name, destination)
+    path = destination.with_name(destination.name + ".part")
+    low, high = size or (1, _LARGEST)
+    try:
+        while not (destination.is_file() and low <= destination.stat().st_size <= high):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "a+b") as part:
+                _lock(part)
+                if not _is_at(path, part):
+                    continue  # whoever held it before has renamed or removed it
+                try:
+                    _LOG.info("Downloading %s to %s.", url, destination)
+                    md5 = _complete(part, url, low, high)
+                    _verify(part, url, low, {"sha256": sha256.lower(), "md5": md5})
+                    os.fsync(part.fileno())
+                    os.replace(path, destination)
+                    _version(part).unlink(missing_ok=True)
+                finally:
+                    if not _length(part):
+                        _version(part).unlink(missing_ok=True)
+                        path.unlink(missing_ok=True)
+    except OSError as error:
+        text = f"cannot write to {path.parent} ({error.strerror}); make room, or set VIT_JAX_CACHE"
+        raise explained(f"{text} to another folder.", error) from error
     return destination
 
 
-def _is_whole(path: Path, size: tuple[int, int] | None) -> bool:
-    """Whether the file is there, with a size that it may have; it was checked when it came."""
+def _lock(part: BufferedRandom) -> None:
+    """The kernel drops the lock when the file is closed or the process dies."""
     try:
-        length = path.stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    if size is None or size[0] <= length <= size[1]:
-        return True
-    _LOG.warning("%s has %d bytes, which is not its size; fetching it again.", path, length)
-    return False
+        fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _LOG.info("Another process is downloading %s; waiting for it.", part.name)
+        fcntl.flock(part, fcntl.LOCK_EX)
+    except OSError as error:  # some network file systems cannot
+        _LOG.warning("%s cannot be locked (%s).", part.name, error.strerror)
 
 
-@contextlib.contextmanager
-def _held(path: Path) -> Iterator[BufferedRandom]:
-    """Opens the file for appending, locked against other processes; waits for one that has it."""
-    with contextlib.ExitStack() as stack:
-        while True:
-            file = stack.enter_context(_open(path))
-            _lock(file)
-            if _is_named(file, path):
-                break
-            stack.close()
-        try:
-            yield file
-        finally:
-            if not length_of(file):
-                empty(file)
-                path.unlink(missing_ok=True)
-
-
-def _is_named(file: BufferedRandom, path: Path) -> bool:
-    """False where whoever held the file before has renamed or removed it."""
+def _is_at(path: Path, part: BufferedRandom) -> bool:
     try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+        return os.path.samestat(path.stat(), os.fstat(part.fileno()))
     except FileNotFoundError:
         return False
 
 
-def _open(path: Path) -> BufferedRandom:
+def _length(part: BufferedRandom) -> int:
+    return os.fstat(part.fileno()).st_size
+
+
+def _version(part: BufferedRandom) -> Path:
+    return Path(f"{part.name}.version")
+
+
+def _complete(part: BufferedRandom, url: str, low: int, high: int) -> str:
+    """Downloads what `part` lacks, in several attempts if need be; returns as `_attempt`."""
+    faults = 0
+    while True:
+        try:
+            return _attempt(part, url, low, high)
+        except _TryAgainError as error:
+            faults += 1
+            if faults == _ATTEMPTS:
+                have = _length(part)
+                raise UserError(
+                    f"{url}: gave up after {faults} attempts: {error}. Check the network, "
+                    "HTTPS_PROXY and SSL_CERT_FILE, or copy the file by other means and give its "
+                    f"path.{f' The same command continues at {have:,} bytes.' if have else ''}"
+                ) from error.__cause__
+            _LOG.warning("%s: %s; again in %d s.", url, error, 2 ** (faults - 1))
+            time.sleep(2 ** (faults - 1))
+
+
+def _attempt(part: BufferedRandom, url: str, low: int, high: int) -> str:
+    """Appends to `part` what it lacks, or starts anew where the server cannot continue.
+
+    Returns the file's MD5 in hex, "" where the server does not send it.
+    """
+    version, have = _version(part), _length(part)
+    known = version.read_text(errors="replace") if have and version.exists() else ""
+    known = known if known.isascii() and known.isprintable() else ""  # a damaged file
+    start = have - 1 if known else 0  # one byte again, so that there is always one to ask for
+    condition = {"Range": f"bytes={start}-", "If-Range": known} if known else {}
+    request = urllib.request.Request(url, headers={"User-Agent": "vit_jax", **condition})
+    with _open(part, request) as response:
+        headers, total = response.headers, response.length
+        found = headers.get("ETag", "")
+        if not found.startswith('"'):  # a weak one is not of these very bytes
+            found = headers.get("Last-Modified", "")
+        if response.status == 206:
+            sent = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
+            if sent is None or int(sent[1]) != start or found not in ("", known):
+                raise _changed(part)
+            total = int(sent[2])
+        else:
+            start = 0
+            version.write_text(found)
+        part.truncate(start)
+        if total is not None and not low <= total <= high:
+            raise UserError(f"{url} has {total:,} bytes and should have {low:,} to {high:,}.")
+        compressed = headers.get("Content-Encoding", "identity") != "identity"
+        if compressed or (total is None and not response.chunked):
+            raise UserError(f"{url}: the answer is compressed or of unknown length; give a path.")
+        room = start + shutil.disk_usage(Path(part.name).parent).free
+        if total is not None and total > room:
+            raise OSError(errno.ENOSPC, f"no space for the {total:,} bytes of {url}")
+        _copy(part, response, total, min(high, room))
+    hashes = re.search(r"md5=([A-Za-z0-9+/]{22}==)", str(headers.get_all("x-goog-hash")))
+    return base64.b64decode(hashes[1]).hex() if hashes else ""
+
+
+def _changed(part: BufferedRandom) -> _TryAgainError:
+    part.truncate(0)
+    return _TryAgainError("the file has changed on the server")
+
+
+def _open(part: BufferedRandom, request: urllib.request.Request) -> http.client.HTTPResponse:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return open(path, "a+b")
-    except OSError as error:
+        # A new opener reads the proxies of the environment anew.
+        return urllib.request.build_opener(_NoFtp).open(request, timeout=_TIMEOUT)
+    except urllib.error.HTTPError as error:
+        with error:
+            answer = f"the server answers {error.code} {_reason(error)}"
+        if error.code == 416:
+            raise _changed(part) from None
+        if error.code in (408, 429) or error.code >= 500:
+            raise _TryAgainError(answer) from None
         raise UserError(
-            f"cannot write to {path.parent} ({error.strerror}); set VIT_JAX_CACHE to a folder "
-            "where you may."
-        ) from error
+            f"{request.full_url}: {answer}; check the address, or if it asks for a login, copy the "
+            "file by other means (`gcloud storage cp`) and give its path."
+        ) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _TryAgainError(f"no connection to {request.host} ({_reason(error)})") from error
 
 
-def _lock(file: BufferedRandom) -> None:
-    """The kernel drops the lock when the file is closed or the process dies."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _LOG.info("Another process is fetching %s; waiting for it.", file.name)
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:  # some network file systems cannot
-        _LOG.warning("%s cannot be locked (%s).", file.name, error.strerror)
+def _reason(error: Exception) -> str:
+    """One line."""
+    reason = getattr(error, "reason", error)
+    text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return " ".join(text.split())
 
 
-def _gave_up(url: str, faults: int, part: BufferedRandom, error: TryAgain) -> str:
-    have = length_of(part)
-    end = f" The same command continues at {mebibytes(have)}." if have else ""
-    return f"{url}: gave up after {faults} attempts: {error}.{error.advice}{end}"
-
-
-def _check(
-    part: BufferedRandom, remote: RemoteFile, size: tuple[int, int] | None, sha256: str, md5: str
+def _copy(
+    part: BufferedRandom, response: http.client.HTTPResponse, total: int | None, limit: int
 ) -> None:
-    """Raises _Damaged unless the bytes are those of the file."""
-    length = length_of(part)
-    if remote.length not in (None, length) or (size and not size[0] <= length <= size[1]):
-        wanted = between(size) if size else str(remote.length)
-        raise _Damaged(f"it has {length} bytes and should have {wanted}")
-    for name, wanted in (("sha256", sha256), ("md5", md5), ("md5", remote.md5)):
-        if wanted:
-            part.seek(0)
-            found = hashlib.file_digest(part, name).hexdigest()
-            if not found.startswith(wanted.lower()):
-                raise _Damaged(f"its {name} is {found} and should be {wanted}")
+    start, began = _length(part), time.monotonic()
+    # disable=None: on terminals only.
+    with tqdm(initial=start, total=total, unit="B", unit_scale=True, disable=None) as bar:
+        while True:
+            try:
+                chunk = response.read1(2**20)
+            except (http.client.HTTPException, OSError) as error:
+                raise _TryAgainError(f"the connection broke ({_reason(error)})") from error
+            if not chunk:
+                break
+            part.write(chunk)
+            part.flush()
+            bar.update(len(chunk))
+            length, seconds = _length(part), time.monotonic() - began
+            if length > limit:
+                part.truncate(0)
+                raise UserError(f"{response.url} has more than {limit:,} bytes; it is not kept.")
+            if seconds > 4 * _TIMEOUT and length - start < seconds * _SLOWEST:
+                raise _TryAgainError(f"the server sends less than {_SLOWEST} bytes per second")
+    if total is not None and _length(part) < total:
+        raise _TryAgainError(f"the connection broke after {_length(part)} of {total} bytes")
+
+
+def _verify(part: BufferedRandom, url: str, low: int, hashes: dict[str, str]) -> None:
+    part.seek(0)
+    is_page = part.read(512).lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml"))
+    wrong = "it is a web page" if is_page else "" if _length(part) >= low else "it is too short"
+    for name, wanted in hashes.items():
+        part.seek(0)
+        if wanted and not (found := hashlib.file_digest(part, name).hexdigest()).startswith(wanted):
+            wrong = f"its {name} is {found} and should be {wanted}"
+    if wrong:
+        part.truncate(0)
+        raise UserError(f"{url}: {wrong}; the file is not kept.")

@@ -14,9 +14,9 @@ _UNITS = {"MiB": 2**20, "GiB": 2**30}
 class Accuracy:
     """A published top-1 accuracy in percent; of the very file, unless `source` says otherwise."""
 
-    dataset: str
     percent: float
     source: str
+    dataset: str = "imagenet2012"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,8 @@ class ZooEntry:
       format: npz_published (Google's), big_vision, timm or huggingface.
       variant: key of models/variants.py.
       resolution: side, in pixels, of the square images its position embeddings are for.
-      num_classes: size of the head; 0 without a head.
       preprocess: how its accuracy is measured, for `vit_jax.data.preprocess.parse`.
+      num_classes: size of the head; 0 without a head.
       classifier: token or gap.
       representation_size: width of the tanh layer before the head; None without that layer.
       position_embedding: learned or sincos2d.
@@ -46,12 +46,12 @@ class ZooEntry:
     format: str
     variant: str
     resolution: int
-    num_classes: int
     preprocess: str
+    num_classes: int = 1000
     classifier: str = "token"
     representation_size: int | None = None
     position_embedding: str = "learned"
-    labels: str = ""
+    labels: str = "imagenet2012"
     size: str = ""
     sha256: str = ""
     accuracy: tuple[Accuracy, ...] = ()
@@ -60,6 +60,11 @@ class ZooEntry:
     @property
     def family(self) -> str:
         return self.name.partition("/")[0]
+
+    @property
+    def imagenet_top1(self) -> float | None:
+        """Published ImageNet top-1 in percent."""
+        return next((a.percent for a in self.accuracy if a.dataset == "imagenet2012"), None)
 
     @property
     def size_bounds(self) -> tuple[int, int] | None:
@@ -74,11 +79,9 @@ class ZooEntry:
     @property
     def model(self) -> dict[str, Any]:
         """Keyword arguments of `create_model` for these weights."""
-        model = get_variant(self.variant)
-        model |= {
+        return get_variant(self.variant) | {
             "num_classes": self.num_classes,
             "classifier": self.classifier,
             "representation_size": self.representation_size,
             "position_embedding": self.position_embedding,
         }
-        return model

@@ -8,18 +8,15 @@ from __future__ import annotations
 import re
 import urllib.parse
 from pathlib import Path
-from typing import Any
 
 from vit_jax.errors import UserError
 
 SCHEME = "hf://"
+_ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
 _CONFIGS = ["config.json", "preprocessor_config.json"]
 # Safe to read, so preferred; a repository may also hold half-precision and other variants.
 _SAFETENSORS = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
-_PICKLED = [
-    *("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
-]
-_ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
+_PICKLED = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
 
 
 def fetch_from_hub(address: str) -> Path:
@@ -55,65 +52,34 @@ def fetch_from_hub(address: str) -> Path:
             )
             if any(path for pattern in weights for path in folder.glob(pattern)):
                 return folder
-    except Exception as error:
-        text = _explain(address, repository, error)
-        if text is None:
-            raise
-        raise UserError(text) from error
+    except Exception as error:  # of the client, of its HTTP library, of the disk
+        raise UserError(f"{address}: {_reason(repository, error)}") from error
     raise UserError(
         f"{address} holds neither model.safetensors nor pytorch_model.bin; name a file of it as "
         f"{SCHEME}{repository}/FILE."
     )
 
 
-def _explain(address: str, repository: str, error: Exception) -> str | None:
-    """One line for what the client raises, None for what must be a bug."""
+def _reason(repository: str, error: Exception) -> str:
+    """One line for what the client raises."""
     from huggingface_hub import constants, errors
 
     page = f"{constants.ENDPOINT}/{repository}"
-    # From the special to the general: each class is a base of one above it, or of none.
-    lines: list[tuple[Any, str]] = [
-        (
-            errors.GatedRepoError,
-            f"{address} asks for consent: accept its terms at {page}, then `hf auth login`, or set "
-            "HF_TOKEN.",
-        ),
-        (
-            errors.RepositoryNotFoundError,
-            f"{address}: there is no repository {repository}, or it is private: then `hf auth "
-            "login`, or set HF_TOKEN.",
-        ),
-        (
-            errors.RevisionNotFoundError,
-            f"{address}: {repository} has no such revision; see {page}.",
-        ),
-        (
-            errors.LocalEntryNotFoundError,
-            f"{address}: {_unreachable(error)}, and there is no copy from before in "
-            f"{constants.HF_HUB_CACHE}; check the network, HTTPS_PROXY and HF_HUB_OFFLINE.",
-        ),
-        (errors.EntryNotFoundError, f"{address}: {repository} has no such file; see {page}."),
-        (ValueError, f"{address}: {_one_line(error)}"),
-        (OSError, f"{address}: {_one_line(error)}"),
-    ]
-    for kind, text in lines:
+    response = getattr(error.__cause__, "response", None)
+    offline = f"no connection to {constants.ENDPOINT}"
+    if response is not None:
+        offline = f"{constants.ENDPOINT} answers with status {response.status_code}"
+    login = "`hf auth login`, or set HF_TOKEN."
+    # From the special to the general: some are bases of those above them.
+    reasons = {
+        errors.GatedRepoError: f"asks for consent: accept its terms at {page}, then {login}",
+        errors.RepositoryNotFoundError: f"no such repository, or it is private: then {login}",
+        errors.RevisionNotFoundError: f"no such revision; see {page}.",
+        errors.LocalEntryNotFoundError: f"{offline}, and there is no copy from before in "
+        f"{constants.HF_HUB_CACHE}; check the network, HTTPS_PROXY and HF_HUB_OFFLINE.",
+        errors.EntryNotFoundError: f"no such file; see {page}.",
+    }
+    for kind, text in reasons.items():
         if isinstance(error, kind):
             return text
-    # The client's HTTP library, which has changed its name twice.
-    if type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "requests"):
-        return f"{address}: no connection to {constants.ENDPOINT} ({_one_line(error)})."
-    return None
-
-
-def _unreachable(error: Exception) -> str:
-    """Why the hub was of no help, which is the cause of not finding a local copy."""
-    from huggingface_hub import constants
-
-    response = getattr(error.__cause__, "response", None)
-    if response is not None:
-        return f"{constants.ENDPOINT} answers with status {response.status_code}"
-    return f"no connection to {constants.ENDPOINT}"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return f"{' '.join(str(error).split()) or 'no reason given'} ({type(error).__name__})."

@@ -1,34 +1,23 @@
-"""The official checkpoints by name: look them up, choose among them, print them."""
+"""The published checkpoints by name: look them up, choose among them, print them."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable
 from typing import Any
 
 from vit_jax.errors import UserError, check_known, nearest
+from vit_jax.models import augreg_names
 from vit_jax.models.variants import get_variant
-from vit_jax.pretrained.zoo import augreg
-from vit_jax.pretrained.zoo import google as zoo_google
-from vit_jax.pretrained.zoo import torch as zoo_torch
+from vit_jax.pretrained.zoo import augreg, google, torch
 from vit_jax.pretrained.zoo.class_names import class_names
 from vit_jax.pretrained.zoo.entry import ZooEntry
-
-_AUGREG = "augreg/"
 
 
 @functools.cache
 def entries() -> dict[str, ZooEntry]:
-    """The rows of the zoo by name. Files of AugReg beyond the recommended ones are found all the
-    same, see `find_entry`.
-    """
-    return {row.name: row for row in (*zoo_google.ROWS, *zoo_torch.ROWS)}
-
-
-@functools.cache
-def _by_url() -> dict[str, ZooEntry]:
-    return {row.url: row for row in entries().values()}
+    """The rows of the zoo by name; `find_entry` also knows AugReg's other files."""
+    return {row.name: row for row in (*google.ROWS, *torch.ROWS)}
 
 
 def find_entry(name_or_url: str) -> ZooEntry | None:
@@ -37,15 +26,13 @@ def find_entry(name_or_url: str) -> ZooEntry | None:
     Besides the rows these are all files of AugReg, as augreg/FILE or gs://vit_models/augreg/FILE,
     with or without `.npz`.
     """
-    found = entries().get(name_or_url) or _by_url().get(name_or_url)
-    if found is not None:
-        return found
-    for prefix in (_AUGREG, augreg.FOLDER + "/"):
-        file = name_or_url.removeprefix(prefix)
-        if file != name_or_url and augreg.is_file_name(file):
-            by_grammar = augreg.entry(file)
-            return _by_url().get(by_grammar.url, by_grammar)  # a recommended one has a row
-    return None
+    by_url = {row.url: row for row in entries().values()}
+    found = entries().get(name_or_url) or by_url.get(name_or_url)
+    folder, _, file = name_or_url.rpartition("/")
+    if found is None and folder in ("augreg", augreg.FOLDER) and augreg_names.is_file_name(file):
+        found = augreg.entry(file)
+        return by_url.get(found.url, found)  # a recommended one has a row
+    return found
 
 
 def get_entry(name: str) -> ZooEntry:
@@ -57,19 +44,12 @@ def get_entry(name: str) -> ZooEntry:
     found = find_entry(name)
     if found is not None:
         return found
-    if name.startswith(_AUGREG) and "-" in name:
-        return augreg.entry(name.removeprefix(_AUGREG))  # says what is wrong with it
-    raise UserError(
-        f"{name!r} is not in the zoo.{_nearest(name)} `python scripts/zoo.py list` lists it."
-    )
-
-
-def _nearest(name: str) -> str:
-    """Names that may have been meant; people leave out the family."""
-    without_family = [known for known in entries() if known.partition("/")[2] == name]
-    if without_family:
-        return f" Did you mean {' or '.join(map(repr, without_family))}?"
-    return nearest(name, entries())
+    if name.startswith("augreg/") and "-" in name:
+        return augreg.entry(name.removeprefix("augreg/"))  # says what is wrong with it
+    # People leave out the family.
+    meant = [repr(known) for known in entries() if known.partition("/")[2] == name]
+    hint = f" Did you mean {' or '.join(meant)}?" if meant else nearest(name, entries())
+    raise UserError(f"{name!r} is not in the zoo.{hint} `python scripts/zoo.py list` lists it.")
 
 
 def filter_entries(
@@ -92,66 +72,48 @@ def filter_entries(
     Raises:
       UserError: a value that no row has, or values that no row has together.
     """
-    rows = list(entries().values())
     if variant is not None:
         get_variant(variant)  # says what is no variant at all
-    wanted: dict[str, Any] = {"family": family, "variant": variant, "resolution": resolution}
-    wanted["num_classes"] = num_classes
-    wanted = {key: value for key, value in wanted.items() if value is not None}
-    for key, value in wanted.items():
+    given: dict[str, Any] = {"family": family, "variant": variant, "resolution": resolution}
+    given = {k: v for k, v in {**given, "num_classes": num_classes}.items() if v is not None}
+    rows = list(entries().values())
+    for key, value in given.items():
         known = sorted({getattr(row, key) for row in entries().values()})
         check_known(key, str(value), map(str, known))
         rows = [row for row in rows if getattr(row, key) == value]
     if min_accuracy is not None:
-        wanted["min_accuracy"] = min_accuracy
-        rows = [row for row in rows if (_imagenet(row) or 0.0) >= min_accuracy]
+        given["min_accuracy"] = min_accuracy
+        rows = [row for row in rows if (row.imagenet_top1 or 0.0) >= min_accuracy]
     if not rows:
-        given = ", ".join(f"{key}={value}" for key, value in wanted.items())
-        raise UserError(f"no checkpoint has all of {given}; drop one of these.")
+        text = ", ".join(f"{key}={value}" for key, value in given.items())
+        raise UserError(f"no checkpoint has all of {text}; drop one of these.")
     return rows
 
 
-def _imagenet(row: ZooEntry) -> float | None:
-    """Published ImageNet top-1 in percent."""
-    return next((a.percent for a in row.accuracy if a.dataset == "imagenet2012"), None)
-
-
-def to_json(entry: ZooEntry) -> dict[str, Any]:
-    """All fields, for `json.dumps`."""
-    return dataclasses.asdict(entry)
-
-
 def table(rows: Iterable[ZooEntry]) -> str:
-    """One line per entry, in aligned columns."""
-    header = ("name", "variant", "pixels", "classes", "size", "ImageNet")
-    lines = [header]
+    """One line per entry, in aligned columns: text left, numbers right."""
+    lines = [("name", "variant", "pixels", "classes", "size", "ImageNet")]
     for row in rows:
-        accuracy = _imagenet(row)
-        lines.append(
-            (
-                *(row.name, row.variant, str(row.resolution), str(row.num_classes)),
-                *(row.size or "-", "-" if accuracy is None else f"{accuracy:.1f}"),
-            )
-        )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    aligned = (
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)  # text left, numbers right
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
-    return "\n".join(line.rstrip() for line in aligned)
+        top1 = "-" if row.imagenet_top1 is None else f"{row.imagenet_top1:.1f}"
+        cells = (row.name, row.variant, str(row.resolution), str(row.num_classes))
+        lines.append((*cells, row.size or "-", top1))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    form = "  ".join(f"{{:{'<<>>>>'[i]}{width}}}" for i, width in enumerate(widths))
+    return "\n".join(form.format(*line) for line in lines)
 
 
 def show(entry: ZooEntry) -> str:
     """Every field, and the commands that use the checkpoint."""
+    classes = str(entry.num_classes) if entry.num_classes else "0 (no head)"
+    if entry.num_classes:
+        names = class_names(entry.labels) if entry.labels else ()
+        classes += f" ({names[0]} ... {names[-1]})" if names else " (names not known)"
     fields = {
         "address": entry.url,
         "format": entry.format,
         "variant": entry.variant,
         "resolution": f"{entry.resolution}x{entry.resolution} pixels",
-        "classes": _classes(entry),
+        "classes": classes,
         "pooling": entry.classifier,
         "tanh layer": f"{entry.representation_size} wide" if entry.representation_size else "none",
         "positions": entry.position_embedding,
@@ -164,15 +126,6 @@ def show(entry: ZooEntry) -> str:
     lines += [f"  {'note':<11}{entry.note}"] if entry.note else []
     lines += ["", *(f"  python scripts/{command}" for command in _commands(entry))]
     return "\n".join(lines)
-
-
-def _classes(entry: ZooEntry) -> str:
-    if not entry.num_classes:
-        return "0 (no head)"
-    if not entry.labels:
-        return f"{entry.num_classes} (names not known)"
-    first, *_, last = class_names(entry.labels)
-    return f"{entry.num_classes} ({first} ... {last})"
 
 
 def _commands(entry: ZooEntry) -> list[str]:

@@ -8,6 +8,7 @@ is ever fetched again; a file that is to be renewed has to be removed.
 from __future__ import annotations
 
 import os
+import re
 import urllib.parse
 from pathlib import Path
 
@@ -18,10 +19,10 @@ from vit_jax.pretrained.zoo.entry import ZooEntry
 from vit_jax.pretrained.zoo.hub import SCHEME as HUB
 from vit_jax.pretrained.zoo.hub import fetch_from_hub
 from vit_jax.pretrained.zoo.list import find_entry, get_entry
-from vit_jax.pretrained.zoo.remote_file import http_address
 
-_GOOGLE = "https://storage.googleapis.com/"
+_GOOGLE = "https://storage.googleapis.com"
 _CHOICE = "augreg:"
+_DOTTED = {"", ".", ".."}
 _SCHEMES = ("gs", "https", "http", "hf")
 _SUFFIXES = (".npz", ".npy", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".json")
 
@@ -32,6 +33,30 @@ def cache_dir() -> Path:
         return Path(folder).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "vit_jax"
+
+
+def http_address(url: str) -> str:
+    """Where a gs:// object is read without credentials; https:// and http:// stay as they are.
+
+    STORAGE_EMULATOR_HOST, the variable of Google's clients, replaces Google's server.
+
+    Raises:
+      UserError: none of these, or no file in it.
+    """
+    scheme, _, rest = url.partition("://")
+    host, *parts = rest.partition("#")[0].split("/")
+    try:
+        url.encode(), host.encode("idna")
+        valid = re.fullmatch(r"[^\s@]+", host) and urllib.parse.urlsplit(url).port != 0
+    except ValueError:  # a malformed host or port
+        valid = False
+    if scheme not in ("gs", "https", "http") or not valid or not parts or _DOTTED & {*parts}:
+        raise UserError(f"{url!r} is no address of a file, such as gs://BUCKET/NAME.")
+    if scheme != "gs":
+        return urllib.parse.quote(url, safe="%/:?&=+@,;~!$'()*[]")
+    server = os.environ.get("STORAGE_EMULATOR_HOST") or _GOOGLE
+    server = server if "://" in server else f"http://{server}"
+    return f"{server.rstrip('/')}/{urllib.parse.quote(rest)}"
 
 
 def cache_path(url: str) -> Path:
@@ -45,10 +70,7 @@ def cache_path(url: str) -> Path:
     scheme, _, rest = url.partition("://")
     if scheme == "gs" and (server := os.environ.get("STORAGE_EMULATOR_HOST")):
         scheme = "gs-" + urllib.parse.quote(server.rpartition("://")[2], safe="")
-    parts = rest.partition("#")[0].split("/")
-    if any(part in ("", ".", "..") for part in parts):
-        raise UserError(f"{url!r} is no address of a file: it has empty or dotted parts.")
-    return cache_dir().joinpath(scheme, *parts)
+    return cache_dir().joinpath(scheme, *rest.partition("#")[0].split("/"))
 
 
 def resolve(source: str | os.PathLike[str]) -> Path:
@@ -72,13 +94,16 @@ def resolve(source: str | os.PathLike[str]) -> Path:
         raise UserError(f"{text!r}: no such scheme; known: {known}, paths and names of the zoo.")
     entry = describe_source(text)
     if entry is None and not separator:
-        _complain_of_path(text)
+        if text.startswith(("/", "./", "../", "~")) or text.endswith(_SUFFIXES):
+            entry = find_entry(text.removesuffix(".npz"))
+            hint = f" The zoo has {entry.name!r}." if entry else ""
+            raise UserError(f"{text!r} does not exist.{hint}")
         entry = get_entry(text)
-    if entry is None:
-        return fetch_from_hub(text) if text.startswith(HUB) else download(text, cache_path(text))
-    if entry.url.startswith(HUB):
-        return fetch_from_hub(entry.url)
-    return download(entry.url, cache_path(entry.url), size=entry.size_bounds, sha256=entry.sha256)
+    url = entry.url if entry else text
+    if url.startswith(HUB):
+        return fetch_from_hub(url)
+    size, sha256 = (entry.size_bounds, entry.sha256) if entry else (None, "")
+    return download(http_address(url), cache_path(url), size=size, sha256=sha256)
 
 
 def describe_source(source: str | os.PathLike[str]) -> ZooEntry | None:
@@ -92,48 +117,29 @@ def describe_source(source: str | os.PathLike[str]) -> ZooEntry | None:
     text = os.fspath(source)
     path = _existing(source)
     if path is not None:
-        cached = path.absolute()
-        folder = cache_dir().absolute() / "gs"
-        if cached.is_relative_to(folder):
-            return find_entry(f"gs://{cached.relative_to(folder)}")
-        folder = cache_dir().absolute() / "https"
-        if cached.is_relative_to(folder):
-            return find_entry(f"https://{cached.relative_to(folder)}")
+        for scheme in ("gs", "https"):
+            folder = cache_dir().absolute() / scheme
+            if path.absolute().is_relative_to(folder):
+                return find_entry(f"{scheme}://{path.absolute().relative_to(folder)}")
         return None
     if text.startswith(_CHOICE):
         choice = augreg.parse_choice(text.removeprefix(_CHOICE))
-        return augreg.select(augreg_index(), **choice)
+        index = download(http_address(augreg.INDEX), cache_path(augreg.INDEX))
+        return augreg.select(augreg.read_index(index), **choice)
     return find_entry(_canonical(text))
-
-
-def augreg_index() -> list[augreg.Row]:
-    """The index of AugReg, from the cache or else from its bucket.
-
-    Raises:
-      UserError: it cannot be fetched, or is something else.
-    """
-    return augreg.read_index(download(augreg.INDEX, cache_path(augreg.INDEX)))
 
 
 def _canonical(url: str) -> str:
     """One name for the two addresses that an object of Google's has."""
-    if url.startswith(_GOOGLE):
-        return "gs://" + urllib.parse.unquote(url.removeprefix(_GOOGLE))
+    if url.startswith(_GOOGLE + "/"):
+        return "gs://" + urllib.parse.unquote(url.removeprefix(_GOOGLE + "/"))
     return url
 
 
 def _existing(source: str | os.PathLike[str]) -> Path | None:
-    path = Path(source).expanduser()
     try:
+        path = Path(source).expanduser()
         # Path("") would be the current folder.
         return path if os.fspath(source) and path.exists() else None
-    except OSError:  # a name too long for a path
+    except (OSError, RuntimeError):  # a name too long for a path; ~somebody
         return None
-
-
-def _complain_of_path(text: str) -> None:
-    """Raises where `text` is clearly meant as a path, which then does not exist."""
-    if text.startswith(("/", "./", "../", "~")) or text.endswith(_SUFFIXES):
-        entry = find_entry(text.removesuffix(".npz"))
-        hint = f" The zoo has {entry.name!r}." if entry else ""
-        raise UserError(f"{text!r} does not exist.{hint}")
