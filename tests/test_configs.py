@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import inspect
 import json
 from collections.abc import Callable
@@ -13,79 +13,123 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import finetune, quickstart
-from tests import fixtures_data
+from tests import fixtures_data, tiny
+from vit_jax import command_line
 from vit_jax import config as default
-from vit_jax import launch
+from vit_jax import run as run_module
 from vit_jax.data.pipeline import train_batches
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model
 from vit_jax.models.variants import get_variant
 from vit_jax.multihost.processes import start_processes
-from vit_jax.objectives.classification import Classification
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.load import load_pretrained
 from vit_jax.run import Run, create_run
+from vit_jax.train import train_and_evaluate
 from vit_jax.training.length import to_steps
 from vit_jax.training.mixing import create_mixing
-from vit_jax.training.optimizer import create_optimizer, create_schedule
-from vit_jax.training.step import jit_train_step
+from vit_jax.training.step import make_train_step
 from vit_jax.workdir.checkpoints import CheckpointManager
 
 ROOT = Path(__file__).resolve().parents[1]
 
 # Sections that the loop hands over whole. The functions take no **kwargs, so a key that they do
-# not name is a TypeError, and what they do name they use (ruff finds unused arguments).
-SECTIONS: dict[str, tuple[Callable[..., Any], set[str]]] = {
-    "duration": (to_steps, set()),
-    "loader": (train_batches, set()),
-    "mesh": (create_mesh, set()),
-    "mix": (create_mixing, set()),
-    "objective": (Classification.__init__, {"name"}),
-    "optimizer": (create_optimizer, {"learning_rate"}),  # goes to the schedule
-    "schedule": (create_schedule, set()),
-    "train_step": (jit_train_step, set()),
-    "checkpoint": (CheckpointManager.__init__, set()),
-    "processes": (start_processes, set()),
-    "pretrained": (load_pretrained, set()),
+# not name is a TypeError.
+SECTIONS: dict[str, Callable[..., Any]] = {
+    "duration": to_steps,
+    "loader": train_batches,
+    "mesh": create_mesh,
+    "mix": create_mixing,
+    "train_step": make_train_step,
+    "checkpoint": CheckpointManager.__init__,
+    "processes": start_processes,
+    "pretrained": load_pretrained,
 }
 
 
 @pytest.mark.parametrize("section", list(SECTIONS))
 def test_every_key_of_a_section_is_an_argument(section: str) -> None:
-    function, read_elsewhere = SECTIONS[section]
-    keys = set(default.get_config()[section]) - read_elsewhere
-    assert keys <= set(inspect.signature(function).parameters)
-
-
-def test_every_model_key_is_an_attribute_and_back() -> None:
-    """Of any kind of model; what one of them does not have, `create_model` leaves out."""
-    fields = {field.name for model in MODELS.values() for field in dataclasses.fields(model)}
-    assert set(default.get_config().model) | {"num_classes", "parent"} == fields
+    keys = set(default.get_config()[section])
+    assert keys <= set(inspect.signature(SECTIONS[section]).parameters)
 
 
 @pytest.mark.parametrize("variant", ["B/16", "R50+L/32", "DeiT-distilled-S/16", "R152x2"])
-def test_every_variant_goes_over_the_defaults(variant: str) -> None:
+def test_every_variant_is_a_section(variant: str) -> None:
     config = default.get_config()
-    config.model.update(get_variant(variant))
+    config.model = default.section("model", **get_variant(variant))
     model = create_model(**config.model, num_classes=3)
     assert type(model) is MODELS[get_variant(variant)["name"]]
     assert model == create_model(**get_variant(variant), num_classes=3)
 
 
-def test_every_other_key_is_read_by_the_loop() -> None:
-    source = "".join(
-        (ROOT / "vit_jax" / f"{name}.py").read_text() for name in ("run", "train", "train_events")
-    )
+def all_kinds() -> list[tuple[str, str]]:
+    return [(key, name) for key, (table, _) in default.KINDS.items() for name in table]
+
+
+@pytest.mark.parametrize(("key", "name"), all_kinds())
+def test_every_key_of_a_kind_has_a_type_and_a_line_of_help(key: str, name: str) -> None:
+    undocumented = [each for each, (_, _, text) in default.kind_keys(key, name).items() if not text]
+    assert not undocumented
+
+
+def test_a_section_has_the_keys_of_its_kind_only() -> None:
     config = default.get_config()
-    keys = [f"{s}.{key}" for s in ("dataset", "log") for key in config[s]]
-    keys += [f"evaluators.{key}" for key in config.evaluators.test]
-    for key in keys:
-        section, _, last = key.rpartition(".")
-        name = {"dataset": "data", "evaluators": "evaluator", "log": "log"}[section]
-        assert f"{name}.{last}" in source or f'"{last}"' in source, key
-    # `sweep` is for scripts/sweep.py, see tests/test_sweep.py.
-    handed_over = {*SECTIONS, "model", "dataset", "log", "evaluators", "seed", "sweep"}
-    assert set(config) == handed_over
+    assert "momentum" not in config.optimizer
+    default.set_kind(config, "optimizer", "sgd")
+    assert config.optimizer.momentum == 0.9
+    assert "b1" not in config.optimizer
+    config.optimizer.weight_decay = 0.25
+    default.set_kind(config, "optimizer", "adafactor")  # what both have is kept
+    assert config.optimizer.weight_decay == 0.25
+    with pytest.raises(UserError, match="schedule.linear_end is not a key of schedule.name='cos"):
+        default.section("schedule", "cosine", linear_end=0.1)
+    with pytest.raises(UserError, match="model.resnet_layers has no default"):
+        default.section("model", "bit")
+    with config.unlocked():
+        config.optimizer.b1 = 0.9
+    with pytest.raises(UserError, match="optimizer.b1 is not a key of optimizer.name='adafactor'"):
+        default.check_kinds(config)
+    del config.optimizer["b1"], config.optimizer["momentum"]
+    with pytest.raises(UserError, match="optimizer.momentum is missing"):
+        default.check_kinds(config)
+
+
+def test_the_loop_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen by watching the config while a fine-tuning runs."""
+    train_and_evaluate(tiny.config(duration__steps=2, schedule__warmup_steps=0), f"{tmp_path}/a")
+    config = tiny.config(
+        duration__steps=2, schedule__warmup_steps=0, pretrained__source=f"{tmp_path}/a"
+    )
+    names = {id(node): key for key, node in config.items() if hasattr(node, "items")}
+    names |= {id(config): "", id(config.evaluators.test): "evaluators.test"}
+    read: set[str] = set()
+    get = ConfigDict.__getitem__
+
+    def recorded(node: ConfigDict, key: str) -> Any:
+        if id(node) in names:
+            read.add(f"{names[id(node)]}.{key}".lstrip("."))
+        return get(node, key)
+
+    # These two look at everything, and use nothing.
+    monkeypatch.setattr(run_module, "check_config", lambda _: None)
+    monkeypatch.setattr(ConfigDict, "to_dict", lambda node: {"tiny": id(node)})
+    monkeypatch.setattr(ConfigDict, "__getitem__", recorded)
+    train_and_evaluate(config, f"{tmp_path}/b")
+    monkeypatch.undo()
+    every = {"seed"} | {
+        f"{s}.{key}" for s in set(names.values()) - {""} for key in _node(config, s)
+    }
+    unread = {key for key in every - read if not key.startswith(("sweep.", "evaluators."))}
+    unread |= {f"evaluators.test.{key}" for key in config.evaluators.test} - read
+    # scripts/sweep.py reads `sweep`, launch.main `processes`.
+    assert unread <= STARTED_BY_LAUNCH
+
+
+STARTED_BY_LAUNCH = {f"processes.{key}" for key in default.get_config().processes}
+
+
+def _node(config: ConfigDict, key: str) -> ConfigDict:
+    return functools.reduce(lambda node, part: node[part], key.split("."), config)
 
 
 def test_a_key_that_is_not_there_cannot_be_set() -> None:
@@ -167,18 +211,20 @@ def test_a_saved_config_rebuilds_the_model() -> None:
     saved = json.loads(json.dumps(config.to_dict()))
     again = default.get_config()
     for section in ("model", "optimizer", "schedule"):
+        default.set_kind(again, section, saved[section]["name"])
         for key, value in saved[section].items():
             again[section][key] = tuple(value) if isinstance(value, list) else value
     assert again.model.to_dict() == config.model.to_dict()
     assert again.optimizer.to_dict() == config.optimizer.to_dict()
 
 
-def test_help_lists_every_key_with_its_comment() -> None:
-    launch.define_flags(None)
-    text = launch.help_text("doc")
+def test_help_lists_every_key_with_its_meaning() -> None:
+    command_line.define_flags()
+    text = command_line.help_text("doc")
     for section, keys in default.get_config().items():
         if section != "evaluators" and hasattr(keys, "items"):
             for key in keys:
                 assert f"  {section}.{key} = " in text
-    assert "# updates" in text
-    assert "evaluators.test.every_steps = 0  # 0 is only after the last step" in text
+    assert "duration.steps = None  # updates" in text
+    assert "optimizer.momentum = 0.9  # (sgd, adafactor) decay of the sum of gradients" in text
+    assert "evaluators.NAME.every_steps = 0  # between two evaluations; 0 is only after" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import signal
@@ -13,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
+from vit_jax import command_line, launch
 from vit_jax import config as default
-from vit_jax import launch
-from vit_jax.errors import UserError, explained
+from vit_jax.errors import UserError, as_user_error
 from vit_jax.workdir.metrics import read_metrics
 
 BAD_COMMANDS = {
@@ -27,6 +28,11 @@ BAD_COMMANDS = {
         ["--config.evaluators.test.splt=test"],
         "Did you mean 'evaluators.test.split'",
     ),
+    "key of another kind": (
+        ["--config.optimizer.momentum=0.9"],
+        "no key of optimizer.name='adamw'. Did you mean 'optimizer.momentum_dtype'",
+    ),
+    "unknown kind": (["--config.optimizer.name=adm"], "Did you mean 'adamw'"),
     "ill-typed value": (["--config.duration.steps=many"], "duration.steps=many"),
     "misspelt flag": (["--wrkdir=x"], "Did you mean: workdir"),
     "stray argument": (["config.seed=3"], "config.seed=3"),
@@ -62,11 +68,11 @@ def test_mistakes_end_in_one_line_and_status_2(
         (UserError("model.depth=x"), 2),
         (OSError(errno.ENOSPC, "No space left on device"), 2),
         (OSError(errno.ESTALE, "Stale file handle"), 75),
-        (explained("step 4 could not be written", OSError(errno.ESTALE, "Stale")), 75),
-        (explained("step 4 could not be written", OSError(errno.ENOSPC, "No space")), 2),
+        (as_user_error("step 4 could not be written", OSError(errno.ESTALE, "Stale")), 75),
+        (as_user_error("step 4 could not be written", OSError(errno.ENOSPC, "No space")), 2),
         # As TensorStore tells it.
-        (explained("step 4 could not be read", ValueError("x [os_error_code='116']")), 75),
-        (explained("step 4 could not be read", ValueError("x [os_error_code='28']")), 2),
+        (as_user_error("step 4 could not be read", ValueError("x [os_error_code='116']")), 75),
+        (as_user_error("step 4 could not be read", ValueError("x [os_error_code='28']")), 2),
     ],
 )
 def test_the_status_says_whether_to_try_again(
@@ -80,16 +86,35 @@ def test_the_status_says_whether_to_try_again(
 
 def test_what_is_given_as_none_is_unset_and_a_length_replaces_the_recipes() -> None:
     config = default.get_config()
-    for arguments, unset in (
-        (["--config.optimizer.clip_norm=None"], {"optimizer.clip_norm"}),
-        (["--config.optimizer.clip_norm=None", "--config.optimizer.clip_norm=1.0"], set()),
-        (["--config.dataset.name=None"], set()),  # a name like any other
-        (["--config.duration.epochs=3"], {"duration.steps", "duration.examples"}),
-        (["--config.duration.epochs", "3"], {"duration.steps", "duration.examples"}),
-        (["--config.duration.steps=None"], {"duration.steps"}),
-        (["--config.duration.epochs=3", "--config.duration.steps=4"], {"duration.examples"}),
+    for given, unset in (
+        ({"optimizer.clip_norm": "None"}, {"optimizer.clip_norm"}),
+        ({"optimizer.clip_norm": "1.0"}, set()),
+        ({"dataset.name": "None"}, set()),  # a name like any other
+        ({"duration.epochs": "3"}, {"duration.steps", "duration.examples"}),
+        ({"duration.steps": "None"}, {"duration.steps"}),
+        ({"duration.epochs": "3", "duration.steps": "4"}, {"duration.examples"}),
     ):
-        assert launch._unset_keys(arguments, config) == unset
+        assert command_line.unset_keys(config, given) == unset
+
+
+def test_a_kind_on_the_command_line_brings_its_keys(tmp_path: Path) -> None:
+    kinds = [
+        "--config.optimizer.name=sgd",
+        "--config.optimizer.momentum=0.5",
+        "--config.schedule.name",
+        "linear",
+        "--config.schedule.linear_end=0.001",
+        "--config.evaluators.test.name=classification",
+        "--config.optimizer.clip_norm=None",
+    ]
+    result = tiny.run("train.py", tmp_path / "run", *kinds, "--config.duration.steps=3")
+    assert result.returncode == 0, result.stderr
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert (saved["optimizer"]["name"], saved["optimizer"]["momentum"]) == ("sgd", 0.5)
+    assert "b1" not in saved["optimizer"]
+    assert saved["schedule"]["linear_end"] == 0.001
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert {"test/accuracy", "test/calibration_error"} <= set(results)
 
 
 def test_an_empty_workdir_is_none(tmp_path: Path) -> None:
