@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vit_jax.multihost.coordination import num_processes
 from vit_jax.multihost.watchdog import Watchdog
 
-# What `start` has started in this process.
 _current: Watchdog | None = None
 
 
-def start(**timeouts: Any) -> None:
+def start(**timeouts: float) -> None:
     """Begins to watch, see `Watchdog`; after the processes have found each other."""
     global _current
     stop()
@@ -33,10 +30,6 @@ def leave() -> None:
     stop()
 
 
-def is_watching() -> bool:
-    return _current is not None
-
-
 def expect_progress(expected: bool) -> None:
     """See `Watchdog.expect_progress`."""
     if _current is not None:
@@ -51,29 +44,23 @@ def note(
         _current.note(doing, step, waits=waits, started=started)
 
 
-def ask_to_stop() -> None:
-    """See `Watchdog.ask_to_stop`."""
-    if _current is not None:
-        _current.ask_to_stop()
-
-
-def stop_reached() -> bool:
-    """See `Watchdog.stop_reached`; False where nobody watches."""
-    return _current is not None and _current.stop_reached()
-
-
 def fail(failure: str, exit_code: int) -> None:
     """Ends the other processes with this one; see `Watchdog.fail`."""
     if _current is not None and num_processes() > 1:
         _current.fail(failure, exit_code)
 
 
-def exit_code() -> int | None:
-    """Status of the verdict that is about to end this process, if there is one."""
-    return None if _current is None else _current.exit_code
+def verdict() -> tuple[str, int] | None:
+    """What is about to end this process, if anything is; see `Watchdog.verdict`."""
+    return None if _current is None else _current.verdict
+
+
+def coordinator_is_lost(why: str) -> str:
+    """See `Watchdog.coordinator_is_lost`."""
+    return "" if _current is None else _current.coordinator_is_lost(why)
 
 
 def wait_for_verdict() -> None:
-    """After a collective has failed: gives the watch time to say whose fault it is."""
+    """After a collective has failed: gives the watchdog time to say whose fault it is."""
     if _current is not None:
         _current.wait_for_verdict()

@@ -119,8 +119,8 @@ def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]
     if damaged:
         steps_and_files = "; ".join(f"step {i}: {listed(files)}" for i, files in damaged.items())
         raise UserError(
-            f"No checkpoint in {folder} is intact (damaged files of {steps_and_files}). Bring back a copy, "
-            "or move them away to start over."
+            f"No checkpoint in {folder} is intact (damaged files of {steps_and_files}). "
+            "Bring back a copy, or move them away to start over."
         )
     return None, []
 
