@@ -88,12 +88,8 @@ def test_profile_steps() -> None:
 
 def test_a_process_alone_ends_when_it_makes_no_progress() -> None:
     ended: list[int] = []
-    watch = Watchdog(
-        heartbeat_timeout_seconds=2.0,
-        step_timeout_seconds=0.5,
-        start_timeout_seconds=0.5,
-        exit_process=ended.append,
-    )
+    watch = Watchdog(ended.append)
+    watch.start(heartbeat_timeout_seconds=2.0, step_timeout_seconds=0.5, start_timeout_seconds=0.5)
     try:
         watch.expect_progress(True)
         watch.wait_for_verdict()

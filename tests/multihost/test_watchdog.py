@@ -54,13 +54,9 @@ class Group:
         self.watchdogs: list[Watchdog] = []
         for i in range(count):
             monkeypatch.setattr(watchdog, "process_id", lambda i=i: i)
-            self.watchdogs.append(
-                Watchdog(
-                    heartbeat_timeout_seconds=3.0,
-                    step_timeout_seconds=1.0,
-                    start_timeout_seconds=1.0,
-                    exit_process=lambda code, i=i: self._end(i, code),
-                )
+            self.watchdogs.append(Watchdog(lambda code, i=i: self._end(i, code)))
+            self.watchdogs[i].start(
+                heartbeat_timeout_seconds=3.0, step_timeout_seconds=1.0, start_timeout_seconds=1.0
             )
 
     def _end(self, i: int, exit_code: int) -> None:

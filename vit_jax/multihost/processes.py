@@ -173,13 +173,13 @@ def _explain_aborts(reason: Callable[[], tuple[str, int] | None]) -> None:
 
 
 def _why_aborted(address: str) -> tuple[str, int] | None:
-    verdict = liveness.verdict()
+    verdict = liveness.watchdog.verdict
     if verdict is not None:  # process 0 ends by the same one, and was faster
         return "", verdict[1]
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):
         socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
         return None
-    text = liveness.coordinator_is_lost(f"{address} does not answer")
+    text = liveness.watchdog.coordinator_is_lost(f"{address} does not answer")
     going_on = "Stopping; the same command resumes from the last checkpoint."
     return f"{text}\n{going_on}\n", REQUEUE_EXIT_CODE

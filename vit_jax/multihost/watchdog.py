@@ -40,39 +40,48 @@ _FOREVER_MILLISECONDS = 7 * 24 * 3600 * 1000  # longer than anything that is wat
 
 
 class Watchdog:
-    """Watches over this process and its peers from a thread.
+    """Watches over this process and its peers from a thread, between `start` and `stop`.
 
     Args:
-      heartbeat_timeout_seconds: a process unheard of for so long is lost.
-      step_timeout_seconds: no progress for so long is a hang; 0: nothing is.
-      start_timeout_seconds: the same before the first update, which compiles.
       exit_process: ends the process at once, with a status.
     """
 
-    def __init__(
+    def __init__(self, exit_process: Callable[[int], Any] = os._exit):
+        self._exit_process = exit_process
+        self._lock = threading.Lock()
+        self._record = Record("", 0)
+        self._first: Record | None = None  # of process 0, as last heard
+        self._threads: list[threading.Thread] = []
+        self.verdict: tuple[str, int] | None = None  # what ends this process, and its status
+
+    def start(
         self,
         *,
         heartbeat_timeout_seconds: float,
         step_timeout_seconds: float,
         start_timeout_seconds: float,
-        exit_process: Callable[[int], Any] = os._exit,
-    ):
+    ) -> None:
+        """Begins to watch; after the processes have found each other.
+
+        Args:
+          heartbeat_timeout_seconds: a process unheard of for so long is lost.
+          step_timeout_seconds: no progress for so long is a hang; 0: nothing is.
+          start_timeout_seconds: the same before the first update, which compiles.
+        """
+        self.stop()
         self._heartbeat_timeout = heartbeat_timeout_seconds
         self._step_timeout = step_timeout_seconds
         self._start_timeout = start_timeout_seconds if step_timeout_seconds else 0.0
-        self._exit_process = exit_process
         self._interval = min(max(heartbeat_timeout_seconds / 20, 0.1), 1.0)
         self._id, self._num_processes = process_id(), num_processes()
         self._record = Record(socket.gethostname(), os.getpid())
-        self._first: Record | None = None  # of process 0, as last heard
-        self._heard = time.monotonic()  # when that was
+        self._heard = time.monotonic()  # the last word of process 0
         self._watch = Watch()
-        self._lock = threading.Lock()
-        self.verdict: tuple[str, int] | None = None  # what ends this process, and its status
         self._stopped, self._ended = threading.Event(), threading.Event()
-        self._client: Any = coordination_client() if self._num_processes > 1 else None
+        self._client: Any = coordination_client()
         # Apart from each other: calls of the client may hang when the network does.
-        loops = [self._watch_alone] if self._client is None else [self._talk, self._watch_first]
+        several = self._num_processes > 1
+        loops = [self._talk, self._watch_first] if several else [self._watch_alone]
         self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
@@ -81,16 +90,25 @@ class Watchdog:
         """From here on the main thread is to call `note`; or it no longer is."""
         with self._lock:
             self._record.progress += 1
-            self._record.limit_seconds = self._start_timeout if expected else 0.0
+            self._record.limit_seconds = self._start_timeout if expected and self._threads else 0.0
 
-    def note(self, doing: str, step: int | None, *, waits: bool, started: bool) -> None:
-        """The main thread has got somewhere; `started`: the first update is done."""
+    def note(
+        self, doing: str, step: int | None = None, *, waits: bool = False, started: bool = False
+    ) -> None:
+        """The main thread has got somewhere, and is `doing` something now, as "reading a batch".
+
+        Args:
+          doing: said of this process where it hangs or is lost.
+          step: finished updates; None: as before.
+          waits: for others, or the devices: then it is not to blame.
+          started: the first update is done.
+        """
         with self._lock:
             self._record.progress += 1
             self._record.doing, self._record.waits = doing, waits
             if step is not None:
                 self._record.step = step
-            if started:
+            if started and self._threads:
                 self._record.limit_seconds = self._step_timeout
 
     def fail(self, failure: str, exit_code: int) -> None:
@@ -98,11 +116,13 @@ class Watchdog:
         with self._lock:
             self._record.failure, self._record.exit_code = failure, exit_code
         # The verdict that follows from it ends this process too.
-        self._wait_for_the_end(2 * self._heartbeat_timeout)
+        if self._threads and self._num_processes > 1:
+            self._wait_for_the_end(2 * self._heartbeat_timeout)
 
     def wait_for_verdict(self) -> None:
-        """Returns only if nothing is found to be wrong with any process."""
-        self._wait_for_the_end(self._heartbeat_timeout + 10 * self._interval)
+        """After a collective has failed: returns only if nothing is wrong with any process."""
+        if self._threads:
+            self._wait_for_the_end(self._heartbeat_timeout + 10 * self._interval)
 
     def _wait_for_the_end(self, seconds: float) -> None:
         """So long for a verdict; after one, until it has ended this process with its status."""
@@ -111,15 +131,18 @@ class Watchdog:
 
     def leave(self) -> None:
         """Waits, still watched, until all processes have got here; then nobody is watched."""
-        if self._client is not None:
-            self.note("finished", None, waits=True, started=False)
+        if self._threads and self._num_processes > 1:
+            self.note("finished", waits=True)
             self._wait_for_peers("end", _FOREVER_MILLISECONDS)
         self.stop()
 
     def stop(self) -> None:
-        self._stopped.set()
+        """Nobody is watched from here on."""
+        if self._threads:
+            self._stopped.set()
         for thread in self._threads:
             thread.join(timeout=5)
+        self._threads = []
 
     def coordinator_is_lost(self, why: str) -> str:
         """The verdict on process 0, whose word is missing."""

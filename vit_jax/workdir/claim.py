@@ -95,9 +95,9 @@ def claim_workdir(
 
 def release_workdir(workdir: str | os.PathLike[str]) -> None:
     """Lets other processes work in the workdir; harmless where it was not claimed."""
-    folder = Path(workdir).resolve()
-    if folder in _HELD:
-        os.close(_HELD.pop(folder))
+    lock = _HELD.pop(Path(workdir).resolve(), None)
+    if lock is not None:
+        os.close(lock)
 
 
 def _check_same(
@@ -141,17 +141,13 @@ def _check_shared(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> None:
-    """Takes the exclusive lock; a process that has it already keeps it.
+    """Takes the exclusive lock, anew where this process has it: the folder may have been deleted.
 
     A record lock (lockf), because it is not inherited: a worker process that outlives a killed
     parent must not keep the workdir shut, as it would with flock.
     """
-    path = folder / _LOCK
-    if folder in _HELD:
-        if path.exists() and os.path.samestat(os.fstat(_HELD[folder]), path.stat()):
-            return
-        release_workdir(folder)  # the folder was deleted meanwhile
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    release_workdir(folder)
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _acquire(lock, folder)
     except BaseException:

@@ -88,9 +88,12 @@ class MetricWriter:
     def close(self, *, failed: bool = False, resumes: bool = False) -> None:
         """Flushes everything; W&B shows the run as failed, preempted (`resumes`) or finished."""
         if self._file is not None:
-            # Of a run that has failed, the first error counts.
-            with contextlib.suppress(UserError if failed else ()), _errors_of(self._file):
-                self._file.close()
+            try:
+                with _errors_of(self._file):
+                    self._file.close()
+            except UserError:
+                if not failed:  # else the first error counts
+                    raise
         if self._summary is not None:
             self._summary.close()
         if self._wandb is not None:
@@ -139,8 +142,8 @@ class WandbRun:
         import wandb
 
         path = Path(workdir) / WANDB_FILE
-        known = read_json(path) if path.exists() else {}
-        if known.get("project") != project:
+        known = read_json(path) if path.exists() else None
+        if not isinstance(known, dict) or known.get("project") != project or "id" not in known:
             known = {"project": project, "id": secrets.token_hex(6)}
             write_json(path, known)  # before the run exists, or a kill would lose its id
         try:
