@@ -71,7 +71,7 @@ def test_a_cluster_that_is_not_there_yet_may_come(
         raise error
 
     monkeypatch.setattr("jax.distributed.initialize", fails)
-    monkeypatch.setattr(processes, "_explain_aborts", lambda: None)
+    monkeypatch.setattr(processes, "_explain_aborts", lambda reason: None)
     with pytest.raises(PeersMissingError if raised else RuntimeError, match=str(error)):
         start_processes(**{"distributed": "auto", **ALONE, **TIMEOUTS})
 
@@ -88,12 +88,8 @@ def test_profile_steps() -> None:
 
 def test_a_process_alone_ends_when_it_makes_no_progress() -> None:
     ended: list[int] = []
-    watch = Watchdog(
-        heartbeat_timeout_seconds=2.0,
-        step_timeout_seconds=0.5,
-        start_timeout_seconds=0.5,
-        exit_process=ended.append,
-    )
+    watch = Watchdog(ended.append)
+    watch.start(heartbeat_timeout_seconds=2.0, step_timeout_seconds=0.5, start_timeout_seconds=0.5)
     try:
         watch.expect_progress(True)
         watch.wait_for_verdict()

@@ -137,7 +137,7 @@ def test_force_keeps_every_earlier_config(tmp_path: Path) -> None:
 
 
 def test_an_unknown_resume_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--resume=yes is not known\. Known: auto, force"):
+    with pytest.raises(UserError, match=r"--resume='yes' is unknown\. Known: auto, force"):
         claim(tmp_path, resume="yes")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,7 @@ def test_only_process_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     runs = wandb_stand_in.install(monkeypatch)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(first_process, "_broadcast", lambda text: '{"result": null}')
+    monkeypatch.setattr(first_process, "_broadcast", lambda _: pickle.dumps((None, None)))
     write(tmp_path, start_step=0, steps=range(1, 3), tensorboard=True, wandb_project="vit")
     assert not runs
     assert not list(tmp_path.iterdir())

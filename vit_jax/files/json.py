@@ -8,18 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError, explained
+from vit_jax.files.manifest import write_atomically
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Writes a JSON file that is either the old one or the new one, whenever the power goes."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_atomically(Path(path), json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

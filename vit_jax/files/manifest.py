@@ -24,9 +24,8 @@ def write_manifest(
 ) -> None:
     """Writes `folder/checksums.json` over all files below the folder, with a note to go with it.
 
-    The file is {"files": {relative name: [bytes, sha256]}, "note": note, "sha256": of the rest}.
-
-    It is written last, and whole or not at all: a folder with a manifest is a finished one.
+    The file is {"files": {relative name: [bytes, sha256]}, "note": note, "sha256": of the rest},
+    written last, and whole or not at all: a folder with a manifest is a finished one.
 
     Args:
       folder: where the files are, and the manifest will be; an old one is replaced.
@@ -75,7 +74,7 @@ def read_or_none(read: Callable[[], T]) -> T | None:
                 continue
             if may_pass(error) or error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
-            return None
+            break
     return None
 
 

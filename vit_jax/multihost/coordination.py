@@ -1,20 +1,24 @@
 """JAX's coordination service: who takes part in a run, and the values its processes share.
 
-JAX's own names for these would start its devices, which is too early for some; and it has none for
-the service's client, which Orbax takes from the same place.
+jax.process_count() and the like would start the devices, which is too early for some callers; and
+JAX has no public name for the service's client.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
 from jax._src import distributed
 
 
 def coordination_client() -> Any:
     """The client of the key-value store; None in a process alone."""
     return distributed.global_state.client
+
+
+def coordinator_address() -> str:
+    """host:port of the service, given or detected."""
+    return distributed.global_state.coordinator_address or ""
 
 
 def num_processes() -> int:
@@ -25,13 +29,3 @@ def num_processes() -> int:
 def process_id() -> int:
     """The number of this process among them; 0 is where the coordination service runs."""
     return distributed.global_state.process_id if coordination_client() else 0
-
-
-def try_get(client: Any, key: str) -> str | None:
-    """The value of a key, or None where it has none."""
-    try:
-        return client.key_value_try_get(key)
-    except jax.errors.JaxRuntimeError as error:
-        if "NOT_FOUND" in str(error):
-            return None
-        raise

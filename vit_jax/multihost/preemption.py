@@ -8,6 +8,7 @@ saves and ends with `REQUEUE_EXIT_CODE`.
 from __future__ import annotations
 
 import http.client
+import itertools
 import logging
 import os
 import signal
@@ -17,39 +18,39 @@ from pathlib import Path
 from typing import Any
 
 import jax
-
-from vit_jax.multihost import liveness
+from jax.experimental import multihost_utils
 
 _LOG = logging.getLogger(__name__)
 _PRODUCT = Path("/sys/class/dmi/id/product_name")
 # Of a Google Cloud machine's metadata server: what is asked, and the answer that means no.
 _METADATA = {"maintenance-event": "NONE", "preempted": "FALSE"}
 _POLL_SECONDS = 2.0
+_CALLS = itertools.count(1)  # of `reached`, in this process
 
 
 class PreemptionNotice:
     """Whether this run has been asked to stop; a context, on the main thread of every process.
 
-    Further SIGTERMs change nothing: a machine that shuts down sends several, while the checkpoint
-    is being written. Whoever cannot wait has SIGKILL.
+    Several processes leave SIGTERM, and where to stop, to JAX's preemption service. Further
+    SIGTERMs change nothing: a machine that shuts down sends several, while the checkpoint is being
+    written. SIGKILL ends the process at once.
     """
 
     def __init__(self) -> None:
-        self._signalled = False
+        self._reached = False
         self._previous: Any = None
         self._done = threading.Event()
 
     def reached(self) -> bool:
-        """True on all processes at the same call, soon after one of them was asked to stop."""
-        if jax.process_count() == 1:
-            return self._signalled
-        return liveness.stop_reached()
+        """True on all processes from the same call on, soon after one of them was asked to stop."""
+        if jax.process_count() > 1 and not self._reached:
+            self._reached = multihost_utils.reached_preemption_sync_point(next(_CALLS))
+        return self._reached
 
     def __enter__(self) -> PreemptionNotice:
-        # Without a watch several processes could not agree on where to stop.
-        agrees = jax.process_count() == 1 or liveness.is_watching()
-        if agrees and threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+        main_thread = threading.current_thread() is threading.main_thread()
+        if jax.process_count() == 1 and main_thread:
+            self._previous = signal.signal(signal.SIGTERM, self._ask)
         server = metadata_server()
         if server:
             thread = threading.Thread(target=self._follow_metadata, args=(server,), daemon=True)
@@ -61,12 +62,11 @@ class PreemptionNotice:
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
 
-    def _on_signal(self, _signum: int, _frame: Any) -> None:
-        self._ask()
-
-    def _ask(self) -> None:
-        self._signalled = True
-        liveness.ask_to_stop()
+    def _ask(self, *_: object) -> None:
+        if jax.process_count() == 1:
+            self._reached = True
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)  # for JAX, which tells the others
 
     def _follow_metadata(self, server: str) -> None:
         """A notice of the machine's host does what the signal does."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
+from collections.abc import Hashable
 from typing import Any
 
-REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command goes on where the run stands
+REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
 # How XLA's errors begin that a process which is gone may cause in the others.
 _STATUS = re.compile(
     r"(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE"
@@ -37,21 +38,18 @@ class Record:
     limit_seconds: float = 0.0  # without progress, before it counts as hanging
     failure: str = ""
     exit_code: int = 0
-    asked: bool = False  # somebody wants the run to stop
-    told: bool = False  # has read the verdict, and ends
-    polls: int = -1  # how often it has asked whether to stop, once that cannot change meanwhile
 
     def who(self, process_id: int) -> str:
         return f"process {process_id} (pid {self.pid} on {self.host})"
 
 
 class Watch:
-    """When something was last seen to change."""
+    """When values were last seen to change."""
 
     def __init__(self) -> None:
-        self._seen: dict[Any, tuple[Any, float]] = {}
+        self._seen: dict[Hashable, tuple[Any, float]] = {}
 
-    def unchanged_seconds(self, key: Any, value: Any) -> float:
+    def unchanged_seconds(self, key: Hashable, value: Any) -> float:
         """Seconds since `value` was first seen for `key`."""
         now = time.monotonic()
         if key not in self._seen or self._seen[key][0] != value:
@@ -95,10 +93,10 @@ def judge(
             return None  # the one they wait for still gets somewhere; who has left does not count
         behind = min(records[each].step for each in stuck)
         to_blame = [each for each in stuck if records[each].step == behind]
-    told = "; ".join(
+    listed = "; ".join(
         f"{records[each].who(each)} has been {records[each].doing} (step {records[each].step}) "
         f"for {records[each].limit_seconds:.0f} s"
         for each in to_blame[:5]
     )
     more = f"; and {len(to_blame) - 5} more" if len(to_blame) > 5 else ""
-    return f"No progress: {told}{more}.", REQUEUE_EXIT_CODE
+    return f"No progress: {listed}{more}.", REQUEUE_EXIT_CODE

@@ -1,21 +1,16 @@
 """Notices that a process of a run has died, hangs or failed, names it, and ends the others.
 
-Left alone, the processes of a JAX program wait for a peer that has died until their heartbeats
-time out, and for ever for one that hangs. Here every process tells the others what it is doing,
-through the key-value store of JAX's coordination service (no port but JAX's own):
+JAX's own heartbeats notice a death, not a hang, and abort the other processes with a number in
+place of a name. So every process says what it is doing, through the key-value store of JAX's
+coordination service (no port but JAX's own):
 
-* a thread of each process writes its record a few times per timeout, and reads two: the orders,
-  and the record of process 0, which is where the coordination service runs;
-* process 0 reads all records. A record that does not change: its process has died, is frozen, or
-  is cut off. One that changes but tells of no progress: its process hangs. Either ends in a
-  verdict, which says who it was and what it was doing, and ends every process with status 75.
+* a thread of each process writes its record a few times per timeout, and reads the orders;
+* process 0, where the coordination service runs, reads all records and gives the orders. A record
+  that does not change: its process has died, is frozen, or is cut off. One that changes but tells
+  of no progress: its process hangs. Either ends in a verdict, which says who it was and what it
+  was doing, and ends every process with status 75.
 
 A process alone has only itself to watch: it ends when it makes no progress.
-
-The same records let all processes stop at the same update when one was asked to (`ask_to_stop`):
-process 0 orders a halt, every process reports how far it got and lets its main thread wait there,
-and process 0 orders the next point after the farthest. (JAX's own preemption service does the
-same, but counts with whatever number it was called with last, and Orbax calls it too.)
 """
 
 from __future__ import annotations
@@ -30,72 +25,64 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from vit_jax.multihost.coordination import (
-    coordination_client,
-    num_processes,
-    process_id,
-    try_get,
-)
+from vit_jax.multihost.coordination import coordination_client, num_processes, process_id
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, Record, Watch, judge
 
 _LOG = logging.getLogger(__name__)
-_RECORDS = "vit_jax/liveness/records"
-_ORDERS = "vit_jax/liveness/orders"
+_RECORDS = "vit_jax/records"
+_ORDERS = "vit_jax/orders"
 _FOREVER_MILLISECONDS = 7 * 24 * 3600 * 1000  # longer than anything that is watched
 
 
-@dataclasses.dataclass
-class Orders:
-    """What process 0 tells all others."""
-
-    verdict: str = ""
-    exit_code: int = 0
-    halt: bool = False  # report where you are and wait there
-    stop_at: int = 0  # the call of `stop_reached` that is true
-
-
 class Watchdog:
-    """Watches over this process and its peers from a thread.
+    """Watches over this process and its peers from a thread, between `start` and `stop`.
 
     Args:
-      heartbeat_timeout_seconds: a process unheard of for so long is lost.
-      step_timeout_seconds: no progress for so long is a hang; 0: nothing is.
-      start_timeout_seconds: the same before the first update, which compiles.
       exit_process: ends the process at once, with a status.
     """
 
-    def __init__(
+    def __init__(self, exit_process: Callable[[int], Any] = os._exit):
+        self._exit_process = exit_process
+        self._lock = threading.Lock()
+        self._record = Record("", 0)
+        self._first: Record | None = None  # of process 0, as last heard
+        self._threads: list[threading.Thread] = []
+        self.verdict: tuple[str, int] | None = None  # what ends this process, and its status
+
+    def start(
         self,
         *,
         heartbeat_timeout_seconds: float,
         step_timeout_seconds: float,
         start_timeout_seconds: float,
-        exit_process: Callable[[int], Any] = os._exit,
-    ):
+    ) -> None:
+        """Begins to watch; after the processes have found each other.
+
+        Args:
+          heartbeat_timeout_seconds: a process unheard of for so long is lost.
+          step_timeout_seconds: no progress for so long is a hang; 0: nothing is.
+          start_timeout_seconds: the same before the first update, which compiles.
+        """
+        self.stop()
         self._heartbeat_timeout = heartbeat_timeout_seconds
         self._step_timeout = step_timeout_seconds
         self._start_timeout = start_timeout_seconds if step_timeout_seconds else 0.0
-        self._exit_process = exit_process
         self._interval = min(max(heartbeat_timeout_seconds / 20, 0.1), 1.0)
         self._id, self._num_processes = process_id(), num_processes()
         self._record = Record(socket.gethostname(), os.getpid())
-        self._watch, self._coordinator_watch = Watch(), Watch()
-        self._contact = time.monotonic()  # with the coordination service
-        self._stopped = threading.Event()
-        self._ending, self._ended = False, threading.Event()  # by a verdict
-        self.exit_code: int | None = None  # of the verdict, once there is one
-        self._lock = threading.Condition()
-        self._polls = 0
-        self._orders = Orders()
-        self._client = coordination_client() if self._num_processes > 1 else None
-        self._threads = [threading.Thread(target=self._look_after, daemon=True)]
-        if self._client is not None:
-            self._threads.append(threading.Thread(target=self._talk, daemon=True))
+        self._heard = time.monotonic()  # the last word of process 0
+        self._watch = Watch()
+        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._client: Any = coordination_client()
+        # Apart from each other: calls of the client may hang when the network does.
+        several = self._num_processes > 1
+        loops = [self._talk, self._watch_first] if several else [self._watch_alone]
+        self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
 
@@ -103,66 +90,76 @@ class Watchdog:
         """From here on the main thread is to call `note`; or it no longer is."""
         with self._lock:
             self._record.progress += 1
-            self._record.limit_seconds = self._start_timeout if expected else 0.0
+            self._record.limit_seconds = self._start_timeout if expected and self._threads else 0.0
 
-    def note(self, doing: str, step: int | None, *, waits: bool, started: bool) -> None:
-        """The main thread has got somewhere; `started`: the first update is done."""
+    def note(
+        self, doing: str, step: int | None = None, *, waits: bool = False, started: bool = False
+    ) -> None:
+        """The main thread has got somewhere, and is `doing` something now, as "reading a batch".
+
+        Args:
+          doing: said of this process where it hangs or is lost.
+          step: finished updates; None: as before.
+          waits: for others, or the devices: then it is not to blame.
+          started: the first update is done.
+        """
         with self._lock:
             self._record.progress += 1
             self._record.doing, self._record.waits = doing, waits
             if step is not None:
                 self._record.step = step
-            if started:
+            if started and self._threads:
                 self._record.limit_seconds = self._step_timeout
-
-    def ask_to_stop(self) -> None:
-        """The run is to stop soon; returns at once, may be called by a signal handler."""
-        self._record.asked = True
-
-    def stop_reached(self) -> bool:
-        """True from the same call on on all processes, soon after one was asked to stop."""
-        if self._num_processes == 1:
-            return self._record.asked
-        with self._lock:
-            while self._orders.halt and not self._orders.stop_at and not self._stopped.is_set():
-                self._lock.wait(0.1)
-            self._polls += 1
-            return 0 < self._orders.stop_at <= self._polls
 
     def fail(self, failure: str, exit_code: int) -> None:
         """Tells the others that this process ends, why, and with which status they should."""
         with self._lock:
             self._record.failure, self._record.exit_code = failure, exit_code
         # The verdict that follows from it ends this process too.
-        self._wait_for_the_end(2 * self._heartbeat_timeout)
+        if self._threads and self._num_processes > 1:
+            self._wait_for_the_end(2 * self._heartbeat_timeout)
 
     def wait_for_verdict(self) -> None:
-        """Returns only if nothing is found to be wrong with any process."""
-        self._wait_for_the_end(self._heartbeat_timeout + 10 * self._interval)
+        """After a collective has failed: returns only if nothing is wrong with any process."""
+        if self._threads:
+            self._wait_for_the_end(self._heartbeat_timeout + 10 * self._interval)
 
     def _wait_for_the_end(self, seconds: float) -> None:
         """So long for a verdict; after one, until it has ended this process with its status."""
-        if self._stopped.wait(seconds) and self._ending:
+        if self._stopped.wait(seconds) and self.verdict is not None:
             self._ended.wait()
 
     def leave(self) -> None:
         """Waits, still watched, until all processes have got here; then nobody is watched."""
-        if self._client is not None:
-            self.note("finished", None, waits=True, started=False)
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
-                self._client.wait_at_barrier("vit_jax/liveness/end", _FOREVER_MILLISECONDS)
+        if self._threads and self._num_processes > 1:
+            self.note("finished", waits=True)
+            self._wait_for_peers("end", _FOREVER_MILLISECONDS)
         self.stop()
 
     def stop(self) -> None:
-        self._stopped.set()
+        """Nobody is watched from here on."""
+        if self._threads:
+            self._stopped.set()
         for thread in self._threads:
             thread.join(timeout=5)
+        self._threads = []
 
-    def _end(self, verdict: str, exit_code: int) -> None:
+    def coordinator_is_lost(self, why: str) -> str:
+        """The verdict on process 0, whose word is missing."""
+        first = self._first
+        if first is None:
+            return f"process 0 (the coordinator) is lost: {why}."
+        return (
+            f"process 0 (the coordinator, pid {first.pid} on {first.host}) is lost: {why}. "
+            f"It was {first.doing} (step {first.step})."
+        )
+
+    def _end(self, verdict: str, exit_code: int, alive: Sequence[int] = ()) -> None:
+        """Says why, and ends this process together with those that are `alive`."""
         with self._lock:
             if self._stopped.is_set():
                 return
-            self._ending = True
+            self.verdict = verdict, exit_code
             self._stopped.set()
         # Whatever happens: the main thread may hold the lock of the log while it hangs.
         timer = threading.Timer(10.0, self._exit_process, [exit_code])
@@ -174,111 +171,74 @@ class Watchdog:
         if not self._record.failure:  # else it has been printed
             _LOG.error("%s", verdict)
         if exit_code == REQUEUE_EXIT_CODE:
-            _LOG.error("Stopping; the same command goes on from the last checkpoint.")
+            _LOG.error("Stopping; the same command resumes from the last checkpoint.")
         logging.shutdown()
+        if self._id in alive:  # JAX aborts those that process 0 leaves behind
+            self._wait_for_peers("verdict", 5000, alive)
         self._exit_process(exit_code)
         self._ended.set()
 
-    def _look_after(self) -> None:
-        """Judges what needs no word from others: a hang of a process alone, silence of process 0.
-
-        Apart from `_talk`, whose calls may hang when the network does.
-        """
+    def _watch_alone(self) -> None:
         while not self._stopped.wait(self._interval):
-            if self._client is None:
-                with self._lock:
-                    record = dataclasses.replace(self._record, waits=False)
-                record.beat = time.monotonic_ns()
-                found = judge({0: record}, 1, self._watch, self._heartbeat_timeout)
-                if found is not None:
-                    self._end(*found)
-            elif time.monotonic() - self._contact >= self._heartbeat_timeout:
-                silence = f"has not answered for {self._heartbeat_timeout:.0f} s"
-                self._end(f"process 0 (the coordinator) {silence}.", REQUEUE_EXIT_CODE)
-
-    def _talk(self) -> None:
-        while not self._stopped.wait(0.1 if self._orders.halt else self._interval):
-            try:
-                found = self._exchange()
-            except jax.errors.JaxRuntimeError:
-                continue  # `_look_after` counts how long this goes on
-            self._contact = time.monotonic()
+            with self._lock:
+                record = dataclasses.replace(self._record, beat=time.monotonic_ns(), waits=False)
+            found = judge({0: record}, 1, self._watch, self._heartbeat_timeout)
             if found is not None:
-                self.exit_code = found[1]
-                with contextlib.suppress(jax.errors.JaxRuntimeError):
-                    self._tell_and_hear()
                 self._end(*found)
 
-    def _tell_and_hear(self) -> None:
-        """A process says that it knows the verdict; process 0, without which nobody hears of it,
-        waits for all that are alive to have said so."""
-        self._record.told = True
-        deadline = time.monotonic() + self._heartbeat_timeout
-        while time.monotonic() < deadline:
-            records = self._exchange_records()
-            waited_for = [
-                record
-                for each, record in records.items()
-                if each != self._id
-                and not record.told
-                and self._watch.unchanged_seconds(("beat", each), record.beat) < 5 * self._interval
-            ]
-            if self._id or not waited_for:
-                return
-            time.sleep(0.1)
+    def _watch_first(self) -> None:
+        while not self._stopped.wait(self._interval):
+            if time.monotonic() - self._heard >= self._heartbeat_timeout:
+                why = f"nothing was heard of it for {self._heartbeat_timeout:.0f} s"
+                self._end(self.coordinator_is_lost(why), REQUEUE_EXIT_CODE)
 
-    def _exchange_records(self) -> dict[int, Record]:
-        """Writes the own record; on process 0 gives those of all."""
-        assert self._client is not None
+    def _talk(self) -> None:
+        while not self._stopped.wait(self._interval):
+            # `_watch_first` counts how long errors go on.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                self._write_record()
+                orders = self._lead() if self._id == 0 else self._read_orders()
+                if "verdict" in orders:
+                    self._end(orders["verdict"], orders["exit_code"], orders["alive"])
+
+    def _write_record(self) -> None:
         with self._lock:
             self._record.beat += 1
-            self._record.polls = self._polls if self._orders.halt else -1
-            text = json.dumps(dataclasses.asdict(self._record))
-        self._client.key_value_set(f"{_RECORDS}/{self._id:06}", text, allow_overwrite=True)
-        if self._id:
-            return {}
-        return {
-            int(key.rpartition("/")[2]): Record(**json.loads(value))
-            for key, value in self._client.key_value_dir_get(f"{_RECORDS}/")
-        }
+        self._set(f"{_RECORDS}/{self._id}", dataclasses.asdict(self._record))
 
-    def _exchange(self) -> tuple[str, int] | None:
-        """Writes the own record and reads what concerns this process."""
-        records = self._exchange_records()
-        if self._id == 0:
-            return self._lead(records)
-        ordered = try_get(self._client, _ORDERS)
-        if ordered is not None:
-            self._obey(Orders(**json.loads(ordered)))
-        if self._orders.verdict:
-            return self._orders.verdict, self._orders.exit_code
-        first = try_get(self._client, f"{_RECORDS}/{0:06}")
-        if first is None:
-            return None
-        record = Record(**json.loads(first))
-        silent = self._coordinator_watch.unchanged_seconds("beat", record.beat)
-        if silent >= self._heartbeat_timeout:
-            return f"{record.who(0)} is lost: silent for {silent:.0f} s.", REQUEUE_EXIT_CODE
-        return None
+    def _read_orders(self) -> dict[str, Any]:
+        orders = self._get(_ORDERS).get("0", {})
+        if orders:
+            first = Record(**orders["first"])
+            if self._first is None or first.beat != self._first.beat:
+                self._first, self._heard = first, time.monotonic()
+        return orders
 
-    def _lead(self, records: dict[int, Record]) -> tuple[str, int] | None:
+    def _lead(self) -> dict[str, Any]:
         """Process 0: gives the orders that follow from all records."""
-        assert self._client is not None
+        records = {int(key): Record(**value) for key, value in self._get(_RECORDS).items()}
+        self._heard = time.monotonic()
+        orders: dict[str, Any] = {"first": dataclasses.asdict(self._record)}
         found = judge(records, self._num_processes, self._watch, self._heartbeat_timeout)
-        orders = dataclasses.replace(self._orders)
         if found is not None:
-            orders.verdict, orders.exit_code = found
-        orders.halt |= any(record.asked for record in records.values())
-        polls = [record.polls for record in records.values()]
-        if orders.halt and len(polls) == self._num_processes and min(polls) >= 0:
-            orders.stop_at = orders.stop_at or max(polls) + 1
-        if orders != self._orders:
-            text = json.dumps(dataclasses.asdict(orders))
-            self._client.key_value_set(_ORDERS, text, allow_overwrite=True)
-            self._obey(orders)
-        return found
+            orders["verdict"], orders["exit_code"] = found
+            orders["alive"] = [
+                each
+                for each, record in records.items()
+                if self._watch.unchanged_seconds(("beat", each), record.beat) < 5 * self._interval
+            ]
+        self._set(f"{_ORDERS}/0", orders)
+        return orders
 
-    def _obey(self, orders: Orders) -> None:
-        with self._lock:
-            self._orders = orders
-            self._lock.notify_all()
+    def _set(self, key: str, value: dict[str, Any]) -> None:
+        self._client.key_value_set(key, json.dumps(value), allow_overwrite=True)
+
+    def _get(self, folder: str) -> dict[str, dict[str, Any]]:
+        found = self._client.key_value_dir_get(f"{folder}/")
+        return {key.rpartition("/")[2]: json.loads(value) for key, value in found}
+
+    def _wait_for_peers(
+        self, name: str, milliseconds: int, peers: Sequence[int] | None = None
+    ) -> None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            self._client.wait_at_barrier(f"vit_jax/{name}", milliseconds, peers)

@@ -1,8 +1,8 @@
-"""Checkpoints: Orbax writes and reads them, checksums say whether to believe them.
+"""Checkpoints: Orbax writes and reads them, checksums say whether to trust them.
 
-Orbax is atomic (a step folder appears by rename once it is complete) but restores flipped bytes
-without a word. So each step carries `state/checksums.json`, written after Orbax has finished the
-files and before the rename: a step without it, or that disagrees with it, is never restored.
+Orbax is atomic (a step's folder appears by rename once it is complete) but restores flipped bytes
+without an error. So each step carries `state/checksums.json`, written after Orbax's files and
+before the rename: a step without it, or that disagrees with it, is never restored.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import logging
 import math
 import os
 import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +22,25 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.errors import UserError, explained, may_pass, nearest
-from vit_jax.files.manifest import damaged_files, read_manifest, write_manifest
-from vit_jax.multihost import liveness
+from vit_jax.errors import UserError, check_known, explained, nearest
+from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.multihost.first_process import run_on_first_process
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 from vit_jax.workdir.orbax_parts import (
+    ITEM,
     ChecksummedHandler,
+    async_checkpointer,
+    damaged_in,
     differing_leaves,
     is_disk_error,
-    open_manager,
+    listed,
+    newest_intact,
+    steps_in,
 )
 
 _LOG = logging.getLogger(__name__)
 _CHECKPOINTS = "checkpoints"
 _DAMAGED = "checkpoints_damaged"
-_ITEM = "state"
-_UNFINISHED = ".orbax-checkpoint-tmp"  # how Orbax names a step before it is complete
+_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax's suffix of a step that is not complete
 
 
 class CheckpointManager:
@@ -69,61 +73,47 @@ class CheckpointManager:
         for key, value in (("every_steps", every_steps), ("keep", keep), ("keep_best", keep_best)):
             if value < 1:
                 raise UserError(f"checkpoint.{key}={value} must be at least 1.")
-        if best_mode not in ("max", "min"):
-            raise UserError(f"checkpoint.best_mode={best_mode!r} is not known. Known: max, min.")
+        check_known("checkpoint.best_mode", best_mode, ("max", "min"))
         self._workdir = Path(workdir).absolute()
+        self._folder = self._workdir / _CHECKPOINTS
         self._every_steps = every_steps
         self._keep = keep
         self._keep_best = keep_best
         self._best_metric = best_metric
         self._best_sign = 1 if best_mode == "max" else -1
-        self._handler = ChecksummedHandler(self._end_with_peers)
-        self._saving: int | None = None
-        self._orbax = self._open()
-
-    def _open(self) -> ocp.CheckpointManager:
-        """Orbax's manager over the steps now on disk; removes what killed saves left behind."""
-        self._scores: dict[int, float] = {}
-        for step in self._steps():
-            manifest = read_manifest(self._step_dir(step) / _ITEM)
-            self._record_score(step, manifest["note"]["metrics"] if manifest else {})
+        self._scores: dict[int, float] = {}  # by step; higher is better
+        for step in steps_in(self._folder):
+            manifest = read_manifest(self._folder / str(step) / ITEM)
+            self._add_score(step, manifest["note"]["metrics"] if manifest else {})
         run_on_first_process(self._prepare_folder)
-        return open_manager(
-            self._workdir / _CHECKPOINTS,
-            self._handler,
-            item=_ITEM,
-            keep=self._keep,
-            scores=self._scores,
-            keep_best=self._keep_best,
-        )
+        self._handler = ChecksummedHandler()
+        self._orbax = async_checkpointer(self._handler)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saving: tuple[int, Future[None]] | None = None
 
     def _prepare_folder(self) -> None:
         """Makes the folder and removes what killed saves left in it. Runs on process 0."""
-        folder = self._workdir / _CHECKPOINTS
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for unfinished in folder.glob(f"*{_UNFINISHED}*"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for unfinished in self._folder.glob(f"*{_UNFINISHED}*"):
                 shutil.rmtree(unfinished)
         except OSError as error:
-            raise explained(
-                f"{folder} cannot be written: {error.strerror}. Choose another --workdir.", error
-            ) from error
+            message = f"{self._folder} cannot be written: {error.strerror}."
+            raise explained(f"{message} Choose another --workdir.", error) from error
 
-    def _step_dir(self, step: int) -> Path:
-        return self._workdir / _CHECKPOINTS / str(step)
-
-    def _steps(self) -> list[int]:
-        """Committed steps on disk, newest first."""
-        return _steps_in(self._workdir / _CHECKPOINTS)
-
-    def _record_score(self, step: int, metrics: dict[str, float]) -> None:
-        if self._best_metric in metrics:
-            score = self._best_sign * float(metrics[self._best_metric])
-            if not math.isnan(score):
-                self._scores[step] = score
+    def _add_score(self, step: int, metrics: dict[str, float]) -> None:
+        score = self._best_sign * float(metrics.get(self._best_metric, math.nan))
+        if not math.isnan(score):
+            self._scores[step] = score
 
     def should_save(self, step: int, total_steps: int) -> bool:
-        """Whether a checkpoint is due after `step` finished updates."""
+        """Whether a checkpoint is due after `step` finished updates.
+
+        Raises:
+          UserError: the save under way has failed on this process; the others wait for it.
+        """
+        if self._saving is not None and self._saving[1].done():
+            self.wait()
         return step % self._every_steps == 0 or step == total_steps
 
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
@@ -132,7 +122,7 @@ class CheckpointManager:
         Args:
           step: finished updates.
           state: pytree of (sharded) jax.Arrays.
-          metrics: of this step, where there are any; `best_metric` is looked up in them.
+          metrics: of this step, if any; `best_metric` is looked up in them.
 
         Raises:
           UserError: this or the previous checkpoint could not be written.
@@ -145,30 +135,37 @@ class CheckpointManager:
                 self._best_metric, step, ", ".join(metrics), nearest(self._best_metric, metrics),
             )  # fmt: skip
         self._handler.metrics = metrics
-        self._record_score(step, metrics)
-        self._saving = step
-        try:
-            args = ocp.args.Composite(**{_ITEM: ocp.args.PyTreeSave(state)})
-            self._orbax.save(step, args=args, force=True)
-        except Exception as error:
-            self._raise_if_of_the_disk(error)
-            raise
+        with self._errors_of_saving(step):
+            args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
+            self._orbax.save(self._folder / str(step), args=args)
+        self._add_score(step, metrics)
+        self._saving = step, self._thread.submit(self._finish_save)
+
+    def _finish_save(self) -> None:
+        """Waits for Orbax's threads, then deletes the steps that need not be kept."""
+        self._orbax.wait_until_finished()
+        if jax.process_index() == 0:
+            steps = steps_in(self._folder)
+            scored = [step for step in steps if step in self._scores]
+            best = sorted(scored, key=lambda step: (-self._scores[step], -step))[: self._keep_best]
+            for step in set(steps[self._keep :]) - set(best):
+                shutil.rmtree(self._folder / str(step))
 
     def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Gives a step on disk the metrics that it was saved without: it may be one of the best.
+        """Gives a step on disk, saved without metrics, those of a later evaluation.
 
-        So that of a run that had to stop before it was evaluated, and was so when it went on.
+        A run that had to stop before its evaluation makes up for it when it resumes.
         """
         metrics = {name: float(value) for name, value in metrics.items()}
 
         def write() -> None:
-            item = self._step_dir(step) / _ITEM
+            item = self._folder / str(step) / ITEM
             manifest = read_manifest(item)
             if manifest is not None and not manifest["note"]["metrics"]:
                 write_manifest(item, {"metrics": metrics}, known=manifest["files"])
 
         run_on_first_process(write)
-        self._record_score(step, metrics)
+        self._add_score(step, metrics)
 
     def wait(self) -> None:
         """Blocks until the save under way is committed.
@@ -176,63 +173,48 @@ class CheckpointManager:
         Raises:
           UserError: it could not be written; earlier checkpoints are intact.
         """
-        try:
-            self._orbax.wait_until_finished()
-        except Exception as error:
-            self._raise_if_of_the_disk(error)
-            raise
-        self._saving = None
+        if self._saving is not None:
+            (step, done), self._saving = self._saving, None
+            with self._errors_of_saving(step):
+                done.result()
 
     def close(self) -> None:
         """Waits, as `wait`, and frees the threads. The manager cannot be used afterwards."""
         try:
             self.wait()
-        except BaseException:
-            with contextlib.suppress(Exception):  # Orbax raises the error of the save once more
-                self._orbax.close()
-            raise
-        self._orbax.close()
+        finally:
+            self._thread.shutdown()
+            self._orbax.close()
 
-    def _raise_if_of_the_disk(self, error: Exception) -> None:
+    @contextlib.contextmanager
+    def _errors_of_saving(self, step: int) -> Iterator[None]:
         """Turns an error that the user can put right into a UserError."""
-        step, self._saving = self._saving, None
-        if step in self._scores:
-            del self._scores[step]
-        if is_disk_error(error):
-            raise explained(self._not_written(step, error), error) from error
-
-    def _not_written(self, step: int | None, error: Exception) -> str:
-        steps = [each for each in self._steps() if each != step]
-        kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
-        reason = " ".join(str(error).split())[:200]
-        way_out = " Make room, then start again." if is_disk_error(error) else ""
-        return (
-            f"The checkpoint of step {step} could not be written to "
-            f"{self._workdir / _CHECKPOINTS}: {reason}. {kept}.{way_out}"
-        )
-
-    def _end_with_peers(self, error: Exception) -> None:
-        """A save has failed in a thread: process after process would wait for the next one."""
-        if jax.process_count() > 1:
+        try:
+            yield
+        except Exception as error:
+            self._scores.pop(step, None)
             if not is_disk_error(error):
-                liveness.wait_for_verdict()  # a process that is lost may be the reason
-            message = self._not_written(self._saving, error)
-            _LOG.error("error: %s", message)
-            status = REQUEUE_EXIT_CODE if may_pass(error) else 2 if is_disk_error(error) else 1
-            liveness.fail(message, status)
+                raise
+            steps = [each for each in steps_in(self._folder) if each != step]
+            kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
+            raise explained(
+                f"The checkpoint of step {step} could not be written to {self._folder}: "
+                f"{_short(error)}. {kept}. Make room, then start again.",
+                error,
+            ) from error
 
     def latest_step(self) -> int | None:
         """The newest step on disk (not checked against its checksums), or None."""
-        return max(self._steps(), default=None)
+        return max(steps_in(self._folder), default=None)
 
     def verify(self, step: int) -> list[str]:
         """Files that are missing or changed, relative to the folder of the step."""
-        return _damaged_in(self._step_dir(step))
+        return damaged_in(self._folder / str(step))
 
     def restore(self, abstract_state: Any) -> tuple[int, Any] | None:
         """Restores the newest step that agrees with its checksums.
 
-        Newer steps that do not are named in the log and moved to `workdir/checkpoints_damaged/`.
+        Newer steps that do not are reported and moved to `workdir/checkpoints_damaged/`.
 
         Args:
           abstract_state: the state with jax.ShapeDtypeStruct leaves that carry the shardings to
@@ -246,53 +228,39 @@ class CheckpointManager:
             state with other leaves, shapes or dtypes.
         """
         self.wait()
-        step, moved = run_on_first_process(self._choose_step)
-        if moved:
-            self._orbax.close()
-            self._orbax = self._open()
+        step = run_on_first_process(self._choose_step)
         if step is None:
             return None
-        item = epath.Path(self._step_dir(step) / _ITEM)
+        item = epath.Path(self._folder / str(step) / ITEM)
         handler = ocp.StandardCheckpointHandler()
         differing = differing_leaves(handler.metadata(item).tree, abstract_state)
         if differing:
             raise UserError(
-                f"Checkpoint {self._step_dir(step)} is of another model or optimizer: "
-                f"{_listed(differing)}. Use the config it was written with, or another --workdir."
+                f"Checkpoint {item.parent} is of another model or optimizer: "
+                f"{listed(differing)}. Use the config it was written with, or another --workdir."
             )
         try:
             return step, handler.restore(item, args=ocp.args.StandardRestore(abstract_state))
         except Exception as error:
             if is_disk_error(error):
-                reason = " ".join(str(error).split())[:200]
-                raise explained(f"Checkpoint {item} cannot be read: {reason}.", error) from error
+                message = f"Checkpoint {item} cannot be read: {_short(error)}."
+                raise explained(message, error) from error
             raise
 
-    def _choose_step(self) -> tuple[int | None, bool]:
-        """(newest intact step, whether damaged ones were moved aside). Runs on process 0."""
-        damaged: dict[int, list[str]] = {}
-        for step in self._steps():
-            files = self.verify(step)
-            if not files:
-                for bad_step in damaged:
-                    self._set_aside(bad_step)
-                return step, bool(damaged)
-            _LOG.warning("Checkpoint %s is damaged: %s.", self._step_dir(step), _listed(files))
-            damaged[step] = files
-        if damaged:
-            raise UserError(_none_intact(self._workdir / _CHECKPOINTS, damaged))
-        return None, False
-
-    def _set_aside(self, step: int) -> None:
-        """Moves a damaged step away, so that the step can be saved again; deletes nothing."""
-        target = self._workdir / _DAMAGED
-        target.mkdir(exist_ok=True)
-        number = 1
-        while (target / f"{step}-{number}").exists():
-            number += 1
-        # Not os.rename: `checkpoints` may be a link to another disk.
-        shutil.move(self._step_dir(step), target / f"{step}-{number}")
-        _LOG.warning("Moved it to %s.", target / f"{step}-{number}")
+    def _choose_step(self) -> int | None:
+        """The newest intact step; damaged ones are moved aside. Runs on process 0."""
+        intact, damaged = newest_intact(self._folder, steps_in(self._folder))
+        for step in damaged:
+            target = self._workdir / _DAMAGED
+            target.mkdir(exist_ok=True)
+            number = 1
+            while (target / f"{step}-{number}").exists():
+                number += 1
+            # Not os.rename: `checkpoints` may be a link to another disk.
+            shutil.move(self._folder / str(step), target / f"{step}-{number}")
+            self._scores.pop(step, None)
+            _LOG.warning("Moved it to %s.", target / f"{step}-{number}")
+        return intact
 
 
 def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -308,59 +276,25 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
       UserError: there is no checkpoint there, or none is intact.
     """
     folder = Path(path).absolute()
-    damaged: dict[int, list[str]] = {}
-    for step_dir in _find_steps(folder):
-        files = _damaged_in(step_dir)
-        if not files:
-            return _read_params(step_dir)
-        _LOG.warning("Checkpoint %s is damaged: %s.", step_dir, _listed(files))
-        damaged[int(step_dir.name)] = files
-    if damaged:
-        raise UserError(_none_intact(folder, damaged))
-    raise UserError(f"{path} holds no checkpoint: give a workdir, its checkpoints or one step.")
-
-
-def _find_steps(folder: Path) -> list[Path]:
-    """Step folders at the path, newest first."""
-    if folder.name.isdecimal() and (folder / _ITEM).is_dir():
-        return [folder]
-    if (folder / _CHECKPOINTS).is_dir():
-        folder = folder / _CHECKPOINTS
-    return [folder / str(step) for step in _steps_in(folder)]
-
-
-def _steps_in(folder: Path) -> list[int]:
-    """Steps committed in a folder, newest first; a save under way has a suffix to its number."""
-    if not folder.is_dir():
-        return []
-    return sorted((int(p.name) for p in folder.iterdir() if p.name.isdecimal()), reverse=True)
-
-
-def _read_params(step_dir: Path) -> dict[str, Any]:
+    if folder.name.isdecimal() and (folder / ITEM).is_dir():
+        folder, steps = folder.parent, [int(folder.name)]
+    else:
+        folder = folder / _CHECKPOINTS if (folder / _CHECKPOINTS).is_dir() else folder
+        steps = steps_in(folder)
+    step, _ = newest_intact(folder, steps)
+    if step is None:
+        raise UserError(f"{path} holds no checkpoint: give a workdir, its checkpoints or one step.")
+    item = epath.Path(folder / str(step) / ITEM)
     handler = ocp.PyTreeCheckpointHandler()
-    item = epath.Path(step_dir / _ITEM)
     tree = handler.metadata(item).tree
-    present = {name for name, leaves in tree.items() if leaves}  # polyak_params may be None
-    name = "polyak_params" if "polyak_params" in present else "params"
-    if name not in present:
-        raise UserError(f"{step_dir} holds no params, but {', '.join(sorted(present))}.")
+    name = "polyak_params" if tree.get("polyak_params") else "params"  # there, but maybe None
+    if not tree.get(name):
+        raise UserError(f"{item.parent} holds no params, but {', '.join(sorted(tree))}.")
     target = {name: tree[name]}
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
     args = ocp.args.PyTreeRestore(item=target, restore_args=as_numpy, partial_restore=True)
     return handler.restore(item, args=args)[name]
 
 
-def _damaged_in(step_dir: Path) -> list[str]:
-    return [f"{_ITEM}/{name}" for name in damaged_files(step_dir / _ITEM)]
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _none_intact(folder: Path, damaged: dict[int, list[str]]) -> str:
-    steps = "; ".join(f"step {step}: {_listed(files)}" for step, files in damaged.items())
-    return (
-        f"No checkpoint in {folder} is intact (damaged files of {steps}). Bring back a copy, "
-        "or move them away to start over."
-    )
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

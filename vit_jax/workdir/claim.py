@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from vit_jax.errors import PassingError, UserError, explained
+from vit_jax.errors import PassingError, UserError, check_known, check_local, explained
 from vit_jax.files.json import read_json, write_json
 from vit_jax.multihost.first_process import run_on_first_process
 
@@ -29,7 +29,6 @@ _LOG = logging.getLogger(__name__)
 _CONFIG = "config.json"
 _DATASET = "dataset.json"
 _LOCK = ".lock"
-_MARK = ".session"  # that all processes of a run have to see
 # What a run leaves behind that another run must not mix with its own.
 _RESULTS = ("checkpoints", "params.npz", "metrics.jsonl")
 # What says that the run has ended.
@@ -38,7 +37,6 @@ _FINISHED = ("results.json", "params.npz")
 _HELD: dict[Path, int] = {}
 _LOST_HOST_SECONDS = 120.0
 _POLL_SECONDS = 2.0
-_ABSENT = object()
 
 
 def claim_workdir(
@@ -68,10 +66,8 @@ def claim_workdir(
       UserError: the folder cannot be created or written, another process works in it, it belongs
         to another run, or this process was given another config or other data than process 0.
     """
-    if resume not in ("auto", "force"):
-        raise UserError(f"--resume={resume} is not known. Known: auto, force.")
-    if "://" in str(workdir):
-        raise UserError(f"--workdir={workdir}: a work directory is a folder of the file system.")
+    check_known("--resume", resume, ("auto", "force"))
+    check_local("--workdir", str(workdir))
 
     def claim() -> None:
         folder = Path(workdir).resolve()
@@ -81,7 +77,7 @@ def claim_workdir(
             try:
                 _take_over(folder, config, dataset_fingerprint, resume, runtime_keys)
             except BaseException:
-                _unlock(folder)
+                release_workdir(folder)
                 raise
         except OSError as error:
             raise explained(
@@ -97,23 +93,28 @@ def claim_workdir(
     _check_shared(Path(workdir).resolve())
 
 
+def release_workdir(workdir: str | os.PathLike[str]) -> None:
+    """Lets other processes work in the workdir; harmless where it was not claimed."""
+    lock = _HELD.pop(Path(workdir).resolve(), None)
+    if lock is not None:
+        os.close(lock)
+
+
 def _check_same(
     config: dict[str, Any], fingerprint: dict[str, Any], local_keys: tuple[str, ...]
 ) -> None:
     """Raises UserError on a process that was given another config or other data than process 0."""
     if jax.process_count() == 1:
         return
-    first_config, first_data = run_on_first_process(lambda: [config, fingerprint])
-    for what, first, own, may_differ in (
-        ("another config", first_config, config, local_keys),
-        ("other data", first_data, fingerprint, ()),
+    first_config, first_data = run_on_first_process(lambda: (config, fingerprint))
+    for what, found in (
+        ("another config", _differences(first_config, config, local_keys)),
+        ("other data", _differences(first_data, fingerprint, ())),
     ):
-        found = list(_differences(first, own, may_differ))
         if found:
-            shown = ", ".join(f"{key}: {there} -> {here}" for key, there, here in found[:10])
             raise UserError(
                 f"Process {jax.process_index()} on {socket.gethostname()} has {what} than "
-                f"process 0: {shown}. Give every process the same command and the same data."
+                f"process 0: {found}. Give every process the same command and the same data."
             )
 
 
@@ -121,7 +122,7 @@ def _check_shared(folder: Path) -> None:
     """Raises UserError where another process sees another folder under the same name."""
     if jax.process_count() == 1:
         return
-    mark = folder / _MARK
+    mark = folder / ".session"
 
     def write_mark() -> str:
         mark.write_text(secrets.token_hex(8))
@@ -131,37 +132,21 @@ def _check_shared(folder: Path) -> None:
     for _ in range(20):  # network file systems show new files late
         with contextlib.suppress(OSError):
             if mark.read_text() == written:
-                break
+                return
         time.sleep(0.5)
-    else:
-        raise UserError(
-            f"Workdir {folder} on {socket.gethostname()} is not the one that process 0 uses: give "
-            "--workdir on a file system that all hosts share, at the same path."
-        )
-
-
-def release_workdir(workdir: str | os.PathLike[str]) -> None:
-    """Lets other processes work in the workdir; harmless where it was not claimed."""
-    _unlock(Path(workdir).resolve())
-
-
-def _unlock(folder: Path) -> None:
-    if folder in _HELD:
-        os.close(_HELD.pop(folder))
+    raise UserError(
+        f"Workdir {folder} on {socket.gethostname()} is not the one that process 0 uses: give "
+        "--workdir on a file system that all hosts share, at the same path."
+    )
 
 
 def _lock(folder: Path) -> None:
-    """Takes the exclusive lock; a process that has it already keeps it.
+    """Takes the exclusive lock, anew where this process has it: the folder may have been deleted.
 
     A record lock (lockf), because it is not inherited: a worker process that outlives a killed
     parent must not keep the workdir shut, as it would with flock.
     """
-    if folder in _HELD:
-        if (folder / _LOCK).exists() and os.path.samestat(
-            os.fstat(_HELD[folder]), os.stat(folder / _LOCK)
-        ):
-            return
-        _unlock(folder)  # the folder was deleted meanwhile
+    release_workdir(folder)
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _acquire(lock, folder)
@@ -184,8 +169,8 @@ def _machine() -> str:
 def _acquire(lock: int, folder: Path) -> None:
     """Locks the open file, or raises a UserError that says who has it.
 
-    Of a host that was lost the server of a network file system keeps the lock until it gives the
-    host up: NFS 4 after 90 s. So a holder on another host is waited for.
+    The server of a network file system keeps a lost host's lock until it gives the host up: NFS 4
+    after 90 s. So a holder on another host is waited for.
     """
     deadline = time.monotonic() + _LOST_HOST_SECONDS
     waiting = False
@@ -200,8 +185,7 @@ def _acquire(lock: int, folder: Path) -> None:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
         holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "unknown"
-        is_elsewhere = not holder.endswith((f" on {_machine()}", "unknown"))
-        if not is_elsewhere or time.monotonic() >= deadline:
+        if holder.endswith((f" on {_machine()}", "unknown")) or time.monotonic() >= deadline:
             raise UserError(
                 f"Workdir {folder} is in use by another process ({holder}). "
                 "Wait for it, stop it, or choose another --workdir."
@@ -210,9 +194,9 @@ def _acquire(lock: int, folder: Path) -> None:
             _LOG.warning(
                 "Workdir %s is locked by another host (%s): waiting up to %.0f s, in case it is "
                 "lost.",
-                *(folder, holder, _LOST_HOST_SECONDS),
-            )
-            waiting = True
+                folder, holder, _LOST_HOST_SECONDS,
+            )  # fmt: skip
+        waiting = True
         time.sleep(_POLL_SECONDS)
 
 
@@ -229,25 +213,28 @@ def _take_over(
     may bring another config.
     """
     results = [name for name in _RESULTS if _holds_something(folder / name)]
-    known = (folder / _CONFIG).exists() and bool(results)
-    foreign = [] if (folder / _CONFIG).exists() else results
-    if foreign and resume == "auto":
+    known = (folder / _CONFIG).exists()
+    if results and not known and resume == "auto":
         raise UserError(
-            f"Workdir {folder} holds {' and '.join(foreign)} but no {_CONFIG}: it belongs "
+            f"Workdir {folder} holds {' and '.join(results)} but no {_CONFIG}: it belongs "
             "to something else. Choose another --workdir, or --resume=force."
         )
     # config.json is written last: until then the workdir counts as new.
     for name, value, may_differ in ((_DATASET, fingerprint, ()), (_CONFIG, config, runtime_keys)):
         path = folder / name
-        if not known or not path.exists():
+        if not (known and results and path.exists()):
             write_json(path, value)
-        elif resume == "auto":
-            _refuse_other_run(path, value, may_differ)
-        elif not _same_file(path, value, ()):
-            if not _same_file(path, value, may_differ):
-                for finished in _FINISHED:  # by a run of other values
-                    if (folder / finished).exists():
-                        os.rename(folder / finished, _free_name(folder / finished))
+            continue
+        problem = _another_run(path, value, may_differ)
+        if problem and resume == "auto":
+            raise UserError(
+                f"{problem} Choose another --workdir, or --resume=force to go on with the new "
+                "values."
+            )
+        if resume == "force" and _another_run(path, value, ()):
+            for finished in _FINISHED if problem else ():  # by a run of other values
+                if (folder / finished).exists():
+                    os.rename(folder / finished, _free_name(folder / finished))
             shutil.copy2(path, _free_name(path))
             write_json(path, value)
 
@@ -258,15 +245,6 @@ def _holds_something(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _same_file(path: Path, value: dict[str, Any], runtime_keys: tuple[str, ...]) -> bool:
-    try:
-        return not list(_differences(read_json(path), value, runtime_keys))
-    except PassingError:
-        raise
-    except UserError:
-        return False
-
-
 def _free_name(path: Path) -> Path:
     """`config.<n>.json` with the first n not taken."""
     number = 1
@@ -275,60 +253,44 @@ def _free_name(path: Path) -> Path:
     return candidate
 
 
-def _refuse_other_run(path: Path, value: dict[str, Any], runtime_keys: tuple[str, ...]) -> None:
-    """Raises a UserError that names the keys in which the file and `value` differ."""
-    way_out = "Choose another --workdir, or --resume=force to go on with the new values."
+def _another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
+    """Says what is wrong with the file of a run that is to have this value; "" if nothing is."""
     try:
         saved = read_json(path)
     except PassingError:
         raise
     except UserError as error:
-        raise UserError(f"{error} {way_out}") from error
+        return str(error)
     if not isinstance(saved, dict):
-        raise UserError(f"{path} is damaged, it holds no keys. {way_out}")
-    found = list(_differences(saved, value, runtime_keys))
-    if found:
-        shown = ", ".join(f"{key}: {old} -> {new}" for key, old, new in found[:10])
-        more = f" and {len(found) - 10} more" if len(found) > 10 else ""
-        raise UserError(
-            f"Workdir {path.parent} belongs to a run with another {path.stem}: "
-            f"{shown}{more}. {way_out}"
-        )
+        return f"{path} is damaged, it holds no keys."
+    found = _differences(saved, value, may_differ)
+    what = f"Workdir {path.parent} belongs to a run with another {path.stem}"
+    return f"{what}: {found}." if found else ""
 
 
-def _differences(
-    saved: Any, value: dict[str, Any], runtime_keys: tuple[str, ...]
-) -> Iterator[tuple[str, str, str]]:
-    """Yields (dotted key, saved value, new value) where they differ, in the order of the keys."""
-    old = dict(_flatten(saved))
-    new = dict(_flatten(json.loads(json.dumps(value))))  # tuples become lists, as in the file
-    absent = dict.fromkeys(sorted(old.keys() | new.keys()), _ABSENT)
-    old, new = absent | old, absent | new
-    for key in absent:
-        runtime = any(key == k or (k.endswith(".") and key.startswith(k)) for k in runtime_keys)
-        if not runtime and not _equal(old[key], new[key]):
-            yield key, _show(old[key]), _show(new[key])
+def _differences(saved: Any, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
+    """`key: saved -> new` of the first ten dotted keys in which they differ."""
+    old, new = dict(_flatten(saved)), dict(_flatten(value))
+    sections = tuple(key for key in may_differ if key.endswith("."))
+    found = [
+        f"{key}: {old.get(key, '(absent)')} -> {new.get(key, '(absent)')}"
+        for key in sorted(old.keys() | new.keys())
+        if _canonical(old.get(key)) != _canonical(new.get(key))
+        and key not in may_differ
+        and not key.startswith(sections)
+    ]
+    return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
 
 
-def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted key, value); an empty section and a list are values."""
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (dotted key, JSON of the value); an empty section and a list are values."""
     if isinstance(value, dict) and (value or not prefix):
         for key, inner in value.items():
             yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
     else:
-        yield prefix, value
+        yield prefix, json.dumps(value)
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Equality in which 1 is 1.0 but not True, and NaN is NaN."""
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, bool) != isinstance(b, bool):
-        return False
-    return a == b or (a != a and b != b)
-
-
-def _show(value: Any) -> str:
-    return "(absent)" if value is _ABSENT else json.dumps(value)
+def _canonical(text: str | None) -> str | None:
+    """JSON in which 1 is 1.0 (but not true), and the order of the keys does not count."""
+    return text and json.dumps(json.loads(text, parse_int=float), sort_keys=True)

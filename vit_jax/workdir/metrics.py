@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vit_jax.errors import PreemptedError, UserError, explained
 from vit_jax.files.json import read_json, write_json
+from vit_jax.files.manifest import write_atomically
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
@@ -62,7 +61,10 @@ class MetricWriter:
                 self._wandb = WandbRun(
                     workdir, project=wandb_project, config=config or {}, start_step=start_step
                 )
-            self._file = _reopen(workdir, start_step)
+            path = Path(workdir) / METRICS_FILE
+            kept = [row for row in read_metrics(workdir) if row["step"] <= start_step]
+            write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
+            self._file = open(path, "a", buffering=1)  # noqa: SIM115
             if tensorboard:
                 self._summary = _summary_writer(workdir, start_step, config)
 
@@ -74,67 +76,49 @@ class MetricWriter:
         Raises:
           UserError: the disk is full, or gone.
         """
-        if self._file is None:
-            return
-        with _named(self._file):
-            self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        if self._file is not None:
+            with _errors_of(self._file):
+                self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         if self._summary is not None:
             for name, value in metrics.items():
                 self._summary.add_scalar(name, value, step)
         if self._wandb is not None:
             self._wandb.write(step, metrics)
 
-    def close(self, *, failed: bool = False, goes_on: bool = False) -> None:
-        """Flushes everything; W&B shows the run as failed, preempted (`goes_on`) or finished."""
+    def close(self, *, failed: bool = False, resumes: bool = False) -> None:
+        """Flushes everything; W&B shows the run as failed, preempted (`resumes`) or finished."""
         if self._file is not None:
             try:
-                with _named(self._file):
+                with _errors_of(self._file):
                     self._file.close()
             except UserError:
-                if not failed:  # else what failed first is what there is to say
+                if not failed:  # else the first error counts
                     raise
         if self._summary is not None:
             self._summary.close()
         if self._wandb is not None:
-            self._wandb.close(failed=failed, goes_on=goes_on)
+            self._wandb.close(failed=failed, resumes=resumes)
 
     def __enter__(self) -> MetricWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        goes_on = kind is not None and issubclass(kind, PreemptedError)
-        self.close(failed=kind is not None and not goes_on, goes_on=goes_on)
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        resumes = isinstance(error, PreemptedError)
+        self.close(failed=error is not None and not resumes, resumes=resumes)
 
 
 @contextlib.contextmanager
-def _named(file: Any) -> Iterator[None]:
-    """Errors of writing to an open file do not say which one it was."""
+def _errors_of(file: Any) -> Iterator[None]:
+    """Names the file, as the system's errors of writing to an open one do not."""
     try:
         yield
     except OSError as error:
-        raise explained(
-            f"{file.name} could not be written: {error.strerror}. Make room, then start again.",
-            error,
-        ) from error
-
-
-def _reopen(workdir: str, start_step: int) -> Any:
-    """`metrics.jsonl` for appending, without what comes after `start_step`."""
-    path = Path(workdir) / METRICS_FILE
-    kept = [row for row in read_metrics(workdir) if row["step"] <= start_step]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
-    os.replace(temporary, path)
-    return open(path, "a", buffering=1)
+        message = f"{file.name} could not be written: {error.strerror}."
+        raise explained(f"{message} Make room, then start again.", error) from error
 
 
 def _summary_writer(workdir: str, start_step: int, config: dict[str, Any] | None) -> Any:
-    """TensorBoard's events; each start of a run also tells its config."""
+    """TensorBoard's events; each start of a run also adds its config, as a code block."""
     from tensorboardX import SummaryWriter  # imports protobuf: half a second
 
     summary = SummaryWriter(
@@ -158,8 +142,8 @@ class WandbRun:
         import wandb
 
         path = Path(workdir) / WANDB_FILE
-        known = read_json(path) if path.exists() else {}
-        if known.get("project") != project:
+        known = read_json(path) if path.exists() else None
+        if not isinstance(known, dict) or known.get("project") != project or "id" not in known:
             known = {"project": project, "id": secrets.token_hex(6)}
             write_json(path, known)  # before the run exists, or a kill would lose its id
         try:
@@ -193,13 +177,13 @@ class WandbRun:
         if step == self._closed_step:
             step += 1
         if step >= self._run.starting_step:
-            self._attempt(functools.partial(self._run.log, dict(metrics), step=step))
+            self._attempt(lambda: self._run.log(dict(metrics), step=step))
 
-    def close(self, *, failed: bool, goes_on: bool) -> None:
-        if goes_on:  # with a status that is not 0, "preempted" takes the place of "failed"
+    def close(self, *, failed: bool, resumes: bool) -> None:
+        if resumes:  # with a status that is not 0, "preempted" takes the place of "failed"
             self._attempt(self._run.mark_preempting)
-        code = REQUEUE_EXIT_CODE if goes_on else int(failed)
-        self._attempt(functools.partial(self._run.finish, exit_code=code))
+        code = REQUEUE_EXIT_CODE if resumes else int(failed)
+        self._attempt(lambda: self._run.finish(exit_code=code))
 
     def _attempt(self, call: Callable[[], Any]) -> None:
         """W&B is a process of its own, which a SIGTERM to the whole job ends: training goes on."""
@@ -209,7 +193,7 @@ class WandbRun:
             call()
         except Exception as error:
             self._lost = True
-            logging.warning("W&B has gone (%r); this session tells it no more.", error)
+            logging.warning("W&B does not answer (%r); this session sends it no more.", error)
 
 
 def check_wandb(project: str) -> None:
@@ -227,10 +211,10 @@ def check_wandb(project: str) -> None:
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`, without what is none of ours.
+    """The lines of `metrics.jsonl` that are rows of metrics.
 
-    Such as the part of a line that a killed run leaves behind, at the end or, where a file system
-    lost what came next, in the middle.
+    A killed run may leave part of a line behind, at the end or, where a file system lost what came
+    next, in the middle.
     """
     path = Path(workdir) / METRICS_FILE
     rows = []

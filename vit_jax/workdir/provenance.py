@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -15,7 +16,6 @@ from typing import Any
 
 import jax
 
-PROVENANCE_FILE = "provenance.jsonl"
 PACKAGES = (
     "jax",
     "jaxlib",
@@ -29,25 +29,13 @@ PACKAGES = (
 )
 
 
-def _git(*args: str) -> str | None:
-    root = Path(__file__).resolve().parents[2]
-    try:
-        result = subprocess.run(
-            ["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None  # not a checkout, or no git on this machine
-    return result.stdout.strip()
-
-
 def collect_provenance() -> dict[str, Any]:
     """Commit, versions, devices, command line and time of this process."""
     versions: dict[str, str | None] = {}
     for package in PACKAGES:
-        try:
+        versions[package] = None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
     changed = _git("status", "--porcelain")
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -64,8 +52,18 @@ def collect_provenance() -> dict[str, Any]:
     }
 
 
+def _git(*args: str) -> str | None:
+    """Its answer; None without a checkout, or without git on this machine."""
+    command = ["git", "-C", str(Path(__file__).resolve().parents[2]), *args]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
+    return None
+
+
 def write_provenance(workdir: str, *, start_step: int) -> None:
     """Appends one line to `WORKDIR/provenance.jsonl` for this start of the run; process 0 only."""
     if jax.process_index() == 0:
-        with open(Path(workdir) / PROVENANCE_FILE, "a") as file:
+        with open(Path(workdir) / "provenance.jsonl", "a") as file:
             file.write(json.dumps({"start_step": start_step, **collect_provenance()}) + "\n")

@@ -1,4 +1,4 @@
-"""Traces of single updates."""
+"""Traces of single updates, by JAX's profiler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from clu import profiler
 
 
 class Trace:
@@ -31,27 +30,29 @@ class Trace:
         self._book = book
         if self._first < self._last and (self._first > total_steps or self._last <= first_step):
             logging.warning(
-                "log.profile_steps=(%d, %d): no trace, this session makes the updates %d to %d.",
-                *(*profile_steps, first_step, total_steps),
-            )
+                "log.profile_steps=%s: no trace, this session makes the updates %d to %d.",
+                profile_steps, first_step, total_steps,
+            )  # fmt: skip
         self._folder = str(Path(workdir) / "profile")
         self._active = False
 
     def before(self, step: int, state: Any) -> None:
         """To be called before each update, with the state that it starts from."""
-        if not self._active and self._first <= step < self._last:
-            jax.block_until_ready(state)  # the host is ahead of the devices
+        due = self._first <= step < self._last
+        if due == self._active:
+            return
+        jax.block_until_ready(state)  # the host is ahead of the devices
+        if due:
             with self._book():
-                profiler.start(self._folder)
+                jax.profiler.start_trace(self._folder)
             self._active = True
-        elif self._active and step >= self._last:
-            jax.block_until_ready(state)
+        else:
             self._stop()
 
     def _stop(self) -> None:
         if self._active:
             with self._book():
-                profiler.stop()
+                jax.profiler.stop_trace()
             self._active = False
 
     def __enter__(self) -> Trace:
