@@ -155,21 +155,16 @@ def draw(
         dpi=110,
         layout="constrained",
     )
-    ends = [_end(run, panels, x) for run in runs]
-    evaluators = dict.fromkeys(
-        name.rpartition("/")[0]
-        for run in runs
-        for panel in panels
-        for name in curves_of(run, panel)
-        if "/" in name
-    )
-    markers = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(evaluators)}
+    shown = [(run, name) for run in runs for panel in panels for name in curves_of(run, panel)]
+    end = max(np.nanmax(run.along(run.curves[name], x)) for run, name in shown) if shown else 1.0
+    evaluators = dict.fromkeys(name.rpartition("/")[0] for _, name in shown)
+    markers = dict(zip(filter(None, evaluators), itertools.cycle(MARKERS), strict=False))
     for number, panel in enumerate(panels, start=1):
         axis = figure.add_subplot(rows, columns, number)
         for run, style in zip(runs, itertools.cycle(STYLES), strict=False):
-            _draw_run(axis, run, panel, x, smooth * max(ends), style, markers)
+            _draw_run(axis, run, panel, x, smooth * end, style, markers)
         _finish_panel(axis, panel, x, runs, markers)
-        axis.set_xlim(0, 1.02 * max(ends) or 1)
+        axis.set_xlim(0, 1.02 * end or 1)
     from matplotlib.lines import Line2D
 
     handles = [
@@ -180,22 +175,6 @@ def draw(
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ is one of a folder's name, or of a regular expression
     return figure
-
-
-def _end(run: RunCurves, panels: Sequence[str], x: str) -> float:
-    """Where the run's last point is on the x axis.
-
-    Raises:
-      UserError: the run does not say when its lines were written, for `hours`.
-    """
-    positions = [
-        np.nanmax(run.along(run.curves[name], x), initial=-np.inf)
-        for panel in panels
-        for name in curves_of(run, panel)
-    ]
-    if positions and not math.isfinite(max(positions)):
-        raise UserError(f"--x=hours: {run.workdir} has no elapsed_seconds in its metrics.")
-    return float(max(positions, default=0.0))
 
 
 def _draw_run(
@@ -256,10 +235,7 @@ def _finish_panel(
         name.rpartition("/")[0] for run in runs for name in curves_of(run, panel)
     )
     if any(sources):
-        handles = [
-            Line2D(
-                [], [], color="0.4", lw=1, marker=markers.get(name, ""), label=name or "training"
-            )
-            for name in sources
-        ]
-        axis.legend(handles=handles, fontsize=8, frameon=False)
+        look = {"color": "0.4", "lw": 1}
+        handles = [Line2D([], [], marker=markers.get(name, ""), **look) for name in sources]
+        labels = [name or "training" for name in sources]
+        axis.legend(handles, labels, fontsize=8, frameon=False)

@@ -53,9 +53,11 @@ class RunCurves:
         """Positions [N] of a curve's values on one of `X_AXES`.
 
         Raises:
-          UserError: the config does not tell the batch size, for `images`.
+          UserError: the run does not tell its batch size (`images`) or its times (`hours`).
         """
         if x == "hours":
+            if not np.isfinite(curve.hours).any():
+                raise UserError(f"--x=hours: {self.workdir} has no elapsed_seconds in its metrics.")
             return curve.hours
         if x == "step":
             return curve.steps
