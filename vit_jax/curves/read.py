@@ -61,10 +61,10 @@ class RunCurves:
             return curve.hours
         if x == "step":
             return curve.steps
-        batch_size = self.config.get("dataset.batch_size")
-        if not isinstance(batch_size, int):
-            raise UserError(f"--x=images: {self.workdir}/config.json has no dataset.batch_size.")
-        return curve.steps * batch_size
+        key = "dataset.batch_size"
+        if key not in self.config or not isinstance(self.config[key], int):
+            raise UserError(f"--x=images: {self.workdir}/config.json has no {key}.")
+        return curve.steps * self.config[key]
 
 
 def read_run(workdir: str | Path) -> RunCurves:

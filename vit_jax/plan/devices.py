@@ -13,7 +13,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
-from vit_jax.hardware.chips import Chip
+from vit_jax.hardware.chips import DEVICE_KINDS, Chip
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan.topology import Topology
 
@@ -130,6 +130,7 @@ def _gpus(topology: Topology) -> list[Any]:
 def _target_config(chip: Chip) -> str:
     """XLA's GpuTargetConfigProto as text."""
     gpu = GPUS[chip.name]
+    [device_kind] = [kind for kind, name in DEVICE_KINDS.items() if name == chip.name]
     return f"""
         gpu_device_info {{
           threads_per_block_limit: 1024
@@ -160,7 +161,7 @@ def _target_config(chip: Chip) -> str:
         }}
         platform_name: "CUDA"
         dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
-        device_description_str: "{chip.name}"
+        device_description_str: "{device_kind}"
         """
 
 

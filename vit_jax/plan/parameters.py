@@ -44,7 +44,9 @@ def parameter_rows(params: Any, mesh: Mesh) -> list[Row]:
     groups: dict[tuple[str, tuple[int, ...], str], list[Any]] = {}
     for name, leaf in flatten_names(params).items():
         axes = [*leaf.sharding.spec, *[None] * (len(leaf.shape) - len(leaf.sharding.spec))]
-        spec = ", ".join(_axis_text(axis) for axis in axes)
+        spec = ", ".join(
+            "+".join([axis] if isinstance(axis, str) else axis or "-") for axis in axes
+        )
         key = (_NUMBERED.sub(r"\1_*", name), leaf.shape, spec)
         groups.setdefault(key, []).append(leaf)
     return [
@@ -60,25 +62,17 @@ def parameter_rows(params: Any, mesh: Mesh) -> list[Row]:
     ]
 
 
-def _axis_text(axis: Any) -> str:
-    if axis is None:
-        return "-"
-    return "+".join(axis) if isinstance(axis, tuple) else axis
-
-
 def parameter_table(rows: list[Row], mesh: dict[str, int]) -> list[str]:
     """Lines of text; below them what stays whole although the mesh would split it."""
     width = max(len(row.name) for row in rows)
-    lines = [
-        f"{'parameter':{width}}{'shape':>18}{'layers':>8}{'scalars':>15}{'split over':>12}  by"
-    ]
+    header = f"{'shape':>18}{'layers':>8}{'scalars':>15}{'split over':>12}  by"
+    lines = [f"{'parameter':{width}}{header}"]
     for row in rows:
         shape = "x".join(map(str, row.shape)) or "scalar"
         copies = row.copies if row.copies > 1 else ""
         by = f"({row.spec})" if row.split > 1 else "whole"
-        lines.append(
-            f"{row.name:{width}}{shape:>18}{copies:>8}{row.size:>15,}{row.split:>12}  {by}"
-        )
+        cells = f"{shape:>18}{copies:>8}{row.size:>15,}{row.split:>12}  {by}"
+        lines.append(f"{row.name:{width}}{cells}")
     total = sum(row.size for row in rows)
     ways = math.prod(mesh[axis] for axis in MESH_AXES[1:])  # of all but `data`
     lines.append(f"all {total:,}")

@@ -47,12 +47,13 @@ def _subject(plan: Plan) -> list[str]:
     per_device = plan.batch_size / (plan.mesh["data"] * plan.mesh["fsdp"])
     parts = plan.accumulation_steps
     in_parts = f", in {parts} parts of {per_device / parts:g}" if parts > 1 else ""
-    data = f"{plan.num_examples:,} images of {'x'.join(map(str, plan.image_shape))}"
+    size = "x".join(map(str, plan.image_shape))
+    data = f"{plan.num_examples:,} images of {size} in {plan.num_classes:,} classes"
     return [
         f"devices  {plan.topology}",
         f"mesh     {mesh}",
         f"batch    {plan.batch_size} images, {per_device:g} per device{in_parts}",
-        f"data     {data} in {plan.num_classes:,} classes: {plan.data_note or 'here'}",
+        f"data     {data}: {plan.data_note or 'here'}",
     ]
 
 
@@ -60,7 +61,7 @@ def _flops(plan: Plan) -> list[str]:
     model = plan.model_flops_per_image * plan.batch_size
     lines = [
         f"model     {_si(model)}FLOP per step, {_si(plan.model_flops_per_image)} per image: "
-        "products, forward and twice that backward",
+        "products, forward and twice that backward"
     ]
     if plan.step is not None:
         executed = plan.step.executed_flops
