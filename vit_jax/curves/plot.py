@@ -25,7 +25,9 @@ from vit_jax.errors import UserError, check_known, nearest
 # Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
 # their yellow. After them the same colours come again, dashed.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLES = [{"color": color, "ls": line} for line in ("-", "--", ":", "-.") for color in COLORS]
+STYLES: list[dict[str, Any]] = [
+    {"color": color, "ls": line} for line in ("-", "--", ":", "-.") for color in COLORS
+]
 MARKERS = "osD^vPX"  # one per evaluator
 SUFFIXES = (".png", ".pdf", ".svg")
 MAX_PANELS = 9  # where nothing is asked for
@@ -210,7 +212,7 @@ def _draw_run(
             continue
         smooths = width > 0 and name not in EXACT and len(positions) > 1
         faint = {"lw": 0.7, "alpha": 0.1 if len(positions) > DENSE else 0.25}
-        look = faint if smooths else {"lw": 1.6}
+        look: dict[str, Any] = faint if smooths else {"lw": 1.6}
         marker = "." if len(positions) == 1 else ""
         axis.plot(positions, values, **style, **look, marker=marker, zorder=2)
         if smooths:
@@ -235,7 +237,7 @@ def _finish_panel(
         name.rpartition("/")[0] for run in runs for name in curves_of(run, panel)
     )
     if any(sources):
-        look = {"color": "0.4", "lw": 1}
+        look: dict[str, Any] = {"color": "0.4", "lw": 1}
         handles = [Line2D([], [], marker=markers.get(name, ""), **look) for name in sources]
         labels = [name or "training" for name in sources]
         axis.legend(handles, labels, fontsize=8, frameon=False)

@@ -132,15 +132,8 @@ def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, 
             images=steps * run.batch_size,
             reference=compiled_reference(run, steps),
         )
-        train(
-            run,
-            initial_state(run, checkpoints),
-            workdir,
-            checkpoints,
-            writer,
-            PreemptionNotice(),
-            {},
-        )
+        state = initial_state(run, checkpoints)
+        train(run, state, workdir, checkpoints, writer, PreemptionNotice(), {})
         writer.close()
         checkpoints.close()
     pairs = zip(writer.speeds["loop"], writer.speeds["reference"], strict=True)

@@ -165,7 +165,14 @@ def make_plan(
 
         def fits(other: ConfigDict) -> bool:
             try:
-                return make_plan(other, topology, try_remedies=False, **given).fits
+                return make_plan(
+                    other,
+                    topology,
+                    num_examples=num_examples,
+                    num_classes=num_classes,
+                    hbm_gib=hbm_gib,
+                    try_remedies=False,
+                ).fits
             except UserError:  # what could not be run at all
                 return False
             finally:

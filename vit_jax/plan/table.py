@@ -126,7 +126,8 @@ def plan_cell(model: str, text: str, topology: Topology, config: ConfigDict) -> 
             break
     if not plan.too_large and _waits_for_data(plan) and split.mesh.tensor == 1:
         # It may fit without what the split state needed.
-        for copies in ({"mesh.fsdp": 1}, {**changes, "mesh.fsdp": 1}):
+        alone: Changes = {"mesh.fsdp": 1}
+        for copies in (alone, {**changes, **alone}):
             copied = planned(copies)
             if not copied.too_large:
                 if _seconds(copied) < _seconds(plan):
