@@ -18,6 +18,16 @@ from vit_jax import launch
 from vit_jax.errors import UserError
 
 CONFIG = str(launch.ROOT / "configs" / "quickstart.py")
+STEPS_PER_MINUTE = 90  # of this model on two cores, restarts included
+SETTINGS = (
+    "--config.dataset.batch_size=64",
+    "--config.log.every_steps=5",
+    "--config.log.tensorboard=False",
+    "--config.model.num_layers=2",  # most of the time goes into collectives, per array
+    "--config.model.dropout_rate=0.1",
+    "--config.processes.heartbeat_timeout_seconds=10",
+    "--config.processes.step_timeout_seconds=120",
+)
 
 
 def main():
@@ -52,8 +62,12 @@ def main():
         # As at Ctrl-C, so that no training outlives this.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         steps = arguments.steps or round(STEPS_PER_MINUTE * arguments.minutes)
+        sizes = [
+            f"--config.duration.steps={steps}",
+            f"--config.checkpoint.every_steps={max(1, min(20, steps // 10))}",
+        ]
         report = run_chaos(
-            train_command(arguments.config, *overrides_for(steps), *overrides),
+            train_command(arguments.config, *sizes, *SETTINGS, *overrides),
             arguments.workdir.absolute(),
             num_processes=arguments.processes,
             num_devices=arguments.devices,
@@ -63,24 +77,6 @@ def main():
         )
         print("\n".join(report.lines()))
         sys.exit(1 if report.differing else 0)
-
-
-# Of this model on two cores, restarts included.
-STEPS_PER_MINUTE = 90
-
-
-def overrides_for(steps):
-    return (
-        f"--config.duration.steps={steps}",
-        "--config.dataset.batch_size=64",
-        f"--config.checkpoint.every_steps={max(1, min(20, steps // 10))}",
-        "--config.log.every_steps=5",
-        "--config.log.tensorboard=False",
-        "--config.model.num_layers=2",  # most of the time goes into collectives, per array
-        "--config.model.dropout_rate=0.1",
-        "--config.processes.heartbeat_timeout_seconds=10",
-        "--config.processes.step_timeout_seconds=120",
-    )
 
 
 if __name__ == "__main__":

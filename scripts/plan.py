@@ -10,10 +10,10 @@ TPUs need the extra [tpu] (the compiler, not a TPU), GPUs the wheels that an err
 is a shape in chips (v5e:16x16, v4:4x4x4), a product name (v5e-256, v3-8, v5p-16), several slices
 (2xv5e:16x16), GPUs of one node (H100:8) or of several (H100:4x8), or cpu:N, N virtual devices.
 
-  --output=DIR         plan.json, and batch.png if the data are here
-  --full_compile       optimize as for training; minutes, and the TPU compiler's own estimate.
-                       Memory of the fast compile is up to 10 % off: from 90 to 110 % of a TPU the
-                       plan says that it is too close, and this tells
+  --output=DIR         folder for plan.json
+  --full_compile       optimize as for training; minutes. Memory of the fast compile is up to 10 %
+                       off: from 90 to 110 % of a TPU the plan says that it is too close, and this
+                       tells
   --noremedies         do not look for changes that make it fit
   --num_examples=, --num_classes=   of data that are not here and that no recipe knows
   --hbm_gib=           memory of a device, if not the chip's
@@ -52,13 +52,13 @@ def plan(config):
         except OSError as error:
             raise UserError(f"--output={output} cannot be made: {error.strerror}.") from error
     result = make_plan(
-        *(config, topology),
+        config,
+        topology,
         full_compile=given.full_compile,
         num_examples=given.num_examples,
         num_classes=given.num_classes,
         hbm_gib=given.hbm_gib,
         try_remedies=given.remedies,
-        output=output,
     )
     print(report_text(result))
     if output:
@@ -68,7 +68,7 @@ def plan(config):
 
 def main():
     flags.DEFINE_string("topology", None, "What to plan for, such as v5e:8x8.")
-    flags.DEFINE_string("output", None, "Folder for plan.json and batch.png.")
+    flags.DEFINE_string("output", None, "Folder for plan.json.")
     flags.DEFINE_bool("full_compile", False, "Optimize as for training; takes minutes.")
     flags.DEFINE_bool("remedies", True, "If it does not fit, try what would make it fit.")
     flags.DEFINE_integer("num_examples", None, "Of dataset.split, where the data are not here.")

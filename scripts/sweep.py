@@ -17,6 +17,7 @@ The same command again goes on where it was. Besides the flags below:
 
 import os
 import sys
+from pathlib import Path
 
 from absl import flags
 
@@ -26,10 +27,11 @@ from vit_jax.errors import UserError
 
 def run(config, workdir):
     from vit_jax.sweep import run as sweep
+    from vit_jax.sweep.plan import find_run
 
     given = flags.FLAGS
     if given.only:
-        sweep.execute_only(config, workdir, given.only, given.seeds, given.resume)
+        sweep.execute(find_run(config, given.only, given.seeds), Path(workdir), given.resume)
         return
     if given.processes > 1 and given.num_processes is not None:
         raise UserError("--processes is for one machine, --num_processes for one run over several.")

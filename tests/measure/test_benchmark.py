@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
 import jax
 import numpy as np
-import pytest
 
 from tests import tiny
 from tests.peers import import_timm
@@ -19,9 +17,10 @@ from vit_jax.run import create_run
 
 def test_loop_and_reference_take_turns() -> None:
     result = benchmark_step(tiny.config(schedule__warmup_steps=0), steps=2, rounds=3)
-    assert len(result["loop"]) == len(result["reference"]) == len(result["ratios"]) == 3
-    assert min(result["loop"] + result["reference"]) > 0
-    assert result["overhead"] == pytest.approx(1 - statistics.median(result["ratios"]))
+    pairs = list(zip(result["loop"], result["reference"], strict=True))
+    assert len(pairs) == 3
+    slower = [1 - loop / plain for loop, plain in pairs]
+    assert min(slower) <= result["overhead"] <= max(slower)
 
 
 def test_the_reference_computes_the_same_update() -> None:
@@ -51,6 +50,6 @@ def test_loading_is_compared_on_the_same_file(tmp_path: Path) -> None:
     import_timm()
     write_file(tmp_path / "file.npz", "Ti/16")
     result = benchmark_load(tmp_path / "file.npz", variant="Ti/16", rounds=2)
-    assert len(result["vit_jax"]) == len(result["timm"]) == 2
     ratios = [a / b for a, b in zip(result["vit_jax"], result["timm"], strict=True)]
-    assert result["ratio"] == pytest.approx(statistics.median(ratios))
+    assert len(ratios) == 2
+    assert min(ratios) <= result["ratio"] <= max(ratios)

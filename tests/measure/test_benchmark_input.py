@@ -81,7 +81,7 @@ def test_the_peer_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_failing_measurement_says_why() -> None:
     with pytest.raises(UserError, match="_measure_ours: UserError: .*no such dataset"):
-        bench._in_process(bench._measure_ours, ("glyph", "decode", Settings()), 0)
+        bench._in_process(0, bench._measure_ours, "glyph", "decode", Settings())
 
 
 def test_photographs_are_like_those_of_imagenet() -> None:

@@ -79,5 +79,5 @@ def test_remedies_where_the_config_leaves_the_size_of_an_axis_open() -> None:
         {**split, "train_step.accumulation_steps": 2},  # 16 images on 4 devices
         {**split, "train_step.accumulation_steps": 4},
     ]
-    subject = build_subject(changed(config, split), CPU, num_examples=None, num_classes=None)
+    subject = build_subject(changed(config, split), CPU)
     assert dict(subject.run.mesh.shape) == {"data": 1, "fsdp": 4, "tensor": 2}

@@ -18,9 +18,8 @@ from vit_jax.hardware.chips import GIB
 from vit_jax.models.variants import VARIANTS
 from vit_jax.plan.compiled import TooLargeError, too_large
 from vit_jax.plan.devices import GPU_COMPILERS, topology_devices
-from vit_jax.plan.estimate import whole_recipe
+from vit_jax.plan.estimate import CORE_DAYS, EXAFLOPS, variant_of, whole_recipe
 from vit_jax.plan.plan import Plan, make_plan
-from vit_jax.plan.published import CORE_DAYS, EXAFLOPS, variant_of
 from vit_jax.plan.report import plan_json, report_text
 from vit_jax.plan.topology import parse_topology
 
@@ -74,8 +73,6 @@ def test_parameters_and_flops_do_not_depend_on_the_layout(copied: Plan, split: P
     model = copied.model_flops_per_image * copied.batch_size
     assert 0.8 * model < copied.step.executed_flops < model
     assert 1.05 * model < split.step.executed_flops < 4 / 3 * model
-    for plan in (copied, split):  # XLA also counts what is done element by element
-        assert 0.9 < plan.xla_flops_per_image / plan.model_flops_per_image < 1.3
 
 
 def test_the_report_says_it_all(split: Plan) -> None:
@@ -154,9 +151,8 @@ def test_a_missing_compiler_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> 
 def test_variants_are_recognised() -> None:
     for name, row in VARIANTS.items():
         found = variant_of({"patch_size": 16, "resnet_layers": None, "gelu": "tanh", **row})
-        assert found is not None
         assert VARIANTS[found] == row, name
-    assert variant_of({"hidden_size": 5}) is None
+    assert not variant_of({"hidden_size": 5})
     known = {name for name, *_ in [*CORE_DAYS, *EXAFLOPS]}
     assert known <= set(VARIANTS)
 
@@ -177,12 +173,12 @@ def test_predictions_come_near_the_papers_core_days(
     recipe = whole_recipe(
         steps=round(images * epochs / 4096),
         batch_size=4096,
+        num_examples=round(images),
         flops_per_image=gflops * 1e9,
         seconds=None,
         topology=CPU,
         variant=variant,
         dataset=dataset,
-        epochs=epochs,
     )
     assert recipe.paper_core_days is not None
     assert recipe.v3_core_days == pytest.approx(recipe.paper_core_days, rel=0.25)
@@ -210,7 +206,6 @@ def test_the_script_plans_with_status_1_where_it_does_not_fit(tmp_path: Path) ->
     assert plan["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1}
     assert plan["fits"] is False
     assert plan["step"]["memory"]["total"] > plan["available_bytes"]
-    assert (tmp_path / "batch.png").exists()
 
 
 def test_the_script_ends_with_status_3_where_the_planner_fails() -> None:

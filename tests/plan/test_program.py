@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -101,7 +100,8 @@ def test_gradients_are_reduced_where_parameters_are_copied() -> None:
     whole = NamedSharding(mesh, PartitionSpec())
     program = compiled(
         jax.grad(lambda w, x: jnp.sum((x @ w) ** 2)),
-        *(floats(64, 32, sharding=whole), floats(16, 64, sharding=rows)),
+        floats(64, 32, sharding=whole),
+        floats(16, 64, sharding=rows),
         out_shardings=whole,
     )
     [(kind, traffic)] = collective_traffic(program, [0] * 8).items()
@@ -279,7 +279,7 @@ def test_collectives_that_go_on_meanwhile(started: str, kind: str, whole: int) -
 )
 def test_who_talks_to_whom(text: str, groups: list[list[int]]) -> None:
     instruction = Instruction("x", "all-reduce", "f32[]", (), text, root=False)
-    np.testing.assert_array_equal(replica_groups(instruction, 4), groups)
+    assert replica_groups(instruction, 4) == groups
 
 
 def test_between_nodes_each_device_sends_its_share() -> None:

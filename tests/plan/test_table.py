@@ -1,86 +1,54 @@
-"""The table of many plans."""
+"""The table of many plans; `test_tpu.py` computes a cell."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from ml_collections import ConfigDict
 
 from tests import tiny
 from vit_jax.errors import UserError
-from vit_jax.hardware.chips import GIB
-from vit_jax.plan import table
-from vit_jax.plan.topology import Topology, parse_topology
+from vit_jax.plan.table import make_table
 
 
-def test_a_cell_of_the_table_without_a_plan_does_not_end_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def no_plan(model: str) -> ConfigDict:
+    assert model == "odd"  # the others stand in the file
+    return tiny.config(dataset__batch_size=7)
+
+
+def test_the_table_is_made_of_results_and_goes_on_after_a_cell_without_a_plan(
+    tmp_path: Path,
 ) -> None:
-    def plan_cell(model: str, text: str, topology: Topology, config: Any) -> table.Cell:
-        if model == "odd":
-            raise UserError("dataset.batch_size=7 does not divide")
-        return table.Cell(model, text, "", 15.0, 15.75, 2.0, 2048.0, 1.0, 0.0)
-
-    monkeypatch.setattr(table, "plan_cell", plan_cell)
     results = tmp_path / "results.jsonl"
-
-    def make(topologies: list[str]) -> str:
-        return table.make_table(
-            ["odd", "even"], topologies, get_config=lambda model: tiny.config(), results=results
-        )
-
-    text = make(["v5e-4", "H100:8"])
-    assert "| odd | no plan | | | | dataset.batch_size=7 does not divide |" in text
-    assert text.count("| even | 15.00 close |") == 1  # the TPU's, compiled fast
+    figures = {"gib": 15.0, "step_seconds": 2.0, "images_per_second": 2048.0, "chip_days": 1.0}
+    rows = [
+        {"model": "even", "topology": "v5e-4", "settings": "--config.mesh.fsdp=1", **figures},
+        {"model": "even", "topology": "H100:8", "settings": "", **figures},
+        {"model": "huge", "topology": "v5e-4", "settings": "--config.model.scan=True"},
+        {"model": "huge", "topology": "H100:8", "settings": ""},
+    ]
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    models = ["odd", "even", "huge"]
+    text = make_table(models, ["v5e-4", "H100:8"], get_config=no_plan, results=results)
+    assert text.count("| odd | no plan | | | | ") == 2
+    assert "| even | 15.00 close | 2.00 s | 2,048 | 1 | mesh.fsdp=1 |" in text
+    assert "| even | 15.00 | 2.00 s | 2,048 | 1 | - |" in text  # a GPU is compiled in one way
+    assert "| huge | does not fit | | | | model.scan=True |" in text
     assert "Batch 4096." in text
     assert "at 35% of the peak" in text
     assert "at 29% of the peak" in text
-    assert [json.loads(line)["model"] for line in results.read_text().splitlines()] == ["even"] * 2
+    assert len(results.read_text().splitlines()) == 4  # what had no plan is tried again
     with pytest.raises(UserError, match="name accelerators"):
-        make(["cpu:8"])
+        make_table(["even"], ["cpu:8"], get_config=no_plan, results=results)
 
 
-@pytest.mark.parametrize(
-    ("compute", "split", "copied", "copied_gib", "settings", "compiled"),
-    [
-        (1.0, 2.0, 1.5, 8, "--config.mesh.fsdp=1", [0, 1]),  # faster, and it fits
-        (1.0, 2.0, 2.5, 8, "", [0, 1]),  # it would be slower
-        (1.0, 2.0, 1.5, 99, "", [0, 1]),  # it would not fit
-        (2.0, 2.0, 1.5, 8, "", [0]),  # nothing to gain
-    ],
-)
-def test_the_state_is_copied_where_that_is_faster(
-    monkeypatch: pytest.MonkeyPatch,
-    compute: float,
-    split: float,
-    copied: float,
-    copied_gib: int,
-    settings: str,
-    compiled: list[int],
-) -> None:
-    asked = []
-
-    def compile_(config: Any, topology: Topology) -> Any:
-        fsdp = config.mesh.fsdp
-        asked.append(fsdp)
-        memory = SimpleNamespace(total=(copied_gib if fsdp == 1 else 4) * GIB)
-        return fsdp, SimpleNamespace(memory=memory)
-
-    def step_time(fsdp: int, *_: Any) -> Any:
-        return SimpleNamespace(compute=compute, predicted=copied if fsdp == 1 else split)
-
-    def figures(fsdp: int, step: Any, seconds: Any, *_: Any) -> dict[str, float]:
-        gib = step.memory.total / GIB
-        figure = {"images_per_second": 1.0, "chip_days": 1.0}
-        return {"gib": gib, "step_seconds": seconds.predicted, **figure}
-
-    monkeypatch.setattr(table, "_compiled", compile_)
-    monkeypatch.setattr(table, "_step_time", step_time)
-    monkeypatch.setattr(table, "_figures", figures)
-    cell = table.plan_cell("tiny", "v5e-4", parse_topology("v5e-4"), tiny.config())
-    assert cell.settings == settings
-    assert cell.step_seconds == (copied if settings else split)
-    assert list(dict.fromkeys(asked)) == compiled
+def test_the_table_in_the_docs_is_made_of_its_results() -> None:
+    """Nothing is computed: every cell stands in the file."""
+    docs = tiny.ROOT / "docs"
+    cells = [json.loads(line) for line in (docs / "plan_table.jsonl").read_text().splitlines()]
+    models, topologies = ({cell[key]: None for cell in cells} for key in ("model", "topology"))
+    results = docs / "plan_table.jsonl"
+    text = make_table(list(models), list(topologies), get_config=no_plan, results=results)
+    assert text == (docs / "plan_table.md").read_text()

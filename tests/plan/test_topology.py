@@ -36,12 +36,11 @@ def test_names(
 
 
 def test_product_names_have_the_number_of_cores_or_chips_that_they_say() -> None:
-    chips = {chip.name: chip for chip in CHIPS}
-    assert set(SHAPES) <= set(chips)
+    assert set(SHAPES) <= set(CHIPS)
     for name, sizes in SHAPES.items():
         for number, shape in sizes.items():
             count = math.prod(map(int, shape.split("x")))
-            assert count * chips[name].cores == number, (name, number)
+            assert count * CHIPS[name].cores == number, (name, number)
             parse_topology(f"{name}-{number}")  # no larger than the largest
 
 
@@ -61,6 +60,8 @@ def test_product_names_have_the_number_of_cores_or_chips_that_they_say() -> None
         ("cpu:2x2", "cpu:8"),
         ("cpu:100000", "at most cpu:1024"),
         ("H100-8", "write H100:8"),
+        ("H100-0", "write H100:8"),
+        ("cpu-0", "cpu:8"),
     ],
 )
 def test_what_the_hardware_does_not_come_in(text: str, words: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from vit_jax.curves.read import (
     legend_labels,
     read_run,
     smoothed,
-    thinned,
     value_text,
 )
 from vit_jax.errors import UserError, check_known, nearest
@@ -25,12 +25,14 @@ from vit_jax.errors import UserError, check_known, nearest
 # Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
 # their yellow. After them the same colours come again, dashed.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LINES = ("-", "--", ":", "-.")
+STYLES: list[dict[str, Any]] = [
+    {"color": color, "ls": line} for line in ("-", "--", ":", "-.") for color in COLORS
+]
 MARKERS = "osD^vPX"  # one per evaluator
 SUFFIXES = (".png", ".pdf", ".svg")
 MAX_PANELS = 9  # where nothing is asked for
 MAX_MARKERS = 40  # per curve, or they hide each other
-PIXEL_COLUMNS = 1000  # more than a panel has
+DENSE = 1000  # so many points become a band, which hides what is behind it
 X_TITLES = {"step": "step", "images": "training images", "hours": "hours"}
 EXACT = ("learning_rate",)  # has no noise that smoothing could take away
 
@@ -76,8 +78,11 @@ def plot_run(
     if not names:
         _log_differences(runs, labels)
     figure = draw(runs, labels, panels, x=x, smooth=smooth)
+    import matplotlib
+
     try:
-        figure.savefig(path)
+        with matplotlib.rc_context({"agg.path.chunksize": 10_000}):  # of very long runs
+            figure.savefig(path)
     except OSError as error:
         raise UserError(f"--output={output} cannot be written: {error.strerror}.") from error
     return path
@@ -152,52 +157,26 @@ def draw(
         dpi=110,
         layout="constrained",
     )
-    ends = [_end(run, panels, x) for run in runs]
-    evaluators = dict.fromkeys(
-        name.rpartition("/")[0]
-        for run in runs
-        for panel in panels
-        for name in curves_of(run, panel)
-        if "/" in name
-    )
-    markers = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(evaluators)}
+    shown = [(run, name) for run in runs for panel in panels for name in curves_of(run, panel)]
+    end = max(np.nanmax(run.along(run.curves[name], x)) for run, name in shown) if shown else 1.0
+    evaluators = dict.fromkeys(name.rpartition("/")[0] for _, name in shown)
+    markers = dict(zip(filter(None, evaluators), itertools.cycle(MARKERS), strict=False))
     for number, panel in enumerate(panels, start=1):
         axis = figure.add_subplot(rows, columns, number)
-        for run, style in zip(runs, _styles(), strict=False):
-            _draw_run(axis, run, panel, x, smooth * max(ends), style, markers)
+        for run, style in zip(runs, itertools.cycle(STYLES), strict=False):
+            _draw_run(axis, run, panel, x, smooth * end, style, markers)
         _finish_panel(axis, panel, x, runs, markers)
-        axis.set_xlim(0, 1.02 * max(ends) or 1)
+        axis.set_xlim(0, 1.02 * end or 1)
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], lw=2, **style) for _, style in zip(runs, _styles(), strict=False)]
+    handles = [
+        Line2D([], [], lw=2, **style)
+        for _, style in zip(runs, itertools.cycle(STYLES), strict=False)
+    ]
     legend = figure.legend(handles, labels, loc="outside upper left", frameon=False, handlelength=3)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ is one of a folder's name, or of a regular expression
     return figure
-
-
-def _styles() -> Iterator[dict[str, Any]]:
-    """Line styles, one for each run."""
-    while True:
-        for line in LINES:
-            for color in COLORS:
-                yield {"color": color, "ls": line}
-
-
-def _end(run: RunCurves, panels: Sequence[str], x: str) -> float:
-    """Where the run's last point is on the x axis.
-
-    Raises:
-      UserError: the run does not say when its lines were written, for `hours`.
-    """
-    positions = [
-        np.nanmax(run.along(run.curves[name], x), initial=-np.inf)
-        for panel in panels
-        for name in curves_of(run, panel)
-    ]
-    if positions and not math.isfinite(max(positions)):
-        raise UserError(f"--x=hours: {run.workdir} has no elapsed_seconds in its metrics.")
-    return float(max(positions, default=0.0))
 
 
 def _draw_run(
@@ -216,28 +195,28 @@ def _draw_run(
         known = np.isfinite(positions)
         positions, values = positions[known], curve.values[known]
         if "/" in name:
-            # The last one always: it is what the run is remembered by.
-            marked = np.unique(np.linspace(0, len(values) - 1, MAX_MARKERS).round().astype(int))
+            every = max(1, math.ceil(len(values) / MAX_MARKERS))
             axis.plot(
-                *(positions, values),
-                **{**style, "lw": 1.0, "ms": 5, "mec": "white", "mew": 0.6},
+                positions,
+                values,
+                **style,
+                lw=1.0,
+                ms=5,
+                mec="white",
+                mew=0.6,
                 marker=markers[name.rpartition("/")[0]],
-                markevery=marked,
+                # The last one always: it is what the run is remembered by.
+                markevery=((len(values) - 1) % every, every),
                 zorder=4,
             )
             continue
         smooths = width > 0 and name not in EXACT and len(positions) > 1
-        dense = len(positions) > PIXEL_COLUMNS  # becomes a band, which hides what is behind it
-        faint = {**style, "lw": 0.7, "alpha": 0.1 if dense else 0.25}
-        axis.plot(
-            *thinned(positions, values, PIXEL_COLUMNS),
-            **(faint if smooths else {**style, "lw": 1.6}),
-            marker="." if len(positions) == 1 else "",
-            zorder=2,
-        )
+        faint = {"lw": 0.7, "alpha": 0.1 if len(positions) > DENSE else 0.25}
+        look: dict[str, Any] = faint if smooths else {"lw": 1.6}
+        marker = "." if len(positions) == 1 else ""
+        axis.plot(positions, values, **style, **look, marker=marker, zorder=2)
         if smooths:
-            averages = smoothed(positions, values, width)
-            axis.plot(*thinned(positions, averages, PIXEL_COLUMNS), **style, lw=1.6, zorder=3)
+            axis.plot(positions, smoothed(positions, values, width), **style, lw=1.6, zorder=3)
 
 
 def _finish_panel(
@@ -245,12 +224,12 @@ def _finish_panel(
 ) -> None:
     """Title, number formats, grid, and which shape is which evaluator."""
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import EngFormatter
 
     axis.set_title(panel, loc="left", fontsize=11)
     axis.set_xlabel(X_TITLES[x])
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
+    if x != "hours":
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250, 10k, 1.5M
     axis.grid(color="0.92")
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -258,18 +237,7 @@ def _finish_panel(
         name.rpartition("/")[0] for run in runs for name in curves_of(run, panel)
     )
     if any(sources):
-        handles = [
-            Line2D(
-                [], [], color="0.4", lw=1, marker=markers.get(name, ""), label=name or "training"
-            )
-            for name in sources
-        ]
-        axis.legend(handles=handles, fontsize=8, frameon=False)
-
-
-def short_number(value: float) -> str:
-    """`0.5`, `250`, `10k`, `1.5M`, `2B`."""
-    for unit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= unit:
-            return f"{value / unit:.4g}{suffix}"
-    return f"{value:.4g}"
+        look: dict[str, Any] = {"color": "0.4", "lw": 1}
+        handles = [Line2D([], [], marker=markers.get(name, ""), **look) for name in sources]
+        labels = [name or "training" for name in sources]
+        axis.legend(handles, labels, fontsize=8, frameon=False)

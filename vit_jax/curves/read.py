@@ -1,4 +1,4 @@
-"""Runs as curves: what their `metrics.jsonl` hold, what tells them apart, how they are thinned."""
+"""Runs as curves: what their `metrics.jsonl` hold, what tells them apart."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax import traverse_util
 
 from vit_jax.errors import UserError
 from vit_jax.files.json import read_json
@@ -18,8 +19,13 @@ from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
 X_AXES = ("step", "images", "hours")
 # Differences in these rarely say why one curve is above another; they are named last.
 _HOUSEKEEPING = (
-    *("checkpoint.", "dataset.data_dir", "evaluators."),
-    *("loader.", "log.", "processes.", "sweep."),
+    "checkpoint.",
+    "dataset.data_dir",
+    "evaluators.",
+    "loader.",
+    "log.",
+    "processes.",
+    "sweep.",
 )
 _ABSENT = "(absent)"
 
@@ -47,9 +53,11 @@ class RunCurves:
         """Positions [N] of a curve's values on one of `X_AXES`.
 
         Raises:
-          UserError: the config does not tell the batch size, for `images`.
+          UserError: the run does not tell its batch size (`images`) or its times (`hours`).
         """
         if x == "hours":
+            if not np.isfinite(curve.hours).any():
+                raise UserError(f"--x=hours: {self.workdir} has no elapsed_seconds in its metrics.")
             return curve.hours
         if x == "step":
             return curve.steps
@@ -60,41 +68,32 @@ class RunCurves:
 
 
 def read_run(workdir: str | Path) -> RunCurves:
-    """Reads a work directory; the run may be going on meanwhile.
+    """Reads a work directory; the run may still be going on.
 
     Raises:
       UserError: it is no work directory, or nothing has been logged in it yet.
     """
     folder = Path(workdir)
     if not (folder / METRICS_FILE).is_file():
-        below = sorted(path.parent.name for path in folder.glob(f"*/{METRICS_FILE}"))
-        way_out = (
-            f"The runs are below it: {', '.join(below[:8])}{', ...' if below[8:] else ''}."
-            if below
-            else "Name the --workdir of a run of scripts/train.py."
-        )
-        what = f"holds no {METRICS_FILE}" if folder.is_dir() else "is not there"
-        raise UserError(f"{workdir} {what}. {way_out}")
+        below = sorted(path.parent.name for path in folder.glob(f"*/{METRICS_FILE}"))[:8]
+        found = f"Runs below it: {', '.join(below)}." if below else "It is no --workdir of a run."
+        raise UserError(f"{workdir} holds no {METRICS_FILE}. {found}")
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
         raise UserError(f"{folder / 'config.json'} holds no config, but {config!r:.60}.")
-    config = flat(config)
+    config = traverse_util.flatten_dict(config, sep=".")
     rows = read_metrics(folder)
     if not rows:
         raise UserError(f"{folder / METRICS_FILE} has no finished line yet; try again later.")
-    columns: dict[str, tuple[list[float], list[float], list[float]]]
-    columns = collections.defaultdict(lambda: ([], [], []))
+    points: dict[str, list[tuple[float, float, float]]] = collections.defaultdict(list)
     for row in rows:
         step = row.pop("step")
         seconds = row.pop("elapsed_seconds", None)
         hours = seconds / 3600 if _is_number(seconds) else math.nan
         for name, value in row.items():
             if _is_number(value):
-                steps, times, values = columns[name]
-                steps.append(step)
-                times.append(hours)
-                values.append(value)
-    curves = {name: Curve(*(np.array(c, np.float64) for c in columns[name])) for name in columns}
+                points[name].append((step, hours, value))
+    curves = {name: Curve(*np.array(points[name], np.float64).T) for name in points}
     return RunCurves(
         workdir=folder,
         config=config,
@@ -107,17 +106,6 @@ def read_run(workdir: str | Path) -> RunCurves:
 def _is_number(value: Any) -> bool:
     """Whether it can be drawn: NaN, from evaluations of a run that diverged, cannot."""
     return isinstance(value, int | float) and abs(value) < 1e300
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` -> `{"a.b": 1}`."""
-    result: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[prefix + key] = value
-    return result
 
 
 def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -173,19 +161,3 @@ def smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
     last = np.searchsorted(x, x + half, side="right")
     sums = np.concatenate([[0.0], np.cumsum(y)])
     return (sums[last] - sums[first]) / (last - first)
-
-
-def thinned(x: np.ndarray, y: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """At most 4 points per column of pixels, which draw the same line as all of them.
-
-    Of each column the first, the last, the lowest and the highest point are kept (M4, Jugel et
-    al., VLDB 2014). x [N] rising, y [N].
-    """
-    if len(x) <= 4 * columns:
-        return x, y
-    column = np.minimum((x - x[0]) / (x[-1] - x[0]) * columns, columns - 1).astype(np.int64)
-    by_value = np.lexsort((y, column))  # sorted by column, and by value within it
-    ends = np.flatnonzero(np.diff(column)) + 1
-    starts, stops = np.append(0, ends), np.append(ends, len(x)) - 1
-    kept = np.unique(np.concatenate([starts, stops, by_value[starts], by_value[stops]]))
-    return x[kept], y[kept]

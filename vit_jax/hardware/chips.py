@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 
 GIB = 2**30
-MIB = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,73 +24,94 @@ class Chip:
 
     Attributes:
       name: as users call it.
-      device_kinds: what `jax.Device.device_kind` says of it.
-      peak_flops: dense bfloat16 operations per second (V100: float16, it has no bfloat16).
-      hbm_bytes: memory that programs can use.
-      hbm_bandwidth: bytes per second.
-      link_bandwidth: to the other chips of a slice or a node, bytes per second in one direction.
-      network_bandwidth: to other slices or nodes, bytes per second; 0 where there is none.
+      tflops: dense bfloat16 operations, 1e12 per second (V100: float16, it has no bfloat16).
+      hbm_gib: memory that programs can use.
+      hbm_gb_s: its bandwidth, 1e9 bytes per second.
+      link_gb_s: to the other chips of a slice or a node, in one direction.
+      network_gb_s: to other slices or nodes; 0 where there is none.
       cores: tensor cores of a TPU; product names of v2, v3, v4 and v5p count them.
       devices: how many JAX devices a chip is; 2 where each core is one.
     """
 
     name: str
-    device_kinds: tuple[str, ...]
-    peak_flops: float
-    hbm_bytes: int
-    hbm_bandwidth: float
-    link_bandwidth: float
-    network_bandwidth: float
+    _: dataclasses.KW_ONLY
+    tflops: float
+    hbm_gib: float
+    hbm_gb_s: float
+    link_gb_s: float
+    network_gb_s: float = 0.0
     cores: int = 1
     devices: int = 1
 
     @property
     def device_peak_flops(self) -> float:
         """Operations per second of one JAX device: a chip, or a core of v2, v3, tpu7x."""
-        return self.peak_flops / self.devices
+        return self.tflops * 1e12 / self.devices
 
     @property
     def device_hbm_bytes(self) -> int:
         """Memory of one JAX device."""
-        return self.hbm_bytes // self.devices
+        return round(self.hbm_gib * GIB) // self.devices
 
 
-def _gib(size: float) -> int:
-    return round(size * GIB)
-
-
-CHIPS: tuple[Chip, ...] = (
-    Chip("v2", ("TPU v2",), 46e12, _gib(2 * 7.48), 700e9, 248e9, 0, cores=2, devices=2),
-    Chip("v3", ("TPU v3",), 123e12, _gib(2 * 15.48), 900e9, 328e9, 0, cores=2, devices=2),
-    Chip("v4", ("TPU v4",), 275e12, _gib(30.75), 1200e9, 300e9, 3.1e9, cores=2),
-    Chip("v5e", ("TPU v5 lite", "TPU v5e"), 197e12, _gib(15.75), 819e9, 200e9, 3.1e9),
-    Chip("v5p", ("TPU v5", "TPU v5p"), 459e12, _gib(95.74), 2765e9, 600e9, 6.25e9, cores=2),
-    Chip("v6e", ("TPU v6 lite", "TPU v6e"), 918e12, _gib(31.25), 1638e9, 400e9, 12.5e9),
+_TABLE = (
+    Chip("v2", tflops=46, hbm_gib=2 * 7.48, hbm_gb_s=700, link_gb_s=248, cores=2, devices=2),
+    Chip("v3", tflops=123, hbm_gib=2 * 15.48, hbm_gb_s=900, link_gb_s=328, cores=2, devices=2),
+    Chip("v4", tflops=275, hbm_gib=30.75, hbm_gb_s=1200, link_gb_s=300, network_gb_s=3.1, cores=2),
+    Chip("v5e", tflops=197, hbm_gib=15.75, hbm_gb_s=819, link_gb_s=200, network_gb_s=3.1),
     Chip(
-        *("tpu7x", ("TPU7x", "TPU v7x"), 2307e12, _gib(2 * 94.75), 7380e9, 600e9, 12.5e9),
+        "v5p", tflops=459, hbm_gib=95.74, hbm_gb_s=2765, link_gb_s=600, network_gb_s=6.25, cores=2
+    ),
+    Chip("v6e", tflops=918, hbm_gib=31.25, hbm_gb_s=1638, link_gb_s=400, network_gb_s=12.5),
+    Chip(
+        "tpu7x",
+        tflops=2307,
+        hbm_gib=2 * 94.75,
+        hbm_gb_s=7380,
+        link_gb_s=600,
+        network_gb_s=12.5,
         cores=2,
         devices=2,
     ),
-    Chip("V100-16GB", ("Tesla V100-SXM2-16GB",), 125e12, 16_160 * MIB, 900e9, 150e9, 6.25e9),
-    Chip("V100-32GB", ("Tesla V100-SXM2-32GB",), 125e12, 32_510 * MIB, 900e9, 150e9, 6.25e9),
-    Chip(
-        *("A100-40GB", ("NVIDIA A100-SXM4-40GB",), 312e12, 40_536 * MIB, 1555e9, 300e9, 25e9),
-    ),
-    Chip(
-        *("A100-80GB", ("NVIDIA A100-SXM4-80GB",), 312e12, 81_251 * MIB, 2039e9, 300e9, 25e9),
-    ),
-    Chip("H100", ("NVIDIA H100 80GB HBM3",), 989.5e12, 81_559 * MIB, 3350e9, 450e9, 50e9),
-    Chip("H100-PCIe", ("NVIDIA H100 PCIe",), 756e12, 81_559 * MIB, 2000e9, 64e9, 50e9),
-    Chip("H200", ("NVIDIA H200",), 989.5e12, 143_771 * MIB, 4800e9, 450e9, 50e9),
-    Chip("RTX3090", ("NVIDIA GeForce RTX 3090",), 71e12, 24_576 * MIB, 936e9, 32e9, 3.1e9),
-    Chip("RTX4090", ("NVIDIA GeForce RTX 4090",), 165e12, 24_564 * MIB, 1008e9, 32e9, 3.1e9),
+    Chip("V100-16GB", tflops=125, hbm_gib=15.781, hbm_gb_s=900, link_gb_s=150, network_gb_s=6.25),
+    Chip("V100-32GB", tflops=125, hbm_gib=31.748, hbm_gb_s=900, link_gb_s=150, network_gb_s=6.25),
+    Chip("A100-40GB", tflops=312, hbm_gib=39.586, hbm_gb_s=1555, link_gb_s=300, network_gb_s=25),
+    Chip("A100-80GB", tflops=312, hbm_gib=79.347, hbm_gb_s=2039, link_gb_s=300, network_gb_s=25),
+    Chip("H100", tflops=989.5, hbm_gib=79.648, hbm_gb_s=3350, link_gb_s=450, network_gb_s=50),
+    Chip("H100-PCIe", tflops=756, hbm_gib=79.648, hbm_gb_s=2000, link_gb_s=64, network_gb_s=50),
+    Chip("H200", tflops=989.5, hbm_gib=140.401, hbm_gb_s=4800, link_gb_s=450, network_gb_s=50),
+    Chip("RTX3090", tflops=71, hbm_gib=24, hbm_gb_s=936, link_gb_s=32, network_gb_s=3.1),
+    Chip("RTX4090", tflops=165, hbm_gib=23.988, hbm_gb_s=1008, link_gb_s=32, network_gb_s=3.1),
 )
+CHIPS = {chip.name: chip for chip in _TABLE}
+
+# `jax.Device.device_kind` -> name of the chip.
+DEVICE_KINDS = {
+    "TPU v2": "v2",
+    "TPU v3": "v3",
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "TPU7x": "tpu7x",
+    "TPU v7x": "tpu7x",
+    "Tesla V100-SXM2-16GB": "V100-16GB",
+    "Tesla V100-SXM2-32GB": "V100-32GB",
+    "NVIDIA A100-SXM4-40GB": "A100-40GB",
+    "NVIDIA A100-SXM4-80GB": "A100-80GB",
+    "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA H100 PCIe": "H100-PCIe",
+    "NVIDIA H200": "H200",
+    "NVIDIA GeForce RTX 3090": "RTX3090",
+    "NVIDIA GeForce RTX 4090": "RTX4090",
+}
 
 
 def find_chip(device_kind: str) -> Chip | None:
     """The chip that JAX calls `device_kind`, as "TPU v5 lite"; None for CPUs and the unknown."""
-    wanted = device_kind.casefold()
-    for chip in CHIPS:
-        if wanted in (kind.casefold() for kind in chip.device_kinds):
-            return chip
-    return None
+    names = {kind.casefold(): name for kind, name in DEVICE_KINDS.items()}
+    name = names.get(device_kind.casefold())
+    return CHIPS[name] if name else None

@@ -12,6 +12,7 @@ the paper.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,33 +20,31 @@ from typing import Any
 import jax
 from jax.extend import core
 
+# The jaxprs inside these do not say how often they run, or on which part of the array.
+COUNTED_ONCE = ("while", "pallas_call", "shard_map")
+
 # A backward pass multiplies twice where the forward pass did once: for the gradient of the input
 # and for that of the weights.
 TRAIN_OVER_FORWARD = 3
-
-# The jaxprs inside these do not say how often they run, or on which part of the array.
-_UNKNOWN_REPEATS = ("while", "pallas_call", "shard_map")
 
 
 def forward_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
     """Operations in the matrix products and convolutions of `function(*abstract_args)`.
 
-    Loops (`lax.scan`, and so `nn.scan`) count as often as they run; of the branches of a
-    `lax.cond`, the most expensive one counts.
+    A `lax.scan` (and so `nn.scan`) counts as often as it runs; of the branches of a `lax.cond`, the
+    most expensive one counts. What does not say how often it runs, such as a `while_loop` or a
+    kernel of one's own, counts once.
 
     Args:
       function: is traced, not run.
       *abstract_args: arrays or `ShapeDtypeStruct`s, or trees of them.
-
-    Raises:
-      ValueError: products inside a `while_loop`, a Pallas kernel or a `shard_map`.
     """
-    return jaxpr_flops(jax.make_jaxpr(function)(*abstract_args))
+    return jaxpr_flops(jax.make_jaxpr(function)(*abstract_args).jaxpr)
 
 
-def jaxpr_flops(closed_jaxpr: Any) -> float:
+def jaxpr_flops(jaxpr: core.Jaxpr) -> float:
     """`forward_flops` of what is traced already; a backward pass in it counts as it stands."""
-    return _count(closed_jaxpr.jaxpr)
+    return sum(map(_equation_flops, jaxpr.eqns))
 
 
 def train_flops(objective: Any, params: Any, batch: Any) -> float:
@@ -65,11 +64,7 @@ def train_flops(objective: Any, params: Any, batch: Any) -> float:
     return (TRAIN_OVER_FORWARD - 1) * forward + with_teacher
 
 
-def _count(jaxpr: Any) -> float:
-    return sum(map(_count_equation, jaxpr.eqns))
-
-
-def _count_equation(eqn: Any) -> float:
+def _equation_flops(eqn: Any) -> float:
     name = eqn.primitive.name
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
@@ -84,21 +79,20 @@ def _count_equation(eqn: Any) -> float:
         # window only one term in so many is a product.
         zeros = math.prod(eqn.params["lhs_dilation"])
         return 2.0 * terms * math.prod(eqn.outvars[0].aval.shape) / zeros
-    counts = [_count(inner) for inner in _inner_jaxprs(eqn)]
-    if name in _UNKNOWN_REPEATS and any(counts):
-        raise ValueError(f"cannot count the products inside a {name!r}: it does not say how often.")
+    counts = [jaxpr_flops(inner) for inner in _inner_jaxprs(eqn)]
+    if name in COUNTED_ONCE and any(counts):
+        logging.debug("The products inside a %r are counted once.", name)
     if name == "scan":
         return eqn.params["length"] * sum(counts)
     return max(counts, default=0.0) if name == "cond" else sum(counts)
 
 
-def _inner_jaxprs(eqn: Any) -> list[Any]:
-    """The jaxprs that an equation calls: those of jit, scan, remat, cond, custom rules."""
+def _inner_jaxprs(eqn: Any) -> list[core.Jaxpr]:
+    """The jaxprs among an equation's parameters: of jit, scan, remat, cond, custom rules."""
     found = []
     for value in eqn.params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, core.ClosedJaxpr):
-                found.append(item.jaxpr)
-            elif isinstance(item, core.Jaxpr):
-                found.append(item)
+            jaxpr = item.jaxpr if isinstance(item, core.ClosedJaxpr) else item
+            if isinstance(jaxpr, core.Jaxpr):
+                found.append(jaxpr)
     return found

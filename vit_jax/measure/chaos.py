@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -32,7 +33,6 @@ _STEP = re.compile(r"step (\d+)/\d+ ")
 _GRACE_SECONDS = 300.0  # in which what is left of a disturbed run has to end
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
 _WEIGHTS = {"kill": 5, "kill while saving": 3, "stop": 2, "term": 2}
-_DAMAGES = ("flip a byte", "truncate a file")
 
 
 @dataclasses.dataclass
@@ -45,7 +45,7 @@ class Report:
     sessions: int = 0
     seconds: float = 0.0
     differing: list[str] = dataclasses.field(default_factory=list)
-    unnamed: int = 0  # sessions that lost a process without saying which
+    unnamed: int = 0  # sessions that lost a process without naming it
 
     def lines(self) -> list[str]:
         return [
@@ -54,7 +54,7 @@ class Report:
             "exit codes of processes that were left: "
             + ", ".join(f"{n} x {code}" for code, n in self.exit_codes.most_common()),
             f"updates that had to be computed again: {self.steps_lost}",
-            f"lost processes that nobody named: {self.unnamed}",
+            f"lost processes that the others did not name: {self.unnamed}",
             "final parameters: "
             + ("bit-identical" if not self.differing else f"DIFFER in {', '.join(self.differing)}"),
         ]
@@ -96,8 +96,8 @@ class Session:
         return self.logs[process_id].read_text(errors="replace")
 
     def step(self) -> int:
-        return max((int(s) for i in range(len(self.logs)) for s in _STEP.findall(self.output(i))),
-                   default=0)  # fmt: skip
+        found = [int(s) for i in range(len(self.logs)) for s in _STEP.findall(self.output(i))]
+        return max(found, default=0)
 
     def is_running(self) -> bool:
         return all(process.poll() is None for process in self.processes)
@@ -109,7 +109,7 @@ class Session:
             time.sleep(0.1)
 
     def exit_codes(self, without: int | None = None) -> list[int]:
-        """Of all processes but one; they are killed if they do not end by themselves."""
+        """Of all processes but one; -999 for those that do not end by themselves."""
         codes = []
         deadline = time.monotonic() + _GRACE_SECONDS
         for i, process in enumerate(self.processes):
@@ -120,16 +120,12 @@ class Session:
             except subprocess.TimeoutExpired:
                 logging.error("process %d did not end:\n%s", i, self.output(i)[-2000:])
                 codes.append(-999)
-        self.close()
         return codes
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -161,42 +157,36 @@ def run_chaos(
     Raises:
       UserError: `folder` is not empty, or the undisturbed run fails.
     """
-    calm = folder / "undisturbed"
-    is_there = (calm / "results.json").exists() and not (folder / "disturbed").exists()
+    calm, disturbed = folder / "undisturbed", folder / "disturbed"
+    is_there = (calm / "results.json").exists() and not disturbed.exists()
     if folder.exists() and any(folder.iterdir()) and not is_there:
         raise UserError(f"--workdir={folder} is not empty; chaos needs a folder of its own.")
-    if not is_there:
-        _leave_in_peace(command, calm, folder / "logs" / "undisturbed", num_processes, num_devices)
 
+    def start(workdir: Path, logs: str) -> Session:
+        full = [*command, f"--workdir={workdir}"]
+        return Session(full, folder / "logs" / logs, num_processes, num_devices)
+
+    if not is_there:
+        logging.info("The undisturbed run.")
+        with start(calm, "undisturbed") as session:
+            session.wait(math.inf)
+            if any(session.exit_codes()):
+                raise UserError(f"the undisturbed run failed; see {session.logs[0]}.")
     rng = random.Random(seed)
-    report, start = Report(), time.monotonic()
-    workdir, reached = folder / "disturbed", 0
-    while not (workdir / "results.json").exists():
+    report, begin, reached = Report(), time.monotonic(), 0
+    while not (disturbed / "results.json").exists():
         report.sessions += 1
-        logs = folder / "logs" / f"{report.sessions:03}"
-        disturbed = [*command, f"--workdir={workdir}"]
-        with Session(disturbed, logs, num_processes, num_devices) as session:
-            reached = _disturb(session, workdir, rng, pause_seconds, report, reached)
+        with start(disturbed, f"{report.sessions:03}") as session:
+            reached = _disturb(session, disturbed, rng, pause_seconds, report, reached)
         if set(report.exit_codes) - {0, REQUEUE_EXIT_CODE}:
             raise UserError(f"a session ended as it should not; see {session.logs[0].parent}.")
         if rng.random() < damage_probability:
-            _damage(workdir, rng, report)
-    report.seconds = time.monotonic() - start
-    report.differing = _differing(calm, workdir)
+            _damage(disturbed, rng, report)
+    report.seconds = time.monotonic() - begin
+    report.differing = _differing(calm, disturbed)
     # Not asdict, which takes the pairs of a Counter for things to count.
     (folder / "report.json").write_text(json.dumps(vars(report), indent=2) + "\n")
     return report
-
-
-def _leave_in_peace(
-    command: list[str], workdir: Path, logs: Path, num_processes: int, num_devices: int
-) -> None:
-    logging.info("The undisturbed run.")
-    with Session([*command, f"--workdir={workdir}"], logs, num_processes, num_devices) as session:
-        while session.is_running():
-            session.wait(3600)
-        if any(session.exit_codes()):
-            raise UserError(f"the undisturbed run failed; see {session.logs[0]}.")
 
 
 def _disturb(
@@ -247,8 +237,8 @@ def _damage(workdir: Path, rng: random.Random, report: Report) -> None:
     files = [p for p in (folder / str(steps[-1]) / "state").rglob("*") if p.is_file()]
     path = rng.choice([p for p in files if p.stat().st_size])
     content = bytearray(path.read_bytes())
-    damage = rng.choice(_DAMAGES)
-    if damage == _DAMAGES[0]:
+    damage = rng.choice(["flip a byte", "truncate a file"])
+    if damage == "flip a byte":
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     else:
         del content[rng.randrange(len(content)) :]

@@ -8,6 +8,7 @@ its workers) is the fairer figure: big_vision's 48 threads get a larger share of
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -18,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,28 +102,26 @@ def benchmark_input(
     """
     records = [serialize(image, label, b"") for image, label in examples or photographs(1024)]
     ours = _write(folder / "ours", records)
-    variants: dict[str, tuple[Callable[..., Speed], tuple[Any, ...]]] = {
-        "vit_jax": (_measure_ours, (ours, preprocess, settings))
-    }
+    variants: dict[str, tuple[Any, ...]] = {"vit_jax": (_measure_ours, ours, preprocess, settings)}
     if peer:
         if importlib.util.find_spec("tensorflow") is None:
             raise UserError('--peer needs TensorFlow; pip install "vit_jax[tf]".')
         if not (Path(peer) / "big_vision" / "input_pipeline.py").is_file():
             raise UserError(f"--peer={peer!r} is no clone of big_vision.")
         theirs = str(folder / "theirs")
-        _in_process(_write_for_peer, (ours, theirs), 0)
+        _in_process(0, _write_for_peer, ours, theirs)
         for name, steps in PEERS.items():
-            variants[name] = (_measure_peer, (theirs, steps, os.path.abspath(peer), settings))
+            variants[name] = (_measure_peer, theirs, steps, os.path.abspath(peer), settings)
     if resize:
         shrink = Shrink(resize, QUALITY)
         small = [serialize(shrink(image_of(each, "image")), 0, b"") for each in records]
         resized = _write(folder / "resized", small)
-        variants[f"vit_jax on {resize} px"] = (_measure_ours, (resized, preprocess, settings))
+        variants[f"vit_jax on {resize} px"] = (_measure_ours, resized, preprocess, settings)
     speeds: dict[str, list[Speed]] = {name: [] for name in variants}
     for turn in range(rounds):
         names = list(variants)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            speeds[name].append(_in_process(*variants[name], settings.num_cores))
+            speeds[name].append(_in_process(settings.num_cores, *variants[name]))
     return speeds
 
 
@@ -147,18 +147,14 @@ def first_examples(dataset: Any, count: int = 1024) -> list[tuple[bytes, int]]:
 def compare(speeds: dict[str, list[Speed]]) -> dict[str, tuple[float, float]]:
     """How many times faster `vit_jax` is than each other: (images/s, processor time); medians."""
     ours = speeds["vit_jax"]
-    return {
-        name: (
-            statistics.median(
-                a.images_per_second / b.images_per_second for a, b in zip(ours, theirs, strict=True)
-            ),
-            statistics.median(
-                b.cpu_ms_per_image / a.cpu_ms_per_image for a, b in zip(ours, theirs, strict=True)
-            ),
-        )
-        for name, theirs in speeds.items()
-        if name != "vit_jax"
-    }
+    ratios = {}
+    for name, theirs in speeds.items():
+        pairs = list(zip(ours, theirs, strict=True))
+        rates = [a.images_per_second / b.images_per_second for a, b in pairs]
+        times = [b.cpu_ms_per_image / a.cpu_ms_per_image for a, b in pairs]
+        ratios[name] = (statistics.median(rates), statistics.median(times))
+    del ratios["vit_jax"]
+    return ratios
 
 
 def _write(folder: Path, records: list[bytes]) -> str:
@@ -183,32 +179,20 @@ def _write(folder: Path, records: list[bytes]) -> str:
     return str(directory)
 
 
-def _in_process(function: Callable[..., Any], arguments: tuple[Any, ...], num_cores: int) -> Any:
+def _in_process(num_cores: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function of this file in a fresh process, on the first `num_cores` cores."""
     context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_call, args=(sender, function, arguments, num_cores))
-    process.start()
-    sender.close()
-    try:
-        result = receiver.recv()
-    except EOFError:
-        raise UserError(f"{function.__name__} ended without a result; see above.") from None
-    finally:
-        process.join()
-    if isinstance(result, Exception):
-        raise result
-    return result
+    with ProcessPoolExecutor(1, context, initializer=_pin, initargs=(num_cores,)) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"{function.__name__}: {reason}") from error
 
 
-def _call(sender: Any, function: Callable[..., Any], arguments: Any, num_cores: int) -> None:
+def _pin(num_cores: int) -> None:
     if num_cores:  # before anything counts them
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:num_cores])
-    try:
-        result = function(*arguments)
-    except Exception as error:
-        result = UserError(f"{function.__name__}: {type(error).__name__}: {error}")
-    sender.send(result)
 
 
 def _measure_ours(directory: str, preprocess: str, settings: Settings) -> Speed:
@@ -283,12 +267,10 @@ def cpu_seconds() -> float:
     """User and system time of this process and its living descendants."""
     times, parents = {}, {}
     for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
+        with contextlib.suppress(OSError):  # it has just ended
             fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        parents[int(name)] = int(fields[1])
-        times[int(name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            parents[int(name)] = int(fields[1])
+            times[int(name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def ours(pid: int) -> bool:
         while pid in parents and pid != os.getpid():

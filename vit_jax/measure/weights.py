@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +72,7 @@ def benchmark_load(path: Path, *, variant: str, rounds: int) -> dict[str, Any]:
         params, _ = load_pretrained(path, like=like, reset_head=False)
         jax.block_until_ready(jax.device_put(params, jax.devices()[0]))
 
-    turns: dict[str, Callable[[], Any]] = {
-        "vit_jax": ours,
-        "timm": lambda: model.load_pretrained(str(path)),
-    }
+    turns = {"vit_jax": ours, "timm": lambda: model.load_pretrained(str(path))}
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for turn in range(rounds + 1):
         for name, load in turns.items():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ml_collections import ConfigDict
 
+from vit_jax.models.create import MODELS
 from vit_jax.parameters.devices import mesh_sizes
 from vit_jax.plan.topology import Topology
 
@@ -26,7 +27,8 @@ def remedies(config: ConfigDict, topology: Topology) -> Iterator[tuple[Changes, 
     changes: Changes = {}
     prices: list[str] = []
     model, mesh = config.model, config.mesh
-    if model.name != "bit" and model.num_layers and (model.remat != "full" or not model.scan):
+    has_blocks = hasattr(MODELS[model.name], "scan")  # all alike; those of a ResNet are not
+    if has_blocks and (model.remat != "full" or not model.scan):
         changes |= {"model.scan": True, "model.remat": "full"}
         if model.remat != "full":
             prices.append("about a quarter more arithmetic")
@@ -54,7 +56,7 @@ def remedies(config: ConfigDict, topology: Topology) -> Iterator[tuple[Changes, 
         prices += [per_part] if per_part not in prices else []
         yield dict(changes), "; ".join(prices)
     # Here after the accumulation, which costs a ResNet less.
-    if model.name == "bit" and model.remat != "full":
+    if not has_blocks and model.remat != "full":
         changes |= {"model.remat": "full"}
         prices.append("up to a third more arithmetic")
         yield dict(changes), "; ".join(prices)
@@ -66,12 +68,7 @@ def remedies(config: ConfigDict, topology: Topology) -> Iterator[tuple[Changes, 
 def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
     """A copy of the config with other values."""
     copy = config.copy_and_resolve_references()
-    for key, value in changes.items():
-        section, name = key.rsplit(".", 1)
-        node = copy
-        for part in section.split("."):
-            node = node[part]
-        node[name] = value
+    copy.update_from_flattened_dict(changes)
     return copy
 
 

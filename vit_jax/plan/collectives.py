@@ -20,8 +20,7 @@ _MESH = re.compile(
     r"replica_groups=mesh\[(?P<axes>[^\]]*)\]"
     rf"(?:, device_ids=\({_LAYOUT}\))? \{{(?P<named>[^}}]*)\}}"
 )
-_AXIS = re.compile(r"'([^']+)'=(\d+)")
-_BETWEEN = re.compile(r'_xla_megascale_transfer_type="([A-Z_]+)"')
+_BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="([A-Z_]+)"')
 
 
 @dataclasses.dataclass
@@ -52,43 +51,37 @@ def collective_traffic(program: Program, groups_of: Sequence[int]) -> dict[str, 
       program: compiled for `len(groups_of)` devices.
       groups_of: slice, or node, of every device in the order of the mesh.
     """
-    num_slices = len(set(groups_of))
     found: dict[str, Traffic] = {}
     for computation, instruction, times, fused in executions(program):
-        between = _BETWEEN.search(instruction.attributes)
+        between = _BETWEEN_SLICES.search(instruction.attributes)
         if instruction.opcode == "send" and between:
             traffic = found.setdefault(between[1].lower().replace("_", "-"), Traffic())
-            sent = instruction.arrays[0].num_bytes * 2 * (num_slices - 1) / num_slices
+            sent = instruction.arrays[0].num_bytes * _sent("all-reduce", len(set(groups_of)))
             traffic.network_bytes += times * sent
             continue
         kind = instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
             continue
-        groups = replica_groups(instruction, len(groups_of))
-        size = groups.shape[1]
-        num_bytes = _whole_bytes(program, computation, instruction, kind, size)
+        group = replica_groups(instruction, len(groups_of))[0]
+        size, nodes = len(group), len({groups_of[device] for device in group})
+        num_bytes = times * _whole_bytes(program, computation, instruction, kind, size)
         # A TPU writes a reduce-scatter as a fusion of an all-reduce and the cut of its own part.
         if fused and "all-reduce-scatter" in computation:
             kind = "reduce-scatter"
-        sent = num_bytes * _SENT[kind](size)
         traffic = found.setdefault(kind, Traffic())
         traffic.count += times
-        traffic.num_bytes += times * num_bytes
-        traffic.sent_bytes += times * sent
-        nodes = len(set(np.asarray(groups_of)[groups[0]]))
+        traffic.num_bytes += num_bytes
+        traffic.sent_bytes += num_bytes * _sent(kind, size)
         if nodes > 1:
-            traffic.network_bytes += times * num_bytes * _SENT[kind](nodes) * nodes / size
+            traffic.network_bytes += num_bytes * _sent(kind, nodes) * nodes / size
     return found
 
 
-# Sent by each device per byte of the whole array, in a ring of n.
-_SENT = {
-    "all-reduce": lambda n: 2 * (n - 1) / n,
-    "all-gather": lambda n: (n - 1) / n,
-    "reduce-scatter": lambda n: (n - 1) / n,
-    "all-to-all": lambda n: (n - 1) / n,
-    "collective-permute": lambda n: 1.0,
-}
+def _sent(kind: str, n: int) -> float:
+    """Bytes that each of n devices in a ring sends per byte of the whole array."""
+    if kind == "collective-permute":
+        return 1.0
+    return (2 if kind == "all-reduce" else 1) * (n - 1) / n
 
 
 def _whole_bytes(
@@ -105,26 +98,26 @@ def _whole_bytes(
     return instruction.num_bytes
 
 
-def replica_groups(instruction: Instruction, num_devices: int) -> np.ndarray:
-    """Which devices take part together, [groups, size]; a program writes it in one of three ways.
+def replica_groups(instruction: Instruction, num_devices: int) -> list[list[int]]:
+    """Which devices take part together; a program writes it in one of three ways.
 
     A permutation, which has no groups, counts as one of all devices.
     """
     text = instruction.attributes
+    if match := _LISTED.search(text):
+        groups = re.findall(r"\{([\d,]+)\}", match["groups"])
+        return [[int(device) for device in group.split(",")] for group in groups]
+    if match := _IOTA.search(text):
+        return _iota(match["ids"], match["order"]).reshape(-1, int(match["size"])).tolist()
     if match := _MESH.search(text):
-        axes = {name: int(size) for name, size in _AXIS.findall(match["axes"])}
+        axes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", match["axes"])}
         named = re.findall(r"'([^']+)'", match["named"])
         names = [axis for axis in axes if axis not in named] + named
         ids = _iota(match["ids"], match["order"]) if match["ids"] else np.arange(num_devices)
         ids = ids.reshape(tuple(axes.values()))
         ids = ids.transpose([list(axes).index(axis) for axis in names])
-        return ids.reshape(-1, math.prod(axes[axis] for axis in named))
-    if match := _IOTA.search(text):
-        return _iota(match["ids"], match["order"]).reshape(-1, int(match["size"]))
-    if match := _LISTED.search(text):
-        groups = re.findall(r"\{([\d,]+)\}", match["groups"])
-        return np.array([list(map(int, group.split(","))) for group in groups])
-    return np.arange(num_devices)[None]
+        return ids.reshape(-1, math.prod(axes[axis] for axis in named)).tolist()
+    return [list(range(num_devices))]
 
 
 def _iota(sizes: str, order: str | None) -> np.ndarray:

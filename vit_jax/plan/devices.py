@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 from typing import Any
@@ -12,8 +13,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
+from vit_jax.hardware.chips import DEVICE_KINDS, Chip
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.plan.gpus import GPUS, target_description
 from vit_jax.plan.topology import Topology
 
 GPU_COMPILERS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -24,6 +25,42 @@ NO_TPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # none is claimed: its lock has no meaning
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What the compiler asks of a GPU beside `Chip`, from NVIDIA's data sheets.
+
+    Attributes:
+      capability: compute capability x.0.
+      multiprocessors: how many.
+      fp32_units: of a multiprocessor.
+      l2_mib: cache shared by all of them.
+      clock_ghz: boost.
+      shared_kib: memory of a multiprocessor; a block gets 1 KiB less.
+    """
+
+    capability: int
+    multiprocessors: int
+    fp32_units: int
+    l2_mib: int
+    clock_ghz: float
+    shared_kib: int
+
+
+_A100 = Gpu(
+    capability=8, multiprocessors=108, fp32_units=64, l2_mib=40, clock_ghz=1.41, shared_kib=164
+)
+_H100 = Gpu(
+    capability=9, multiprocessors=132, fp32_units=128, l2_mib=50, clock_ghz=1.98, shared_kib=228
+)
+GPUS = {  # by `Chip.name`
+    "A100-40GB": _A100,
+    "A100-80GB": _A100,
+    "H100": _H100,
+    "H100-PCIe": dataclasses.replace(_H100, multiprocessors=114, clock_ghz=1.755),
+    "H200": _H100,
 }
 
 
@@ -84,10 +121,48 @@ def _gpus(topology: Topology) -> list[Any]:
     return list(
         topologies.get_topology_desc(
             platform="cuda",
-            target_config=target_description(topology.chip.name),
+            target_config=_target_config(topology.chip),
             topology=f"{topology.slices}x1x{topology.shape[0]}",
         ).devices
     )
+
+
+def _target_config(chip: Chip) -> str:
+    """XLA's GpuTargetConfigProto as text."""
+    gpu = GPUS[chip.name]
+    [device_kind] = [kind for kind, name in DEVICE_KINDS.items() if name == chip.name]
+    return f"""
+        gpu_device_info {{
+          threads_per_block_limit: 1024
+          threads_per_warp: 32
+          shared_memory_per_block: {48 * 1024}
+          shared_memory_per_core: {gpu.shared_kib * 1024}
+          shared_memory_per_block_optin: {(gpu.shared_kib - 1) * 1024}
+          threads_per_core_limit: 2048
+          core_count: {gpu.multiprocessors}
+          fpus_per_core: {gpu.fp32_units}
+          block_dim_limit_x: {2**31 - 1}
+          block_dim_limit_y: {2**16 - 1}
+          block_dim_limit_z: {2**16 - 1}
+          thread_dim_limit_x: 1024
+          thread_dim_limit_y: 1024
+          thread_dim_limit_z: 64
+          registers_per_core_limit: {2**16}
+          registers_per_block_limit: {2**16}
+          memory_bandwidth: {round(chip.hbm_gb_s * 1e9)}
+          device_memory_size: {chip.device_hbm_bytes}
+          l2_cache_size: {gpu.l2_mib * 2**20}
+          clock_rate_ghz: {gpu.clock_ghz}
+          cuda_compute_capability {{
+            major: {gpu.capability}
+            minor: 0
+            feature_extension: {"ACCELERATED_FEATURES" if gpu.capability >= 9 else "NONE"}
+          }}
+        }}
+        platform_name: "CUDA"
+        dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+        device_description_str: "{device_kind}"
+        """
 
 
 def _virtual_devices(count: int) -> list[Any]:

@@ -6,12 +6,14 @@ the chip. Of a stack of layers a loop reads, or writes, only the slice of this t
 
 from __future__ import annotations
 
+import re
+
 from vit_jax.plan.hlo import Computation, Instruction, Program, executions
 
 # Names for what is there already, or control.
-_FREE = (
-    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional"),
-    *("call", "after-all", "partition-id", "replica-id", "opt-barrier", "domain", "async-start"),
+_FREE = re.compile(
+    "parameter|constant|tuple|get-tuple-element|bitcast|while|conditional|call|after-all"
+    "|partition-id|replica-id|opt-barrier|domain|async-start|.*-done"
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
 _RENAMES = ("bitcast", "reshape", "copy", "convert", "transpose")
@@ -21,26 +23,25 @@ def hbm_bytes(program: Program) -> float:
     """Bytes read and written by one execution on one device."""
     total = 0.0
     for name, instruction, times, fused in executions(program):
-        if fused or instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
-            continue
-        total += times * _moved(program, program.computations[name], instruction)
+        if not fused and not _FREE.fullmatch(instruction.opcode):
+            total += times * _moved(program, program.computations[name], instruction)
     return total
 
 
 def _moved(program: Program, computation: Computation, instruction: Instruction) -> int:
-    written = _in_hbm(instruction)
+    written = instruction.hbm_bytes
     if instruction.opcode in _SLICES:
         return 2 * written
     if instruction.opcode == "dynamic-update-slice":
-        return 2 * _in_hbm(computation[instruction.operands[1]])
+        return 2 * computation[instruction.operands[1]].hbm_bytes
     operands = [computation[name] for name in instruction.operands]
     if instruction.opcode.endswith("-start"):
         return _started(instruction, operands)
     if instruction.opcode != "fusion" or instruction.called not in program.computations:
-        return written + sum(map(_in_hbm, operands))
+        return written + sum(each.hbm_bytes for each in operands)
     fused = program.computations[instruction.called]
     read = sum(
-        min(_in_hbm(operand), _read(program, fused, number))
+        min(operand.hbm_bytes, _read(program, fused, number))
         for number, operand in enumerate(operands)
     )
     return read + min(written, _written(fused))
@@ -54,9 +55,9 @@ def _started(instruction: Instruction, operands: list[Instruction]) -> int:
     """
     opcode = instruction.opcode.removesuffix("-start")
     if opcode == "all-reduce":
-        return _in_hbm(instruction) + sum(map(_in_hbm, operands))
+        return instruction.hbm_bytes + sum(each.hbm_bytes for each in operands)
     if opcode not in (*_SLICES, "dynamic-update-slice"):
-        return _in_hbm(instruction)
+        return instruction.hbm_bytes
     number = sum(len(operand.arrays) for operand in operands)
     # What is taken of an operand, or put into it, has the size of the target, or of the update.
     moved = operands[1] if opcode == "dynamic-update-slice" else instruction.arrays[number]
@@ -64,18 +65,12 @@ def _started(instruction: Instruction, operands: list[Instruction]) -> int:
     return moved.num_bytes * sum(array.in_hbm for array in ends)
 
 
-def _in_hbm(instruction: Instruction) -> int:
-    return sum(array.num_bytes for array in instruction.arrays if array.in_hbm)
-
-
 def _read(program: Program, fused: Computation, number: int) -> int:
     """Bytes that a fusion reads of its operand `number`: all of it, or the slices it takes."""
-    [parameter] = [
-        each
-        for each in fused.values()
-        if each.opcode == "parameter" and each.attributes == str(number)
-    ]
-    return _used(program, fused, parameter)
+    parameters = (each for each in fused.values() if each.opcode == "parameter")
+    return _used(
+        program, fused, next(each for each in parameters if each.attributes == str(number))
+    )
 
 
 def _used(program: Program, fused: Computation, value: Instruction) -> int:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{\s*$")
 _LINE = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>\S+) = (?P<rest>.*)$")
 # Shapes hold no lower-case word before a parenthesis: T(8,128) and S(1) belong to layouts.
-_OPCODE = re.compile(r"(?:^|\s)(?P<opcode>[a-z][\w\-]*)\(")
-_ARRAY = re.compile(r"(?P<type>[a-z]\w*)\[(?P<sizes>[\d,]*)\](?P<layout>\{[^}]*\})?")
+_OPCODE = re.compile(r"(?:^|\s)([a-z][\w\-]*)\(")
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 _OPERAND = re.compile(r"%([^\s,()]+)")
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([^\s,)}]+)")
 # `{%a, %b}`, or `true_computation=%a, false_computation=%b` where a predicate chooses.
@@ -43,6 +43,8 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
+    """One line of a program; `attributes` is what follows the operands."""
+
     name: str
     opcode: str
     shape: str
@@ -58,6 +60,10 @@ class Instruction:
     @property
     def num_bytes(self) -> int:
         return sum(array.num_bytes for array in self.arrays)
+
+    @property
+    def hbm_bytes(self) -> int:
+        return sum(array.num_bytes for array in self.arrays if array.in_hbm)
 
     @functools.cached_property
     def called(self) -> str:
@@ -79,30 +85,22 @@ def parse_program(text: str) -> Program:
     """`compiled.as_text()` as computations of instructions, in the order of the text."""
     computations: dict[str, Computation] = {}
     entry = ""
-    current: Computation | None = None
     for line in text.splitlines():
-        header = _HEADER.match(line)
-        if header:
-            current = {}
-            computations[header["name"]] = current
+        if header := _HEADER.match(line):
+            computations[header["name"]] = {}
             entry = header["name"] if header["entry"] else entry
-            continue
-        match = _LINE.match(line)
-        opcode = _OPCODE.search(match["rest"]) if match else None
-        if current is None or match is None or opcode is None:
-            continue
-        rest = match["rest"]
-        end = _closing(rest, opcode.end())
-        inside = rest[opcode.end() : end]
-        operands = tuple(_OPERAND.findall(inside))
-        name = opcode["opcode"]
-        attributes = rest[end:]
-        if name in ("constant", "parameter"):  # their value, their number
-            attributes = inside
-        current[match["name"]] = Instruction(
-            *(match["name"], name, rest[: opcode.start()], operands, attributes),
-            root=bool(match["root"]),
-        )
+        elif (match := _LINE.match(line)) and (opcode := _OPCODE.search(match["rest"])):
+            inside, _, attributes = match["rest"][opcode.end() :].partition("), ")
+            if opcode[1] in ("constant", "parameter"):  # their value, their number
+                attributes = inside.rstrip(")")
+            next(reversed(computations.values()))[match["name"]] = Instruction(
+                name=match["name"],
+                opcode=opcode[1],
+                shape=match["rest"][: opcode.start()],
+                operands=tuple(_OPERAND.findall(inside)),
+                attributes=attributes,
+                root=bool(match["root"]),
+            )
     return Program(computations, entry)
 
 
@@ -134,47 +132,31 @@ def _walk(
 
 def trip_count(program: Program, loop: Instruction) -> int:
     """How often a loop's body runs: as XLA notes it, or as its condition (counter < constant)."""
-    known = _TRIPS.search(loop.attributes)
-    if known:
+    if known := _TRIPS.search(loop.attributes):
         return int(known[1])
     condition = program.computations[_attribute(loop, "condition")]
     [root] = [each for each in condition.values() if each.root]
     if root.opcode == "compare" and "direction=LT" in root.attributes:
         for operand in root.operands:
-            limit = condition[operand]
-            if limit.opcode == "constant":
-                return int(limit.attributes)
+            if condition[operand].opcode == "constant":
+                return int(condition[operand].attributes)
     return 1
 
 
 def _attribute(instruction: Instruction, key: str) -> str:
     match = re.search(rf"{key}=%?([^\s,]+)", instruction.attributes)
-    if match is None:
-        raise ValueError(f"{instruction.opcode} {instruction.name} has no {key}")
+    assert match is not None, f"{instruction.opcode} {instruction.name} has no {key}"
     return match[1]
 
 
-def _closing(text: str, start: int) -> int:
-    """Position of the parenthesis that closes the one before `start`."""
-    depth = 1
-    for position in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[position], 0)
-        if depth == 0:
-            return position
-    return len(text)
-
-
 def _arrays(shape: str) -> Iterator[Array]:
-    for match in _ARRAY.finditer(shape):
-        sizes = [int(size) for size in match["sizes"].split(",") if size]
-        bits = _BITS.fullmatch(match["type"])
-        if match["type"] == "pred":
+    for dtype, sizes, layout in _ARRAY.findall(shape):
+        bits = _BITS.fullmatch(dtype)
+        if dtype == "pred" or dtype.startswith("f8"):
             width = 8
         elif bits is not None:
             width = int(bits[1])
-        elif match["type"].startswith("f8"):
-            width = 8
         else:  # token, opaque
             continue
-        in_hbm = "S(" not in (match["layout"] or "")
-        yield Array(math.prod(sizes) * width // 8, in_hbm)
+        size = math.prod(int(each) for each in sizes.split(",") if each)
+        yield Array(size * width // 8, in_hbm="S(" not in layout)

@@ -44,48 +44,35 @@ def parameter_rows(params: Any, mesh: Mesh) -> list[Row]:
     groups: dict[tuple[str, tuple[int, ...], str], list[Any]] = {}
     for name, leaf in flatten_names(params).items():
         axes = [*leaf.sharding.spec, *[None] * (len(leaf.shape) - len(leaf.sharding.spec))]
-        spec = ", ".join(_axis_text(axis) for axis in axes)
+        spec = ", ".join(
+            "+".join([axis] if isinstance(axis, str) else axis or "-") for axis in axes
+        )
         key = (_NUMBERED.sub(r"\1_*", name), leaf.shape, spec)
         groups.setdefault(key, []).append(leaf)
-    rows = []
-    for (name, shape, spec), leaves in groups.items():
-        shard = leaves[0].sharding.shard_shape(shape)
-        rows.append(
-            Row(
-                name=name,
-                shape=shape,
-                copies=len(leaves),
-                size=len(leaves) * math.prod(shape),
-                spec=spec,
-                split=math.prod(shape) // max(math.prod(shard), 1),
-            )
+    return [
+        Row(
+            name=name,
+            shape=shape,
+            copies=len(leaves),
+            size=len(leaves) * math.prod(shape),
+            spec=spec,
+            split=math.prod(shape) // math.prod(leaves[0].sharding.shard_shape(shape)),
         )
-    return rows
-
-
-def _axis_text(axis: Any) -> str:
-    if axis is None:
-        return "-"
-    return "+".join(axis) if isinstance(axis, tuple) else axis
+        for (name, shape, spec), leaves in groups.items()
+    ]
 
 
 def parameter_table(rows: list[Row], mesh: dict[str, int]) -> list[str]:
     """Lines of text; below them what stays whole although the mesh would split it."""
-    cells = [("parameter", "shape", "layers", "scalars", "split over", "by")]
+    width = max(len(row.name) for row in rows)
+    header = f"{'shape':>18}{'layers':>8}{'scalars':>15}{'split over':>12}  by"
+    lines = [f"{'parameter':{width}}{header}"]
     for row in rows:
         shape = "x".join(map(str, row.shape)) or "scalar"
-        copies = str(row.copies) if row.copies > 1 else ""
+        copies = row.copies if row.copies > 1 else ""
         by = f"({row.spec})" if row.split > 1 else "whole"
-        cells.append((row.name, shape, copies, f"{row.size:,}", str(row.split), by))
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    right = (False, True, True, True, True, False)
-    lines = [
-        "  ".join(
-            text.rjust(width) if to_right else text.ljust(width)
-            for text, width, to_right in zip(line, widths, right, strict=True)
-        ).rstrip()
-        for line in cells
-    ]
+        cells = f"{shape:>18}{copies:>8}{row.size:>15,}{row.split:>12}  {by}"
+        lines.append(f"{row.name:{width}}{cells}")
     total = sum(row.size for row in rows)
     ways = math.prod(mesh[axis] for axis in MESH_AXES[1:])  # of all but `data`
     lines.append(f"all {total:,}")

@@ -9,26 +9,26 @@ from typing import Any
 from vit_jax.hardware.chips import GIB
 from vit_jax.plan.advice import flags
 from vit_jax.plan.collectives import KINDS
-from vit_jax.plan.compiled import CompiledStep, Memory
+from vit_jax.plan.compiled import CompiledStep
 from vit_jax.plan.estimate import Recipe, StepTime
 from vit_jax.plan.parameters import parameter_table
 from vit_jax.plan.plan import Plan, gpu_share
 
-Section = tuple[str, list[str]]
-
 
 def report_text(plan: Plan) -> str:
     """Everything, section by section; the verdict comes last, where it is read first."""
-    sections: list[Section] = [("Plan", _subject(plan)), ("Parameters", _parameters(plan))]
-    sections.append(("FLOPs", _flops(plan)))
-    sections.append(("Memory per device", _memory(plan)))
+    sections = {
+        "Plan": _subject(plan),
+        "Parameters": parameter_table(plan.rows, plan.mesh),
+        "FLOPs": _flops(plan),
+        "Memory per device": _memory(plan),
+    }
     if plan.step is not None:
-        sections.append(("Collectives per step, per device", _collectives(plan.step)))
-        sections.append(("Time of a step", _time(plan.step, plan.time)))
-    sections.append(("The whole recipe", _recipe(plan.recipe)))
-    sections.append(("Verdict", _verdict(plan)))
+        sections["Collectives per step, per device"] = _collectives(plan.step)
+        sections["Time of a step"] = _time(plan.step, plan.time)
+    sections |= {"The whole recipe": _recipe(plan.recipe), "Verdict": _verdict(plan)}
     return "\n\n".join(
-        title + "\n" + "\n".join("  " + line for line in lines) for title, lines in sections
+        title + "\n" + "\n".join("  " + line for line in lines) for title, lines in sections.items()
     )
 
 
@@ -38,29 +38,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     `fits` and `too_close` are those of `Plan`: a plan that is too close for the fast compile does
     not count as fitting.
     """
-    fields = {
-        field.name: _plain(getattr(plan, field.name))
-        for field in dataclasses.fields(plan)
-        if field.name != "topology"
-    }
-    return {
-        "topology": plan.topology.name,
-        **fields,
-        "fits": plan.fits,
-        "too_close": plan.too_close,
-    }
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        plain = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        for name in ("total", "predicted"):  # those that are computed
-            if hasattr(value, name):
-                plain[name] = getattr(value, name)
-        return plain
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+    verdict = {"fits": plan.fits, "too_close": plan.too_close}
+    return {**dataclasses.asdict(plan), "topology": plan.topology.name, **verdict}
 
 
 def _subject(plan: Plan) -> list[str]:
@@ -68,30 +47,21 @@ def _subject(plan: Plan) -> list[str]:
     per_device = plan.batch_size / (plan.mesh["data"] * plan.mesh["fsdp"])
     parts = plan.accumulation_steps
     in_parts = f", in {parts} parts of {per_device / parts:g}" if parts > 1 else ""
-    data = f"{plan.num_examples:,} images of {'x'.join(map(str, plan.image_shape))}"
-    here = plan.data_note or "here"
-    if plan.pictured:
-        here += f"; batch.png shows the first {plan.pictured} of the first batch"
+    size = "x".join(map(str, plan.image_shape))
+    data = f"{plan.num_examples:,} images of {size} in {plan.num_classes:,} classes"
     return [
         f"devices  {plan.topology}",
         f"mesh     {mesh}",
         f"batch    {plan.batch_size} images, {per_device:g} per device{in_parts}",
-        f"data     {data} in {plan.num_classes:,} classes: {here}",
+        f"data     {data}: {plan.data_note or 'here'}",
     ]
-
-
-def _parameters(plan: Plan) -> list[str]:
-    return parameter_table(plan.rows, plan.mesh)
 
 
 def _flops(plan: Plan) -> list[str]:
     model = plan.model_flops_per_image * plan.batch_size
-    xla = plan.xla_flops_per_image * plan.batch_size
     lines = [
         f"model     {_si(model)}FLOP per step, {_si(plan.model_flops_per_image)} per image: "
-        "products, forward and twice that backward",
-        f"XLA       {_si(xla)}FLOP: its count of the gradient with all blocks written out, not "
-        "optimized, element-wise work included",
+        "products, forward and twice that backward"
     ]
     if plan.step is not None:
         executed = plan.step.executed_flops
@@ -110,7 +80,14 @@ def _memory(plan: Plan) -> list[str]:
         lines.append(f"the compiler     {plan.refusal}")
     else:
         memory = plan.step.memory
-        lines += _memory_rows(memory)
+        lines += [
+            f"arguments        {_gib(memory.arguments)}",
+            f"outputs          {_gib(memory.outputs)}",
+            f"aliased          {_gib(memory.aliased)}  (outputs in the place of arguments)",
+            f"temporaries      {_gib(memory.temporaries)}",
+            f"peak             {_gib(memory.peak)}  (most that is alive at a time)",
+            f"total            {_gib(memory.total)}  (arguments + outputs - aliased + temporaries)",
+        ]
     if available is not None:
         share = f"  ({gpu_share():.0%} of the GPU; XLA_PYTHON_CLIENT_MEM_FRACTION sets it)"
         note = share if plan.topology.kind == "gpu" else ""
@@ -118,26 +95,13 @@ def _memory(plan: Plan) -> list[str]:
     return lines
 
 
-def _memory_rows(memory: Memory) -> list[str]:
-    return [
-        f"arguments        {_gib(memory.arguments)}",
-        f"outputs          {_gib(memory.outputs)}",
-        f"aliased          {_gib(memory.aliased)}  (outputs in the place of arguments)",
-        f"temporaries      {_gib(memory.temporaries)}",
-        f"peak             {_gib(memory.peak)}  (most that is alive at a time)",
-        f"total            {_gib(memory.total)}  (arguments + outputs - aliased + temporaries)",
-    ]
-
-
 def _collectives(step: CompiledStep) -> list[str]:
     lines = [f"{'':20}{'count':>7}{'arrays GiB':>13}{'sent GiB':>11}{'over the network':>19}"]
     for kind in KINDS:
-        if kind not in step.traffic:
-            continue
-        traffic = step.traffic[kind]
-        sizes = (traffic.num_bytes, traffic.sent_bytes, traffic.network_bytes)
-        arrays, sent, network = (size / GIB for size in sizes)
-        lines.append(f"{kind:20}{traffic.count:>7}{arrays:>13.3f}{sent:>11.3f}{network:>19.3f}")
+        if traffic := step.traffic.get(kind):
+            sizes = (traffic.num_bytes, traffic.sent_bytes, traffic.network_bytes)
+            arrays, sent, network = (size / GIB for size in sizes)
+            lines.append(f"{kind:20}{traffic.count:>7}{arrays:>13.3f}{sent:>11.3f}{network:>19.3f}")
     return lines if len(lines) > 1 else ["none"]
 
 
@@ -145,24 +109,16 @@ def _time(step: CompiledStep, time: StepTime | None) -> list[str]:
     moved = f"{step.hbm_bytes / 1e9:.1f} GB of HBM read and written per device"
     if time is None:
         return [moved, "virtual devices: nothing is known of their speed"]
-    lines = [
+    return [
         f"compute    {_seconds(time.compute)}  executed FLOPs at {time.assumed.share:.0%} of peak",
         f"           {time.assumed.origin}",
         f"memory     {_seconds(time.memory)}  {moved}, at full bandwidth",
         f"links      {_seconds(time.links)}  collectives, at full bandwidth",
         f"predicted  {_seconds(time.predicted)}  the longest of these, as if they overlapped: a "
         "model, never measured on this chip",
-        f"bound      {_seconds(time.bound)}  the model's FLOPs at the whole peak: faster it cannot "
-        "be",
+        f"bound      {_seconds(time.bound)}  the model's FLOPs at the whole peak: no program is "
+        "faster",
     ]
-    if time.compiler is None:
-        lines.append("compiler   no estimate; a TPU's comes with --full_compile")
-    else:
-        lines.append(
-            f"compiler   {_seconds(time.compiler)}  its estimate for all instructions, without "
-            "waiting for collectives"
-        )
-    return lines
 
 
 def _recipe(recipe: Recipe) -> list[str]:

@@ -22,6 +22,20 @@ from vit_jax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
+class Noise:
+    """Stands in for stored examples: random pixels in a photo's usual size."""
+
+    num_examples: int
+
+    def __len__(self) -> int:
+        return self.num_examples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        pixels = np.random.default_rng(index).integers(0, 256, (375, 500, 3), np.uint8)
+        return {"image": pixels, "label": 0}
+
+
+@dataclasses.dataclass(frozen=True)
 class Sizes:
     """What is known of data that are not here.
 
@@ -35,49 +49,36 @@ class Sizes:
     num_classes: int
     origin: str
 
+    def open_dataset(self, *, name: str, split: str, preprocess: str, **_: Any) -> Dataset:
+        """A dataset of these sizes; its examples are noise, for their shapes.
 
-@dataclasses.dataclass(frozen=True)
-class Noise:
-    """Stands in for stored examples: photos of a usual size that nobody took."""
-
-    num_examples: int
-
-    def __len__(self) -> int:
-        return self.num_examples
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        pixels = np.random.default_rng(index).integers(0, 256, (375, 500, 3), np.uint8)
-        return {"image": pixels, "label": 0}
+        Raises:
+          UserError: there is no such split, or the preprocessing cannot be read.
+        """
+        splits = self.splits
+        if isinstance(splits, int):
+            num_examples = splits
+        else:
+            parts = resolve_split(split, splits, lambda each: splits[each])
+            num_examples = sum(part.stop - part.start for part in parts)
+        class_names = tuple(map(str, range(self.num_classes)))
+        return Dataset(name, split, Noise(num_examples), parse(preprocess), class_names)
 
 
 def known_sizes(name: str, num_examples: int | None, num_classes: int | None) -> Sizes | None:
     """Sizes from the flags, else those that the recipes know; None for data nobody knows."""
     from configs.pretrain import DATASETS
 
-    row = DATASETS.get(name.partition(":")[0])
     if num_examples and num_classes:
         return Sizes(num_examples, num_classes, "--num_examples and --num_classes")
+    row = DATASETS.get(name.partition(":")[0])
     if row is None:
         return None
-    splits: dict[str, int] | int = num_examples or row.splits
-    return Sizes(splits, num_classes or row.num_classes, "the table in configs/pretrain.py")
-
-
-def open_sized(sizes: Sizes, *, name: str, split: str, preprocess: str, **_: Any) -> Dataset:
-    """A dataset of these sizes; its examples are noise, for their shapes.
-
-    Raises:
-      UserError: there is no such split, or the preprocessing cannot be read.
-    """
-    chain = parse(preprocess)
-    if isinstance(sizes.splits, int):
-        num_examples = sizes.splits
-    else:
-        splits = sizes.splits
-        parts = resolve_split(split, splits, lambda each: splits[each])
-        num_examples = sum(part.stop - part.start for part in parts)
-    class_names = tuple(map(str, range(sizes.num_classes)))
-    return Dataset(name, split, Noise(num_examples), chain, class_names)
+    return Sizes(
+        num_examples or row.splits,
+        num_classes or row.num_classes,
+        "the table in configs/pretrain.py",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,18 +110,15 @@ class Subject:
     @functools.cached_property
     def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes of one training batch, on the run's mesh."""
-        run = self.run
-        image = run.dataset.element_spec["image"]
-        of_example = {"image": (image.shape, image.dtype)}
-        of_example |= {"label": ((), np.dtype(np.int32)), "mask": ((), np.dtype(np.float32))}
-        keys = (*run.objective.example_keys, "mask")
-        return {
-            key: jax.ShapeDtypeStruct(
-                (run.batch_size, *shape), dtype, sharding=batch_sharding(run.mesh)
-            )
-            for key, (shape, dtype) in of_example.items()
-            if key in keys
+        image = self.run.dataset.element_spec["image"]
+        examples = self.run.batch_size
+        shape = functools.partial(jax.ShapeDtypeStruct, sharding=batch_sharding(self.run.mesh))
+        arrays = {
+            "image": shape((examples, *image.shape), image.dtype),
+            "label": shape((examples,), np.int32),
+            "mask": shape((examples,), np.float32),
         }
+        return {key: arrays[key] for key in (*self.run.objective.example_keys, "mask")}
 
 
 def is_here(name: str, data_dir: str) -> bool:
@@ -178,12 +176,8 @@ def create_subject(
         raise UserError(
             f"{missing} To plan without the data give --num_examples and --num_classes."
         )
-
-    def open_dataset(**kwargs: Any) -> Dataset:
-        return open_sized(sizes, **kwargs)
-
     note = f"not here; sizes from {sizes.origin} ({missing})"
-    return Subject(create_run(config, mesh, open_dataset), note)
+    return Subject(create_run(config, mesh, sizes.open_dataset), note)
 
 
 def planned_step(subject: Subject) -> Any:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -16,11 +14,9 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import GIB
 from vit_jax.plan.advice import Changes, changed, flags, remedies
-from vit_jax.plan.compiled import CompiledStep, TooLargeError, compile_step
-from vit_jax.plan.estimate import StepTime, step_time, whole_recipe
-from vit_jax.plan.plan import available_bytes, build_subject, usable_share
-from vit_jax.plan.published import utilization, variant_of
-from vit_jax.plan.subject import Subject
+from vit_jax.plan.compiled import FAST_SHARE
+from vit_jax.plan.estimate import utilization
+from vit_jax.plan.plan import Plan, available_bytes, make_plan
 from vit_jax.plan.topology import Topology, parse_topology
 
 INTRODUCTION = """# What fits where, and how long it takes
@@ -42,9 +38,6 @@ nothing overlaps perfectly, or less: the share is assumed, and trainings of ViTs
 both sides of it. Chip-days are for the whole recipe, without evaluations."""
 
 
-NOTHING_FITS = dict.fromkeys(("gib", "step_seconds", "images_per_second", "chip_days"))
-
-
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """One model on one topology.
@@ -52,21 +45,17 @@ class Cell:
     Attributes:
       settings: beside the recipe's own; "" for none.
       gib: per device in all; None where nothing that was tried fits.
-      available_gib: of the device.
       step_seconds, images_per_second, chip_days: predicted; None likewise.
-      compile_seconds: what finding this out has taken here.
       problem: why there is no plan; "" where there is one.
     """
 
     model: str
     topology: str
-    settings: str
-    gib: float | None
-    available_gib: float
-    step_seconds: float | None
-    images_per_second: float | None
-    chip_days: float | None
-    compile_seconds: float
+    settings: str = ""
+    gib: float | None = None
+    step_seconds: float | None = None
+    images_per_second: float | None = None
+    chip_days: float | None = None
     problem: str = ""
 
 
@@ -94,24 +83,28 @@ def make_table(
         if topology.chip is None:
             raise UserError(f"--topologies: {topology.name} has no speed; name accelerators.")
     lines = results.read_text().splitlines() if results.exists() else []
-    cells = [Cell(**json.loads(line)) for line in lines]
-    done = {(cell.model, cell.topology) for cell in cells}
+    names = [field.name for field in dataclasses.fields(Cell)]
+    rows = [{name: row[name] for name in names if name in row} for row in map(json.loads, lines)]
+    cells = {(row["model"], row["topology"]): Cell(**row) for row in rows}
     for text, topology in parsed.items():
         for model in models:
-            if (model, text) in done:
+            if (model, text) in cells:
                 continue
             try:
                 cell = plan_cell(model, text, topology, get_config(model))
             except UserError as error:
                 logging.warning("%s on %s: %s", model, text, error)
-                cells.append(_without_plan(model, text, topology, str(error)))
+                cells[model, text] = Cell(model, text, problem=str(error))
                 continue
             logging.info("%s", cell)
-            cells.append(cell)
+            cells[model, text] = cell
             with results.open("a") as file:
                 file.write(json.dumps(dataclasses.asdict(cell)) + "\n")
-    introduction = INTRODUCTION.format(batch=_batch_sizes(cells))
-    tables = [_markdown(text, topology, models, cells) for text, topology in parsed.items()]
+    tables = [
+        _markdown(topology, [cells[model, text] for model in models])
+        for text, topology in parsed.items()
+    ]
+    introduction = INTRODUCTION.format(batch=_batch_sizes(list(cells.values())))
     return "\n\n".join([introduction, *tables]) + "\n"
 
 
@@ -121,99 +114,46 @@ def plan_cell(model: str, text: str, topology: Topology, config: ConfigDict) -> 
     Where not the arithmetic takes longest then, a copy of the state on every device is planned as
     well: XLA pays for split parameters by reading activations again for each part.
     """
-    start = time.monotonic()
-    available = available_bytes(topology, None)
-    assert available is not None
-    row: dict[str, Any] = {}
     split = changed(config, {"mesh.data": -1, "mesh.fsdp": 0})
-    for changes in [{}, *(each for each, _ in remedies(split, topology))]:
-        row = {"settings": flags(changes), **NOTHING_FITS}
-        found = _compiled(changed(split, changes), topology)
-        if found is None or found[1].memory.total > available:
-            continue
-        seconds = _step_time(*found, topology)
-        row |= _figures(*found, seconds, config, topology)
-        if seconds.predicted > seconds.compute and split.mesh.tensor == 1:
-            row = _with_copies(row, changes, split, config, topology, available)
-        break
+
+    def planned(changes: Changes) -> Plan:
+        return make_plan(changed(split, changes), topology, try_remedies=False)
+
+    tried: list[Changes] = [{}, *(changes for changes, _ in remedies(split, topology))]
+    for changes in tried:
+        plan = planned(changes)
+        if not plan.too_large:
+            break
+    if not plan.too_large and _waits_for_data(plan) and split.mesh.tensor == 1:
+        # It may fit without what the split state needed.
+        alone: Changes = {"mesh.fsdp": 1}
+        for copies in (alone, {**changes, **alone}):
+            copied = planned(copies)
+            if not copied.too_large:
+                if _seconds(copied) < _seconds(plan):
+                    plan, changes = copied, copies
+                break
     jax.clear_caches()  # hundreds of programs would fill the memory of this machine
-    row |= {"model": model, "topology": text, "available_gib": available / GIB}
-    return Cell(**row, compile_seconds=time.monotonic() - start)
-
-
-def _with_copies(
-    row: dict[str, Any],
-    changes: Changes,
-    split: ConfigDict,
-    config: ConfigDict,
-    topology: Topology,
-    available: float,
-) -> dict[str, Any]:
-    """The row of a plan with the state copied, if it fits and is faster than that of `row`."""
-    # It may fit without what the split state needed.
-    copied: Changes = {"mesh.fsdp": 1}
-    for copies in (copied, {**changes, **copied}):
-        found = _compiled(changed(split, copies), topology)
-        if found is None or found[1].memory.total > available:
-            continue
-        seconds = _step_time(*found, topology)
-        if seconds.predicted < row["step_seconds"]:
-            return {"settings": flags(copies), **_figures(*found, seconds, config, topology)}
-        break
-    return row
-
-
-def _without_plan(model: str, text: str, topology: Topology, problem: str) -> Cell:
-    available = available_bytes(topology, None)
-    assert available is not None
-    return Cell(model, text, "", None, available / GIB, None, None, None, 0.0, problem)
-
-
-def _compiled(config: ConfigDict, topology: Topology) -> tuple[Subject, CompiledStep] | None:
-    try:
-        subject = build_subject(config, topology, num_examples=None, num_classes=None)
-        return subject, compile_step(subject, full=False)
-    except TooLargeError:
-        return None
-
-
-def _step_time(subject: Subject, step: CompiledStep, topology: Topology) -> StepTime:
-    model_flops = _flops_per_image(subject) * subject.run.batch_size
-    seconds = step_time(step, topology, model_flops=model_flops, full_compile=False)
-    if seconds is None:
-        raise UserError("the table is for accelerators; virtual devices have no speed.")
-    return seconds
-
-
-def _flops_per_image(subject: Subject) -> float:
-    run = subject.run
-    return run.train_flops_per_image()
-
-
-def _figures(
-    subject: Subject,
-    step: CompiledStep,
-    seconds: StepTime,
-    config: ConfigDict,
-    topology: Topology,
-) -> dict[str, float | None]:
-    run = subject.run
-    recipe = whole_recipe(
-        steps=run.total_steps,
-        batch_size=run.batch_size,
-        flops_per_image=_flops_per_image(subject),
-        seconds=seconds.predicted,
-        topology=topology,
-        variant=variant_of(dict(config.model)),
-        dataset=config.dataset.name,
-        epochs=run.total_steps * run.batch_size / run.dataset.num_examples,
+    cell = Cell(model, text, settings=flags(changes))
+    if plan.step is None or plan.too_large:
+        return cell
+    return dataclasses.replace(
+        cell,
+        gib=plan.step.memory.total / GIB,
+        step_seconds=_seconds(plan),
+        images_per_second=plan.batch_size / _seconds(plan),
+        chip_days=plan.recipe.chip_days,
     )
-    return {
-        "gib": step.memory.total / GIB,
-        "step_seconds": seconds.predicted,
-        "images_per_second": run.batch_size / seconds.predicted,
-        "chip_days": recipe.chip_days,
-    }
+
+
+def _seconds(plan: Plan) -> float:
+    assert plan.time is not None  # it compiled, for an accelerator
+    return plan.time.predicted
+
+
+def _waits_for_data(plan: Plan) -> bool:
+    assert plan.time is not None
+    return plan.time.predicted > plan.time.compute
 
 
 def _batch_sizes(cells: list[Cell]) -> str:
@@ -225,32 +165,30 @@ def _batch_sizes(cells: list[Cell]) -> str:
     return " or ".join(map(str, sorted(known))) or "as in the recipe"
 
 
-def _markdown(text: str, topology: Topology, models: Sequence[str], cells: list[Cell]) -> str:
-    chosen = {cell.model: cell for cell in cells if cell.topology == text}
-    available = next(iter(chosen.values())).available_gib
+def _markdown(topology: Topology, cells: list[Cell]) -> str:
+    available = available_bytes(topology)
     assert topology.chip is not None
+    assert available is not None
     assumed = utilization(topology.chip.name)
-    limit = usable_share(topology, full_compile=False) * available
+    sure = (FAST_SHARE if topology.kind == "tpu" else 1.0) * available / GIB
     lines = [
-        f"## {topology}: {available:.2f} GiB per device",
+        f"## {topology}: {available / GIB:.2f} GiB per device",
         "",
         f"Compute at {assumed.share:.0%} of the peak: {assumed.origin}.",
         "",
         "| recipe | GiB per device | step | images/s | chip-days | beside the recipe |",
         "|---|---|---|---|---|---|",
     ]
-    for model in models:
-        cell = chosen[model]
-        if cell.problem:
-            lines.append(f"| {model} | no plan | | | | {cell.problem.replace('|', '/')} |")
-            continue
+    for cell in cells:
         settings = cell.settings.replace("--config.", "") or "-"
-        if cell.gib is None or cell.step_seconds is None:
-            lines.append(f"| {model} | does not fit | | | | {settings} |")
-            continue
-        close = " close" if cell.gib > limit else ""
-        lines.append(
-            f"| {model} | {cell.gib:.2f}{close} | {cell.step_seconds:.2f} s | "
-            f"{cell.images_per_second:,.0f} | {cell.chip_days:,.0f} | {settings} |"
-        )
+        if cell.problem:
+            lines.append(f"| {cell.model} | no plan | | | | {cell.problem.replace('|', '/')} |")
+        elif cell.gib is None:
+            lines.append(f"| {cell.model} | does not fit | | | | {settings} |")
+        else:
+            close = " close" if cell.gib > sure else ""
+            lines.append(
+                f"| {cell.model} | {cell.gib:.2f}{close} | {cell.step_seconds:.2f} s | "
+                f"{cell.images_per_second:,.0f} | {cell.chip_days:,.0f} | {settings} |"
+            )
     return "\n".join(lines)

@@ -17,8 +17,8 @@ import re
 from vit_jax.errors import UserError, nearest
 from vit_jax.hardware.chips import CHIPS, Chip
 
-# Product name -> shape in chips, from the pages of hardware.py. The number in a name counts cores
-# for v2, v3, v4, v5p (two per chip), and chips for v5e and v6e.
+# Product name -> shape in chips, from the pages named in hardware/chips.py. The number in a name
+# counts cores for v2, v3, v4, v5p (two per chip), and chips for v5e and v6e.
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 _CORES_2D = {8: "2x2", 32: "4x4", 128: "8x8", 256: "8x16", 512: "16x16"}
 _CORES_3D = {
@@ -53,8 +53,7 @@ _LARGEST = {
     "v6e": (256, 2),
     "tpu7x": (9216, 3),
 }
-_MULTISLICE = ("v4", "v5e", "v5p", "v6e", "tpu7x")
-_BY_NAME = {chip.name.lower(): chip for chip in CHIPS}
+_BY_NAME = {name.lower(): chip for name, chip in CHIPS.items()}
 _TEXT = re.compile(
     r"(?:(?P<slices>\d+) ?x ?)?(?P<name>[a-z]\w*(?:-(?:\d+gb|pcie))?)"
     r"(?:-(?P<size>\d+)|:(?P<shape>\d+(?:x\d+)*))"
@@ -126,58 +125,41 @@ def parse_topology(text: str) -> Topology:
     match = _TEXT.fullmatch(text.strip().lower())
     if match is None:
         raise UserError(f"--topology={text!r} cannot be read; write it as {EXAMPLES}.")
-    slices, size = int(match["slices"] or 1), match["size"]
+    slices, size = int(match["slices"] or 1), int(match["size"] or 0)
     shape = tuple(map(int, match["shape"].split("x"))) if match["shape"] else ()
+
+    def refused(reason: str) -> UserError:
+        return UserError(f"--topology={text!r}: {reason}")
+
     if slices < 1 or 0 in shape:
-        raise UserError(f"--topology={text!r}: there is a 0 in it.")
+        raise refused("there is a 0 in it.")
     if match["name"] == "cpu":
-        if size or len(shape) != 1 or slices != 1:
-            raise UserError(f"--topology={text!r}: virtual devices have no shape; write cpu:8.")
+        if len(shape) != 1 or slices != 1:
+            raise refused("virtual devices have no shape; write cpu:8.")
         if shape[0] > MAX_VIRTUAL_DEVICES:
-            raise UserError(f"--topology={text!r}: at most cpu:{MAX_VIRTUAL_DEVICES} can be made.")
+            raise refused(f"at most cpu:{MAX_VIRTUAL_DEVICES} can be made.")
         return Topology("cpu", None, shape)
     name = ALIASES.get(match["name"], match["name"])
     if name not in _BY_NAME:
-        raise UserError(
-            f"--topology={text!r}: there is no chip {match['name']!r}.{nearest(name, _BY_NAME)} "
-            f"Known: {', '.join(chip.name for chip in CHIPS)}, cpu."
-        )
+        near = nearest(name, _BY_NAME)
+        raise refused(f"there is no chip {name!r}.{near} Known: {', '.join(CHIPS)}, cpu.")
     chip = _BY_NAME[name]
-    if name in _LARGEST:
-        return _tpu(text, chip, slices, int(size or 0), shape)
-    return _gpu(text, chip, slices, size, shape)
-
-
-def _tpu(text: str, chip: Chip, slices: int, size: int, shape: tuple[int, ...]) -> Topology:
+    if name not in _LARGEST:
+        if len(shape) not in (1, 2) or (slices > 1 and len(shape) > 1):
+            raise refused(f"write {chip.name}:8, or {chip.name}:NODESx8.")
+        return Topology("gpu", chip, shape[-1:], shape[0] if len(shape) == 2 else slices)
+    largest, rank = _LARGEST[name]
     if size:
-        sizes = SHAPES.get(chip.name, {})
+        sizes = SHAPES.get(name, {})
         if size not in sizes:
-            known = (
-                ", ".join(f"{chip.name}-{number}" for number in sorted(sizes)) or "by shape only"
-            )
-            raise UserError(
-                f"--topology={text!r}: {chip.name} does not come so. It comes: {known}."
-            )
+            known = ", ".join(f"{name}-{number}" for number in sorted(sizes)) or "by shape only"
+            raise refused(f"{name} does not come so. It comes: {known}.")
         shape = tuple(map(int, sizes[size].split("x")))
-    largest, rank = _LARGEST[chip.name]
     if len(shape) != rank:
         example = "x".join(["4"] * rank)
-        raise UserError(
-            f"--topology={text!r}: a shape of {chip.name} has {rank} axes, such as "
-            f"{chip.name}:{example}."
-        )
+        raise refused(f"a shape of {name} has {rank} axes, such as {name}:{example}.")
     if math.prod(shape) > largest:
-        raise UserError(
-            f"--topology={text!r}: {math.prod(shape)} chips; the largest slice of {chip.name} has "
-            f"{largest}."
-        )
-    if slices > 1 and chip.name not in _MULTISLICE:
-        raise UserError(f"--topology={text!r}: {chip.name} has no network between slices.")
+        raise refused(f"{math.prod(shape)} chips; the largest slice of {name} has {largest}.")
+    if slices > 1 and not chip.network_gb_s:
+        raise refused(f"{name} has no network between slices.")
     return Topology("tpu", chip, shape, slices)
-
-
-def _gpu(text: str, chip: Chip, slices: int, size: str | None, shape: tuple[int, ...]) -> Topology:
-    if size or len(shape) > 2 or (slices > 1 and len(shape) > 1):
-        raise UserError(f"--topology={text!r}: write {chip.name}:8, or {chip.name}:NODESx8.")
-    nodes = shape[0] if len(shape) == 2 else slices
-    return Topology("gpu", chip, shape[-1:], nodes)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flax import traverse_util
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError, check_known
@@ -17,8 +18,8 @@ from vit_jax.train import RESULTS_FILE, RUNTIME_KEYS
 
 DIVERGED_FILE = "diverged.json"
 
-# `run`, `learning_rate`, `seed`, and `state`: finished (with `accuracy`), diverged (with
-# `message`) or missing.
+# `run`, `learning_rate`, `seed` and `state`: "finished" (with `accuracy`), "diverged" (with
+# `message`) or "missing".
 Outcome = dict[str, Any]
 
 
@@ -47,14 +48,14 @@ def plan_rates(config: ConfigDict) -> list[float]:
             "sweep.learning_rates is empty: set it as --config.sweep.learning_rates=0.01,0.03, "
             "with sweep.train_split and sweep.validation_split, or take a recipe that has it."
         )
-    numbers = all(isinstance(rate, int | float) and math.isfinite(rate) for rate in rates)
-    if not numbers or min(rates) <= 0 or len({float(rate) for rate in rates}) < len(rates):
+    positive = all(isinstance(rate, int | float) and 0 < rate < math.inf for rate in rates)
+    if not positive or len(set(rates)) < len(rates):
         raise UserError(f"sweep.learning_rates={rates} must be different positive numbers.")
-    return sorted(float(rate) for rate in rates)
+    return sorted(map(float, rates))
 
 
 def plan_grid(config: ConfigDict) -> list[SweepRun]:
-    """One run per learning rate on the held-in part of train; none where there is no choice.
+    """One run per learning rate on a part of train; none where there is no choice.
 
     Raises:
       UserError: see `plan_rates`; no evaluator `test`; no held-out part to choose on.
@@ -148,13 +149,8 @@ def read_outcome(run: SweepRun, workdir: Path, resume: str = "auto") -> Outcome:
 
 def _identity(values: dict[str, Any]) -> dict[str, Any]:
     """A config without what may differ between two starts of the same run."""
-    for key in RUNTIME_KEYS:
-        section, _, name = key.partition(".")
-        if name:
-            values[section].pop(name, None)
-        else:
-            values.pop(section, None)
-    return values
+    flat = traverse_util.flatten_dict(values, sep=".")
+    return {key: value for key, value in flat.items() if not key.startswith(RUNTIME_KEYS)}
 
 
 def best_learning_rate(candidates: Sequence[Mapping[str, Any]]) -> float:

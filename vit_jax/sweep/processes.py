@@ -29,33 +29,30 @@ def run_in_processes(
             for slot in range(processes):
                 if slot not in running and waiting:
                     name = waiting.pop(0)
-                    running[slot] = (name, _start(name, command, workdir, slot, processes))
+                    log = workdir / f"{name}.log"
+                    log.parent.mkdir(parents=True, exist_ok=True)
+                    logging.info("Starting %s; its output goes to %s.", name, log)
+                    with open(log, "w") as file:
+                        process = subprocess.Popen(
+                            [*command, f"--only={name}"],
+                            stdout=file,
+                            stderr=subprocess.STDOUT,
+                            env={**os.environ, **device_share(os.environ, slot, processes)},
+                        )
+                    running[slot] = name, process
             for slot, (name, process) in list(running.items()):
                 if process.poll() is not None:
                     del running[slot]
                     logging.info("%s ended with status %d.", name, process.returncode)
                     if process.returncode:
-                        failed[name] = f"{_last_line(_log(name, workdir))} ({_log(name, workdir)})"
+                        log = workdir / f"{name}.log"
+                        text = log.read_text(errors="replace").strip() or "it printed nothing"
+                        failed[name] = f"{text.splitlines()[-1][:300]} ({log})"
             time.sleep(0.1)
     finally:
         for _, process in running.values():
             process.terminate()
     return failed
-
-
-def _start(
-    name: str, command: Sequence[str], workdir: Path, slot: int, processes: int
-) -> subprocess.Popen[bytes]:
-    log = _log(name, workdir)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    logging.info("Starting %s; its output goes to %s.", name, log)
-    with open(log, "wb") as file:
-        return subprocess.Popen(
-            [*command, f"--only={name}"],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **device_share(os.environ, slot, processes)},
-        )
 
 
 def device_share(environ: Mapping[str, str], slot: int, processes: int) -> dict[str, str]:
@@ -64,12 +61,3 @@ def device_share(environ: Mapping[str, str], slot: int, processes: int) -> dict[
     if len(devices) < processes:
         return {}
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices[slot::processes])}
-
-
-def _log(name: str, workdir: Path) -> Path:
-    return workdir / f"{name}.log"
-
-
-def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it printed nothing"

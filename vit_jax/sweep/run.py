@@ -9,6 +9,7 @@ back, so a sweep can be killed, continued, and shared out over processes and arr
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import time
@@ -27,7 +28,6 @@ from vit_jax.sweep.plan import (
     Outcome,
     SweepRun,
     best_learning_rate,
-    find_run,
     plan_final,
     plan_grid,
     plan_rates,
@@ -38,8 +38,6 @@ from vit_jax.sweep.report import summarize, table
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.session import TrainingDivergedError
 
-SUMMARY_FILE = "sweep.json"
-TABLE_FILE = "sweep.txt"
 POLL_SECONDS = 20.0
 
 
@@ -67,13 +65,10 @@ class Share:
             if getattr(self, key) < 1:
                 raise UserError(f"--{key}={getattr(self, key)} must be at least 1.")
         if not 0 <= self.task < self.num_tasks:
-            raise UserError(
-                f"--task={self.task} must be from 0 to {self.num_tasks - 1}, with "
-                f"--num_tasks={self.num_tasks}."
-            )
+            raise UserError(f"--task={self.task} must be from 0 to {self.num_tasks - 1}.")
 
     def complete(self, runs: list[SweepRun], workdir: Path) -> tuple[list[Outcome], dict[str, str]]:
-        """Does its part of a stage; the outcomes of all of it, and what failed and why."""
+        """Does its part of a stage; returns the outcomes of all of it, and what failed and why."""
 
         def read() -> list[Outcome]:
             return [read_outcome(run, workdir, self.resume) for run in runs]
@@ -152,11 +147,6 @@ def execute(run: SweepRun, workdir: Path, resume: str = "auto") -> None:
         run_on_first_process(lambda: write_json(diverged, {"message": message}))
 
 
-def execute_only(config: ConfigDict, workdir: str, name: str, seeds: int, resume: str) -> None:
-    """Trains the run called `name`, which is how a sweep starts its processes."""
-    execute(find_run(config, name, seeds), Path(workdir), resume)
-
-
 def task_number(task: int | None, num_tasks: int, environ: Mapping[str, str]) -> int:
     """--task, or where it is not given the number that Slurm gave this job of its array."""
     if task is not None:
@@ -184,9 +174,7 @@ def _report(summary: dict[str, Any], workdir: Path, task: int) -> None:
     text = table(summary)
     print(text)
     workdir.mkdir(parents=True, exist_ok=True)
-    mine = workdir / f"sweep.{task}.json"
-    write_json(mine, summary)
-    os.replace(mine, workdir / SUMMARY_FILE)
-    mine = workdir / f"sweep.{task}.txt"
-    mine.write_text(text + "\n")
-    os.replace(mine, workdir / TABLE_FILE)
+    for suffix, content in {".json": json.dumps(summary, indent=2), ".txt": text}.items():
+        mine = workdir / f"sweep.{task}{suffix}"
+        mine.write_text(content + "\n")
+        os.replace(mine, workdir / f"sweep{suffix}")
