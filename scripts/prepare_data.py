@@ -33,7 +33,7 @@ def main():
     parser.add_argument("--data_dir", default="", help="TFDS root (default: $TFDS_DATA_DIR)")
     parser.add_argument("--manual_dir", default="", help="files for TFDS that it cannot download")
     parser.add_argument("--name", default="", help="of the set (default: by its source)")
-    parser.add_argument("--num_workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--num_workers", type=int, default=os.cpu_count(), help="threads")
     parser.add_argument("--resize", type=int, default=0, help="short side of larger images, pixels")
     parser.add_argument("--quality", type=int, default=95, help="of the JPEGs that --resize writes")
     parser.add_argument("--on_bad_image", default="error", help="error | skip")
@@ -52,8 +52,8 @@ def main():
 
 
 def prepare(kind, source, manual_dir, arguments):
-    from vit_jax.data_preparation.build import build_tfds
     from vit_jax.data_preparation.prepare import prepare_data
+    from vit_jax.data_preparation.tfds_sets import build_tfds
 
     if kind == "tfds" and not os.path.isdir(os.path.expanduser(source)):
         return build_tfds(source, arguments["data_dir"], manual_dir)

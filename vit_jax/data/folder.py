@@ -21,6 +21,7 @@ import numpy as np
 
 from vit_jax.data import image_check
 from vit_jax.data.sources import Part, resolve_split
+from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError, explained
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
@@ -65,7 +66,7 @@ class FolderSource:
 
     def identity(self) -> Iterable[str]:
         """Relative path and size of every file, in order."""
-        sizes = image_check.map_threads(os.path.getsize, map(self.path, range(len(self))))
+        sizes = map_threads(os.path.getsize, map(self.path, range(len(self))))
         for path, size in zip(self._paths, sizes, strict=True):
             yield f"{os.fsdecode(bytes(path))} {size}"
 

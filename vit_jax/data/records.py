@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vit_jax.data.image_check import map_threads
+from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError, explained
 
 
