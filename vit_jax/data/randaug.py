@@ -27,7 +27,7 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 
-from vit_jax.data.image_op import ImageOp, check_positive
+from vit_jax.data.ops import ImageOp, check_positive
 
 FILL = 128
 MAX_LEVEL = 10.0  # the magnitude at which an op has its documented strength

@@ -13,7 +13,7 @@ import cv2
 from array_record.python import array_record_module
 
 from vit_jax.data.decode import decode_image, decodes
-from vit_jax.data.preprocess import ResizeSmall
+from vit_jax.data.ops import ResizeSmall
 from vit_jax.data_preparation.examples import Example, with_image
 from vit_jax.errors import UserError
 from vit_jax.files.manifest import UNFINISHED, digest, sync, write_atomically

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.data.image_op import ImageOp
+from vit_jax.data.ops import ImageOp
 from vit_jax.data.preprocess import Chain
 from vit_jax.errors import UserError
 from vit_jax.evaluators.stream import stream_outputs
