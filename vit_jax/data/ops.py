@@ -78,19 +78,32 @@ class Decode(ImageOp):
 
 
 @dataclasses.dataclass(frozen=True)
-class Resize(ImageOp):
-    """Scales to height x width (square without width), whatever the aspect ratio was."""
+class SizedOp(ImageOp):
+    """An op that makes images of height x width, square without width."""
 
     height: int
     width: int | None = None
-    method: str = "bilinear"
 
     def __post_init__(self) -> None:
         check_positive(height=self.height, width=self.width)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.height, self.width or self.height
+
+
+@dataclasses.dataclass(frozen=True)
+class Resize(SizedOp):
+    """Scales to height x width (square without width), whatever the aspect ratio was."""
+
+    method: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("method", self.method, geometry.RESIZE_METHODS)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return geometry.resize(image, self.height, self.width or self.height, self.method)
+        return geometry.resize(image, *self.shape, self.method)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,23 +129,21 @@ class ResizeSmall(ImageOp):
 
 
 @dataclasses.dataclass(frozen=True)
-class CentralCrop(ImageOp):
+class CentralCrop(SizedOp):
     """Cuts height x width (square without width) from the middle.
 
     Where there is no middle pixel the corner is rounded `down` as in big_vision, or to the
     `nearest` even pixel as in torchvision.
     """
 
-    height: int
-    width: int | None = None
     rounding: str = "down"
 
     def __post_init__(self) -> None:
-        check_positive(height=self.height, width=self.width)
+        super().__post_init__()
         check_choice("rounding", self.rounding, ROUNDINGS)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        height, width = self.height, self.width or self.height
+        height, width = self.shape
         geometry.check_holds(image, height, width)
         as_whole = ROUNDINGS[self.rounding]
         top, left = as_whole((image.shape[0] - height) / 2), as_whole((image.shape[1] - width) / 2)
@@ -140,17 +151,11 @@ class CentralCrop(ImageOp):
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomCrop(ImageOp):
+class RandomCrop(SizedOp):
     """Cuts height x width (square without width) from a random place."""
 
-    height: int
-    width: int | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(height=self.height, width=self.width)
-
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        height, width = self.height, self.width or self.height
+        height, width = self.shape
         geometry.check_holds(image, height, width)
         top = int(rng.integers(0, image.shape[0] - height, endpoint=True))
         left = int(rng.integers(0, image.shape[1] - width, endpoint=True))
