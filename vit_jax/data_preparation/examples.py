@@ -18,13 +18,13 @@ class Example(NamedTuple):
     """An example as TFDS serializes it.
 
     Attributes:
-      index: its position in the split.
+      position: in the split.
       record: a serialized `tf.train.Example`.
       image: the image file in it.
       where: where it is stored, for messages.
     """
 
-    index: int
+    position: int
     record: bytes
     image: bytes
     where: str

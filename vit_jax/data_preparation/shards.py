@@ -84,9 +84,9 @@ def write_shard(
     for each in examples:
         record = _stored(each, image_key, shrink)
         if record is None:
-            unreadable[each.index] = each.where
+            unreadable[each.position] = each.where
         else:
-            records[each.index] = record
+            records[each.position] = record
     temporary = shard.path.with_name(shard.path.name + UNFINISHED)
     try:
         writer = array_record_module.ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
