@@ -33,7 +33,7 @@ def main():
     parser.add_argument("--data_dir", default="", help="TFDS root (default: $TFDS_DATA_DIR)")
     parser.add_argument("--manual_dir", default="", help="files for TFDS that it cannot download")
     parser.add_argument("--name", default="", help="of the set (default: by its source)")
-    parser.add_argument("--num_workers", type=int, default=min(32, os.cpu_count()), help="threads")
+    parser.add_argument("--num_workers", type=int, default=min(32, os.cpu_count() or 1), help="threads")
     parser.add_argument("--resize", type=int, default=0, help="short side of larger images, pixels")
     parser.add_argument("--quality", type=int, default=95, help="of the JPEGs that --resize writes")
     parser.add_argument("--on_bad_image", default="error", help="error | skip")

@@ -21,8 +21,25 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import ops
-from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, Example, ImageOp, Size, pair
+from vit_jax.data.ops import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    CentralCrop,
+    Decode,
+    Example,
+    FlipLr,
+    ImageOp,
+    InceptionCrop,
+    Normalize,
+    Pad,
+    RandomAffine,
+    RandomCrop,
+    Resize,
+    ResizeSmall,
+    Size,
+    ValueRange,
+    pair,
+)
 from vit_jax.data.randaug import RandAug
 from vit_jax.data.random_erasing import RandomErasing
 from vit_jax.errors import UserError, nearest
@@ -97,19 +114,19 @@ PIPELINES: dict[str, Callable[..., str]] = {
 
 
 OPS: dict[str, Callable[..., Any]] = {
-    "decode": ops.Decode,
-    "resize": ops.Resize,
-    "resize_small": ops.ResizeSmall,
-    "central_crop": ops.CentralCrop,
-    "random_crop": ops.RandomCrop,
-    "inception_crop": ops.InceptionCrop,
-    "flip_lr": ops.FlipLr,
-    "pad": ops.Pad,
-    "random_affine": ops.RandomAffine,
+    "decode": Decode,
+    "resize": Resize,
+    "resize_small": ResizeSmall,
+    "central_crop": CentralCrop,
+    "random_crop": RandomCrop,
+    "inception_crop": InceptionCrop,
+    "flip_lr": FlipLr,
+    "pad": Pad,
+    "random_affine": RandomAffine,
     "randaug": RandAug,
     "random_erasing": RandomErasing,
-    "value_range": ops.ValueRange,
-    "normalize": ops.Normalize,
+    "value_range": ValueRange,
+    "normalize": Normalize,
 }
 
 
@@ -125,7 +142,7 @@ class Chain:
         Raises:
           ValueError: an image that cannot be decoded, or is too small for a crop.
         """
-        if isinstance(example["image"], bytes) and not isinstance(self.ops[0], ops.Decode):
+        if isinstance(example["image"], bytes) and not isinstance(self.ops[0], Decode):
             raise UserError(
                 f"images are encoded files, so preprocess must start with decode: {self}"
             )
