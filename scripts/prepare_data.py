@@ -11,8 +11,8 @@ folders train/ and val/. imagenet21k: the tar of class tars, or a folder of clas
 train/CLASS/*.jpg and so on. tfds: a set that is prepared (it gets other shards), or a name, which
 TFDS downloads and prepares itself.
 
-The same command goes on where an interrupted one was, whenever it was killed. Progress is on
-stderr; the last line on stdout is the prepared folder. --check prints what is damaged and ends with
+The same command resumes an interrupted preparation, whenever it was killed. Progress is on stderr;
+the last line on stdout is the prepared folder. --check prints what is damaged and ends with
 status 1.
 """
 
@@ -33,7 +33,8 @@ def main():
     parser.add_argument("--data_dir", default="", help="TFDS root (default: $TFDS_DATA_DIR)")
     parser.add_argument("--manual_dir", default="", help="files for TFDS that it cannot download")
     parser.add_argument("--name", default="", help="of the set (default: by its source)")
-    parser.add_argument("--num_workers", type=int, default=os.cpu_count(), help="processes")
+    threads = min(32, os.cpu_count() or 1)
+    parser.add_argument("--num_workers", type=int, default=threads, help="threads")
     parser.add_argument("--resize", type=int, default=0, help="short side of larger images, pixels")
     parser.add_argument("--quality", type=int, default=95, help="of the JPEGs that --resize writes")
     parser.add_argument("--on_bad_image", default="error", help="error | skip")
@@ -52,8 +53,8 @@ def main():
 
 
 def prepare(kind, source, manual_dir, arguments):
-    from vit_jax.data_preparation.build import build_tfds
     from vit_jax.data_preparation.prepare import prepare_data
+    from vit_jax.data_preparation.tfds_sets import build_tfds
 
     if kind == "tfds" and not os.path.isdir(os.path.expanduser(source)):
         return build_tfds(source, arguments["data_dir"], manual_dir)

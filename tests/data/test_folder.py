@@ -7,14 +7,14 @@ import logging
 import os
 import pathlib
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests import fixtures_data
-from vit_jax.data import image_check
+from vit_jax.data import folder
 from vit_jax.data.datasets import create_dataset
+from vit_jax.data.decode import decodes
 from vit_jax.data.folder import FolderSource, open_folder
 from vit_jax.errors import UserError
 
@@ -224,35 +224,34 @@ def test_truncation_is_seen_wherever_it_is() -> None:
         ("WEBP", {}),
     ):
         data = fixtures_data.encoded(image, format, **options)
-        assert image_check.decodes(data)
+        assert decodes(data)
         for cut in (*range(0, len(data), max(len(data) // 8, 1)), len(data) - 4, len(data) - 1):
-            assert not image_check.decodes(data[:cut]), f"{format} {options} {cut}/{len(data)}"
+            assert not decodes(data[:cut]), f"{format} {options} {cut}/{len(data)}"
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
 def test_small_images_are_whole_ones(format: str) -> None:
     for height, width in ((1, 1), (7, 12), (8, 3)):
         data = fixtures_data.encoded(fixtures_data.picture(0, size=(height, width)), format)
-        assert image_check.decodes(data), (height, width)
+        assert decodes(data), (height, width)
 
 
 def test_the_verdict_on_a_big_folder_is_remembered(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(image_check, "REMEMBER_FROM", 5)
+    monkeypatch.setattr(folder, "REMEMBER_FROM", 5)
     root = fixtures_data.write_folder(tmp_path / "data", {"train": {"a": 3, "b": 3}})
     damaged = root / "train" / "a" / "000.jpg"
     sound = damaged.read_bytes()
     damaged.write_bytes(b"x")
     reads = []
-    real = image_check.decodes
 
     def counting(data: bytes) -> bool:
         reads.append(len(data))
-        return real(data)
+        return decodes(data)
 
-    monkeypatch.setattr(image_check, "decodes", counting)
+    monkeypatch.setattr(folder, "decodes", counting)
     source, _ = open_folder(str(root), "train")
     for _ in range(2):
         assert len(source.check("skip")) == 5
@@ -266,24 +265,24 @@ def test_a_file_that_could_not_be_read_is_not_remembered_as_damaged(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(image_check, "REMEMBER_FROM", 1)
+    monkeypatch.setattr(folder, "REMEMBER_FROM", 1)
     root = fixtures_data.write_folder(tmp_path / "data", {"train": {"a": 2}})
     paths = sorted(os.fsencode(path) for path in (root / "train" / "a").iterdir())
-    real = open
+    real = pathlib.Path.read_bytes
     errors = [errno.EIO, errno.EIO]  # twice is once too often
 
-    def fails(path: bytes, *args: Any) -> Any:
-        if path == paths[0] and errors:
+    def fails(path: pathlib.Path) -> bytes:
+        if os.fsencode(path) == paths[0] and errors:
             raise OSError(errors.pop(), "no luck")
-        return real(path, *args)
+        return real(path)
 
-    monkeypatch.setattr(image_check, "open", fails, raising=False)
-    assert image_check.unreadable(paths) == [0]
-    assert image_check.unreadable(paths) == []
+    monkeypatch.setattr(pathlib.Path, "read_bytes", fails)
+    assert folder.unreadable(paths) == [0]
+    assert folder.unreadable(paths) == []
     errors.append(errno.ESTALE)
     (root / "train" / "a" / "more.jpg").write_bytes(b"")  # so that it looks again
     with pytest.raises(OSError, match="no luck"):
-        image_check.unreadable([*paths, os.fsencode(root / "train" / "a" / "more.jpg")])
+        folder.unreadable([*paths, os.fsencode(root / "train" / "a" / "more.jpg")])
 
 
 def test_pickled_sources_are_small_and_equal(tmp_path: pathlib.Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vit_jax.data.named_pipelines import IMAGENET_MEAN, IMAGENET_STD
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD
 from vit_jax.data.order import example_rng
 from vit_jax.data.preprocess import parse
 from vit_jax.data.random_erasing import RandomErasing

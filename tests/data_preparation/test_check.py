@@ -13,8 +13,8 @@ from array_record.python import array_record_module
 
 from tests import fixtures_data, tiny
 from vit_jax.data_preparation.check import check_prepared
+from vit_jax.data_preparation.examples import serialize
 from vit_jax.data_preparation.prepare import prepare_data
-from vit_jax.data_preparation.readers import serialize
 from vit_jax.errors import UserError
 from vit_jax.files.manifest import write_manifest
 
@@ -69,17 +69,9 @@ def test_contents_are_checked_too(prepared: pathlib.Path) -> None:
     records[7] = serialize(good[: len(good) // 2], 0, b"")  # between those of the sample
     shard = shards(prepared)[0]
     rewrite(prepared, shard, records, 40)
-    info = json.loads((prepared / "dataset_info.json").read_text())
-    train = next(split for split in info["splits"] if split["name"] == "train")
-    told = int(train["shardLengths"][0])
-    wrong_length = ("dataset_info.json", f"{shard.name} has {told} records there and 40 in ")
-    (found,) = check_prepared(str(prepared))
-    assert found.file == wrong_length[0]
-    assert found.reason.startswith(wrong_length[1])
-    _, found = check_prepared(str(prepared), full=True)
+    assert check_prepared(str(prepared)) == []
+    (found,) = check_prepared(str(prepared), full=True)
     assert found == (shard.name, "the image of record 7 cannot be decoded")
-    rewrite(prepared, shard, records[:6], told)
-    assert check_prepared(str(prepared)) == [(shard.name, f"has 6 records instead of {told}")]
 
 
 def test_only_prepared_sets_are_checked(prepared: pathlib.Path) -> None:

@@ -15,7 +15,8 @@ import tensorflow_datasets as tfds
 
 from tests import fixtures_imagenet as small
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data_preparation.imagenet import imagenet2012_files, validation_labels
+from vit_jax.data_preparation.imagenet import imagenet2012_parts, validation_labels
+from vit_jax.data_preparation.listing import fingerprint
 from vit_jax.data_preparation.prepare import prepare_data
 from vit_jax.errors import UserError
 
@@ -130,13 +131,16 @@ def test_a_split_may_be_a_tar_and_the_other_a_folder(
         (source / other).mkdir()
         for path in (tree / other).iterdir():
             (source / other / path.name).symlink_to(path)
-        before = imagenet2012_files(str(source))
+        parts = list(imagenet2012_parts(str(source)).values())
+        before = fingerprint(str(source), parts)
+        (source / "preparation.log").touch()
+        assert fingerprint(str(source), parts) == before
         found = prepare_data(
             "imagenet2012", str(source), data_dir=f"{tmp_path}/out_{split}", shard_megabytes=0.01
         )
         assert shards(found) == expected
         next((tree / other).iterdir()).joinpath("new.JPEG").write_bytes(b"")
-        assert len(imagenet2012_files(str(source))) == len(before) + 1
+        assert fingerprint(str(source), parts) != before
 
 
 def test_21k_from_tars_and_folders_together(tmp_path: pathlib.Path) -> None:

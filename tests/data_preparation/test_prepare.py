@@ -23,10 +23,9 @@ from tests import fixtures_data, tiny
 from tests import fixtures_imagenet as small
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data.pipeline import train_batches
-from vit_jax.data_preparation.build import build_tfds
 from vit_jax.data_preparation.check import check_prepared
-from vit_jax.data_preparation.origins import why_not_resize
 from vit_jax.data_preparation.prepare import prepare_data
+from vit_jax.data_preparation.tfds_sets import build_tfds, why_not_resize
 from vit_jax.errors import UserError
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, state_shardings
 from vit_jax.run import create_run
@@ -228,8 +227,8 @@ def test_whatever_a_kill_leaves_behind(photos: pathlib.Path, tmp_path: pathlib.P
     expected = files(prepare_data("folder", str(photos), data_dir=str(tmp_path / "whole")))
     final = tmp_path / "out" / "photos" / "1.0.0"
     work = final.with_name("1.0.0.incomplete")
-    (work / "listing.unfinished").mkdir(parents=True)
-    (work / "listing.unfinished" / "files.npy").write_bytes(b"half")
+    work.mkdir(parents=True)
+    (work / "listing.npz.unfinished").write_bytes(b"half")
     (work / "prepared").mkdir()
     (work / "prepared" / "photos-train.array_record-00000-of-00001.1.unfinished").touch()
     (work / "prepared" / "photos-train.array_record-00000-of-00001").write_bytes(b"no receipt")
@@ -259,18 +258,12 @@ def test_locks_that_a_file_system_has_not(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def flock(code: int) -> None:
-        def fail(*_: object) -> None:
-            raise OSError(code, os.strerror(code))
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-        monkeypatch.setattr(fcntl, "flock", fail)
-
-    flock(errno.EIO)
-    with pytest.raises(UserError, match=r"incomplete: cannot be locked \(Input/output error\)"):
-        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
-    flock(errno.ENOLCK)
+    monkeypatch.setattr(fcntl, "flock", fail)
     prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
-    assert "this file system has no locks" in caplog.text
+    assert "cannot be locked (No locks available)" in caplog.text
 
 
 def test_another_process_was_faster(
@@ -331,7 +324,7 @@ def test_all_is_on_disk_before_it_gets_its_name(
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(pathlib.Path, "rename", noted_rename)
     folder = prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
-    assert {"listing", "1.0.0", "checksums.json", "plan.json"} <= set(seen)
+    assert {"listing.npz", "1.0.0", "checksums.json", "plan.json"} <= set(seen)
     assert not set.union(*seen.values())
     assert folder.parent.stat().st_ino in synced
     assert len(files(folder)) > 4  # metadata, not shards alone
@@ -353,10 +346,10 @@ def test_arguments_are_checked(photos: pathlib.Path, tmp_path: pathlib.Path) -> 
     fails("num_workers=0", num_workers=0)
     fails("quality=101", quality=101)
     fails("--name='a/b'", name="a/b")
-    fails("would be inside of its own source", data_dir=str(photos.parent))
+    fails("would be inside its own source", data_dir=str(photos.parent))
     (tmp_path / "file").touch()
     fails("cannot be written .Not a directory", data_dir=str(tmp_path / "file"))
-    fails("is no directory that TFDS has prepared", kind="tfds")
+    fails("TFDS has not prepared it", kind="tfds")
 
 
 def test_tfds_sets_get_other_shards(tmp_path: pathlib.Path) -> None:
@@ -443,7 +436,7 @@ def many_photos(root: pathlib.Path) -> pathlib.Path:
 
 
 def test_kills_change_no_byte(tmp_path: pathlib.Path) -> None:
-    """SIGKILL to the parent while its two workers write; they end by themselves."""
+    """SIGKILL while two threads write."""
     source = many_photos(tmp_path / "photos")
     arguments = ["--shard_megabytes=0.001", "--num_workers=2"]
     receipts = tmp_path / "killed/photos/1.0.0.incomplete/receipts"
@@ -451,13 +444,8 @@ def test_kills_change_no_byte(tmp_path: pathlib.Path) -> None:
     deadline = time.monotonic() + 120
     while len(list(receipts.glob("*.json"))) < 10 and time.monotonic() < deadline:
         time.sleep(0.001)
-    workers = children(process.pid)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)  # its pipes are closed: no worker holds them
-    assert len(workers) >= 2
-    while any(map(runs, workers)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(map(runs, workers))
+    process.communicate(timeout=60)
     count = len(list(receipts.glob("*.json")))
     assert count >= 10
     assert not (tmp_path / "killed/photos/1.0.0").exists()
@@ -471,20 +459,6 @@ def test_kills_change_no_byte(tmp_path: pathlib.Path) -> None:
     )
     assert files(tmp_path / "killed/photos/1.0.0") == files(undisturbed)
     assert os.listdir(tmp_path / "killed/photos") == ["1.0.0"]
-
-
-def runs(pid: int) -> bool:
-    """Whether a process exists and is no zombie, which nobody may have asked for its status."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
 
 
 def test_a_full_disk_is_said_in_one_line(tmp_path: pathlib.Path) -> None:

@@ -62,3 +62,17 @@ def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
     if channels == 3:
         return np.repeat(pixels, 3, axis=2)  # [H, W, 3]
     return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)[:, :, None]  # [H, W, 1]
+
+
+def decodes(data: bytes) -> bool:
+    """Whether the whole image file can be decoded.
+
+    JPEG is decoded at 1/8 scale, which reads all of the entropy-coded data and skips two thirds of
+    the rest: 0.7 ms for 500 x 375 against 1.1 ms in full. Other formats have no such shortcut, and
+    OpenCV would refuse what has a side below 8 pixels.
+    """
+    flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
+    try:
+        return cv2.imdecode(np.frombuffer(data, np.uint8), flags) is not None
+    except cv2.error:  # an empty file, an image larger than OpenCV accepts
+        return False

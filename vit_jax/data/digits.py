@@ -84,7 +84,8 @@ def prepare_digits(data_dir: str) -> str:
     """
     root = os.path.abspath(os.path.expanduser(data_dir or tfds_reader.default_data_dir()))
     directory = os.path.join(root, NAME, str(SklearnDigits.VERSION))
-    if _is_there(directory):
+    info = os.path.join(directory, tfds_reader.INFO_FILE)
+    if os.path.isfile(info):
         return directory
     logging.getLogger(__name__).info("preparing the digits in %s", directory)
     tfds.disable_progress_bar()
@@ -96,7 +97,7 @@ def prepare_digits(data_dir: str) -> str:
     except UserError:
         raise
     except Exception as error:
-        if _is_there(directory):
+        if os.path.isfile(info):
             return directory  # another process was faster
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
@@ -105,7 +106,3 @@ def prepare_digits(data_dir: str) -> str:
     finally:
         tfds.enable_progress_bar()
     return directory
-
-
-def _is_there(directory: str) -> bool:
-    return os.path.isfile(os.path.join(directory, tfds_reader.INFO_FILE))

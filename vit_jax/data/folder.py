@@ -12,19 +12,29 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 
-from vit_jax.data import image_check
+from vit_jax.data.decode import decodes
+from vit_jax.data.preprocess import Chain
 from vit_jax.data.sources import Part, resolve_split
+from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError, explained
+from vit_jax.files.manifest import read_or_none, write_atomically
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 LAYOUT = "train/CLASS_NAME/IMAGE.{jpg,jpeg,png,webp}"
+
+# From this number of files on, which ones are damaged is remembered: reading a big folder takes
+# minutes, and a job that is preempted often would pay for it at every start.
+REMEMBER_FROM = 20_000
 
 
 class FolderSource:
@@ -65,17 +75,17 @@ class FolderSource:
 
     def identity(self) -> Iterable[str]:
         """Relative path and size of every file, in order."""
-        sizes = image_check.map_threads(os.path.getsize, map(self.path, range(len(self))))
+        sizes = map_threads(os.path.getsize, map(self.path, range(len(self))))
         for path, size in zip(self._paths, sizes, strict=True):
             yield f"{os.fsdecode(bytes(path))} {size}"
 
     def check(self, on_bad_image: str) -> FolderSource:
-        """Decodes every file once; see `image_check.unreadable` for what it costs.
+        """Decodes every file once; see `unreadable`.
 
         Raises:
           UserError: some files do not decode and `on_bad_image` is "error", or none does.
         """
-        bad = image_check.unreadable([self.path(index) for index in range(len(self))])
+        bad = unreadable([self.path(index) for index in range(len(self))])
         if not bad:
             return self
         names = ", ".join(self.describe(index) for index in bad[:10])
@@ -88,6 +98,44 @@ class FolderSource:
         logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
         keep = np.setdiff1d(np.arange(len(self)), bad)
         return FolderSource(os.fsdecode(self._root), self._paths[keep], self.labels[keep])
+
+
+class ForgivingImages:
+    """Examples for `pipeline.eval_batches` in which a damaged or missing image is black.
+
+    `failures` says what was wrong with it.
+
+    Attributes:
+      failures: what happened, by the example's index; filled while the examples are read.
+    """
+
+    def __init__(
+        self, source: FolderSource, preprocess: Chain, shape: tuple[int, ...], dtype: np.dtype
+    ):
+        """`shape` and `dtype` are what `preprocess` has to give."""
+        self.source = source
+        self.failures: dict[int, str] = {}
+        self._preprocess = preprocess
+        self._shape = shape
+        self._dtype = dtype
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.source)
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+        try:
+            example = self._preprocess(self.source[index], rng)
+            image = example["image"]
+            if image.shape == self._shape and image.dtype == self._dtype:
+                return example
+            self.failures[index] = (
+                f"the preprocessing made {image.dtype} {list(image.shape)} of it, the model takes "
+                f"{self._dtype} {list(self._shape)}"
+            )
+        except (ValueError, OSError, cv2.error) as error:
+            self.failures[index] = str(error).removeprefix(f"{self.source.describe(index)}: ")
+        return {"image": np.zeros(self._shape, self._dtype), "label": 0}
 
 
 def open_folder(root: str, split: str) -> tuple[FolderSource, tuple[str, ...]]:
@@ -184,3 +232,46 @@ def _list_split(
     rows.sort()
     paths_sorted = np.array([row[2] for row in rows], dtype=np.bytes_)
     return paths_sorted, np.array([row[3] for row in rows], dtype=np.int32)
+
+
+def unreadable(paths: Sequence[bytes]) -> list[int]:
+    """Positions of the files in `paths` that cannot be read or decoded, in order."""
+    cache = _verdict_file(paths) if len(paths) >= REMEMBER_FROM else None
+    if cache is not None and cache.exists():
+        return json.loads(cache.read_text())
+    verdicts = []
+    for verdict in map_threads(_decodes_file, paths):
+        verdicts.append(verdict)
+        if len(verdicts) % 20_000 == 0:
+            logging.getLogger(__name__).info("checked %d of %d images", len(verdicts), len(paths))
+    bad = [position for position, verdict in enumerate(verdicts) if not verdict]
+    if cache is not None and None not in verdicts:  # what cannot be read now may be the next time
+        try:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(cache, json.dumps(bad))
+        except OSError as error:
+            logging.getLogger(__name__).warning("cannot remember the image check: %s", error)
+    return bad
+
+
+def _decodes_file(path: bytes) -> bool | None:
+    """None for a file that cannot be read; an OSError that may pass is raised."""
+    content = read_or_none(Path(os.fsdecode(path)).read_bytes)
+    return None if content is None else decodes(content)
+
+
+def _verdict_file(paths: Sequence[bytes]) -> Path:
+    """Where the verdict on exactly these files (path, size and time of change) is kept."""
+
+    def stamp(path: bytes) -> bytes:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return path + b" gone"
+        return path + f" {status.st_size} {status.st_mtime_ns}".encode()
+
+    digest = hashlib.blake2b(b"2", digest_size=16)  # changes with the rules of `decodes`
+    for line in map_threads(stamp, paths):
+        digest.update(line + b"\n")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home, "vit_jax", "checked_images", f"{digest.hexdigest()}.json")

@@ -27,12 +27,11 @@ from vit_jax.errors import UserError
 
 # 50 labels for 62 characters: those that only their size or the typeface tells apart share one, for
 # glyphs are drawn at equal height and no model could separate them.
-CLASSES: tuple[str, ...] = (
-    *("0Oo", "1", "2", "3", "4", "5", "6", "7", "8", "9"),
-    *("A", "a", "B", "b", "Cc", "D", "d", "E", "e", "F", "f", "G", "g", "H", "h", "Il", "i"),
-    *("J", "j", "Kk", "L", "M", "m", "N", "n", "Pp", "Q", "q", "R", "r", "Ss", "T", "t"),
-    *("Uu", "Vv", "Ww", "Xx", "Y", "y", "Zz"),
+_CHARACTERS = (
+    "0Oo 1 2 3 4 5 6 7 8 9 A a B b Cc D d E e F f G g H h Il i "
+    "J j Kk L M m N n Pp Q q R r Ss T t Uu Vv Ww Xx Y y Zz"
 )
+CLASSES: tuple[str, ...] = tuple(_CHARACTERS.split())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,254 +1,116 @@
 """Preprocessing as a string of ops: `decode|inception_crop(224)|flip_lr`.
 
-An op is a frozen dataclass in OPS; its fields are its arguments, by position or by name, and
-calling it maps (example, rng) to an example. `|` puts ops in a row. A name in PIPELINES
-(named_pipelines.py) stands for such a row and is expanded by `parse`. To add an op, write the
-dataclass and put it in OPS.
+`|` puts ops in a row; the grammar is Python's. An op is a row of OPS, with arguments by position or
+by name. A name in PIPELINES stands for such a row and is expanded by `parse`. To add an op, write
+the dataclass (see ops.py) and put it in OPS.
 
-Examples are {"image": uint8 [H, W, C] (bytes before `decode`), "label": int, ...}. Images stay
-uint8: the train step scales them to [-1, 1] on the device, a quarter of the bytes to ship.
-`height`, `width` and `size` are in pixels; a size is one number (square) or (height, width).
+Images stay uint8: the train step scales them to [-1, 1] on the device, a quarter of the bytes to
+ship. Photographs are turned upright by their EXIF orientation unless `exif=False`, which gives
+exactly the pixels that published accuracies were measured on.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
+import types
+import typing
 from collections.abc import Callable
 from typing import Any
 
-import cv2
 import numpy as np
 
-from vit_jax.data import geometry, op_spec
-from vit_jax.data.decode import decode_image
-from vit_jax.data.image_op import Example, ImageOp, check_choice, check_positive, check_range, pair
-from vit_jax.data.named_pipelines import PIPELINES, Size
+from vit_jax.data.ops import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    CentralCrop,
+    Decode,
+    Example,
+    FlipLr,
+    ImageOp,
+    InceptionCrop,
+    Normalize,
+    Pad,
+    RandomAffine,
+    RandomCrop,
+    Resize,
+    ResizeSmall,
+    Size,
+    ValueRange,
+    pair,
+)
 from vit_jax.data.randaug import RandAug
 from vit_jax.data.random_erasing import RandomErasing
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest
 
-ROUNDINGS: dict[str, Callable[[float], int]] = {"nearest": round, "down": int}
-
-
-@dataclasses.dataclass(frozen=True)
-class Decode(ImageOp):
-    """Image file -> uint8 [H, W, channels]; see decode.py for unusual files.
-
-    `exif` turns photographs upright as their orientation tag says, which is what their owner sees;
-    the official code reads pixels as stored (`exif=False`).
-    """
-
-    channels: int = 3
-    exif: bool = True
-
-    def __post_init__(self) -> None:
-        if self.channels not in (1, 3):
-            raise ValueError(f"channels={self.channels!r} must be 1 or 3")
-
-    def apply(self, image: bytes | np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return decode_image(image, channels=self.channels, exif=self.exif)
+Channels = float | tuple[float, float, float]
 
 
-@dataclasses.dataclass(frozen=True)
-class Resize(ImageOp):
-    """Scales to height x width (square without width), whatever the aspect ratio was."""
-
-    height: int
-    width: int | None = None
-    method: str = "bilinear"
-
-    def __post_init__(self) -> None:
-        check_positive(height=self.height, width=self.width)
-        check_choice("method", self.method, geometry.RESIZE_METHODS)
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return geometry.resize(image, self.height, self.width or self.height, self.method)
+def _official_train(size: Size, exif: bool = True) -> str:
+    """The official code's training pipeline."""
+    return f"decode(exif={exif})|inception_crop({size})|flip_lr"
 
 
-@dataclasses.dataclass(frozen=True)
-class ResizeSmall(ImageOp):
-    """Scales the short side to `size` and keeps the aspect ratio.
-
-    The long side is rounded to the `nearest` pixel as big_vision has it, or `down` as torchvision.
-    """
-
-    size: int
-    method: str = "area"
-    rounding: str = "nearest"
-
-    def __post_init__(self) -> None:
-        check_positive(size=self.size)
-        check_choice("method", self.method, geometry.RESIZE_METHODS)
-        check_choice("rounding", self.rounding, ROUNDINGS)
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        short, as_whole = min(image.shape[:2]), ROUNDINGS[self.rounding]
-        height, width = (as_whole(side * self.size / short) for side in image.shape[:2])
-        return geometry.resize(image, height, width, self.method)
+def _official_eval(size: Size, exif: bool = True) -> str:
+    """The official code's evaluation: the whole image scaled to `size`, no crop (its issue #39)."""
+    height, width = pair(size)
+    return f"decode(exif={exif})|resize({height}, {width})"
 
 
-@dataclasses.dataclass(frozen=True)
-class CentralCrop(ImageOp):
-    """Cuts height x width (square without width) from the middle.
-
-    Where there is no middle pixel the corner is rounded `down` as in big_vision, or to the
-    `nearest` even pixel as in torchvision.
-    """
-
-    height: int
-    width: int | None = None
-    rounding: str = "down"
-
-    def __post_init__(self) -> None:
-        check_positive(height=self.height, width=self.width)
-        check_choice("rounding", self.rounding, ROUNDINGS)
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        height, width = self.height, self.width or self.height
-        geometry.check_holds(image, height, width)
-        as_whole = ROUNDINGS[self.rounding]
-        top, left = as_whole((image.shape[0] - height) / 2), as_whole((image.shape[1] - width) / 2)
-        return geometry.crop(image, top, left, height, width)
+def _big_vision_eval(size: int, resize: int, exif: bool = True) -> str:
+    """Short side to `resize` (256 for 224), then the central `size` x `size`."""
+    return f"decode(exif={exif})|resize_small({resize})|central_crop({size})"
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomCrop(ImageOp):
-    """Cuts height x width (square without width) from a random place."""
-
-    height: int
-    width: int | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(height=self.height, width=self.width)
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        height, width = self.height, self.width or self.height
-        geometry.check_holds(image, height, width)
-        top = int(rng.integers(0, image.shape[0] - height, endpoint=True))
-        left = int(rng.integers(0, image.shape[1] - width, endpoint=True))
-        return geometry.crop(image, top, left, height, width)
-
-
-@dataclasses.dataclass(frozen=True)
-class InceptionCrop(ImageOp):
-    """Cuts a box of random area and aspect ratio and scales it to `size`.
-
-    `area` is the box's share of the image, `ratio` its width / height; see geometry.sample_crop
-    for the distribution. Bilinear without antialiasing, as in the official code; the ratio is the
-    default of its TensorFlow op, where torchvision has (3/4, 4/3).
-    """
-
-    size: Size
-    area: tuple[float, float] = (0.05, 1.0)
-    ratio: tuple[float, float] = (0.75, 1.33)
-
-    def __post_init__(self) -> None:
-        check_positive(size=self.size)
-        check_range("area", self.area, 1.0)
-        check_range("ratio", self.ratio)
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        height, width = image.shape[:2]
-        box = geometry.sample_crop(rng, height, width, self.area, self.ratio)
-        return geometry.resize(geometry.crop(image, *box), *pair(self.size), "bilinear")
+def _timm_eval(
+    size: int,
+    crop_pct: float = 0.9,
+    method: str = "bicubic",
+    mean: Channels = 0.5,
+    std: Channels = 0.5,
+    exif: bool = True,
+) -> str:
+    """timm's evaluation (torchvision's ops on Pillow images): crop_pct 0.9 at 224, 1.0 at 384."""
+    if not 0 < crop_pct <= 1:
+        raise ValueError(f"crop_pct={crop_pct!r} must be in (0, 1]")
+    return (
+        f"decode(exif={exif})|resize_small({int(size / crop_pct)}, 'pillow_{method}', 'down')"
+        f"|central_crop({size}, rounding='nearest'){_scaling(mean, std)}"
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class FlipLr(ImageOp):
-    """Mirrors left and right with probability one half."""
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        # cv2.flip takes 21 us for 224 x 224, NumPy's reversed copy 246.
-        return cv2.flip(image, 1).reshape(image.shape) if rng.random() < 0.5 else image
+def _deit_eval(size: int, crop_pct: float = 0.875, exif: bool = True) -> str:
+    """DeiT's evaluation: short side to 256 for 224 (438 for 384); crop_pct is 1.0 for DeiT III."""
+    return _timm_eval(size, crop_pct, "bicubic", IMAGENET_MEAN, IMAGENET_STD, exif)
 
 
-@dataclasses.dataclass(frozen=True)
-class Pad(ImageOp):
-    """Adds black pixels on every side."""
-
-    pixels: int
-
-    def __post_init__(self) -> None:
-        check_positive(pixels=self.pixels)
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return np.pad(image, ((self.pixels,) * 2, (self.pixels,) * 2, (0, 0)))  # [H+2p, W+2p, C]
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomAffine(ImageOp):
-    """Rotation and shear within +-degrees, shift within +-translate of a side, scale in a range.
-
-    For data that must not be mirrored, such as digits. `border` is black ("constant") or the
-    nearest edge pixel ("replicate").
-    """
-
-    degrees: float = 0.0
-    translate: float = 0.0
-    scale: tuple[float, float] = (1.0, 1.0)
-    shear: float = 0.0
-    border: str = "constant"
-
-    def __post_init__(self) -> None:
-        for name in ("degrees", "translate", "shear"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)!r} must not be negative")
-        if self.shear >= 90:
-            raise ValueError(f"shear={self.shear!r} must be below 90 degrees")
-        check_range("scale", self.scale)
-        check_choice("border", self.border, geometry.BORDERS)
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        turn, down, right, shear = rng.uniform(-1, 1, 4)
-        return geometry.affine(
-            image,
-            degrees=turn * self.degrees,
-            shift=(
-                down * self.translate * image.shape[0],
-                right * self.translate * image.shape[1],
-            ),
-            scale=rng.uniform(*self.scale),
-            shear=shear * self.shear,
-            border=self.border,
-        )
+def _huggingface_eval(
+    size: Size,
+    method: str = "bilinear",
+    mean: Channels = 0.5,
+    std: Channels = 0.5,
+    exif: bool = True,
+) -> str:
+    """Hugging Face's ViT image processor: the whole image scaled to `size`, with antialiasing."""
+    height, width = pair(size)
+    return f"decode(exif={exif})|resize({height}, {width}, 'pillow_{method}'){_scaling(mean, std)}"
 
 
-@dataclasses.dataclass(frozen=True)
-class ValueRange(ImageOp):
-    """uint8 [0, 255] -> float32 [low, high]; four times the bytes to ship to the device."""
-
-    low: float = -1.0
-    high: float = 1.0
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        if image.dtype != np.uint8:
-            raise ValueError(f"{self} takes uint8, not {image.dtype}: scale the values only once")
-        scale = np.float32((self.high - self.low) / 255)
-        return image.astype(np.float32) * scale + np.float32(self.low)
+def _scaling(mean: Channels, std: Channels) -> str:
+    """Nothing for the range [-1, 1], which the models give uint8 images by themselves."""
+    half = (0.5, (0.5, 0.5, 0.5))
+    return "" if mean in half and std in half else f"|normalize({mean}, {std})"
 
 
-@dataclasses.dataclass(frozen=True)
-class Normalize(ImageOp):
-    """uint8 -> float32 (image / 255 - mean) / std, one number or one per channel.
-
-    For weights whose training data were scaled so (DeiT: ImageNet's mean and deviation).
-    """
-
-    mean: float | tuple[float, float, float]
-    std: float | tuple[float, float, float]
-
-    def __post_init__(self) -> None:
-        if np.min(self.std) <= 0:
-            raise ValueError(f"std={self.std!r} must be positive")
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
-        if image.dtype != np.uint8 or max(mean.size, std.size) not in (1, image.shape[2]):
-            raise ValueError(
-                f"{self} cannot take an image of {image.dtype} {list(image.shape)}; it takes uint8 "
-                "with as many channels as there are numbers"
-            )
-        return (image / np.float32(255) - mean) / std
+PIPELINES: dict[str, Callable[..., str]] = {
+    "official_train": _official_train,
+    "official_eval": _official_eval,
+    "big_vision_eval": _big_vision_eval,
+    "timm_eval": _timm_eval,
+    "deit_eval": _deit_eval,
+    "huggingface_eval": _huggingface_eval,
+}
 
 
 OPS: dict[str, Callable[..., Any]] = {
@@ -299,4 +161,104 @@ def parse(spec: str) -> Chain:
       UserError: a syntax error, an unknown op, or an unknown, missing, ill-typed or impossible
         argument; the message names what is known.
     """
-    return Chain(tuple(op_spec.build(spec, OPS, PIPELINES)))
+    return Chain(tuple(_build(spec)))
+
+
+def _build(spec: str) -> list[ImageOp]:
+    try:
+        tree = ast.parse(spec.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        reason = getattr(error, "msg", None) or str(error) or "too long"
+        raise UserError(
+            f"preprocess {spec!r}: {reason}. Write ops with literal arguments, separated by '|', "
+            "such as 'decode|resize(224)|flip_lr'."
+        ) from None
+    built: list[ImageOp] = []
+    for node in _terms(tree):
+        name, args, kwargs = _call(spec, node)
+        known: dict[str, Callable[..., Any]] = {**OPS, **PIPELINES}
+        if name not in known:
+            raise UserError(
+                f"preprocess {spec!r}: unknown op {name!r}.{nearest(name, known)} "
+                f"Known ops: {', '.join(OPS)}; pipelines: {', '.join(PIPELINES)}."
+            )
+        try:
+            made = known[name](**_bind(known[name], args, kwargs))
+        except (TypeError, ValueError) as error:
+            end = "" if str(error).endswith("?") else "."
+            parameters = inspect.signature(known[name]).parameters.values()
+            shown = ", ".join(str(each.replace(annotation=each.empty)) for each in parameters)
+            raise UserError(
+                f"preprocess {spec!r}: {ast.unparse(node)}: {error}{end} "
+                f"Arguments: {name}({shown})."
+            ) from None
+        if name in OPS:
+            built.append(made)
+            continue
+        try:
+            built += _build(made)
+        except UserError as error:
+            raise UserError(f"preprocess {spec!r}: {name} stands for {error}") from None
+    return built
+
+
+def _terms(node: ast.expr) -> list[ast.expr]:
+    """The operands of `|`, from left to right."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return [*_terms(node.left), *_terms(node.right)]
+    return [node]
+
+
+def _call(spec: str, node: ast.expr) -> tuple[str, list[Any], dict[str, Any]]:
+    """Name, positional and keyword arguments of `op` or `op(...)`."""
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    text = ast.unparse(node)
+    if not isinstance(call.func, ast.Name):
+        raise UserError(
+            f"preprocess {spec!r}: {text!r} is not an op; write a name, with or without arguments "
+            "in parentheses."
+        )
+    kwargs = {}
+    try:
+        args = [ast.literal_eval(value) for value in call.args]
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                raise ValueError
+            kwargs[keyword.arg] = ast.literal_eval(keyword.value)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        raise UserError(
+            f"preprocess {spec!r}: arguments must be literals (numbers, strings in quotes, tuples, "
+            f"True, False, None), not as in {text!r}."
+        ) from None
+    return call.func.id, args, kwargs
+
+
+def _bind(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, converted to the annotated types; TypeError with a reason."""
+    signature = inspect.signature(function)
+    for name in kwargs:
+        if name not in signature.parameters:
+            hint = nearest(name, signature.parameters)
+            raise TypeError(f"unknown argument {name!r}" + (f".{hint}" if hint else ""))
+    bound = signature.bind(*args, **kwargs)
+    hints = typing.get_type_hints(function)
+    return {name: _cast(name, value, hints[name]) for name, value in bound.arguments.items()}
+
+
+def _cast(name: str, value: Any, hint: Any) -> Any:
+    """`value` as an instance of `hint`; lists count as tuples and ints as floats."""
+    if isinstance(hint, types.UnionType):
+        for member in typing.get_args(hint):
+            try:
+                return _cast(name, value, member)
+            except TypeError:
+                continue
+    elif typing.get_origin(hint) is tuple:
+        members = typing.get_args(hint)
+        if isinstance(value, list | tuple) and len(value) == len(members):
+            return tuple(_cast(name, v, member) for v, member in zip(value, members, strict=True))
+    elif hint is float and type(value) is int:
+        return float(value)
+    elif type(value) is hint:  # exactly: True is no number
+        return value
+    raise TypeError(f"{name}={value!r} is not {getattr(hint, '__name__', hint)}")

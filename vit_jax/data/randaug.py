@@ -27,7 +27,7 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 
-from vit_jax.data.image_op import ImageOp, check_positive
+from vit_jax.data.ops import ImageOp, check_positive
 
 FILL = 128
 MAX_LEVEL = 10.0  # the magnitude at which an op has its documented strength
@@ -112,7 +112,10 @@ def rotate(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.n
     angle = math.radians(_either_sign(30.0 * strength, rng))
     cos, sin = math.cos(angle), math.sin(angle)
     x, y = (image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2
-    return _warp(image, (cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y))
+    return _warp(
+        image,
+        np.array([[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]]),
+    )
 
 
 def posterize(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
@@ -162,24 +165,15 @@ def sharpness(image: np.ndarray, strength: float, rng: np.random.Generator) -> n
     return _blend(smooth, image, _enhancement(strength))
 
 
-def shear_x(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
-    """Moves row y by 0.3 * strength * y pixels, either way."""
-    return _warp(image, (1.0, _either_sign(0.3 * strength, rng), 0.0), (0.0, 1.0, 0.0))
+def moving(row: int, column: int, unit: float) -> AugmentOp:
+    """A shear or a shift, either way, by `unit` times the strength at one place of the matrix."""
 
+    def op(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+        matrix = np.eye(2, 3)
+        matrix[row, column] = _either_sign(unit * strength, rng)
+        return _warp(image, matrix)
 
-def shear_y(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
-    """Moves column x by 0.3 * strength * x pixels, either way."""
-    return _warp(image, (1.0, 0.0, 0.0), (_either_sign(0.3 * strength, rng), 1.0, 0.0))
-
-
-def translate_x(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
-    """By 100 * strength pixels, either way, whatever the size of the image."""
-    return _warp(image, (1.0, 0.0, _either_sign(100.0 * strength, rng)), (0.0, 1.0, 0.0))
-
-
-def translate_y(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
-    """By 100 * strength pixels, either way, whatever the size of the image."""
-    return _warp(image, (1.0, 0.0, 0.0), (0.0, 1.0, _either_sign(100.0 * strength, rng)))
+    return op
 
 
 def cutout(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
@@ -202,10 +196,10 @@ AUGMENT_OPS: dict[str, AugmentOp] = {
     "contrast": contrast,
     "brightness": brightness,
     "sharpness": sharpness,
-    "shear_x": shear_x,
-    "shear_y": shear_y,
-    "translate_x": translate_x,
-    "translate_y": translate_y,
+    "shear_x": moving(0, 1, 0.3),  # pixels per row
+    "shear_y": moving(1, 0, 0.3),
+    "translate_x": moving(0, 2, 100.0),  # pixels, whatever the size of the image
+    "translate_y": moving(1, 2, 100.0),
     "cutout": cutout,
     "solarize_add": solarize_add,
 }
@@ -248,13 +242,11 @@ def _blend(origin: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
     return np.take(_blend_table(factor).ravel(), index)
 
 
-def _warp(
-    image: np.ndarray, x: tuple[float, float, float], y: tuple[float, float, float]
-) -> np.ndarray:
-    """Pixel (u, v) becomes that at (x0 u + x1 v + x2, y0 u + y1 v + y2), the nearest one."""
+def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Pixel (u, v) becomes the one nearest to matrix [2, 3] @ (u, v, 1)."""
     warped = cv2.warpAffine(
         image,
-        np.array([x, y]) + np.array([0, 0, _COORDINATE_STEP]),
+        matrix + np.array([0, 0, _COORDINATE_STEP]),
         (image.shape[1], image.shape[0]),
         flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
         borderMode=cv2.BORDER_CONSTANT,

@@ -7,8 +7,7 @@ import math
 
 import numpy as np
 
-from vit_jax.data.image_op import ImageOp, check_choice, check_range
-from vit_jax.data.named_pipelines import IMAGENET_MEAN, IMAGENET_STD
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, ImageOp, check_choice, check_range
 
 MODES = ("noise", "mean")
 _ATTEMPTS = 10

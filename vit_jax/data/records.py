@@ -7,14 +7,13 @@ import dataclasses
 import itertools
 import os
 import resource
-import struct
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from vit_jax.data.image_check import map_threads
+from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError, explained
 
 
@@ -28,16 +27,8 @@ class Extent:
     total: int
 
 
-class RecordFile(Protocol):
-    """An open file; `read` is safe for threads."""
-
-    def read(self, number: int) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
 class TFRecordFile:
-    """A TFRecord file, `[length: u64][crc: u32][payload][crc: u32]` over and over.
+    """An open TFRecord file, `[length: u64][crc: u32][payload][crc: u32]` over and over.
 
     Args:
       filename: the file.
@@ -48,6 +39,9 @@ class TFRecordFile:
         self._offsets = offsets
         self._file = os.open(filename, os.O_RDONLY)
 
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
     def read(self, number: int) -> bytes:
         start, stop = int(self._offsets[number]) + 12, int(self._offsets[number + 1]) - 4
         return os.pread(self._file, stop - start, start)
@@ -57,7 +51,7 @@ class TFRecordFile:
 
 
 class ArrayRecordFile:
-    """An ArrayRecord file; its reader has the record index of the file itself."""
+    """An open ArrayRecord file, which has an index of its records."""
 
     def __init__(self, filename: str):
         from array_record.python import array_record_module  # TFRecords are read without it
@@ -91,13 +85,13 @@ def index_tfrecord(filename: str) -> np.ndarray:
         offsets = [0]
         while offsets[-1] < size:
             header = os.pread(file, 8, offsets[-1])
-            if len(header) == 8:
-                offsets.append(offsets[-1] + 16 + struct.unpack("<Q", header)[0])
-            if len(header) < 8 or offsets[-1] > size:
+            length = int.from_bytes(header, "little")
+            if len(header) < 8 or offsets[-1] + 16 + length > size:
                 raise UserError(
                     f"{filename}: truncated or damaged: its {size} bytes end within record "
-                    f"{len(offsets) - (2 if len(header) == 8 else 1)}; copy or prepare it again."
+                    f"{len(offsets) - 1}; copy or prepare it again."
                 )
+            offsets.append(offsets[-1] + 16 + length)
     finally:
         os.close(file)
     return np.array(offsets, np.int64)
@@ -120,7 +114,7 @@ class Records:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._files: dict[str, RecordFile] = {}
+        self._files: dict[str, TFRecordFile | ArrayRecordFile] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_files")}
@@ -156,7 +150,7 @@ class Records:
         extent = self.extents[position]
         return extent, extent.skip + extent.take - (self._ends[position] - index)
 
-    def _file(self, extent: Extent) -> RecordFile:
+    def _file(self, extent: Extent) -> TFRecordFile | ArrayRecordFile:
         file = self._files.get(extent.filename)
         if file is None:
             # Opened outside of the lock, so that many files are indexed at once.
@@ -167,31 +161,28 @@ class Records:
                 opened.close()
         return file
 
-    def _open(self, extent: Extent) -> RecordFile:
+    def _open(self, extent: Extent) -> TFRecordFile | ArrayRecordFile:
         _allow_open_files(len(self.extents))
         name = extent.filename
-        file: RecordFile
         try:
-            if self._format == "tfrecord":
+            os.stat(name)  # array_record does not say plainly that a file is missing
+            if self._format == "array_record":
+                file: TFRecordFile | ArrayRecordFile = ArrayRecordFile(name)
+            else:
                 if name not in self._offsets:
                     self._offsets[name] = index_tfrecord(name)
-                found = len(self._offsets[name]) - 1
                 file = TFRecordFile(name, self._offsets[name])
-            else:
-                os.stat(name)  # a missing file is said in plain words
-                file = ArrayRecordFile(name)
-                found = len(file)
+        except UserError:
+            raise
         except OSError as error:
             raise explained(f"{name}: {error.strerror}.", error) from None
-        except (ValueError, RuntimeError) as error:
-            if isinstance(error, UserError):
-                raise
+        except (ValueError, RuntimeError) as error:  # array_record's
             reason = str(error).splitlines()[0]
             raise UserError(f"{name}: truncated or damaged ({reason}).") from None
-        if found != extent.total:
+        if len(file) != extent.total:
             raise UserError(
-                f"{name}: holds {found} records, but the dataset's info says {extent.total}; copy "
-                "or prepare it again."
+                f"{name}: holds {len(file)} records, but the dataset's info says {extent.total}; "
+                "copy or prepare it again."
             )
         return file
 

@@ -18,9 +18,6 @@ from vit_jax.errors import UserError, nearest
 
 GRAMMAR = "'train', 'train[:98%]', 'train[300:600]', 'train[-50:]' and sums such as 'train+test'"
 
-_PART = re.compile(r"(?P<name>[\w-]+)(?:\[(?P<from>[^:\[\]]*):(?P<to>[^:\[\]]*)\])?")
-_BOUND = re.compile(r"(?P<value>-?\d[\d_]*(?:\.\d+)?)(?P<unit>%?)")
-
 
 class Source(Protocol):
     """What the pipeline reads from; see the module's docstring."""
@@ -74,65 +71,36 @@ def resolve_split(
     Raises:
       UserError: unknown split, malformed expression, bound outside of the split, nothing selected.
     """
-    known = list(known)
-    parts = []
-    for term in re.split(r"\s*\+\s*", split.strip()):
-        match = _PART.fullmatch(term)
-        if match is None:
-            raise UserError(f"{key}={split!r}: cannot read {term!r}; write {GRAMMAR}.")
-        name = match["name"]
-        if name == "all" and "all" not in known and match["from"] is None:
-            parts += [Part(each, 0, length(each)) for each in known]
-            continue
-        if name not in known:
+    import tensorflow_datasets as tfds
+
+    names, spec = list(known), "".join(split.split())
+    asked = [term.partition("[")[0] for term in spec.split("+")]
+    for name in asked:
+        if re.fullmatch(r"[\w-]+", name) and name not in [*names, "all"]:
             raise UserError(
-                f"{key}={split!r}: unknown split {name!r}; known splits: {', '.join(known)}."
-                f"{nearest(name, known)}"
+                f"{key}={split!r}: unknown split {name!r}; known splits: {', '.join(names)}."
+                f"{nearest(name, names)}"
             )
-        count = length(name)
-        if match["from"] is None:
-            parts.append(Part(name, 0, count))
-            continue
-        try:
-            parts.append(Part(name, *_bounds(match["from"], match["to"], count)))
-        except ValueError as error:
-            raise UserError(f"{key}={split!r}: {error} in {term!r}; write {GRAMMAR}.") from None
-    parts = [part for part in parts if part.stop > part.start]
+    counts = {name: length(name) for name in names if name in asked or "all" in asked}
+    infos = {
+        name: tfds.core.SplitInfo(name=name, shard_lengths=[count], num_bytes=0)
+        for name, count in counts.items()
+    }
+    try:
+        if re.search(r"\dshard", spec):
+            raise ValueError("shards can only be named in a prepared set of TFDS")
+        terms = tfds.core.ReadInstruction.from_spec(spec).to_absolute(infos)
+    except (ValueError, NotImplementedError) as error:
+        reason = str(error).splitlines()[-1].partition(" See format")[0].rstrip(".")
+        raise UserError(f"{key}={split!r}: {reason}; write {GRAMMAR}.") from None
+    bounds = [
+        (each.splitname, each.from_ or 0, counts[each.splitname] if each.to is None else each.to)
+        for each in terms
+    ]
+    parts = [Part(*bound) for bound in bounds if bound[2] > bound[1]]
     if not parts:
         raise UserError(f"{key}={split!r} selects no example.")
     return parts
-
-
-def _bounds(start: str, stop: str, count: int) -> tuple[int, int]:
-    """Absolute bounds of `[start:stop]` among `count` examples; ValueError with a reason."""
-    start, stop = start.strip(), stop.strip()
-    if not start and not stop:
-        raise ValueError("a slice without bounds")
-    matches = []
-    for text in (start, stop):
-        match = _BOUND.fullmatch(text) if text else None
-        if text and match is None:
-            raise ValueError(f"cannot read the bound {text!r}")
-        matches.append(match)
-    # As in TFDS, one percent sign makes both bounds percentages: [50%:60] is [50%:60%].
-    percent = any(match is not None and match["unit"] for match in matches)
-    bounds = []
-    for match, missing in zip(matches, (0, count), strict=True):
-        if match is None:
-            bounds.append(missing)
-            continue
-        if percent:
-            if abs(float(match["value"])) > 100:
-                raise ValueError(f"{match[0]!r} is more than 100%")
-            bound = round(float(match["value"]) * count / 100.0)
-        elif "." in match["value"]:
-            raise ValueError(f"{match[0]!r} is not a whole number")
-        else:
-            bound = int(match["value"])
-        if abs(bound) > count:
-            raise ValueError(f"{match[0]!r} is outside of the split's {count} examples")
-        bounds.append(bound + count if bound < 0 else bound)
-    return bounds[0], bounds[1]
 
 
 class SlicedSource:

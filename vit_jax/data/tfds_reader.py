@@ -6,6 +6,7 @@ written will do, with or without its builder's code. Nothing here downloads or p
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Iterable
@@ -149,20 +150,16 @@ def find_prepared(name: str, data_dir: str) -> str:
     return max(found, key=lambda row: tuple(map(int, row[1].split("."))))[2]
 
 
-def _prepared_versions(path: str) -> list[tuple[str, str, str]]:
+def _prepared_versions(folder: str) -> list[tuple[str, str, str]]:
     """All (config or "", version, directory) below `data_dir/name`."""
     found = []
-    for first in _listdir(path):
-        for second in [""] if _VERSION.fullmatch(first) else _listdir(os.path.join(path, first)):
-            config, version = (first, second) if second else ("", first)
-            directory = os.path.join(path, first, second).rstrip(os.sep)
-            if _VERSION.fullmatch(version) and os.path.isfile(os.path.join(directory, INFO_FILE)):
+    for depth in ("*", "*/*"):
+        for path in sorted(glob.glob(f"{glob.escape(folder)}/{depth}/{INFO_FILE}")):
+            directory = os.path.dirname(path)
+            config, version = os.path.split(os.path.relpath(directory, folder))
+            if _VERSION.fullmatch(version):
                 found.append((config, version, directory))
     return found
-
-
-def _listdir(path: str) -> list[str]:
-    return sorted(os.listdir(path)) if os.path.isdir(path) else []
 
 
 def _not_prepared(name: str, base: str, root: str) -> str:

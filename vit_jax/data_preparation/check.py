@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +12,10 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 
 from vit_jax.data import tfds_reader
-from vit_jax.data.image_check import decodes, map_threads
-from vit_jax.data_preparation.parallel import Progress
-from vit_jax.data_preparation.readers import image_of
+from vit_jax.data.decode import decodes
+from vit_jax.data.threads import map_threads
+from vit_jax.data_preparation.examples import image_of
+from vit_jax.data_preparation.progress import Progress
 from vit_jax.errors import UserError
 from vit_jax.files.manifest import MANIFEST, digest, read_manifest
 
@@ -30,7 +30,7 @@ class Damage(NamedTuple):
 
 
 def check_prepared(directory: str, *, full: bool = False) -> list[Damage]:
-    """Compares every file with its checksum and every shard's length, and decodes images.
+    """Compares every file with its checksum, and decodes images.
 
     Args:
       directory: a prepared folder, `.../NAME/VERSION`.
@@ -56,63 +56,47 @@ def check_prepared(directory: str, *, full: bool = False) -> list[Damage]:
     intact = set(manifest["files"]) - {each.file for each in damage}
     if tfds_reader.INFO_FILE in intact:
         try:
-            info = tfds.builder_from_directory(str(folder)).info
+            image_key = tfds_reader.image_key(tfds.builder_from_directory(str(folder)).info)
         except Exception as error:  # TFDS raises many kinds, over several lines
             return [*damage, Damage(tfds_reader.INFO_FILE, str(error).splitlines()[0])]
         lengths = manifest["note"]["records"]
-        damage += _lengths(info, lengths)
-        shards = sorted(set(lengths) & intact)
-        damage += _images(folder, shards, lengths, tfds_reader.image_key(info), full)
+        shards = {name: lengths[name] for name in sorted(intact & set(lengths))}
+        damage += _undecodable(folder, shards, image_key, full)
     return sorted(damage)
 
 
-def _compare(folder: Path, files: dict[str, list[Any]]) -> Iterator[Damage]:
+def _compare(folder: Path, files: Mapping[str, list[Any]]) -> Iterator[Damage]:
     """Files that are missing or differ from their checksums."""
 
     def reason(name: str) -> str:
         try:
-            size = os.path.getsize(folder / name)
-            if size != files[name][0]:
-                return f"has {size} bytes instead of {files[name][0]}"
-            return "" if digest(folder / name) == files[name] else "its bytes have changed"
+            size, sha256 = digest(folder / name)
         except OSError as error:
             return error.strerror or str(error)
+        if size != files[name][0]:
+            return f"has {size} bytes instead of {files[name][0]}"
+        return "" if sha256 == files[name][1] else "its bytes have changed"
 
-    progress = Progress("checksums", sum(size for size, _ in files.values()), "bytes")
+    progress = Progress("checksums", sum(size for size, _ in files.values()) / 1e6, "MB")
     for name, found in zip(files, map_threads(reason, files, chunk=1), strict=True):
-        progress.add(files[name][0])
+        progress.add(files[name][0] / 1e6)
         if found:
             yield Damage(name, found)
 
 
-def _lengths(info: Any, lengths: dict[str, int]) -> Iterator[Damage]:
-    """Shards whose length the metadata tell otherwise."""
-    told = {
-        os.path.basename(name): length
-        for split in info.splits.values()
-        for name, length in zip(split.filenames, split.shard_lengths, strict=True)
-    }
-    for name in sorted(set(told) | set(lengths)):
-        if told.get(name) != lengths.get(name):
-            yield Damage(
-                tfds_reader.INFO_FILE,
-                f"{name} has {told.get(name)} records there and {lengths.get(name)} in {MANIFEST}",
-            )
-
-
-def _images(
-    folder: Path, shards: list[str], lengths: dict[str, int], image_key: str, full: bool
+def _undecodable(
+    folder: Path, shards: Mapping[str, int], image_key: str, full: bool
 ) -> Iterator[Damage]:
-    """Shards with another number of records, or with images that do not decode."""
+    """Shards, given with their lengths, that cannot be read or whose images do not decode."""
+
+    def chosen(count: int) -> list[int]:
+        some = np.linspace(0, count - 1, count if full else min(count, SAMPLE))
+        return some.round().astype(int).tolist()
 
     def reason(name: str) -> str:
         try:
             reader = array_record_module.ArrayRecordReader(str(folder / name))
-            count = reader.num_records()
-            if count != lengths[name]:
-                return f"has {count} records instead of {lengths[name]}"
-            some = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(int))
-            for index in range(count) if full else some.tolist():
+            for index in chosen(shards[name]):
                 if not decodes(image_of(reader.read([index])[0], image_key)):
                     return f"the image of record {index} cannot be decoded"
             reader.close()
@@ -120,10 +104,10 @@ def _images(
             return str(error).split(";")[0]
         return ""
 
-    count = sum(lengths[name] if full else min(SAMPLE, lengths[name]) for name in shards)
-    logging.info("decoding %d images of %d shards", count, len(shards))
-    progress = Progress("decoding", count, "images")
+    counts = {name: len(chosen(length)) for name, length in shards.items()}
+    logging.info("decoding %d images of %d shards", sum(counts.values()), len(shards))
+    progress = Progress("decoding", sum(counts.values()), "images")
     for name, found in zip(shards, map_threads(reason, shards, chunk=1), strict=True):
-        progress.add(lengths[name] if full else min(SAMPLE, lengths[name]))
+        progress.add(counts[name])
         if found:
             yield Damage(name, found)

@@ -16,184 +16,204 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import tensorflow_datasets as tfds
 
-from vit_jax.data_preparation import class_parts
-from vit_jax.data_preparation.class_parts import ClassPart, FilesAndRows
-from vit_jax.data_preparation.listing import Listing, in_tfds_order
-from vit_jax.data_preparation.parallel import Map, Progress
-from vit_jax.data_preparation.tars import is_gzip, unpack_stream
+from vit_jax.data.folder import EXTENSIONS
+from vit_jax.data.threads import map_threads
+from vit_jax.data_preparation.listing import FilesAndRows, Listing, in_tfds_order, join, make_rows
+from vit_jax.data_preparation.progress import Progress
+from vit_jax.data_preparation.tars import is_gzip, list_tar, unpack_gzip
 from vit_jax.errors import UserError
 from vit_jax.pretrained.zoo.class_names import LABELS, wordnet_ids
 
 NUM_IMAGES = {"train": 1_281_167, "validation": 50_000}
-TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
-FOLDERS = {"train": ("train",), "validation": ("val", "validation")}
+PLACES = {  # the first that is there counts
+    "train": ("ILSVRC2012_img_train.tar", "train"),
+    "validation": ("ILSVRC2012_img_val.tar", "validation", "val"),
+}
 
+_CLASS = re.compile(r"(n\d{8})(\.tar)?")
+_CLASS_TAR = re.compile(r"n\d{8}\.tar")
 _VALIDATION = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
 
 
-def imagenet2012_files(source: str) -> list[str]:
-    """The files that the set is made of; for `listing.fingerprint`."""
-    files = []
-    for path in _find_splits(source).values():
-        if os.path.isfile(path):
-            files.append(path)
-        elif classes := class_parts.class_folders(path):
-            files += [file for part in classes for file in class_parts.files_of(part)]
-        else:
-            files += class_parts.image_paths(path)
-    return files
+class Part(NamedTuple):
+    """Where the images of a class are: a folder, a tar, or `size` bytes of a tar of tars."""
+
+    wordnet_id: str
+    path: str
+    start: int = 0
+    size: int | None = None
 
 
-def list_imagenet2012(source: str, run: Map) -> Listing:
+def imagenet2012_parts(source: str) -> dict[str, str]:
+    """Tar, or else folder, of each split; UserError where there is none."""
+    found = {}
+    for split, names in PLACES.items():
+        if paths := [path for name in names if os.path.exists(path := f"{source}/{name}")]:
+            found[split] = paths[0]
+    if not found:
+        raise UserError(
+            f"{source}: holds neither ILSVRC2012_img_train.tar nor ILSVRC2012_img_val.tar, nor "
+            "folders train and val."
+        )
+    return found
+
+
+def list_imagenet2012(source: str) -> Listing:
     """The splits `train` and `validation`, as far as they are there, with TFDS's labels and order.
 
     Args:
       source: a folder with, for each split, its original tar; or `train/WORDNET_ID/*.JPEG` and
         `val/`, which holds the images either flat or in such folders.
-      run: see `parallel.worker_processes`.
 
     Raises:
       UserError: neither is there, a tar is damaged, a class is unknown.
     """
     ids = wordnet_ids("imagenet2012")
     numbers = {each: number for number, each in enumerate(ids)}
-    parts = {}
-    for split, path in _find_splits(source).items():
-        if os.path.isfile(path) and split == "validation":
-            parts[split] = _with_labels(path, class_parts.tar_rows(path), numbers)
-            continue
-        in_tar = os.path.isfile(path)
-        classes = class_parts.inner_tars(path) if in_tar else class_parts.class_folders(path)
-        unknown = sorted({each.wordnet_id for each in classes} - set(ids))
-        if unknown:
-            raise UserError(f"{path}: {unknown[0]} is no class of ILSVRC 2012.")
-        if classes:
-            parts[split] = class_parts.list_images(classes, numbers, run)
+    splits = {}
+    for split, path in imagenet2012_parts(source).items():
+        if classes := _classes(path):
+            unknown = sorted({each.wordnet_id for each in classes} - set(ids))
+            if unknown:
+                raise UserError(f"{path}: {unknown[0]} is no class of ILSVRC 2012.")
+            splits[split] = _list_classes(classes, numbers)
         elif split == "validation":
-            parts[split] = _with_labels(path, class_parts.folder_rows(path), numbers)
+            splits[split] = _list_validation(path, numbers)
         else:
-            raise UserError(f"{path}: holds no class folders such as n01440764.")
+            raise UserError(f"{path}: holds no class folders or class tars such as n01440764.")
     for split, expected in NUM_IMAGES.items():
-        found = len(parts[split][1]) if split in parts else 0
+        found = len(splits[split][1]) if split in splits else 0
         if found != expected:
             logging.warning("%s: %s has %d images, not %d", source, split, found, expected)
-    return _listing(ids, parts)
+    return _in_order(ids, splits)
 
 
-def _find_splits(source: str) -> dict[str, str]:
-    """Tar, or else folder, of each split; UserError where there is none."""
-    tars = {
-        split: path for split, name in TARS.items() if os.path.isfile(path := f"{source}/{name}")
-    }
-    folders = {
-        split: path
-        for split, names in FOLDERS.items()
-        for name in names
-        if os.path.isdir(path := f"{source}/{name}")
-    }
-    if not tars and not folders:
-        raise UserError(
-            f"{source}: holds neither {' nor '.join(TARS.values())}, nor folders train and val."
-        )
-    found = {**folders, **tars}
-    return {split: found[split] for split in TARS if split in found}
-
-
-def _with_labels(path: str, images: FilesAndRows, numbers: dict[str, int]) -> FilesAndRows:
-    """Gives flat validation images their classes, by the number in their names."""
-    files, rows = images
-    labels = validation_labels()
-    for row in range(len(rows)):
-        match = _VALIDATION.fullmatch(rows["name"][row])
-        number = int(match[1]) if match else 0
-        if not 1 <= number <= len(labels):
-            raise UserError(
-                f"{path}: {os.fsdecode(bytes(rows['name'][row]))!r} is not called "
-                "ILSVRC2012_val_00000001.JPEG or so, and no class folder tells its class."
-            )
-        rows["label"][row] = numbers[labels[number - 1]]
-    if not len(rows):
-        raise UserError(f"{path}: holds no images.")
-    return files, rows
-
-
-def validation_labels() -> list[str]:
-    """WordNet ids of ILSVRC 2012's validation images 1 .. 50,000, from the TFDS package."""
-    import tensorflow_datasets
-
-    folder = Path(tensorflow_datasets.__file__).parent
-    place = "datasets/imagenet2012/validation_labels.txt"
-    if not (folder / place).is_file():
-        raise UserError(
-            f"the installed tensorflow-datasets lacks {place}; install 4.9.9 or newer, or put the "
-            "validation images into class folders."
-        )
-    return (folder / place).read_text(encoding="utf-8").split()
-
-
-def imagenet21k_files(source: str) -> list[str]:
-    """The files that the set is made of; for `listing.fingerprint`."""
-    if os.path.isfile(source):
-        return [source]
-    return [path for part in _classes(source) for path in class_parts.files_of(part)]
-
-
-def _classes(folder: str) -> list[ClassPart]:
-    """A tar, or else a folder, of each class."""
-    parts = [*class_parts.class_folders(folder), *class_parts.class_tars(folder)]
-    return sorted({part.wordnet_id: part for part in parts}.values())
-
-
-def list_imagenet21k(source: str, work: Path, run: Map) -> Listing:
+def list_imagenet21k(source: str, work: Path) -> Listing:
     """One split, `full`, in TFDS's order: `full[:25600]` is a random sample of the classes.
 
     Args:
       source: the tar of class tars (`winter21_whole.tar.gz`, `fall11_whole.tar`), or a folder that
         holds a tar `n00004475.tar` or a folder `n00004475` of each class.
       work: where class tars are unpacked to from a compressed tar, which takes as much disk again.
-      run: see `parallel.worker_processes`.
 
     Raises:
       UserError: nothing of this is there, or a tar is damaged.
     """
-    if os.path.isfile(source):
-        parts = _unpack(source, work) if is_gzip(source) else class_parts.inner_tars(source)
-    else:
-        parts = _classes(source)
-    if not parts:
+    path = source
+    if os.path.isfile(source) and is_gzip(source):
+        path = str(work / "unpacked")
+        logging.info("%s is compressed: its class tars are unpacked to %s first", source, path)
+        progress = Progress("unpacking", os.path.getsize(source) / 1e6, "MB")
+        unpack_gzip(source, Path(path), _CLASS_TAR.fullmatch, lambda n: progress.add(n / 1e6))
+    classes = _classes(path)
+    if not classes:
         raise UserError(f"{source}: holds no class tars such as n00004475.tar.")
-    ids = sorted(part.wordnet_id for part in parts)
-    files, rows = class_parts.list_images(
-        parts, {each: number for number, each in enumerate(ids)}, run
-    )
+    ids = [each.wordnet_id for each in classes]
+    files, rows = _list_classes(classes, {each: number for number, each in enumerate(ids)})
     used, rows["label"] = np.unique(rows["label"], return_inverse=True)
     if len(used) < len(ids):
         logging.warning("%d classes without images get no label", len(ids) - len(used))
     logging.info(
         "%d classes (fall 2011: 21841; winter 2021: 19167; published heads: %d), %d images",
-        *(len(used), LABELS["imagenet21k"], len(rows)),
+        len(used),
+        LABELS["imagenet21k"],
+        len(rows),
     )
-    return _listing(tuple(ids[number] for number in used), {"full": (files, rows)})
+    return _in_order([ids[number] for number in used], {"full": (files, rows)})
 
 
-def _unpack(source: str, work: Path) -> list[ClassPart]:
-    folder = work / "unpacked"
-    logging.info("%s is compressed: its class tars are unpacked to %s first", source, folder)
-    progress = Progress("unpacking", os.path.getsize(source), "bytes")
-    unpack_stream(source, folder, class_parts.is_class_tar, progress.reach)
-    return class_parts.class_tars(str(folder))
+def validation_labels() -> list[str]:
+    """WordNet ids of ILSVRC 2012's validation images 1 .. 50,000, from the TFDS package."""
+    place = "datasets/imagenet2012/validation_labels.txt"
+    path = Path(tfds.__file__).parent / place
+    if not path.is_file():
+        raise UserError(
+            f"the installed tensorflow-datasets lacks {place}; install 4.9.9 or newer, or put the "
+            "validation images into class folders."
+        )
+    return path.read_text(encoding="utf-8").split()
 
 
-def _listing(class_names: tuple[str, ...], parts: dict[str, FilesAndRows]) -> Listing:
+def _classes(path: str) -> list[Part]:
+    """The classes in a tar of tars, or in a folder of tars and folders, by WordNet id."""
+    if os.path.isfile(path):
+        inner = list_tar(path, _CLASS_TAR.fullmatch)
+        return sorted(Part(each.name[:9], path, each.offset, each.size) for each in inner)
+    parts = {}
+    for name in sorted(os.listdir(path)):  # a tar comes after the folder that it unpacks to
+        match = _CLASS.fullmatch(name)
+        if match and (match[2] or os.path.isdir(f"{path}/{name}")):
+            parts[match[1]] = Part(match[1], f"{path}/{name}")
+    return list(parts.values())
+
+
+def _list_classes(classes: Sequence[Part], labels: dict[str, int]) -> FilesAndRows:
+    """Files [F] and rows [N] of all classes, with `labels` by WordNet id."""
+    progress = Progress("listing", len(classes), "classes")
+    found = []
+    for part, (files, rows) in zip(classes, map_threads(_list_part, classes, chunk=1), strict=True):
+        rows["label"] = labels[part.wordnet_id]
+        found.append((files, rows))
+        progress.add(1)
+    files, rows = join(found)
+    if not len(rows):
+        raise UserError(f"{classes[0].path}: there is no image that ends in {EXTENSIONS}.")
+    return files, rows
+
+
+def _list_part(part: Part) -> FilesAndRows:
+    """The images of one folder or tar; their labels are 0 yet."""
+    path = os.fsencode(part.path)
+    if os.path.isdir(part.path):
+        with os.scandir(path) as entries:
+            images = sorted((e.name, e.stat().st_size) for e in entries if _is_image(e.name))
+        names = [name for name, _ in images]
+        files = np.array([os.path.join(path, name) for name in names], np.bytes_)
+        return files, make_rows(names, [size for _, size in images], file=np.arange(len(names)))
+    members = list_tar(part.path, _is_image, part.start, part.size, name=part.wordnet_id)
+    rows = make_rows(
+        [os.fsencode(each.name) for each in members],
+        [each.size for each in members],
+        offset=[each.offset for each in members],
+    )
+    return np.array([path], np.bytes_), rows
+
+
+def _is_image(name: str | bytes) -> bool:
+    name = os.fsdecode(name)
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+
+
+def _list_validation(path: str, numbers: dict[str, int]) -> FilesAndRows:
+    """Validation images without class folders; their names number them."""
+    files, rows = _list_part(Part("", path))
+    labels = validation_labels()
+    for row in rows:
+        match = _VALIDATION.fullmatch(row["name"])
+        if match is None or not 1 <= int(match[1]) <= len(labels):
+            raise UserError(
+                f"{path}: {os.fsdecode(bytes(row['name']))!r} is not called "
+                "ILSVRC2012_val_00000001.JPEG or so, and no class folder tells its class."
+            )
+        row["label"] = numbers[labels[int(match[1]) - 1]]
+    if not len(rows):
+        raise UserError(f"{path}: holds no images.")
+    return files, rows
+
+
+def _in_order(class_names: Sequence[str], splits: dict[str, FilesAndRows]) -> Listing:
     """Joins the splits, each in TFDS's order."""
-    splits = {}
+    ordered = {}
     all_files: list[np.ndarray] = []
-    for split, (files, rows) in parts.items():
-        splits[split] = in_tfds_order(rows, split, files)
-        splits[split]["file"] += sum(map(len, all_files))
+    for split, (files, rows) in splits.items():
+        ordered[split] = in_tfds_order(rows, split, files)
+        ordered[split]["file"] += sum(map(len, all_files))
         all_files.append(files)
-    return Listing(class_names, np.concatenate(all_files), splits)
+    return Listing(class_names, np.concatenate(all_files), ordered)

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core import dataset_info, naming, splits
+from tensorflow_datasets.core import dataset_info
 
 from vit_jax.data.tfds_reader import INFO_FILE
 from vit_jax.files.manifest import MANIFEST
 
 FILE_FORMAT = "array_record"
 UNREADABLE = "unreadable_images.txt"
-_OWN_FILES = (INFO_FILE, MANIFEST, UNREADABLE)
 
 
 class SplitSizes(NamedTuple):
@@ -40,57 +39,43 @@ def write_image_metadata(
     sizes: Mapping[str, SplitSizes],
 ) -> None:
     """Metadata of a set with the features of `imagenet2012`: `image`, `label`, `file_name`."""
+    features = {
+        "image": tfds.features.Image(encoding_format="jpeg"),
+        "label": tfds.features.ClassLabel(names=list(class_names)),
+        "file_name": tfds.features.Text(),
+    }
     info = tfds.core.DatasetInfo(
         builder=dataset_info.DatasetIdentity(
             name=name, version=tfds.core.Version(version), data_dir=str(folder), module_name=""
         ),
         description=description,
-        features=tfds.features.FeaturesDict(
-            {
-                "image": tfds.features.Image(encoding_format="jpeg"),
-                "label": tfds.features.ClassLabel(names=list(class_names)),
-                "file_name": tfds.features.Text(),
-            }
-        ),
+        features=tfds.features.FeaturesDict(features),
         supervised_keys=("image", "label"),
     )
-    info.set_file_format(FILE_FORMAT)
-    info.set_splits(
-        splits.SplitDict(
-            [
-                splits.SplitInfo(
-                    name=split,
-                    shard_lengths=each.shard_lengths,
-                    num_bytes=each.num_bytes,
-                    filename_template=naming.ShardedFileTemplate(
-                        data_dir=folder,
-                        dataset_name=name,
-                        split=split,
-                        filetype_suffix=FILE_FORMAT,
-                    ),
-                )
-                for split, each in sizes.items()
-            ]
-        )
-    )
     info.write_to_directory(folder)
+    _write_splits(folder, name, description, sizes)
 
 
 def copy_metadata(
     source: Path, folder: Path, *, name: str, description: str, sizes: Mapping[str, SplitSizes]
 ) -> None:
-    """Metadata of the set prepared in `source`, for its records in other shards.
-
-    Files other than shards are copied: features, class names, licence.
-    """
-    info = json.loads((source / INFO_FILE).read_text(encoding="utf-8"))
+    """Metadata of the set prepared in `source` (features, licence), for new shards."""
     for path in source.iterdir():
-        if path.suffix in (".json", ".txt", ".md") and path.name not in _OWN_FILES:
+        if path.suffix in (".json", ".txt", ".md") and path.name not in (MANIFEST, UNREADABLE):
             shutil.copyfile(path, folder / path.name)
-    info["name"] = name
-    info["description"] = "\n\n".join(filter(None, [info.pop("description", ""), description]))
-    info["fileFormat"] = FILE_FORMAT
+    info = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
+    description = "\n\n".join(filter(None, [info.get("description"), description]))
+    _write_splits(folder, name, description, sizes)
+
+
+def _write_splits(
+    folder: Path, name: str, description: str, sizes: Mapping[str, SplitSizes]
+) -> None:
+    """Says in `dataset_info.json` which shards there are."""
+    path = folder / INFO_FILE
+    info = json.loads(path.read_text(encoding="utf-8"))
     info.pop("alternativeFileFormats", None)
+    info.update(name=name, description=description, fileFormat=FILE_FORMAT)
     info["splits"] = [
         {
             "name": split,
@@ -100,4 +85,4 @@ def copy_metadata(
         }
         for split, each in sizes.items()
     ]
-    (folder / INFO_FILE).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")

@@ -3,14 +3,14 @@
 Beside the set's own folder `NAME/VERSION` lies `NAME/VERSION.incomplete` until it is finished:
 
     plan.json     what is being made of what; a second call has to ask for the same
-    listing/      where each image lies in the source
+    listing.npz   where each image lies in the source
     unpacked/     class tars out of a compressed tar
     receipts/     one file per finished shard
     prepared/     the shards and, at last, their metadata: this is renamed to NAME/VERSION
 
 Every shard is written under another name, synced and renamed, so a preparation can be killed at
-any moment; the same command goes on with the shards that are missing. Which examples a shard holds
-follows from the listing alone, and its bytes do not depend on workers or interruptions.
+any moment; the same command resumes with the shards that are missing. Which examples a shard holds
+follows from the listing alone, and its bytes do not depend on threads or interruptions.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.tfds_reader import NAME, default_data_dir
+from vit_jax.data.threads import map_threads
 from vit_jax.data_preparation import metadata
 from vit_jax.data_preparation.listing import Listing, fingerprint
 from vit_jax.data_preparation.metadata import UNREADABLE, SplitSizes, shard_name
 from vit_jax.data_preparation.origins import ORIGINS, Origin
-from vit_jax.data_preparation.parallel import Map, Progress, worker_processes
-from vit_jax.data_preparation.readers import RECORDS, open_reader
+from vit_jax.data_preparation.progress import Progress
 from vit_jax.data_preparation.shards import Shard, Shrink, read_receipt, write_shard
-from vit_jax.data_preparation.work_folder import begin, there_already, work_folder
+from vit_jax.data_preparation.work_folder import begin, check_finished, work_folder
 from vit_jax.errors import UserError, check_known, check_local
-from vit_jax.files.manifest import UNFINISHED, sync, write_atomically, write_manifest
+from vit_jax.files.manifest import sync, write_atomically, write_manifest
 
-Receipts = dict[str, list[tuple[Shard, dict[str, Any]]]]  # of each split, in order
+Receipts = dict[str, dict[str, dict[str, Any]]]  # {split: {file name of a shard: its receipt}}
 
 
 def prepare_data(
@@ -52,18 +52,18 @@ def prepare_data(
     on_bad_image: str = "error",
     shard_megabytes: float = 256,
 ) -> Path:
-    """Prepares a set, or goes on with a preparation that was interrupted.
+    """Prepares a set, or resumes a preparation that was interrupted.
 
     Args:
       kind: a key of `origins.ORIGINS`.
       source: file or folder.
       data_dir: TFDS root to write to; "" for TFDS's default.
       name: of the set; by default that of the source, with `_RESIZE` where it is resized.
-      num_workers: processes.
+      num_workers: threads that write shards.
       resize: short side, in pixels, of larger images; 0 keeps every image byte for byte.
       quality: of the JPEGs that `resize` writes, 1 to 100.
       on_bad_image: `error` (at the end, with a list) or `skip` images that cannot be decoded.
-      shard_megabytes: of images, in the source, that go into a shard; a worker holds one.
+      shard_megabytes: of images, in the source, that go into a shard; a thread holds one.
 
     Returns:
       The prepared folder.
@@ -90,7 +90,7 @@ def prepare_data(
     plan = {
         "kind": kind,
         "source": source,
-        "source_fingerprint": fingerprint(origin.files(), origin.root),
+        "source_fingerprint": fingerprint(source, origin.parts),
         "resize": resize,
         "quality": quality if resize else 0,
         "shard_megabytes": shard_megabytes,
@@ -98,22 +98,19 @@ def prepare_data(
     root = Path(data_dir or default_data_dir()).expanduser().absolute()
     folder = root / name / origin.version
     if folder.is_relative_to(source):
-        raise UserError(
-            f"{folder} would be inside of its own source; give another --name or --data_dir."
-        )
-    if folder.exists():
-        return there_already(folder, plan)
+        raise UserError(f"{folder} would be inside its own source; give another --data_dir.")
+    if check_finished(folder, plan):
+        return folder
     with work_folder(folder) as work:
-        if folder.exists():  # another process has finished it before this one got the lock
-            return there_already(folder, plan)
+        if check_finished(folder, plan):  # by another process, before this one got the lock
+            return folder
         begin(work, plan)
-        with worker_processes(num_workers) as run:
-            _list_source(origin, work, run)
-            receipts = _write_shards(origin, work, name, plan, run)
+        listing = _list_source(origin, work)
+        receipts = _write_shards(origin, listing, work, name, plan, num_workers)
         _handle_unreadable(receipts, work, on_bad_image)
-        if fingerprint(origin.files(), origin.root) != plan["source_fingerprint"]:
+        if fingerprint(source, origin.parts) != plan["source_fingerprint"]:
             raise UserError(f"{source}: changed while it was read; delete {work} and begin again.")
-        _finish(origin, work, name, plan, receipts)
+        _finish(origin, listing, work, name, plan, receipts)
         (work / "prepared").rename(folder)
         sync(folder.parent)
     return folder
@@ -125,86 +122,68 @@ def _check_range(flag: str, value: float, low: float, high: float = math.inf) ->
         raise UserError(f"--{flag}={value} must be {fitting}.")
 
 
-def _list_source(origin: Origin, work: Path, run: Map) -> None:
-    final = work / "listing"
-    if final.exists():
-        return
-    temporary = work / f"listing{UNFINISHED}"
-    origin.make_listing(work, run).save(temporary)
-    temporary.rename(final)
-    sync(work)
+def _list_source(origin: Origin, work: Path) -> Listing:
+    path = work / "listing.npz"
+    if not path.exists():
+        origin.make_listing(work).save(path)
+    return Listing.load(path)
 
 
 def _write_shards(
-    origin: Origin, work: Path, name: str, plan: dict[str, Any], run: Map
+    origin: Origin, listing: Listing, work: Path, name: str, plan: dict[str, Any], num_workers: int
 ) -> Receipts:
     """Writes the shards that are missing; returns the receipts of all."""
-    shards = _shards(origin, work, name, plan)
+    shrink = Shrink(plan["resize"], plan["quality"]) if plan["resize"] else None
+    shards = _shards(listing, work, name, plan["shard_megabytes"])
     receipts = {shard.path: read_receipt(shard) for shard in shards}
     missing = [shard for shard in shards if receipts[shard.path] is None]
     if len(missing) < len(shards):
         logging.info("%d of %d shards are there already", len(shards) - len(missing), len(shards))
-    total = sum(shard.size for shard in missing)
-    free = shutil.disk_usage(work).free
-    if not plan["resize"] and total > free:
+    total, free = sum(shard.size for shard in missing), shutil.disk_usage(work).free
+    if shrink is None and total > free:
         raise UserError(
             f"{work}: {total / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free there."
         )
     logging.info("writing %d shards, %.1f GB of images", len(missing), total / 1e9)
-    progress = Progress("writing", total, "bytes")
-    try:
-        for shard, receipt in zip(missing, run(write_shard, missing), strict=True):
-            receipts[shard.path] = receipt
-            progress.add(shard.size)
-    finally:
-        open_reader.cache_clear()  # it maps a listing that is about to be deleted
-    by_split: Receipts = {}
+    progress = Progress("writing", total / 1e6, "MB")
+
+    def write(shard: Shard) -> dict[str, Any]:
+        examples = origin.read(listing, shard.split, shard.start, shard.stop)
+        return write_shard(shard, examples, origin.image_key, shrink)
+
+    written = map_threads(write, missing, chunk=1, num_threads=num_workers)
+    for shard, receipt in zip(missing, written, strict=True):
+        receipts[shard.path] = receipt
+        progress.add(shard.size / 1e6)
+    by_split: Receipts = {split: {} for split in listing.splits}
     for shard in shards:
-        receipt = receipts[shard.path]
-        assert receipt is not None
-        by_split.setdefault(shard.split, []).append((shard, receipt))
+        by_split[shard.split][shard.path.name] = receipts[shard.path] or {}
     return by_split
 
 
-def _shards(origin: Origin, work: Path, name: str, plan: dict[str, Any]) -> list[Shard]:
+def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[Shard]:
     """Cuts the splits into shards of about the same size: neighbours in the listing's order."""
-    listing = Listing.load(work / "listing")
-    shrink = Shrink(plan["resize"], plan["quality"]) if plan["resize"] else None
     shards = []
     for split, rows in listing.splits.items():
         ends = np.cumsum(rows["size"], dtype=np.int64)
-        count = max(1, round(int(ends[-1]) / (plan["shard_megabytes"] * 1e6)))
+        count = max(1, round(int(ends[-1]) / (megabytes * 1e6)))
         cuts = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count)
-        bounds = np.unique([0, *cuts, len(rows)])
+        bounds = np.unique([0, *cuts, len(rows)]).tolist()
         for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
             file = shard_name(name, split, number, len(bounds) - 1)
-            shards.append(
-                Shard(
-                    path=str(work / "prepared" / file),
-                    receipt=str(work / "receipts" / f"{file}.json"),
-                    reader=origin.reader,
-                    listing=str(work / "listing"),
-                    split=split,
-                    start=int(start),
-                    stop=int(stop),
-                    size=int(rows["size"][start:stop].sum()),
-                    shrink=shrink,
-                )
-            )
+            size = int(rows["size"][start:stop].sum())
+            path, receipt = work / "prepared" / file, work / "receipts" / f"{file}.json"
+            shards.append(Shard(path, receipt, split, start, stop, size))
     return shards
 
 
 def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> None:
     """Lists the images that were left out, and refuses them unless they are to be skipped."""
-    bad = [
-        where
-        for each in receipts.values()
-        for _, receipt in each
-        for where in receipt["unreadable"]
-    ]
-    for split, each in receipts.items():
-        if not any(receipt["records"] for _, receipt in each):
-            raise UserError(f"no image of split {split!r} can be decoded, such as {bad[0]}.")
+    bad: list[str] = []
+    for split, shards in receipts.items():
+        bad += [where for receipt in shards.values() for where in receipt["unreadable"]]
+        if not any(receipt["records"] for receipt in shards.values()):
+            raise UserError(f"no image of split {split!r} can be decoded, such as {bad[-1]}.")
     if not bad:
         return
     path = work / "prepared" / UNREADABLE
@@ -219,27 +198,29 @@ def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> Non
 
 
 def _finish(
-    origin: Origin, work: Path, name: str, plan: dict[str, Any], receipts: Receipts
+    origin: Origin,
+    listing: Listing,
+    work: Path,
+    name: str,
+    plan: dict[str, Any],
+    receipts: Receipts,
 ) -> None:
     """Writes the metadata and the checksums, all safe on disk at the end."""
     folder = work / "prepared"
-    sizes = {
-        split: SplitSizes(
-            [receipt["records"] for _, receipt in each],
-            sum(receipt["num_bytes"] for _, receipt in each),
-        )
-        for split, each in receipts.items()
-    }
-    listing = Listing.load(work / "listing")
+    sizes = {}
+    for split, shards in receipts.items():
+        lengths = [receipt["records"] for receipt in shards.values()]
+        sizes[split] = SplitSizes(lengths, sum(each["num_bytes"] for each in shards.values()))
+        logging.info("%s: %d examples in %d shards", split, sum(lengths), len(lengths))
     description = f"Prepared from {plan['source']} ({plan['kind']})."
     if plan["resize"]:
         description += (
             f" Short sides above {plan['resize']} pixels were scaled down to that (area "
             f"interpolation), as JPEG of quality {plan['quality']}."
         )
-    if origin.reader == RECORDS:
+    if origin.metadata is not None:
         metadata.copy_metadata(
-            Path(plan["source"]), folder, name=name, description=description, sizes=sizes
+            origin.metadata, folder, name=name, description=description, sizes=sizes
         )
     else:
         metadata.write_image_metadata(
@@ -250,16 +231,12 @@ def _finish(
             class_names=listing.class_names,
             sizes=sizes,
         )
-    written = {os.path.basename(s.path): r for each in receipts.values() for s, r in each}
+    written = {file: receipt for shards in receipts.values() for file, receipt in shards.items()}
     for path in folder.iterdir():
         if path.name not in written:  # shards are synced already
             sync(path)
     write_manifest(
         folder,
-        {"plan": plan, "records": {shard: each["records"] for shard, each in written.items()}},
-        known={shard: [each["bytes"], each["sha256"]] for shard, each in written.items()},
+        {"plan": plan, "records": {file: each["records"] for file, each in written.items()}},
+        known={file: [each["bytes"], each["sha256"]] for file, each in written.items()},
     )
-    for split, each in sizes.items():
-        logging.info(
-            "%s: %d examples in %d shards", split, sum(each.shard_lengths), len(each.shard_lengths)
-        )

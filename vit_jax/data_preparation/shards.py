@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import cv2
 from array_record.python import array_record_module
 
-from vit_jax.data.decode import decode_image
-from vit_jax.data.image_check import decodes
-from vit_jax.data.preprocess import ResizeSmall
-from vit_jax.data_preparation.readers import open_reader, with_image
+from vit_jax.data.decode import decode_image, decodes
+from vit_jax.data.ops import ResizeSmall
+from vit_jax.data_preparation.examples import Example, with_image
 from vit_jax.errors import UserError
 from vit_jax.files.manifest import UNFINISHED, digest, sync, write_atomically
 
@@ -51,27 +51,23 @@ class Shard:
     Attributes:
       path: of the finished file.
       receipt: of the JSON file that says that it is finished, and what it holds.
-      reader: kind of the source's reader.
-      listing: folder of the source's listing.
       split: the examples' split.
       start: first position in it.
       stop: position after the last.
       size: of the images in the source, in bytes.
-      shrink: what to do to the images, if anything.
     """
 
-    path: str
-    receipt: str
-    reader: str
-    listing: str
+    path: Path
+    receipt: Path
     split: str
     start: int
     stop: int
     size: int
-    shrink: Shrink | None
 
 
-def write_shard(shard: Shard) -> dict[str, Any]:
+def write_shard(
+    shard: Shard, examples: Iterable[Example], image_key: str, shrink: Shrink | None
+) -> dict[str, Any]:
     """Writes a shard under another name, syncs and renames it, then leaves a receipt.
 
     Images that cannot be decoded are left out.
@@ -83,59 +79,59 @@ def write_shard(shard: Shard) -> dict[str, Any]:
     Raises:
       UserError: the source cannot be read or the shard cannot be written.
     """
-    records, unreadable = _read(shard)
-    temporary = f"{shard.path}.{os.getpid()}{UNFINISHED}"
+    records: dict[int, bytes] = {}
+    unreadable: dict[int, str] = {}
+    for each in examples:
+        record = _stored(each, image_key, shrink)
+        if record is None:
+            unreadable[each.position] = each.where
+        else:
+            records[each.position] = record
+    temporary = shard.path.with_name(shard.path.name + UNFINISHED)
     try:
-        writer = array_record_module.ArrayRecordWriter(temporary, WRITER_OPTIONS)
-        for record in records:
-            writer.write(record)
+        writer = array_record_module.ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
+        for index in sorted(records):
+            writer.write(records[index])
         writer.close()
-        sync(Path(temporary))
-        size, sha256 = digest(Path(temporary))
-        os.rename(temporary, shard.path)
-        sync(Path(shard.path).parent)
+        sync(temporary)
+        size, sha256 = digest(temporary)
+        temporary.rename(shard.path)
+        sync(shard.path.parent)
         receipt = {
             "records": len(records),
-            "num_bytes": sum(map(len, records)),
+            "num_bytes": sum(map(len, records.values())),
             "bytes": size,
             "sha256": sha256,
-            "unreadable": unreadable,
+            "unreadable": [unreadable[index] for index in sorted(unreadable)],
         }
-        write_atomically(Path(shard.receipt), json.dumps(receipt))
+        write_atomically(shard.receipt, json.dumps(receipt))
     except (OSError, RuntimeError) as error:  # RuntimeError: array_record's
-        reason = error.strerror if isinstance(error, OSError) else str(error).split(";")[0]
+        reason = getattr(error, "strerror", None) or str(error).split(";")[0]
         raise UserError(
-            f"{shard.path}: cannot be written ({reason}); the same command goes on from here."
+            f"{shard.path}: cannot be written ({reason}); the same command resumes from here."
         ) from None
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return receipt
 
 
-def _read(shard: Shard) -> tuple[list[bytes], list[str]]:
-    """The records, and where images that do not decode are stored."""
-    reader = open_reader(shard.reader, shard.listing)
-    records: dict[int, bytes] = {}
-    unreadable = {}
-    for index in reader.in_file_order(shard.split, shard.start, shard.stop):
-        record, image = reader.read(shard.split, index)
-        try:
-            if shard.shrink is not None:
-                small = shard.shrink(image)
-                record = with_image(record, reader.image_key, small) if small != image else record
-            elif not decodes(image):
-                raise ValueError
-        except ValueError:
-            unreadable[index] = reader.describe(shard.split, index)
-        else:
-            records[index] = record
-    return [records[i] for i in sorted(records)], [unreadable[i] for i in sorted(unreadable)]
+def _stored(example: Example, image_key: str, shrink: Shrink | None) -> bytes | None:
+    """The record that goes into the shard; None where the image cannot be decoded."""
+    if shrink is None:
+        return example.record if decodes(example.image) else None
+    try:
+        small = shrink(example.image)
+    except ValueError:
+        return None
+    if small is example.image:
+        return example.record
+    return with_image(example.record, image_key, small)
 
 
 def read_receipt(shard: Shard) -> dict[str, Any] | None:
     """What is known of a finished shard; None if it has to be written."""
     try:
-        receipt = json.loads(Path(shard.receipt).read_text(encoding="utf-8"))
+        receipt = json.loads(shard.receipt.read_text(encoding="utf-8"))
         return receipt if os.path.getsize(shard.path) == receipt["bytes"] else None
     except (OSError, ValueError):
         return None

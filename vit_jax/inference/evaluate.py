@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.data.image_op import ImageOp
+from vit_jax.data.ops import ImageOp
 from vit_jax.data.preprocess import Chain
 from vit_jax.evaluators.calibration import real_accuracy
 from vit_jax.evaluators.classification import ClassificationEvaluator, summarize

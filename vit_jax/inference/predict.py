@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.decode import decode_image
-from vit_jax.data.image_files import ForgivingImages
+from vit_jax.data.folder import ForgivingImages
 from vit_jax.errors import UserError
 from vit_jax.evaluators.stream import stream_outputs
 from vit_jax.inference.inputs import (

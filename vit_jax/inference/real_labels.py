@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.data.image_check import map_threads
 from vit_jax.data.sources import CheckedSource
+from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError
 from vit_jax.files.json import read_json
 

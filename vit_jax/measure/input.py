@@ -29,7 +29,7 @@ from array_record.python import array_record_module
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data.pipeline import train_batches
 from vit_jax.data_preparation import metadata
-from vit_jax.data_preparation.readers import image_of, serialize
+from vit_jax.data_preparation.examples import image_of, serialize
 from vit_jax.data_preparation.shards import WRITER_OPTIONS, Shrink
 from vit_jax.errors import UserError
 from vit_jax.measure.photos import photographs
