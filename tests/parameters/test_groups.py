@@ -86,7 +86,6 @@ def test_freeze_mistakes_are_named(pattern: str, message: str) -> None:
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"momentum_dtype": "bfloat16"},
-    "adam": {},
     "adamw": {"weight_decay": 0.5, "momentum_dtype": "bfloat16"},
 }
 

