@@ -30,7 +30,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.pretrained",
         "vit_jax.launch",
     ),
-    4: ("vit_jax.data", "vit_jax.workdir", "vit_jax.onnx", "configs"),
+    4: ("vit_jax.data", "vit_jax.workdir", "configs"),
     3: ("vit_jax.parameters",),
     2: ("vit_jax.models", "vit_jax.objectives", "vit_jax.multihost"),
     1: ("vit_jax.files", "vit_jax.hardware"),
