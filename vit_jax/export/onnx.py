@@ -193,10 +193,16 @@ def _dot_general(graph: Graph, eqn: Any, *inputs: Operand) -> Operand:
         contracted, batch = (list(axes[side]) for axes in eqn.params["dimension_numbers"])
         shape = eqn.invars[side].aval.shape
         free = [axis for axis in range(len(shape)) if axis not in batch + contracted]
-        groups = (contracted, free) if side else (free, contracted)
-        x = graph.transpose(x, [*batch, *groups[0], *groups[1]])
+        # Where nothing is a batch, the left factor may keep its axes: the right one is a matrix.
+        groups = [*([axis] for axis in batch), free, contracted]
+        if side:
+            groups = [*([axis] for axis in batch), contracted, free]
+        elif not batch and free:
+            groups = [*([axis] for axis in free), contracted]
+        order = [axis for group in groups for axis in group]
+        x = graph.transpose(x, order)
         sizes = [math.prod(shape[axis] for axis in group) for group in groups]
-        factors.append(graph.reshape(x, [*(shape[axis] for axis in batch), *sizes]))
+        factors.append(x if sizes == [shape[axis] for axis in order] else graph.reshape(x, sizes))
     return graph.reshape(graph.add("MatMul", *factors), eqn.outvars[0].aval.shape)
 
 

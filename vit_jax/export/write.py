@@ -219,11 +219,6 @@ def largest_difference(
 ) -> float:
     """Compares what was read again with the model itself on seeded images, on CPU.
 
-    Args:
-      reopened: images to outputs.
-      model: what was written.
-      settings: what `reopened` takes and gives.
-
     Returns:
       The largest difference in `settings.unit`; infinite where shapes or types differ.
     """
@@ -279,8 +274,8 @@ def _write_card(
         facts["Operator set"] = str(settings.opset)
     else:
         facts["Platforms"] = ", ".join(settings.platforms)
-        facts["Written by jax"] = f"{jax.__version__}; `jax.export` promises that releases of the "
-        facts["Written by jax"] += "following six months read it"
+        promise = "`jax.export` promises that releases of the following six months read it"
+        facts["Written by jax"] = f"{jax.__version__}; {promise}"
     sizes = ", ".join(map(str, (settings.batch or "batch", *images.shape[1:])))
     inputs = f"`{INPUT_NAME}`: float32 [{sizes}], scaled as below."
     if settings.input == "uint8":
