@@ -26,7 +26,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     7: ("vit_jax.run", "vit_jax.command_line", "configs"),
     6: ("vit_jax.config", "vit_jax.inference", "vit_jax.data_preparation"),
     5: ("vit_jax.training", "vit_jax.evaluators", "vit_jax.curves", "vit_jax.pretrained"),
-    4: ("vit_jax.data", "vit_jax.workdir", "vit_jax.onnx"),
+    4: ("vit_jax.data", "vit_jax.workdir"),
     3: ("vit_jax.parameters",),
     2: ("vit_jax.models", "vit_jax.objectives", "vit_jax.multihost"),
     1: ("vit_jax.files", "vit_jax.hardware"),

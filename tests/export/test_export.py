@@ -19,12 +19,12 @@ import pytest
 from tests import tiny
 from tests.saved_models import save_model
 from vit_jax.errors import UserError
+from vit_jax.export import onnx as converter
 from vit_jax.export import write
 from vit_jax.export.settings import ExportSettings
 from vit_jax.export.write import export, export_model
 from vit_jax.files.json import write_json
 from vit_jax.inference.load import PretrainedModel, load_model
-from vit_jax.onnx import trace
 from vit_jax.pretrained.formats.description import Description
 
 IMAGENET = "decode|resize(16)|normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
@@ -195,7 +195,7 @@ def test_a_file_that_computes_something_else_is_removed(
         np.savez(path, **{name: array * 1.001 for name, array in arrays.items()})
 
     monkeypatch.setattr(write, "write_arrays", write_wrong)
-    monkeypatch.setitem(trace.EMITTERS, "tanh", trace.EMITTERS["erf"])
+    monkeypatch.setitem(converter.DIRECT, "tanh", "Erf")
     for format in ("stablehlo", "onnx"):
         with pytest.raises(UserError, match=f"the {format} file was written .* it was removed"):
             export_model(model, tmp_path / "x", ExportSettings(format, batch=1))
@@ -224,7 +224,8 @@ def test_a_model_without_head_has_no_probabilities(tmp_path: Path) -> None:
         ({"format": "tflite"}, "--format='tflite' is unknown"),
         ({"format": "onnx", "input": "int8"}, "--input='int8' is unknown"),
         ({"format": "onnx", "output": "logit"}, "Did you mean 'logits'"),
-        ({"format": "onnx", "opset": 9}, "opset=9 must be from 18"),
+        ({"format": "onnx", "opset": 17}, "--opset=17 must be from 18 to"),
+        ({"format": "onnx", "opset": 1000}, "--opset=1000 must be from 18 to"),
         ({"format": "onnx", "batch": 0}, "--batch=0 must be at least 1"),
         ({"format": "stablehlo", "platforms": ("cpu", "gpu")}, "--platforms='gpu' is unknown"),
         ({"format": "stablehlo", "platforms": ("tpu",)}, "lacks cpu"),

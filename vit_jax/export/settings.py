@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,6 @@ import jax.export
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.onnx.write import check_opset
 
 FORMATS = ("stablehlo", "onnx")
 INPUTS = ("float", "uint8")
@@ -21,6 +21,8 @@ OUTPUTS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softmax": jax.nn.softmax,
     "sigmoid": jax.nn.sigmoid,
 }
+INPUT_NAME = "images"
+MIN_OPSET = 18  # the first in which all reductions take their axes in one way
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +43,7 @@ class ExportSettings:
     output: str = "logits"
     batch: int | None = None
     platforms: tuple[str, ...] = ("cpu", "cuda", "tpu")
-    opset: int = 18
+    opset: int = MIN_OPSET
 
     def __post_init__(self) -> None:
         check_known("--format", self.format, FORMATS)
@@ -50,19 +52,20 @@ class ExportSettings:
         if self.batch is not None and self.batch < 1:
             raise UserError(f"--batch={self.batch} must be at least 1, or free.")
         if self.format == "onnx":
-            check_opset(self.opset)
+            newest = import_package("onnx").defs.onnx_opset_version()
+            if not MIN_OPSET <= self.opset <= newest:
+                raise UserError(
+                    f"--opset={self.opset} must be from {MIN_OPSET} to {newest} (of this onnx "
+                    "package)."
+                )
             return
         for platform in self.platforms:
             check_known("--platforms", platform, PLATFORMS)
         if "cpu" not in self.platforms:
             raise UserError(
                 f"--platforms={','.join(self.platforms)} lacks cpu, on which the file is checked "
-                "after writing; add it, it takes no space worth speaking of."
+                "after writing; add it, it takes hardly any space."
             )
-
-    @property
-    def dtype(self) -> Any:
-        return jnp.uint8 if self.input == "uint8" else jnp.float32
 
     @property
     def output_name(self) -> str:
@@ -78,4 +81,15 @@ class ExportSettings:
         batch: Any = self.batch
         if batch is None:
             (batch,) = jax.export.symbolic_shape("b")
-        return jax.ShapeDtypeStruct((batch, *image_shape), self.dtype)
+        dtype = jnp.uint8 if self.input == "uint8" else jnp.float32
+        return jax.ShapeDtypeStruct((batch, *image_shape), dtype)
+
+
+def import_package(name: str) -> Any:
+    """A package of the extra `export`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f'the export needs the package {name}: pip install "vit_jax[export]".'
+        ) from error

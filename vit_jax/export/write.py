@@ -19,16 +19,16 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.data import preprocess
 from vit_jax.errors import UserError
-from vit_jax.export.check import largest_difference, pixel_scaling
-from vit_jax.export.settings import OUTPUTS, ExportSettings
+from vit_jax.export.onnx import write_onnx
+from vit_jax.export.settings import INPUT_NAME, OUTPUTS, ExportSettings, import_package
 from vit_jax.inference.load import PretrainedModel, load_model
-from vit_jax.onnx.trace import build_graph
-from vit_jax.onnx.write import write_onnx
 from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
 from vit_jax.pretrained.cards.card import write_card
 from vit_jax.pretrained.cards.snippets import export_snippet
 from vit_jax.pretrained.files.npz import write_arrays
+from vit_jax.pretrained.formats.description import Description
 from vit_jax.workdir.files import MODEL_FILE, PARAMS_FILE
 
 # Largest difference, in standard deviations of the logits. JAX compiles the same operations twice,
@@ -39,7 +39,6 @@ TOLERANCES = {"stablehlo": 1e-5, "onnx": 1e-4}
 BFLOAT16_TOLERANCE = 5e-2
 
 STABLEHLO_FILE, ONNX_FILE = "model.stablehlo", "model.onnx"
-INPUT_NAME = "images"
 _FRAMES = "jax_traceback_in_locations_limit"
 
 
@@ -50,8 +49,6 @@ def export(
     **load_options: Any,
 ) -> dict[str, Any]:
     """Loads `source` (see `load_model`, also for `load_options`) and exports it."""
-    if settings.format == "onnx" and load_options.get("dtype", "float32") != "float32":
-        raise UserError("--dtype: ONNX files compute in float32; leave it out.")
     return export_model(load_model(source, **load_options), destination, settings)
 
 
@@ -81,6 +78,8 @@ def export_model(
         raise UserError(f"{target} exists; remove it, or choose another destination.")
     if settings.output != "logits" and not model.description.model["num_classes"]:
         raise UserError(f"--output={settings.output}: {model.source} has no head, and no classes.")
+    if settings.format == "onnx" and model.module.dtype != jnp.float32:
+        raise UserError("--dtype: ONNX files compute in float32; leave it out.")
     scratch = target.parent / f".{target.name}.{os.getpid()}.tmp"
     try:
         # In a folder of the final name, which the card shows.
@@ -88,7 +87,16 @@ def export_model(
         folder.mkdir(parents=True)
         run = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[settings.format]
         reopened = run(model, folder, settings)
-        difference, tolerance = _check(model, settings, reopened)
+        tolerance = TOLERANCES[settings.format]
+        if model.module.dtype == jnp.bfloat16:
+            tolerance = BFLOAT16_TOLERANCE
+        difference = largest_difference(reopened, model, settings)
+        if not difference <= tolerance:
+            raise UserError(
+                f"the {settings.format} file was written and read again, and differs by "
+                f"{difference:.2g} {settings.unit} from the model (allowed: {tolerance:g}); it "
+                "was removed. Please report this."
+            )
         model.description.write(folder / MODEL_FILE)
         _write_card(model, folder, settings, tolerance)
         os.replace(folder, target)
@@ -122,15 +130,30 @@ def report_text(report: Mapping[str, Any]) -> str:
 
 def create_forward(model: PretrainedModel, settings: ExportSettings) -> Callable[[Any, Any], Any]:
     """(flat parameters, images [B, H, W, C]) -> logits or probabilities [B, K]."""
-    scale, offset = pixel_scaling(model.description)
+    channels = model.description.image_shape[2]
+    black, white = (
+        scale_pixels(model.description, np.full((1, 1, 1, channels), value, np.uint8))
+        for value in (0, 255)
+    )
+    scale = (white - black) / np.float32(255)  # [1, 1, 1, C]
 
     def forward(params: Mapping[str, Any], images: jax.Array) -> jax.Array:
         if settings.input == "uint8":
-            images = jnp.asarray(images, jnp.float32) * scale + offset
+            images = jnp.asarray(images, jnp.float32) * scale + black
         logits = model.module.apply({"params": unflatten_names(dict(params))}, images, train=False)
         return OUTPUTS[settings.output](logits)
 
     return forward
+
+
+def scale_pixels(description: Description, images: np.ndarray) -> np.ndarray:
+    """uint8 [B, H, W, C] -> the floats that the model's preprocessing makes of them."""
+    spec = description.eval_preprocess
+    for op in preprocess.parse(spec).ops if spec else ():
+        if isinstance(op, preprocess.ValueRange | preprocess.Normalize):
+            rng = np.random.default_rng(0)  # they draw nothing
+            return np.stack([op.apply(image, rng) for image in images])
+    return images.astype(np.float32) / np.float32(127.5) - np.float32(1)
 
 
 def _write_stablehlo(
@@ -141,12 +164,7 @@ def _write_stablehlo(
     Parameters stand beside the program: inside it, B/16 takes four times as long to compile and
     more than twice the memory to load, and 2 GB would be the end.
     """
-    try:
-        import flatbuffers  # noqa: F401  # what jax.export writes with
-    except ImportError as error:
-        raise UserError(
-            'StableHLO files need the package flatbuffers: pip install "vit_jax[export]".'
-        ) from error
+    import_package("flatbuffers")  # what jax.export writes with
     params = flatten_names(model.params)
     specs = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in params.items()}
     forward = jax.jit(create_forward(model, settings))
@@ -178,23 +196,12 @@ def _write_onnx(
     model: PretrainedModel, folder: Path, settings: ExportSettings
 ) -> Callable[[np.ndarray], Any]:
     """As `_write_stablehlo`."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise UserError(
-            'ONNX files are checked with the package onnxruntime: pip install "vit_jax[export]".'
-        ) from error
-    images = settings.images(model.description.image_shape)
-    params = flatten_names(model.params)
-    graph, result, output = build_graph(
-        create_forward(model, settings), params, images, input_name=INPUT_NAME
-    )
+    onnxruntime = import_package("onnxruntime")
     write_onnx(
         folder / ONNX_FILE,
-        graph,
-        result,
-        images=images,
-        output=output,
+        create_forward(model, settings),
+        flatten_names(model.params),
+        settings.images(model.description.image_shape),
         output_name=settings.output_name,
         opset=settings.opset,
         metadata={"vit_jax.description": json.dumps(model.description.to_json())},
@@ -207,30 +214,54 @@ def _write_onnx(
     return lambda images: session.run([settings.output_name], {INPUT_NAME: images})[0]
 
 
-def _check(
-    model: PretrainedModel, settings: ExportSettings, reopened: Callable[[np.ndarray], Any]
-) -> tuple[float, float]:
-    """The largest difference from the model and the largest that is allowed, or a UserError."""
-    tolerance = TOLERANCES[settings.format]
-    if model.module.dtype == jnp.bfloat16:
-        tolerance = BFLOAT16_TOLERANCE
-    difference = largest_difference(
-        reopened, model.module, model.params, model.description, settings
-    )
-    if not difference <= tolerance:
+def largest_difference(
+    reopened: Callable[[np.ndarray], Any], model: PretrainedModel, settings: ExportSettings
+) -> float:
+    """Compares what was read again with the model itself on seeded images, on CPU.
+
+    Returns:
+      The largest difference in `settings.unit`; infinite where shapes or types differ.
+    """
+    try:
+        # An accelerator would round products to fewer bits than either file.
+        cpu = jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
         raise UserError(
-            f"the {settings.format} file was written and read again, and differs by "
-            f"{difference:.2g} {settings.unit} from the model (allowed: {tolerance:g}); it was "
-            "removed. Please report this."
-        )
-    return difference, tolerance
+            "the file is checked on the CPU, which JAX_PLATFORMS excludes; add ',cpu' to it."
+        ) from error
+    apply = jax.jit(lambda p, x: model.module.apply({"params": p}, x, train=False))
+    worst = 0.0
+    with jax.default_device(cpu):
+        # A free batch has to work for several sizes.
+        for batch in (1, 3) if settings.batch is None else (settings.batch,):
+            pixels = sample_images((batch, *model.description.image_shape))
+            floats = scale_pixels(model.description, pixels)
+            logits = apply(model.params, floats)
+            expected = np.asarray(OUTPUTS[settings.output](logits))
+            found = np.asarray(reopened(pixels if settings.input == "uint8" else floats))
+            if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+                return np.inf
+            unit = float(np.std(logits)) if settings.output == "logits" else 1.0
+            unit = unit or float(np.max(np.abs(logits))) or 1.0  # logits may be all the same
+            # Unlike max, it keeps NaN.
+            worst = float(np.maximum(worst, np.max(np.abs(found - expected)) / unit))
+    return worst
+
+
+def sample_images(shape: tuple[int, int, int, int]) -> np.ndarray:
+    """Coloured patches with a little noise, uint8: images that differ as photographs do."""
+    rng = np.random.default_rng(0)
+    batch, height, width, channels = shape
+    coarse = rng.integers(0, 224, (batch, 4, 4, channels))
+    rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
+    patches = coarse[:, rows][:, :, columns]  # [B, H, W, C]
+    return (patches + rng.integers(0, 32, shape)).astype(np.uint8)
 
 
 def _write_card(
     model: PretrainedModel, folder: Path, settings: ExportSettings, tolerance: float
 ) -> None:
-    shape = model.description.image_shape
-    batch = settings.batch or "batch"
+    images = settings.images(model.description.image_shape)
     facts = {
         "Batch size": str(settings.batch or "free"),
         "Computes in": np.dtype(model.module.dtype).name,
@@ -243,9 +274,9 @@ def _write_card(
         facts["Operator set"] = str(settings.opset)
     else:
         facts["Platforms"] = ", ".join(settings.platforms)
-        facts["Written by jax"] = f"{jax.__version__}; `jax.export` promises that releases of the "
-        facts["Written by jax"] += "following six months read it"
-    sizes = ", ".join(map(str, (batch, *shape)))
+        promise = "`jax.export` promises that releases of the following six months read it"
+        facts["Written by jax"] = f"{jax.__version__}; {promise}"
+    sizes = ", ".join(map(str, (settings.batch or "batch", *images.shape[1:])))
     inputs = f"`{INPUT_NAME}`: float32 [{sizes}], scaled as below."
     if settings.input == "uint8":
         inputs = f"`{INPUT_NAME}`: uint8 [{sizes}], pixels from 0 to 255. The last step below, "
@@ -260,8 +291,8 @@ def _write_card(
         inputs=inputs,
         snippet=export_snippet(
             settings.format,
-            shape=(settings.batch or 2, *shape),
-            dtype=np.dtype(settings.dtype).name,
+            shape=(settings.batch or 2, *images.shape[1:]),
+            dtype=np.dtype(images.dtype).name,
             output=settings.output_name,
         ),
     )
