@@ -89,7 +89,8 @@ def test_a_section_has_the_keys_of_its_kind_only() -> None:
         config.optimizer.b1 = 0.9
     with pytest.raises(UserError, match="optimizer.b1 is not a key of optimizer.name='adafactor'"):
         default.check_kinds(config)
-    del config.optimizer["b1"], config.optimizer["momentum"]
+    with config.unlocked():
+        del config.optimizer["b1"], config.optimizer["momentum"]
     with pytest.raises(UserError, match="optimizer.momentum is missing"):
         default.check_kinds(config)
 

@@ -109,7 +109,7 @@ def test_a_kind_on_the_command_line_brings_its_keys(tmp_path: Path) -> None:
     ]
     result = tiny.run("train.py", tmp_path / "run", *kinds, "--config.duration.steps=3")
     assert result.returncode == 0, result.stderr
-    saved = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (saved["optimizer"]["name"], saved["optimizer"]["momentum"]) == ("sgd", 0.5)
     assert "b1" not in saved["optimizer"]
     assert saved["schedule"]["linear_end"] == 0.001
@@ -164,7 +164,7 @@ def test_help_helps(script: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "--workdir" in result.stdout
     assert "optimizer.learning_rate = 0.001  # peak" in result.stdout
-    assert "evaluators.test.split = 'test'" in result.stdout
+    assert "evaluators.NAME.split = 'test'" in result.stdout
 
 
 # Everything on that a restart could get wrong: accumulation, dropout, averaging, workers.

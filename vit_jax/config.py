@@ -193,9 +193,11 @@ def set_kind(config: ConfigDict, key: str, name: str, **values: Any) -> None:
     node = config
     for parent in parents:
         node = node[parent]
-    known = kind_keys("evaluators.*" if parents else key, name)
+    of = "evaluators.*" if parents else key
+    check_known(f"{key}.name", name, KINDS[of][0])
+    known = kind_keys(of, name)
     kept = {each: value for each, value in node[last].items() if each in known}
-    new = section("evaluators.*" if parents else key, name, **{**kept, **values})
+    new = section(of, name, **{**kept, **values})
     with config.unlocked():
         node[last] = new
 

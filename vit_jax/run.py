@@ -72,9 +72,8 @@ class Run:
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of tokens."""
-        model = self.config.model.to_dict()
-        patch_size, resnet_layers = model.get("patch_size"), model.get("resnet_layers")
-        return token_grid(self.image_shape[:2], patch_size, resnet_layers)
+        model = self.objective.model
+        return token_grid(self.image_shape[:2], model.patch_size, model.resnet_layers)
 
     @property
     def fingerprints(self) -> dict[str, str]:

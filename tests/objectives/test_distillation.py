@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from tests import tiny
 from tests.saved_models import save_model
@@ -161,12 +162,8 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def distilling(teacher: Path, **overrides: Any) -> Any:
-    return tiny.config(
-        model__name="deit",
-        objective__name="hard_distillation",
-        objective__teacher=str(teacher),
-        **overrides,
-    )
+    kinds = {"model__name": "deit", "objective__name": "hard_distillation"}
+    return tiny.config(**{**kinds, "objective__teacher": str(teacher), **overrides})
 
 
 def test_the_teacher_is_in_no_checkpoint_and_a_resumed_run_is_the_same(
@@ -205,7 +202,7 @@ def test_the_teacher_is_sharded_as_parameters_are(teacher: Path) -> None:
         run = create_run(config, mesh)
         constants = flatten_names(run.place_constants())
     kernel = "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel"
-    assert constants[f"teacher/{kernel}"].sharding.spec == ("fsdp", "tensor")
+    assert constants[f"teacher/{kernel}"].sharding.spec == P("fsdp", "tensor")
     assert not any(name.startswith("teacher") for name in flatten_names(run.abstract_state.params))
 
 

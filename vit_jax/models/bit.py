@@ -161,6 +161,7 @@ class BiTResNet(nn.Module):
 
     # In the words of `VisionTransformer`: the head sees the mean over all places, and no tokens.
     classifier = "gap"
+    patch_size = None
     prefix_tokens = ()
     num_layers = None
     representation_size = None

@@ -72,6 +72,7 @@ class VisionTransformer(nn.Module):
         the Transformer out altogether (the official code's `transformer=None`).
       dropout_rate: after every dense layer but query, key and value, and after adding the
         position embeddings (paper, B.1).
+      attention_dropout_rate: of the attention weights; 0 in all published recipes.
       stochastic_depth_rate: probability with which training drops each of the two branches of the
         last block; on a line from 0 for the first (AugReg, 2106.10270, section 3.1; DeiT).
       representation_size: width of the tanh layer before the head (pre-training head, section
@@ -88,6 +89,7 @@ class VisionTransformer(nn.Module):
       layer_norm_epsilon: 1e-6 in every published model but Hugging Face's own (1e-12).
       attention: implementation of the attention, a key of `attention.ATTENTIONS`.
       resnet_layers: units per stage of a hybrid's ResNet; () is its stem alone; None no ResNet.
+      resnet_width_factor: multiplies the channels of a hybrid's ResNet.
       remat: one of `REMAT_POLICIES`.
       scan: compile the blocks as one loop.
       dtype: of the computation; parameters, softmax, norms' statistics and logits are float32.

@@ -189,5 +189,7 @@ def _embedded(corruption: Batch) -> Batch:
 def color_classes(colors: jax.Array) -> jax.Array:
     """Colours [..., C] in [-1, 1] -> int32 [...]: 3 bits per channel, the first the highest."""
     bins = jnp.clip(jnp.floor((colors + 1.0) / 2.0 * BINS), 0, BINS - 1)
-    places = BINS ** jnp.arange(colors.shape[-1])[::-1]
-    return jnp.asarray(jnp.sum(bins * places, axis=-1), jnp.int32)
+    classes = jnp.zeros(colors.shape[:-1])
+    for channel in range(colors.shape[-1]):
+        classes = classes * BINS + bins[..., channel]
+    return jnp.asarray(classes, jnp.int32)

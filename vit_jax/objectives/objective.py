@@ -35,7 +35,8 @@ class FrozenModel:
     def logits(self, params: Any, images: jax.Array) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> [B, K], in the order of the data's classes."""
         if np.any(self.black != -1.0) or np.any(self.white != 1.0):
-            images = (images + 1.0) / 2.0 * (self.white - self.black) + self.black
+            black, white = (x.reshape(1, 1, 1, -1) for x in (self.black, self.white))
+            images = (images + 1.0) / 2.0 * (white - black) + black
         return self.module.apply({"params": params}, images, train=False)[:, self.outputs]
 
 
