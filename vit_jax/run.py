@@ -298,11 +298,8 @@ def _eval_dataset(config: ConfigDict, key: str, open_dataset: Callable[..., Data
 
 def _evaluator(run: Run, key: str) -> Any:
     keys, dataset = dict(run.config.evaluators[key]), run.eval_datasets[key]
-    if run.objective.class_names and dataset.class_names != run.dataset.class_names:
-        raise UserError(
-            f"evaluators.{key} (split={keys['split']!r}) has other classes than "
-            f"dataset.split={run.config.dataset.split!r}."
-        )
+    if run.objective.class_names and dataset.class_names != run.objective.class_names:
+        dataset = _with_our_labels(run, key, dataset)
     if image_shape(dataset) != run.image_shape:
         raise UserError(
             f"evaluators.{key} reads images of {image_shape(dataset)}, training reads "
@@ -317,6 +314,19 @@ def _evaluator(run: Run, key: str) -> Any:
     shared = ("name", *inspect.signature(evaluator_keys).parameters)
     own_keys = {name: value for name, value in keys.items() if name not in shared}
     return create_evaluator(keys["name"], objective=run.objective, reader=reader, **own_keys)
+
+
+def _with_our_labels(run: Run, key: str, dataset: Dataset) -> Dataset:
+    """An evaluator's data of other classes, matched by name; they may be some of the training's."""
+    from vit_jax.inference.class_order import match_classes, relabel
+
+    names = run.objective.class_names
+    try:
+        way_out = "classes of an evaluator must be among those of the training"
+        outputs = match_classes(dataset.class_names, names, len(names), way_out=way_out)
+    except UserError as error:
+        raise as_user_error(f"evaluators.{key}: {error}", error) from error
+    return relabel(dataset, outputs)
 
 
 def describe(run: Run, workdir: str) -> None:

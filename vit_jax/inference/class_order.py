@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from vit_jax.data.datasets import Dataset
+from vit_jax.data.ops import ImageOp
+from vit_jax.data.preprocess import Chain
 from vit_jax.errors import UserError
 from vit_jax.pretrained.zoo.class_names import LABELS, class_names, wordnet_ids
-
-WAY_OUT = "--ignore_class_names takes label i for output i"
 
 
 def match_classes(
@@ -20,6 +23,7 @@ def match_classes(
     num_outputs: int,
     *,
     ignore_names: bool = False,
+    way_out: str = "--ignore_class_names takes label i for output i",
 ) -> np.ndarray:
     """The model's output for each label of the dataset, int32 [number of labels].
 
@@ -31,6 +35,7 @@ def match_classes(
       model_names: in the order of the outputs; empty where they are not known.
       num_outputs: of the model.
       ignore_names: label i is output i.
+      way_out: how an error ends.
 
     Raises:
       UserError: more labels than outputs, a class that the model does not have, or no names to
@@ -54,7 +59,7 @@ def match_classes(
         if num_labels != num_outputs:
             raise UserError(
                 f"the model has {num_outputs} outputs of unknown names, the dataset {num_labels} "
-                f"classes; {WAY_OUT}."
+                f"classes; {way_out}."
             )
         logging.info("The model's class names are not known: label i is taken for output i.")
         return in_order
@@ -65,7 +70,7 @@ def match_classes(
     if unknown:
         raise UserError(
             f"{len(unknown)} of the dataset's {num_labels} classes are not among the model's "
-            f"{num_outputs}: {_list(unknown)} (the model's: {_list(model_names)}); {WAY_OUT}."
+            f"{num_outputs}: {_list(unknown)} (the model's: {_list(model_names)}); {way_out}."
         )
     matched = np.array([outputs[name] for name in dataset_names], np.int32)
     moved = np.flatnonzero(matched != in_order)
@@ -80,6 +85,22 @@ def match_classes(
             "The model has %d more classes, which count as wrong.", num_outputs - num_labels
         )
     return matched
+
+
+@dataclasses.dataclass(frozen=True)
+class _Relabel(ImageOp):
+    """A last op that turns a dataset's labels into the model's."""
+
+    outputs: tuple[int, ...]
+
+    def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return {**example, "label": self.outputs[example["label"]]}
+
+
+def relabel(dataset: Dataset, outputs: np.ndarray) -> Dataset:
+    """The same examples with the model's output `outputs[label]` as their label."""
+    ops = (*dataset.preprocess.ops, _Relabel(tuple(int(output) for output in outputs)))
+    return dataclasses.replace(dataset, preprocess=Chain(ops))
 
 
 def _outputs_by_name(model_names: Sequence[str]) -> dict[str, int]:

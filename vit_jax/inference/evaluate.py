@@ -13,12 +13,10 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.data.ops import ImageOp
-from vit_jax.data.preprocess import Chain
 from vit_jax.evaluators.calibration import real_accuracy
 from vit_jax.evaluators.classification import ClassificationEvaluator, summarize
 from vit_jax.files.json import write_json
-from vit_jax.inference.class_order import match_classes
+from vit_jax.inference.class_order import match_classes, relabel
 from vit_jax.inference.inputs import create_reader, example_names, input_chain
 from vit_jax.inference.load import load_model
 from vit_jax.inference.real_labels import real_labels
@@ -37,16 +35,6 @@ ROWS = (
     ("calibration_error", "calibration error", True),
     ("loss", "mean loss", False),
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Relabel(ImageOp):
-    """A last op that turns a dataset's labels into the model's."""
-
-    outputs: tuple[int, ...]
-
-    def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        return {**example, "label": self.outputs[example["label"]]}
 
 
 def evaluate(
@@ -107,7 +95,7 @@ def evaluate(
     sets = real_labels(data, real)
     if output:
         Path(output).mkdir(parents=True, exist_ok=True)
-    relabelled = dataclasses.replace(data, preprocess=Chain((*chain.ops, Relabel(tuple(outputs)))))
+    relabelled = relabel(dataclasses.replace(data, preprocess=chain), outputs)
     start = time.perf_counter()
     reader = create_reader(relabelled, batch_size)
     evaluator = ClassificationEvaluator(objective, reader)
