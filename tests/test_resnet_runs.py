@@ -213,8 +213,10 @@ def test_transformers_and_resnets_do_not_fit_each_other(finished: Path, tmp_path
     ("key", "value"), [("hidden_size", 32), ("dropout_rate", 0.1), ("patch_size", 16)]
 )
 def test_an_override_that_it_cannot_follow_is_an_error(key: str, value: Any) -> None:
-    config = tiny.config(**{**OVERRIDES, f"model__{key}": value})
-    with pytest.raises(UserError, match=f"model.{key}={value}.*model.name='bit'"):
+    config = tiny.config(**OVERRIDES)
+    with config.unlocked():
+        config.model[key] = value
+    with pytest.raises(UserError, match=f"model.{key} is not a key of model.name='bit'"):
         create_run(config, create_mesh())
 
 

@@ -50,7 +50,8 @@ def config(**overrides: Any) -> ConfigDict:
         node = result
         for part in sections:
             node = node[part]
-        node[key] = value
+        if name in given or key in node:  # a ResNet has no patches
+            node[key] = value
     return result
 
 

@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
         (32, 32),
     ),
     "bit": (
-        {**dict.fromkeys(TINY), "name": "bit", "num_classes": 5, "resnet_layers": (1, 1)},
+        {"name": "bit", "resnet_layers": (1, 1)},
         (33, 48),
     ),
 }
@@ -73,7 +73,8 @@ def free(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
 
 def model_of(image: tuple[int, int], **overrides: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """A tiny model: (function of flat parameters and images, parameters)."""
-    module = create_model(**{**TINY, "num_classes": 5, **overrides})
+    sizes = {} if overrides.get("name") == "bit" else TINY
+    module = create_model(**{**sizes, "num_classes": 5, **overrides})
     shapes = flatten_names(golden.abstract_params(module, (1, *image, 3)))
     params = {name: golden.fill(name, leaf.shape, "fanin") for name, leaf in shapes.items()}
     return lambda p, x: module.apply({"params": unflatten_names(p)}, x, train=False), params

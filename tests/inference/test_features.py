@@ -61,7 +61,7 @@ def test_every_feature_from_the_one_before(name: str, tmp_path: Path) -> None:
     names = available_features(module)
     found = features_of(model, names)
 
-    block = Encoder1DBlock(module.mlp_dim, module.num_heads, gelu=module.gelu)
+    block = Encoder1DBlock(module.block_config)
     encoder = params["Transformer"]
     after = block.apply({"params": encoder["encoderblock_1"]}, found["block_0_tokens"], train=False)
     close(found["block_1_tokens"], after)
@@ -86,7 +86,7 @@ def test_every_feature_from_the_one_before(name: str, tmp_path: Path) -> None:
         return
     close(found["logits"], head(found["pre_logits"]))
     if name == "map":
-        pool = MAPHead(module.mlp_dim, module.num_heads, gelu="exact")
+        pool = MAPHead(module.block_config)
         pooled = pool.apply({"params": params["MAPHead_0"]}, found["tokens"], train=False)
     else:
         pooled = found["gap" if name == "gap" else "cls"]

@@ -229,7 +229,7 @@ def _outputs(intermediates: Any) -> dict[str, jax.Array]:
     """What was captured, by the name of the submodule."""
     found: dict[str, jax.Array] = {}
     for name, value in intermediates.items():
-        if name == "__call__":
+        if not isinstance(value, dict):  # what was captured, or sown
             continue
         if "__call__" in value:
             found[name] = value["__call__"][0]

@@ -21,8 +21,8 @@ from vit_jax.pretrained.formats.json_values import reading
 from vit_jax.pretrained.infer import infer_description
 from vit_jax.pretrained.load import check_explained, read_source, with_changes
 
-# How a training runs, not what its model is.
-_TRAINING = ("remat", "scan", "dtype")
+# How a model is trained and computed, not what it is.
+_TRAINING = ("remat", "scan", "dtype", "attention", "position_stddev")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +11,27 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+
+@dataclasses.dataclass(frozen=True)
+class _Sown:
+    """Passes the weights to a collection of their own, so that only who asks for it keeps them."""
+
+    module: nn.Module
+
+    def sow(self, collection: str, name: str, value: jax.Array) -> bool:
+        del collection
+        return self.module.sow("attention", name, value)
+
+
+@functools.wraps(nn.dot_product_attention)
+def reference(*args: Any, module: nn.Module | None = None, **kwargs: Any) -> jax.Array:
+    sown: Any = None if module is None else _Sown(module)
+    return nn.dot_product_attention(*args, module=sown, **kwargs)
+
+
 # softmax(q k^T / sqrt(d)) v (equations 6, 7): three times [B, N, H, d] -> [B, N, H, d].
 ATTENTIONS: dict[str, Callable[..., jax.Array]] = {
-    "reference": nn.dot_product_attention,  # gives its weights on request
+    "reference": reference,  # gives its weights on request
 }
 
 
@@ -23,8 +43,8 @@ def attention_weights(model: Any, params: Any, images: jax.Array) -> jax.Array:
       params: its parameters.
       images: as the model takes them.
     """
-    _, state = model.apply({"params": params}, images, train=False, mutable=["intermediates"])
-    blocks = state["intermediates"]["Transformer"]
+    _, state = model.apply({"params": params}, images, train=False, mutable=["attention"])
+    blocks = state["attention"]["Transformer"]
 
     def weights(block: Any) -> jax.Array:
         return block["MultiHeadDotProductAttention_0"]["attention_weights"][0]

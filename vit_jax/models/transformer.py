@@ -88,7 +88,7 @@ def _attend(
 ) -> jax.Array:
     """Equations 5 to 8, with biases on query, key, value and output as the official code has.
 
-    The implementations that have weights sow them as the intermediate `attention_weights`.
+    The implementations that have weights sow them into the collection `attention`.
     """
     attention = nn.MultiHeadDotProductAttention(
         num_heads=config.num_heads,
@@ -171,7 +171,7 @@ class Encoder(nn.Module):
         if self.scan:
             scan = nn.scan(
                 lambda module, x, drop_rate: (apply_block(module, x, drop_rate), None),
-                variable_axes={"params": 0, "intermediates": 0},
+                variable_axes={"params": 0, "intermediates": 0, "attention": 0},
                 split_rngs={"params": True, "dropout": True},
                 length=self.num_layers,
             )
