@@ -24,9 +24,11 @@ class _Sown:
 
 
 @functools.wraps(nn.dot_product_attention)
-def reference(*args: Any, module: nn.Module | None = None, **kwargs: Any) -> jax.Array:
+def reference(
+    query: Any, key: Any, value: Any, *, module: nn.Module | None = None, **kwargs: Any
+) -> jax.Array:
     sown: Any = None if module is None else _Sown(module)
-    return nn.dot_product_attention(*args, module=sown, **kwargs)
+    return nn.dot_product_attention(query, key, value, module=sown, **kwargs)
 
 
 # softmax(q k^T / sqrt(d)) v (equations 6, 7): three times [B, N, H, d] -> [B, N, H, d].
