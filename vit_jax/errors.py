@@ -37,9 +37,6 @@ def as_user_error(message: str, cause: BaseException) -> UserError:
     return PassingError(message) if may_pass(cause) else UserError(message)
 
 
-explained = as_user_error
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns ` Did you mean 'x'?` for the closest known name, or an empty string."""
     lowered = {candidate.lower(): candidate for candidate in known}
