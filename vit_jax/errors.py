@@ -21,7 +21,7 @@ class UserError(ValueError):
 
 
 class PassingError(UserError):
-    """A disk or network has failed in a way that may pass: the same command may go on (75)."""
+    """A disk or network has failed in a way that may pass: the same command may then work (75)."""
 
 
 def may_pass(error: BaseException) -> bool:
@@ -71,4 +71,4 @@ def check_local(key: str, path: str) -> None:
 
 
 class PreemptedError(Exception):
-    """The run was asked to stop and has saved its state: the same command goes on from there."""
+    """The run was asked to stop and has saved its state: the same command resumes from there."""

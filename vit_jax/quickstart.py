@@ -29,7 +29,7 @@ STAGES = ("pretrain", "finetune", "scratch")
 def run_quickstart(workdir: str) -> dict[str, Any]:
     """Runs the three stages of `configs/quickstart.py`, each in a folder of `workdir`.
 
-    Interrupted anywhere and called again, it goes on where it was. Writes `summary.json` and
+    Interrupted anywhere and called again, it resumes. Writes `summary.json` and
     `predictions.png`, and prints the table.
 
     Returns:
