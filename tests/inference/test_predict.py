@@ -166,12 +166,8 @@ def test_mistakes(model: PretrainedModel, source: Path, folder: Path, tmp_path: 
         first(preprocess="decode|resize(8)")
     with pytest.raises(UserError, match="objective.loss='cosine' is unknown"):
         first(loss="cosine")
-    for path, message in (
-        ("sheet.pgn", "its name must end in one of .*png"),
-        (f"{tmp_path}/gone/sheet.png", "there is no folder .*gone"),
-    ):
-        with pytest.raises(UserError, match=message):
-            predict(str(source), image, picture=path)
+    with pytest.raises(UserError, match="its name must end in one of .*png"):
+        predict(str(source), image, picture="sheet.pgn")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no image in this folder or below"):
         predict(str(source), [str(tmp_path / "empty")])
