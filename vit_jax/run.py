@@ -32,7 +32,6 @@ from vit_jax.objectives.create import create_objective
 from vit_jax.objectives.objective import FrozenModel, Objective, Task
 from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
 from vit_jax.parameters.sharding import check_batch_size, parameter_shardings, state_shardings
-from vit_jax.pretrained.formats.description import Description
 from vit_jax.training.config_checks import check_config
 from vit_jax.training.gradient import Gradient, create_gradient
 from vit_jax.training.length import to_steps
@@ -41,7 +40,7 @@ from vit_jax.training.optimizer import Schedule, create_optimizer, create_schedu
 from vit_jax.training.state import TrainState, create_train_state
 from vit_jax.training.step import make_train_step, step_shardings
 from vit_jax.workdir.checkpoints import CheckpointManager
-from vit_jax.workdir.files import MODEL_FILE, PARAMETERS_FILE
+from vit_jax.workdir.description import MODEL_FILE, PARAMETERS_FILE, Description
 
 
 @dataclasses.dataclass(frozen=True)

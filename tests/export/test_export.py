@@ -23,9 +23,9 @@ from vit_jax.export import onnx as converter
 from vit_jax.export import write
 from vit_jax.export.settings import ExportSettings
 from vit_jax.export.write import export, export_model
-from vit_jax.files.json import write_json
+from vit_jax.files.atomic import write_json
 from vit_jax.inference.load import PretrainedModel, load_model
-from vit_jax.pretrained.formats.description import Description
+from vit_jax.workdir.description import Description
 
 IMAGENET = "decode|resize(16)|normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
 CLASSES = ("ant", "bee", "cat")

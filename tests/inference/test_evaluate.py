@@ -20,7 +20,7 @@ from tests import fixtures_data, tiny
 from tests.saved_models import save_model
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
-from vit_jax.evaluators.calibration import calibration_error, real_accuracy
+from vit_jax.evaluators.classification import calibration_error, real_accuracy
 from vit_jax.evaluators.create import create_evaluator
 from vit_jax.evaluators.stream import Reader
 from vit_jax.inference.class_order import match_classes

@@ -26,8 +26,9 @@ from vit_jax.data.decode import decodes
 from vit_jax.data.preprocess import Chain
 from vit_jax.data.sources import Part, resolve_split
 from vit_jax.data.threads import map_threads
-from vit_jax.errors import UserError, explained
-from vit_jax.files.manifest import read_or_none, write_atomically
+from vit_jax.errors import UserError, as_user_error
+from vit_jax.files.atomic import write_atomically
+from vit_jax.files.manifest import read_or_none
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 LAYOUT = "train/CLASS_NAME/IMAGE.{jpg,jpeg,png,webp}"
@@ -68,7 +69,7 @@ class FolderSource:
             with open(self.path(index), "rb") as file:
                 return file.read()
         except OSError as error:
-            raise explained(f"{self.describe(index)}: {error.strerror}", error) from None
+            raise as_user_error(f"{self.describe(index)}: {error.strerror}", error) from None
 
     def describe(self, index: int) -> str:
         return os.fsdecode(self.path(index))

@@ -19,10 +19,9 @@ from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.models.create import create_model, role_of
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.cards.card import write_card
-from vit_jax.pretrained.formats.description import HALF, Description, InputSettings
 from vit_jax.pretrained.formats.table import FORMATS, lost_conventions
 from vit_jax.workdir.checkpoints import CheckpointManager
-from vit_jax.workdir.files import MODEL_FILE
+from vit_jax.workdir.description import HALF, MODEL_FILE, Description, InputSettings
 
 ORBAX = "orbax"
 FORMAT_NAMES = (*FORMATS, ORBAX)

@@ -23,13 +23,12 @@ from vit_jax.data import preprocess
 from vit_jax.errors import UserError
 from vit_jax.export.onnx import write_onnx
 from vit_jax.export.settings import INPUT_NAME, OUTPUTS, ExportSettings, import_package
+from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
 from vit_jax.pretrained.cards.card import write_card
 from vit_jax.pretrained.cards.snippets import export_snippet
-from vit_jax.pretrained.files.npz import write_arrays
-from vit_jax.pretrained.formats.description import Description
-from vit_jax.workdir.files import MODEL_FILE, PARAMS_FILE
+from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE, Description
 
 # Largest difference, in standard deviations of the logits. JAX compiles the same operations twice,
 # so that only the order of float32 sums may change (measured: 0 for B/16). ONNX Runtime has kernels

@@ -12,9 +12,8 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.evaluators.calibration import real_accuracy
-from vit_jax.evaluators.classification import ClassificationEvaluator, summarize
-from vit_jax.files.json import write_json
+from vit_jax.evaluators.classification import ClassificationEvaluator, real_accuracy, summarize
+from vit_jax.files.atomic import write_json
 from vit_jax.inference.class_order import match_classes, relabel
 from vit_jax.inference.inputs import create_reader, example_names, input_chain
 from vit_jax.inference.load import load_model

@@ -21,7 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators.stream import Reader
 from vit_jax.models.tokens import pixels_per_token, token_grid
 from vit_jax.parameters.sharding import BATCH_AXES, create_mesh
-from vit_jax.pretrained.formats.description import Description
+from vit_jax.workdir.description import Description
 
 
 def input_chain(

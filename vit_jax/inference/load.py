@@ -16,10 +16,10 @@ from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.fit.report import LoadReport
-from vit_jax.pretrained.formats.description import Description
 from vit_jax.pretrained.formats.json_values import reading
 from vit_jax.pretrained.infer import infer_description
 from vit_jax.pretrained.load import check_explained, read_source, with_changes
+from vit_jax.workdir.description import Description
 
 # How a model is trained and computed, not what it is.
 _TRAINING = ("remat", "scan", "dtype", "attention", "position_stddev")

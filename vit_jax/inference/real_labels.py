@@ -16,7 +16,7 @@ from vit_jax.data.datasets import Dataset
 from vit_jax.data.sources import CheckedSource
 from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError
-from vit_jax.files.json import read_json
+from vit_jax.files.atomic import read_json
 
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 

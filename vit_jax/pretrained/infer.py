@@ -12,8 +12,8 @@ from vit_jax.models.create import TOKENS
 from vit_jax.models.tokens import pixels_per_token, token_grid
 from vit_jax.pretrained.fit.mismatch import BIT_STEM_KERNEL, PATCH_KERNEL, image_kernel
 from vit_jax.pretrained.fit.posemb import POSEMB, find_source_grid
-from vit_jax.pretrained.formats.description import Description
 from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.workdir.description import Description
 
 _BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/")
 _UNIT = re.compile(r"block(\d+)/unit(\d+)/")

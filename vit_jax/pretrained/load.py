@@ -26,7 +26,6 @@ from vit_jax.pretrained.files.containers import open_container
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.fit.posemb import POSEMB
 from vit_jax.pretrained.fit.report import LoadReport, list_names
-from vit_jax.pretrained.formats.description import Description
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.formats.table import (
     CONFIG_FILE,
@@ -40,7 +39,7 @@ from vit_jax.pretrained.zoo.class_names import class_names
 from vit_jax.pretrained.zoo.entry import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.workdir.checkpoints import restore_params
-from vit_jax.workdir.files import CHECKPOINTS, MODEL_FILE, PARAMS_FILE
+from vit_jax.workdir.description import CHECKPOINTS, MODEL_FILE, PARAMS_FILE, Description
 
 _TORCH_FILE = "pytorch_model.bin"
 

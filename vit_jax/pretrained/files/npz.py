@@ -6,17 +6,15 @@ import math
 import os
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
 
-from vit_jax.parameters.names import flatten_names, unstack_blocks
 from vit_jax.pretrained.files.array_file import (
     ArrayInfo,
     BadFile,
     Container,
-    replacing,
     shorten,
 )
 
@@ -84,23 +82,3 @@ def open_npz(path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> Container:
         return array.view(ml_dtypes.bfloat16) if array.dtype.kind == "V" else array
 
     return Container(path, arrays, read, file.close)
-
-
-def write_arrays(path: str | os.PathLike[str], arrays: dict[str, np.ndarray]) -> Path:
-    """Writes named arrays as they are, atomically; the same arrays give the same bytes.
-
-    Returns:
-      `path`.
-    """
-    # Not np.savez, which takes the names as keyword arguments: one of them may be called `file`.
-    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(name + _SUFFIX, "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
-    return Path(path)
-
-
-def write_npz(path: str | os.PathLike[str], params: Any) -> None:
-    """Writes a parameter tree (either form of the blocks) as float32, see `write_arrays`."""
-    flat = flatten_names(unstack_blocks(params))
-    write_arrays(path, {name: np.asarray(x, np.float32) for name, x in flat.items()})

@@ -12,7 +12,6 @@ import logging
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.formats.description import HALF, Description, InputSettings
 from vit_jax.pretrained.formats.json_values import pair, positive, reading, triple
 from vit_jax.pretrained.formats.pytorch import Settings
 from vit_jax.pretrained.formats.rows import (
@@ -25,6 +24,7 @@ from vit_jax.pretrained.formats.rows import (
     layer,
     norm,
 )
+from vit_jax.workdir.description import HALF, Description, InputSettings
 
 _BLOCK = "Transformer/encoderblock_{i}"
 _ATTENTION = f"{_BLOCK}/MultiHeadDotProductAttention_0"

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from vit_jax.models.create import TOKENS
-from vit_jax.models.positions import sincos2d
+from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES
 from vit_jax.pretrained.files.array_file import Container
 from vit_jax.pretrained.fit.posemb import POSEMB
-from vit_jax.pretrained.formats.description import Description
+from vit_jax.workdir.description import Description
 
 
 @dataclasses.dataclass(frozen=True)

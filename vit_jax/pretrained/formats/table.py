@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.files.json import write_json
+from vit_jax.files.atomic import write_arrays, write_json
 from vit_jax.models.create import MODELS
 from vit_jax.pretrained.files.array_file import Container, read_arrays
-from vit_jax.pretrained.files.npz import write_arrays
 from vit_jax.pretrained.files.safetensors import write_safetensors
 from vit_jax.pretrained.fit.mismatch import BIT_STEM_KERNEL, image_kernel
 from vit_jax.pretrained.formats import big_transfer, google, huggingface, timm, timm_config
-from vit_jax.pretrained.formats.description import Description, InputSettings
 from vit_jax.pretrained.formats.pytorch import Settings, known_heads, with_learned_positions
 from vit_jax.pretrained.formats.rows import Row, match_rows, read_match, write_match
 from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.workdir.description import Description, InputSettings
 
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"

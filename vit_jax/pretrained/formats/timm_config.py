@@ -12,10 +12,10 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.pretrained.fit.posemb import POSEMB
-from vit_jax.pretrained.formats.description import HALF, Description, InputSettings
 from vit_jax.pretrained.formats.json_values import pair, positive, reading, triple
 from vit_jax.pretrained.formats.pytorch import Settings
 from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.workdir.description import HALF, Description, InputSettings
 
 _WORDS = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
 # Architectures of timm by our variant, at 224 pixels; `model_args` says the rest.
