@@ -198,8 +198,8 @@ def test_preprocessing_in_timms_words(spec: str, expected: dict[str, Any], tmp_p
     for key, value in expected.items():
         assert told[key] == (pytest.approx(value) if key != "crop_mode" else value)
     (tmp_path / "timm" / "model.json").unlink()
-    found = input_settings(load_model(tmp_path / "timm").description)
-    meant = input_settings(dataclasses.replace(description, eval_preprocess=spec))
+    found, _ = input_settings(load_model(tmp_path / "timm").description)
+    meant, _ = input_settings(dataclasses.replace(description, eval_preprocess=spec))
     assert (found.resize, found.method) == (meant.resize, meant.method)
     assert found.crop in (meant.crop, None)
     assert (*found.mean, *found.std) == pytest.approx((*meant.mean, *meant.std))

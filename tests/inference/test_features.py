@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 
 from tests import fixtures_data, tiny
 from tests.saved_models import save_model
+from vit_jax import launch
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.inference.feature_file import write_rows
@@ -176,9 +177,9 @@ def test_a_dataset_becomes_a_file(saved: Path, photos: Path, tmp_path: Path) -> 
     with np.load(output, allow_pickle=False) as file:
         assert file["class_names"].tolist() == ["a", "b"]
         assert file["labels"].dtype == np.int32
+        function = jax.jit(feature_function(model.module, names))
         for index in range(11):
             example = data.example(index, np.random.default_rng(0))
-            function = feature_function(model.module, names)
             expected = function(model.params, {"image": example["image"][None]})
             for name in names:
                 close(file[name][index], expected[name][0])
@@ -245,22 +246,23 @@ def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_the_script(saved: Path, photos: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(tiny.ROOT / "scripts/extract_features.py"), str(saved)]
-    arguments = [
-        str(photos),
-        "--split=train",
-        f"--output={tmp_path / 'f.npz'}",
-        "--features=cls,tok",
-    ]
-    result = subprocess.run(
-        [*command, *arguments], env=tiny.environment(), capture_output=True, text=True
-    )
-    assert result.returncode == 2
-    assert result.stderr.startswith(
-        "error: --features: this model has no 'tok'. Did you mean 'tokens'?"
-    )
-    assert result.stderr.count("\n") == 1
+def test_the_script(
+    saved: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(launch, "start_logging", lambda: None)  # it would stay for other tests
+    script = str(tiny.ROOT / "scripts/extract_features.py")
+    options = ["--split=train", f"--output={tmp_path / 'f.npz'}", "--features=cls,tok"]
+    monkeypatch.setattr(sys, "argv", [script, str(saved), str(photos), *options])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    assert ended.value.code == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: --features: this model has no 'tok'. Did you mean 'tokens'?")
+    assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ def evaluate(
     data_dir: str = "",
     label_key: str = "",
     on_bad_image: str = "error",
-    preprocess: str = "",
     batch_size: int = 128,
     real: str = "",
     ignore_class_names: bool = False,
@@ -52,7 +50,6 @@ def evaluate(
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
       dataset, split, data_dir, label_key, on_bad_image: see `create_dataset`.
-      preprocess: ops; "" for the checkpoint's own.
       batch_size: over all devices; rounded up to what they can share.
       real: path of `real.json`, see `real_labels`.
       ignore_class_names: see `match_classes`.
@@ -68,12 +65,11 @@ def evaluate(
       UserError: model and dataset do not go together, a file is missing or damaged.
     """
     model = load_model(source, **model_options)
-    objective = Classification(Task.of(model.module), loss=loss)
-    chain, _ = input_chain(model.description, preprocess)
+    input_chain(model.description)
     data = create_dataset(
         name=dataset,
         split=split,
-        preprocess=preprocess or model.description.eval_preprocess,
+        preprocess=model.description.eval_preprocess,
         data_dir=data_dir,
         label_key=label_key,
         on_bad_image=on_bad_image,
@@ -84,13 +80,13 @@ def evaluate(
         model.description.model["num_classes"],
         ignore_names=ignore_class_names,
     )
+    objective = Classification(Task.of(model.module), loss=loss)
     data = data.check()
     sets = real_labels(data, real) if real else None
     if output:  # it is found now if that cannot be
         Path(output).mkdir(parents=True, exist_ok=True)
-    relabelled = relabel(dataclasses.replace(data, preprocess=chain), outputs)
     start = time.perf_counter()
-    reader = create_reader(relabelled, batch_size)
+    reader = create_reader(relabel(data, outputs), batch_size)
     evaluator = ClassificationEvaluator(objective, reader)
     arrays = evaluator.examples(jax.device_put(model.params, replicated(reader.mesh)))
     seconds = time.perf_counter() - start
@@ -104,8 +100,8 @@ def evaluate(
         "format": model.format,
         "dataset": dataset,
         "split": split,
-        "preprocess": preprocess or model.description.eval_preprocess,
         **model_options,
+        "preprocess": model.description.eval_preprocess,
         "seconds": seconds,
     }
     if output:

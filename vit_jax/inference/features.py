@@ -64,7 +64,6 @@ def extract_features(
     data_dir: str = "",
     label_key: str = "",
     on_bad_image: str = "error",
-    preprocess: str = "",
     batch_size: int = 64,
     **model_options: Any,
 ) -> dict[str, tuple[int, ...]]:
@@ -80,7 +79,6 @@ def extract_features(
       features: names of the table above.
       output: path of the `.npz`.
       split, data_dir, label_key, on_bad_image: see `create_dataset`.
-      preprocess: ops; "" for the checkpoint's own.
       batch_size: over all devices; rounded up to what they can share.
 
     Returns:
@@ -91,50 +89,40 @@ def extract_features(
     """
     if Path(output).suffix != ".npz" or Path(output).is_dir():
         raise UserError(f"--output={output}: name a file that ends in .npz.")
-    paths = [] if split else find_images(images)
-    for path in paths:
-        if not os.path.isfile(path):
-            raise UserError(f"{path}: no such file or folder; a dataset needs a --split.")
-    if split and len(images) != 1:
-        raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
     model = load_model(source, **model_options)
     names = check_features(model.module, features)
-    chain, spec = input_chain(model.description, preprocess, encoded=not split)
+    chain, spec = input_chain(model.description, encoded=not split)
     if split:
+        if len(images) != 1:
+            raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
         data = create_dataset(
             name=images[0],
             split=split,
-            preprocess=preprocess or model.description.eval_preprocess,
+            preprocess=model.description.eval_preprocess,
             data_dir=data_dir,
             label_key=label_key,
             on_bad_image=on_bad_image,
         )
     else:
+        paths = find_images(images)
+        if missing := [path for path in paths if not os.path.exists(path)]:
+            raise UserError(f"{missing[0]}: no such file or folder; a dataset needs a --split.")
         data = Dataset("images", "", file_source(paths), chain, (), on_bad_image)
     data = data.check()
-    features_of = feature_function(model.module, names)
-
-    def function(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        labels = {"labels": jnp.asarray(batch["label"], jnp.int32)} if split else {}
-        return features_of(params, batch) | labels
-
-    batch = {
-        "image": jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype),
-        "label": jax.ShapeDtypeStruct((1,), jnp.int32),
-    }
-    specs = {
-        name: jax.ShapeDtypeStruct((data.num_examples, *rows.shape[1:]), rows.dtype)
-        for name, rows in jax.eval_shape(function, model.params, batch).items()
-    }
     others = {"names": np.array(example_names(data.source, data.split))}
     if split:
         others["class_names"] = np.array(data.class_names)
     reader = create_reader(data, batch_size)
     params = jax.device_put(model.params, replicated(reader.mesh))
+    function = feature_function(model.module, [*names, "labels"] if split else names)
+    batch = {"image": jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype), "label": np.zeros(1, int)}
+    specs = {
+        name: jax.ShapeDtypeStruct((data.num_examples, *rows.shape[1:]), rows.dtype)
+        for name, rows in jax.eval_shape(function, params, batch).items()
+    }
     write_rows(Path(output), specs, stream_outputs(function, params, reader), **others)
     shapes = {name: specs[name].shape for name in names}
-    text = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-    logging.info("Wrote %s: %s.", output, text)
+    logging.info("Wrote %s: %s", output, shapes)
     return shapes
 
 
@@ -178,11 +166,11 @@ def feature_function(module: Any, names: Iterable[str]) -> FeatureFunction:
 
     Args:
       module: a Vision Transformer or a ResNet.
-      names: from `check_features`.
+      names: from `check_features`; also `labels`, the batch's own, int32.
     """
     if module.num_layers is not None:  # blocks one by one, so that a single one can be kept
         module = module.clone(scan=False, remat="none")
-    sources = {name: _module_of(module, name) for name in names}
+    sources = {name: _module_of(module, name) for name in names if name != "labels"}
 
     def wanted(submodule: nn.Module, method: str) -> bool:
         return method == "__call__" and submodule.name in sources.values()
@@ -199,7 +187,10 @@ def feature_function(module: Any, names: Iterable[str]) -> FeatureFunction:
         outputs = {path[-2]: value[0] for path, value in captured.items() if "__call__" in path}
         outputs["logits"] = logits
         values = {name: _feature(module, name, outputs[sources[name]]) for name in sources}
-        return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+        found = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+        if "labels" in names:
+            found["labels"] = jnp.asarray(batch["label"], jnp.int32)
+        return found
 
     return function
 

@@ -15,7 +15,7 @@ import jax
 
 from vit_jax.data.decode import decode_image
 from vit_jax.data.folder import ForgivingImages
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_known
 from vit_jax.evaluators.stream import stream_outputs
 from vit_jax.inference.inputs import create_reader, file_source, find_images, input_chain
 from vit_jax.inference.load import PretrainedModel, load_model
@@ -24,7 +24,7 @@ from vit_jax.objectives.objective import Task
 from vit_jax.parameters.sharding import replicated
 
 MAX_PICTURES = 48
-NUM_IMAGENET21K = 21843
+PICTURE_ENDINGS = (".png", ".jpg", ".pdf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,6 @@ def predict(
     *,
     top: int = 5,
     loss: str = "softmax",
-    preprocess: str = "",
     batch_size: int = 64,
     as_json: bool = False,
     picture: str = "",
@@ -78,9 +77,9 @@ def predict(
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
       images: files, and folders of which all images are taken.
-      top, loss, preprocess, batch_size: see `predict_images`.
+      top, loss, batch_size: see `predict_images`.
       as_json: print one JSON object per line.
-      picture: .png, .jpg or .pdf file to draw the first `MAX_PICTURES` images into.
+      picture: file to draw the first `MAX_PICTURES` images into.
 
     Returns:
       How many images could not be read.
@@ -89,18 +88,13 @@ def predict(
       UserError: before any image is read.
     """
     paths = find_images(images)
-    if picture:
-        _check_picture(picture)
+    if picture:  # what else would go wrong after all images are done
+        _import_pyplot()
+        check_known("the ending of --picture", Path(picture).suffix, PICTURE_ENDINGS)
+        Path(picture).parent.mkdir(parents=True, exist_ok=True)
     model = load_model(source, **model_options)
-    if model.description.model["num_classes"] == NUM_IMAGENET21K and loss == "softmax":
-        logging.info(
-            "Google's ImageNet-21k models were trained with a sigmoid per class; --loss=sigmoid "
-            "gives those probabilities (the order is the same)."
-        )
     readable: list[Prediction] = []
-    for prediction in predict_images(
-        model, paths, top=top, loss=loss, preprocess=preprocess, batch_size=batch_size
-    ):
+    for prediction in predict_images(model, paths, top=top, loss=loss, batch_size=batch_size):
         if prediction.error:
             message = f"error: {printable(prediction.image)}: {prediction.error}"
             print(message, file=sys.stderr, flush=True)
@@ -120,7 +114,6 @@ def predict_images(
     *,
     top: int = 5,
     loss: str = "softmax",
-    preprocess: str = "",
     batch_size: int = 64,
 ) -> Iterator[Prediction]:
     """The most probable classes of image files, in their order.
@@ -131,11 +124,10 @@ def predict_images(
       top: how many classes; no more than there are.
       loss: `softmax`, where the probabilities of all classes add up to 1, or `sigmoid`, one
         probability for each, for models that were trained so.
-      preprocess: ops; "" for the checkpoint's own.
       batch_size: over all devices; rounded up to what they can share.
 
     Raises:
-      UserError: the model does not classify, or `preprocess` does not fit it. An image that
+      UserError: the model does not classify, or its preprocessing does not fit. An image that
         cannot be read is a prediction with an `error`.
     """
     num_outputs = model.description.model["num_classes"]
@@ -143,7 +135,7 @@ def predict_images(
         raise UserError(f"--top={top} must be at least 1.")
     if not num_outputs:
         raise UserError("the model has no head, so it names no class; extract features instead.")
-    chain, spec = input_chain(model.description, preprocess, encoded=True)
+    chain, spec = input_chain(model.description, encoded=True)
     objective = Classification(Task.of(model.module), loss=loss)
     images = ForgivingImages(file_source(paths), chain, spec.shape, spec.dtype)
     reader = create_reader(images, batch_size)
@@ -167,25 +159,20 @@ def predict_images(
             index += 1
 
 
-def _check_picture(path: str) -> None:
-    """Finds what would else go wrong after all images are done."""
+def _import_pyplot() -> Any:
     try:
-        from matplotlib.backend_bases import FigureCanvasBase
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot
     except ImportError:
         raise UserError('--picture needs matplotlib: pip install "vit_jax[embedded]".') from None
-    known = FigureCanvasBase.filetypes
-    if Path(path).suffix.removeprefix(".") not in known:
-        raise UserError(f"--picture={path}: its name must end in one of {', '.join(known)}.")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return matplotlib.pyplot
 
 
 def draw_predictions(predictions: list[Prediction], path: str) -> None:
     """A sheet of the images, each above its most probable classes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = _import_pyplot()
     columns = min(len(predictions), 4)
     rows = -(-len(predictions) // columns)
     height = 2.8 + 0.2 * len(predictions[0].classes)  # inches

@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.sources import CheckedSource
@@ -19,14 +19,6 @@ from vit_jax.errors import UserError
 from vit_jax.files.atomic import read_json
 
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
-
-
-@runtime_checkable
-class StoredFeatures(Protocol):
-    """A source whose examples hold more than an image and a label."""
-
-    def stored(self, index: int) -> dict[str, list[Any]]:
-        """All features of example `index` but its image, each as a flat list."""
 
 
 def real_labels(dataset: Dataset, path: str) -> list[list[int]]:
@@ -64,7 +56,7 @@ def _is_labels(value: Any) -> bool:
 def _number(source: Any, index: int) -> int:
     """Of an image among the 50,000, counted from 1."""
     name = ""
-    if isinstance(source, StoredFeatures):
+    if hasattr(source, "stored"):  # of TFDS
         name = b"".join(source.stored(index).get("file_name", [])).decode()
     elif isinstance(source, CheckedSource):
         name = os.path.basename(source.describe(index))
