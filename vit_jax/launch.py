@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from vit_jax.errors import PreemptedError, UserError, may_pass
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, may_be_of_a_peer
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, may_be_caused_by_peer
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = flags.FLAGS
@@ -87,7 +87,7 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
             _end(f"error: {error}", REQUEUE_EXIT_CODE)
         if not _has_peers():
             raise
-        if may_be_of_a_peer(error):
+        if may_be_caused_by_peer(error):
             _wait_for_verdict(error)
         _end("".join(traceback.format_exception(error)), 1)
 
