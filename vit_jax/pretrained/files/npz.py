@@ -74,15 +74,15 @@ def open_npz(path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> Container:
             raise BadFile("it holds pickled Python objects, which are never loaded")
         name = member.filename.removesuffix(_SUFFIX)
         arrays[name] = ArrayInfo(shape, "bfloat16" if dtype.str in _BFLOAT16 else dtype.name)
-        layouts[name] = (start, "F" if fortran else "C", dtype)
+        layouts[name] = (start, fortran, dtype)
         num_bytes = member.file_size - start
         if math.prod(shape) * dtype.itemsize != num_bytes:
             raise BadFile(f"array {shorten(name)} of {arrays[name]} cannot have {num_bytes} bytes")
 
     def read(name: str) -> np.ndarray:
         # Not numpy's reader: parsing a header is not safe in several threads (CPython 106905).
-        start, order, dtype = layouts[name]
-        array = np.empty(arrays[name].shape, dtype, order)
+        start, fortran, dtype = layouts[name]
+        array = np.empty(arrays[name].shape, dtype, "F" if fortran else "C")
         content = array.reshape(-1, order="A").view(np.uint8)
         with archive.open(name + _SUFFIX) as stream:
             stream.read(start)
