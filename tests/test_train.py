@@ -148,7 +148,7 @@ def test_a_finished_run_returns_its_results_at_once(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (finished / "params.npz").stat().st_mtime_ns
-    monkeypatch.setattr("vit_jax.train.initial_state", None)  # would fail if it were called
+    monkeypatch.setattr("vit_jax.run.initial_state", None)  # would fail if it were called
     results = train_and_evaluate(tiny.config(**ALL_ON), str(finished))
     assert results["step"] == 8
     assert (finished / "params.npz").stat().st_mtime_ns == before

@@ -327,7 +327,7 @@ def test_the_loop_mixes_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(run_module, "make_train_step", make_train_step)
     state = TrainState(jax.device_put(np.int32(0)), {}, (), None)
-    monkeypatch.setattr(train, "initial_state", lambda *_: state)
+    monkeypatch.setattr(run_module, "initial_state", lambda *_, **__: state)
     config = tiny.config(
         mix__mixup_alpha=0.8,
         mix__per_example=True,

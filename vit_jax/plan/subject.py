@@ -16,8 +16,8 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import resolve_split
 from vit_jax.errors import UserError
-from vit_jax.parameters.sharding import batch_sharding, state_shardings
-from vit_jax.run import Run, create_run, with_shardings
+from vit_jax.parameters.sharding import batch_sharding
+from vit_jax.run import Run, create_run
 from vit_jax.training.state import TrainState
 
 
@@ -99,8 +99,7 @@ class Subject:
 
         To be asked for outside of `jax.set_mesh`: it draws a key, for which there must be a device.
         """
-        state = self.run.abstract_state
-        return with_shardings(state, state_shardings(state, self.run.mesh))
+        return self.run.sharded_state()
 
     @functools.cached_property
     def constants(self) -> Any:
