@@ -197,7 +197,8 @@ def test_a_process_with_other_data_ends_all(tmp_path: Path) -> None:
     with cluster(
         tmp_path,
         *RUN,
-        *(f"--config.dataset.name={photos}", "--config.dataset.split=train"),
+        f"--config.dataset.name={photos}",
+        "--config.dataset.split=train",
         num_processes=2,
         prefix=lambda i: seeing(more, photos) if i else [],
     ) as running:

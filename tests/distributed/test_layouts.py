@@ -37,7 +37,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         mesh = [f"--config.mesh.{axis}={size}" for axis, size in axes.items()]
         with cluster(
             tmp_path_factory.mktemp("layout"),
-            *(*RUN, *mesh),
+            *RUN,
+            *mesh,
             num_processes=num_processes,
             num_devices=num_devices,
             optimized=True,
@@ -109,7 +110,8 @@ def test_a_cluster_is_found_by_itself(variables, tmp_path: Path) -> None:  # typ
 
     with cluster(
         tmp_path,
-        *(*RUN, "--config.duration.steps=3"),
+        *RUN,
+        "--config.duration.steps=3",
         num_processes=2,
         prefix=environment,
         by_hand=False,
@@ -124,7 +126,9 @@ def test_off_runs_alone_inside_a_cluster(tmp_path: Path) -> None:
     prefix = ["env", *(f"{name}={value}" for name, value in slurm(0, free_port()).items())]
     with cluster(
         tmp_path,
-        *(*RUN, "--config.duration.steps=3", "--distributed=off"),
+        *RUN,
+        "--config.duration.steps=3",
+        "--distributed=off",
         num_processes=1,
         prefix=lambda _: prefix,
     ) as running:
