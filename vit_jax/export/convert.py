@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import preprocess
+from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.errors import UserError, check_known
 from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.models.create import create_model, role_of
@@ -146,17 +147,17 @@ def input_settings(description: Description) -> InputSettings:
     if not description.eval_preprocess:
         return settings
     for op in preprocess.parse(description.eval_preprocess).ops:
-        if isinstance(op, preprocess.Resize):
+        if isinstance(op, Resize):
             resize: Any = (op.height, op.width or op.height)
             settings = dataclasses.replace(settings, resize=resize, method=_method(op.method))
-        elif isinstance(op, preprocess.ResizeSmall):
+        elif isinstance(op, ResizeSmall):
             settings = dataclasses.replace(settings, resize=op.size, method=_method(op.method))
-        elif isinstance(op, preprocess.CentralCrop):
+        elif isinstance(op, CentralCrop):
             crop = (op.height, op.width or op.height)
             settings = dataclasses.replace(settings, crop=crop)
-        elif isinstance(op, preprocess.Normalize):
+        elif isinstance(op, Normalize):
             settings = dataclasses.replace(settings, mean=_triple(op.mean), std=_triple(op.std))
-        elif isinstance(op, preprocess.ValueRange):  # (x - mean) / std = x * (high - low) + low
+        elif isinstance(op, ValueRange):  # (x - mean) / std = x * (high - low) + low
             std = 1.0 / (op.high - op.low)
             settings = dataclasses.replace(settings, mean=_triple(-op.low * std), std=_triple(std))
     if channels != 3 and settings.mean == HALF:
@@ -171,8 +172,8 @@ def lost_ops(format: str, model: PretrainedModel) -> list[str]:
     if format not in ("timm", "huggingface") or not spec:
         return []
     known = (
-        *(preprocess.Decode, preprocess.Resize, preprocess.ResizeSmall, preprocess.CentralCrop),
-        *(preprocess.Normalize, preprocess.ValueRange),
+        *(Decode, Resize, ResizeSmall, CentralCrop),
+        *(Normalize, ValueRange),
     )
     ops = preprocess.parse(spec).ops
     lost = [type(op).__name__ for op in ops if not isinstance(op, known)]

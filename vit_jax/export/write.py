@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import preprocess
+from vit_jax.data.ops import Normalize, ValueRange
 from vit_jax.errors import UserError
 from vit_jax.export.onnx import write_onnx
 from vit_jax.export.settings import INPUT_NAME, OUTPUTS, ExportSettings, import_package
@@ -150,7 +151,7 @@ def scale_pixels(description: Description, images: np.ndarray) -> np.ndarray:
     """uint8 [B, H, W, C] -> the floats that the model's preprocessing makes of them."""
     spec = description.eval_preprocess
     for op in preprocess.parse(spec).ops if spec else ():
-        if isinstance(op, preprocess.ValueRange | preprocess.Normalize):
+        if isinstance(op, ValueRange | Normalize):
             rng = np.random.default_rng(0)  # they draw nothing
             return np.stack([op.apply(image, rng) for image in images])
     return images.astype(np.float32) / np.float32(127.5) - np.float32(1)
