@@ -56,7 +56,7 @@ def clevr_example(split: str, index: int) -> dict[str, Any]:
     return {"image": png(index), "file_name": f"{index}", "objects": objects, "question_answer": []}
 
 
-def kitti_example(split: str, index: int) -> dict[str, Any]:
+def kitti_example(_split: str, index: int) -> dict[str, Any]:
     from tensorflow_datasets.public_api import features
 
     objects = [
@@ -75,7 +75,7 @@ def kitti_example(split: str, index: int) -> dict[str, Any]:
     return {"image": png(index), "image/file_name": f"{index:06d}.png", "objects": objects}
 
 
-def dsprites_example(split: str, index: int) -> dict[str, Any]:
+def dsprites_example(_split: str, index: int) -> dict[str, Any]:
     pixels = np.zeros((64, 64), np.uint8)
     pixels[10:20, index : index + 8] = 1
     return {
