@@ -9,9 +9,10 @@ import pytest
 from tests import tiny
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import CHIPS, find_chip
+from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan import table
 from vit_jax.plan.compiled import TooLargeError, argument_bytes, compile_step
-from vit_jax.plan.devices import topology_devices, topology_mesh
+from vit_jax.plan.devices import topology_devices
 from vit_jax.plan.estimate import step_time
 from vit_jax.plan.plan import Plan, build_subject, make_plan
 from vit_jax.plan.subject import Subject
@@ -75,9 +76,9 @@ def test_more_than_the_memory_is_told_not_shown_as_a_traceback() -> None:
 
 
 def test_a_slice_of_many_hosts_is_one_group() -> None:
-    mesh = topology_mesh(parse_topology("v5e:8x8"), data=-1, fsdp=0, tensor=1)
+    mesh = create_mesh(fsdp=0, devices=topology_devices(parse_topology("v5e:8x8")))
     assert dict(mesh.shape) == {"data": 1, "fsdp": 64, "tensor": 1}
-    mesh = topology_mesh(parse_topology("2xv5e:4x4"), data=-1, fsdp=0, tensor=2)
+    mesh = create_mesh(fsdp=0, tensor=2, devices=topology_devices(parse_topology("2xv5e:4x4")))
     assert dict(mesh.shape) == {"data": 2, "fsdp": 8, "tensor": 2}
 
 

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import GIB
+from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan.advice import Changes, first_that_fits
 from vit_jax.plan.compiled import (
     FAST_SHARE,
@@ -19,7 +20,7 @@ from vit_jax.plan.compiled import (
     argument_bytes,
     compile_step,
 )
-from vit_jax.plan.devices import topology_mesh
+from vit_jax.plan.devices import topology_devices
 from vit_jax.plan.estimate import Recipe, StepTime, step_time, variant_of, whole_recipe
 from vit_jax.plan.parameters import Row, parameter_rows
 from vit_jax.plan.subject import Subject, create_subject
@@ -189,7 +190,7 @@ def build_subject(
     num_classes: int | None = None,
 ) -> Subject:
     """The run of `config` on a mesh over the whole topology."""
-    mesh = topology_mesh(topology, **config.mesh)
+    mesh = create_mesh(**config.mesh, devices=topology_devices(topology))
     return create_subject(config, mesh, num_examples=num_examples, num_classes=num_classes)
 
 
