@@ -75,10 +75,6 @@ class Topology:
         return self.num_chips * (self.chip.devices if self.chip else 1)
 
     @property
-    def num_cores(self) -> int:
-        return self.num_chips * (self.chip.cores if self.chip else 1)
-
-    @property
     def name(self) -> str:
         """As `parse_topology` reads it."""
         shape = "x".join(map(str, self.shape))
@@ -89,8 +85,8 @@ class Topology:
 
     def __str__(self) -> str:
         units = {"tpu": "chips", "gpu": "GPUs", "cpu": "virtual devices of this machine"}
-        cores = f", {self.num_cores} cores" if self.num_cores != self.num_chips else ""
-        return f"{self.name} ({self.num_chips} {units[self.kind]}{cores})"
+        more = f", {self.num_devices} devices" if self.num_devices != self.num_chips else ""
+        return f"{self.name} ({self.num_chips} {units[self.kind]}{more})"
 
 
 def parse_topology(text: str) -> Topology:
