@@ -93,7 +93,7 @@ def convert_checkpoint(
         "destination": str(target),
         "format": format,
         "num_parameters": sum(array.size for array in flat.values()),
-        "arrays": model.report.to_json(),
+        "arrays": dataclasses.asdict(model.report),
         "notes": [*lost_conventions(format, model.description), *lost_ops(format, model)],
         "files": sorted(map(str, _files(target))),
         **check,

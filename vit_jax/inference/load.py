@@ -19,7 +19,7 @@ from vit_jax.pretrained.fit.report import LoadReport
 from vit_jax.pretrained.formats.description import Description
 from vit_jax.pretrained.formats.json_values import reading
 from vit_jax.pretrained.infer import infer_description
-from vit_jax.pretrained.load import check_explained, read_source, with_changes
+from vit_jax.pretrained.load import check_explained, read_source
 
 # How a model is trained and computed, not what it is.
 _TRAINING = ("remat", "scan", "dtype", "attention", "position_stddev")
@@ -100,6 +100,7 @@ def load_model(
         reset_head=False,
         posemb=posemb,
         dropped=stored.dropped,
+        changed=stored.changed,
     )
     return PretrainedModel(
         module=module,
@@ -107,7 +108,7 @@ def load_model(
         description=description,
         format=stored.format,
         source=str(source),
-        report=with_changes(report, stored.changed),
+        report=report,
     )
 
 
