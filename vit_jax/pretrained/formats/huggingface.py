@@ -75,25 +75,25 @@ def find_prefix(names: Collection[str]) -> str | None:
     return None
 
 
-def read_settings(config: dict[str, Any], preprocessor: dict[str, Any]) -> Stored:
+def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Stored:
     """What `config.json` and `preprocessor_config.json` say; their defaults where silent.
 
     Raises:
       UserError: a value of a wrong kind, or an activation that is not ours.
     """
     with reading("config.json"):
-        activation = config.get("hidden_act", "gelu")
+        activation = settings.get("hidden_act", "gelu")
         check_known("config.json: hidden_act", activation, GELUS)
-        heads, size = config.get("num_attention_heads"), config.get("image_size")
+        heads, size = settings.get("num_attention_heads"), settings.get("image_size")
         stored = Stored(
             "huggingface",
             conventions={
                 "gelu": GELUS[activation],
-                "layer_norm_epsilon": float(config.get("layer_norm_eps", 1e-12)),
+                "layer_norm_epsilon": float(settings.get("layer_norm_eps", 1e-12)),
             },
             num_heads=None if heads is None else positive(heads),
             image_size=None if size is None else pair(size),
-            class_names=_class_names(config),
+            class_names=_class_names(settings),
         )
     with reading("preprocessor_config.json"):
         stored.eval_preprocess = _preprocess(preprocessor)

@@ -98,14 +98,14 @@ def is_timm(names: Collection[str]) -> bool:
     return "patch_embed.proj.weight" in names and "blocks.0.attn.qkv.weight" in names
 
 
-def read_settings(config: dict[str, Any]) -> Stored:
+def read_settings(settings: dict[str, Any]) -> Stored:
     """What timm's `config.json` says.
 
     Raises:
       UserError: a value of a wrong kind, or an activation that is not ours.
     """
     with reading("config.json"):
-        args, inputs = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
+        args, inputs = settings.get("model_args") or {}, settings.get("pretrained_cfg") or {}
         activation = args.get("act_layer") or "gelu"
         check_known("config.json: act_layer", activation, _GELUS)
         size = args.get("img_size") or (inputs.get("input_size") or [None])[1:]
@@ -116,7 +116,7 @@ def read_settings(config: dict[str, Any]) -> Stored:
             num_heads=positive(args["num_heads"]) if args.get("num_heads") else None,
             image_size=image_size,
             class_names=tuple(
-                map(str, config.get("label_names") or inputs.get("label_names") or [])
+                map(str, settings.get("label_names") or inputs.get("label_names") or [])
             ),
             eval_preprocess=_preprocess(inputs, image_size),
         )
@@ -140,7 +140,7 @@ def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
     return f"timm_eval({size[0]}, {crop_pct}, '{method}', {mean}, {std})"
 
 
-def read_timm(stored: Stored, container: Container, num_heads: int, config: dict[str, Any]) -> None:
+def read_timm(stored: Stored, container: Container, num_heads: int, settings: dict[str, Any]) -> None:
     """Fills `stored`; UserError where names or settings show a part that our models do not have."""
     units = numbers(r"\.stages\.(\d+)\.blocks\.(\d+)\.", container.arrays)
     blocks = numbers(r"^blocks\.(\d+)\.", container.arrays)
@@ -150,7 +150,7 @@ def read_timm(stored: Stored, container: Container, num_heads: int, config: dict
         for pattern, part in _FOREIGN.items():
             if re.fullmatch(pattern, name):
                 raise UserError(f"this model has {part} ({name}), which no model here has.")
-    pooling = (config.get("model_args") or {}).get("global_pool") or config.get("global_pool")
+    pooling = (settings.get("model_args") or {}).get("global_pool") or settings.get("global_pool")
     if "cls" in stored.params and pooling not in (None, "", "token"):
         raise UserError(
             f"this model has a class token and global_pool={pooling!r}, which no model here has."
