@@ -140,7 +140,9 @@ def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
     return f"timm_eval({size[0]}, {crop_pct}, '{method}', {mean}, {std})"
 
 
-def read_timm(stored: Stored, container: Container, num_heads: int, settings: dict[str, Any]) -> None:
+def read_timm(
+    stored: Stored, container: Container, num_heads: int, settings: dict[str, Any]
+) -> None:
     """Fills `stored`; UserError where names or settings show a part that our models do not have."""
     units = numbers(r"\.stages\.(\d+)\.blocks\.(\d+)\.", container.arrays)
     blocks = numbers(r"^blocks\.(\d+)\.", container.arrays)
