@@ -32,7 +32,7 @@ from absl import flags
 
 from vit_jax import command_line, launch
 from vit_jax.errors import UserError
-from vit_jax.plan.topology import parse_topology, set_environment
+from vit_jax.plan.topology import parse_topology
 
 # Of training; the same command line may have them, but a plan does without.
 IGNORED = tuple(f"  --{name}: " for name in command_line.OWN_FLAGS)
@@ -41,7 +41,6 @@ IGNORED = tuple(f"  --{name}: " for name in command_line.OWN_FLAGS)
 def plan(config):
     given = flags.FLAGS
     topology = parse_topology(given.topology)
-    set_environment()
     from vit_jax.plan.plan import make_plan
     from vit_jax.plan.report import plan_json, report_text
 

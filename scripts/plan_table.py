@@ -12,7 +12,6 @@ from pathlib import Path
 
 from vit_jax import launch
 from vit_jax.errors import UserError, check_known
-from vit_jax.plan.topology import set_environment
 
 TOPOLOGIES = "v3-8,v4-8,v5e-16,v5e-256,v5p-16"
 
@@ -29,7 +28,6 @@ def main():
     arguments = parser.parse_args()
     launch.start_logging(to_stderr=True)
     with launch.one_line_errors():
-        set_environment()
         sys.path.append(str(launch.ROOT))  # for the recipes
         from configs import pretrain
         from vit_jax.plan.table import make_table

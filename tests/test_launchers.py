@@ -220,7 +220,7 @@ def test_restart_passes_a_signal_on_once(tmp_path: Path, sent: signal.Signals) -
     _, said = first.communicate()
     assert first.returncode == 75
     assert (tmp_path / "saved").exists()
-    assert "stopped with status 75; the same command goes on from the last checkpoint" in said
+    assert "stopped with status 75; the same command resumes from the last checkpoint" in said
 
 
 @pytest.mark.parametrize("group", [False, True])

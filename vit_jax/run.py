@@ -28,11 +28,10 @@ from vit_jax.evaluators.stream import Reader
 from vit_jax.hardware.flops import train_flops
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
-from vit_jax.objectives.create import create_objective
+from vit_jax.objectives.create import OBJECTIVES, create_objective
 from vit_jax.objectives.objective import FrozenModel, Objective, Task
 from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
 from vit_jax.parameters.sharding import check_batch_size, parameter_shardings, state_shardings
-from vit_jax.pretrained.formats.description import Description
 from vit_jax.training.config_checks import check_config
 from vit_jax.training.gradient import Gradient, create_gradient
 from vit_jax.training.length import to_steps
@@ -41,7 +40,7 @@ from vit_jax.training.optimizer import Schedule, create_optimizer, create_schedu
 from vit_jax.training.state import TrainState, create_train_state
 from vit_jax.training.step import make_train_step, step_shardings
 from vit_jax.workdir.checkpoints import CheckpointManager
-from vit_jax.workdir.files import MODEL_FILE, PARAMETERS_FILE
+from vit_jax.workdir.description import MODEL_FILE, PARAMETERS_FILE, Description
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +176,8 @@ def create_run(
     check_batch_size("dataset.batch_size", batch_size, mesh, config.train_step.accumulation_steps)
     check_repeated_augmentation(data.repeated_augmentation, batch_size)
     mixing = create_mixing(**config.mix)
-    open_dataset = open_dataset or open_checked
+    needs_label = "label" in OBJECTIVES[config.objective.name].example_keys
+    open_dataset = functools.partial(open_dataset or open_checked, needs_label=needs_label)
     dataset = open_dataset(
         name=data.name,
         data_dir=data.data_dir,

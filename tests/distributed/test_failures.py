@@ -96,7 +96,7 @@ def test_a_run_survives_term_kill_and_stop_bit_for_bit(undisturbed: Path, tmp_pa
 
 
 def assert_goes_on_from(running: Cluster, step: int) -> None:
-    text = f"Continuing from the checkpoint of step {step}."
+    text = f"Resuming from the checkpoint of step {step}."
     running.wait_until(lambda: text in running[0].output, text)
 
 
@@ -253,7 +253,7 @@ def test_a_full_disk_ends_all_and_the_last_checkpoint_stays(
     ballast.unlink()
     with cluster(tmp_path, *RUN, num_processes=2, workdir=workdir) as running:
         assert running.exit_codes() == [0, 0], running.output
-        assert "Continuing from the checkpoint of step" in running[0].output
+        assert "Resuming from the checkpoint of step" in running[0].output
     for name, array in params(undisturbed).items():
         np.testing.assert_array_equal(array, params(running.workdir)[name], err_msg=name)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from vit_jax.command_line import step_range
 from vit_jax.errors import UserError
-from vit_jax.launch import step_range
 from vit_jax.multihost import preemption, processes
 from vit_jax.multihost.preemption import PreemptionNotice, metadata_server, read_metadata
 from vit_jax.multihost.processes import PeersMissingError, start_processes
@@ -37,14 +37,14 @@ ALONE: dict[str, Any] = {"coordinator_address": None, "num_processes": None, "pr
         ),
         (
             {"coordinator_address": "a:1", "num_processes": 0, "process_id": 0},
-            "--num_processes=0 must be at least 1",
+            "--process_id=0 must be from 0 to -1",
         ),
         ({"arrival_timeout_seconds": 0}, "arrival_timeout_seconds=0 must be positive."),
         ({"heartbeat_timeout_seconds": float("nan")}, "heartbeat_timeout_seconds=nan must be"),
         ({"start_timeout_seconds": -1.0}, r"seconds=-1.0 must be positive or 0 \(no limit\)"),
         (
             {"distributed": "off", "process_id": 0},
-            "--distributed=off and --process_id contradict each other",
+            "--distributed=off contradicts the flags",
         ),
     ],
 )
@@ -71,7 +71,7 @@ def test_a_cluster_that_is_not_there_yet_may_come(
         raise error
 
     monkeypatch.setattr("jax.distributed.initialize", fails)
-    monkeypatch.setattr(processes, "_explain_aborts", lambda reason: None)
+    monkeypatch.setattr(processes, "_on_abort", lambda reason: None)
     with pytest.raises(PeersMissingError if raised else RuntimeError, match=str(error)):
         start_processes(**{"distributed": "auto", **ALONE, **TIMEOUTS})
 

@@ -14,17 +14,17 @@ import pytest
 from tests import golden
 from tests.pretrained import weights
 from vit_jax.errors import UserError
+from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.load import attributes, load_model
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
-from vit_jax.pretrained.files.npz import write_arrays
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats import table as formats
-from vit_jax.pretrained.formats.description import Description, InputSettings
 from vit_jax.pretrained.formats.google import POSEMB
 from vit_jax.pretrained.load import load_pretrained, read_params, read_source
 from vit_jax.pretrained.zoo import list as zoo
 from vit_jax.pretrained.zoo import resolve as sources
+from vit_jax.workdir.description import Description, InputSettings
 
 GOLDEN = {
     "ViT-Ti_16,drop_head": ("Ti/16", {}),

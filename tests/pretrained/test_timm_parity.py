@@ -21,13 +21,13 @@ from tests import golden
 from tests.peers import import_timm
 from tests.pretrained import weights
 from vit_jax.errors import UserError
+from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.load import attributes, load_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
-from vit_jax.pretrained.files.npz import write_arrays
 from vit_jax.pretrained.files.safetensors import write_safetensors
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats import table as formats
-from vit_jax.pretrained.formats.description import Description, InputSettings
+from vit_jax.workdir.description import Description, InputSettings
 
 timm = import_timm()
 

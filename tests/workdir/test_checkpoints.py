@@ -24,9 +24,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import PassingError, UserError, may_pass  # noqa: F401  # PEER imports all
 from vit_jax.files import manifest as checksums
-from vit_jax.files.json import write_json
-from vit_jax.workdir import orbax_parts
+from vit_jax.files.atomic import write_json
 from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
+from vit_jax.workdir.description import orbax_parts
 from vit_jax.workdir.orbax_parts import is_disk_error
 
 REPO = Path(__file__).parents[2]
@@ -572,7 +572,7 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=int(index))
 sys.path.insert(0, "tests/workdir")
 from test_checkpoints import *
-from vit_jax.files.json import write_json
+from vit_jax.files.atomic import write_json
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.workdir.claim import claim_workdir
 

@@ -112,6 +112,7 @@ def create_dataset(
     data_dir: str = "",
     on_bad_image: str = "error",
     label_key: str = "",
+    needs_label: bool = True,
 ) -> Dataset:
     """Opens a dataset; reads its metadata or lists its files, but reads no example.
 
@@ -125,6 +126,7 @@ def create_dataset(
       on_bad_image: `error` or `skip`; for image folders.
       label_key: the class label to learn, for TFDS sets that have another than the usual one; also
         a key of `computed_labels.COMPUTED_LABELS`.
+      needs_label: False: a set without labels will do; they are 0 then, without class names.
 
     Raises:
       UserError: see the readers; nothing is ever downloaded.
@@ -132,11 +134,13 @@ def create_dataset(
     if on_bad_image not in ("error", "skip"):
         raise UserError(f"dataset.on_bad_image={on_bad_image!r}: it is 'error' or 'skip'.")
     chain = parse(preprocess)
-    source, class_names = _open(name, split, data_dir, label_key)
+    source, class_names = _open(name, split, data_dir, label_key, needs_label)
     return Dataset(name, split, source, chain, class_names, on_bad_image)
 
 
-def _open(name: str, split: str, data_dir: str, label_key: str) -> tuple[Source, tuple[str, ...]]:
+def _open(
+    name: str, split: str, data_dir: str, label_key: str, needs_label: bool
+) -> tuple[Source, tuple[str, ...]]:
     """The source and the class names; TFDS is imported where it is needed, others start faster."""
     if not name:
         raise UserError("dataset.name is empty; set it to a dataset or to an image folder's path.")
@@ -148,15 +152,18 @@ def _open(name: str, split: str, data_dir: str, label_key: str) -> tuple[Source,
     if os.path.isfile(os.path.join(path, "dataset_info.json")):
         from vit_jax.data import tfds_reader
 
-        return tfds_reader.open_prepared(path, split, label_key)
+        return tfds_reader.open_prepared(path, split, label_key, needs_label=needs_label)
     is_glyphs = name.partition("(")[0].strip() == "glyphs"
     if is_glyphs or _is_image_folder(name):
         if label_key:
             raise UserError(f"dataset.label_key={label_key!r} is for TFDS names, not for {name!r}.")
-        return _open_glyphs(name, split) if is_glyphs else folder.open_folder(path, split)
+        if is_glyphs:
+            return _open_glyphs(name, split)
+        return folder.open_folder(path, split, needs_label=needs_label)
     from vit_jax.data import tfds_reader
 
-    return tfds_reader.open_prepared(tfds_reader.find_prepared(name, data_dir), split, label_key)
+    directory = tfds_reader.find_prepared(name, data_dir)
+    return tfds_reader.open_prepared(directory, split, label_key, needs_label=needs_label)
 
 
 def _is_image_folder(name: str) -> bool:

@@ -26,8 +26,9 @@ from vit_jax.data.decode import decodes
 from vit_jax.data.preprocess import Chain
 from vit_jax.data.sources import Part, resolve_split
 from vit_jax.data.threads import map_threads
-from vit_jax.errors import UserError, explained
-from vit_jax.files.manifest import read_or_none, write_atomically
+from vit_jax.errors import UserError, as_user_error
+from vit_jax.files.atomic import write_atomically
+from vit_jax.files.manifest import read_or_none
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 LAYOUT = "train/CLASS_NAME/IMAGE.{jpg,jpeg,png,webp}"
@@ -68,7 +69,7 @@ class FolderSource:
             with open(self.path(index), "rb") as file:
                 return file.read()
         except OSError as error:
-            raise explained(f"{self.describe(index)}: {error.strerror}", error) from None
+            raise as_user_error(f"{self.describe(index)}: {error.strerror}", error) from None
 
     def describe(self, index: int) -> str:
         return os.fsdecode(self.path(index))
@@ -138,7 +139,9 @@ class ForgivingImages:
         return {"image": np.zeros(self._shape, self._dtype), "label": 0}
 
 
-def open_folder(root: str, split: str) -> tuple[FolderSource, tuple[str, ...]]:
+def open_folder(
+    root: str, split: str, *, needs_label: bool = True
+) -> tuple[FolderSource, tuple[str, ...]]:
     """Lists the files that a split expression selects; opens none of them.
 
     The classes are the sub-folders of `train` (of all splits where there is no `train`), sorted.
@@ -146,6 +149,8 @@ def open_folder(root: str, split: str) -> tuple[FolderSource, tuple[str, ...]]:
     Args:
       root: folder with one sub-folder per split.
       split: expression such as `train[:98%]`.
+      needs_label: False: all labels are 0 and there are no class names. Splits need no class
+        folders, and images in `root` itself are the split `train`.
 
     Returns:
       The source and the class names.
@@ -155,10 +160,10 @@ def open_folder(root: str, split: str) -> tuple[FolderSource, tuple[str, ...]]:
         without images, or a class in this split that `train` does not have.
     """
     root = os.path.abspath(os.path.expanduser(root))
-    splits = split_folders(root)
+    splits = split_folders(root, needs_label)
     naming = ["train"] if "train" in splits else list(splits)
-    classes = sorted({name for each in naming for name in splits[each]})
-    if len(classes) < 2:
+    classes = sorted({os.path.basename(folder) for each in naming for folder in splits[each]})
+    if needs_label and len(classes) < 2:
         raise UserError(
             f"dataset.name={root!r}: only one class, {classes[0]!r}; a classifier needs two "
             f"(expected {LAYOUT})."
@@ -168,19 +173,19 @@ def open_folder(root: str, split: str) -> tuple[FolderSource, tuple[str, ...]]:
 
     def list_once(name: str) -> int:
         if name not in listed:
-            unknown = sorted(set(splits[name]) - set(classes))
-            if unknown:
+            unknown = sorted(set(map(os.path.basename, splits[name])) - set(classes))
+            if needs_label and unknown:
                 raise UserError(
                     f"dataset.name={root!r}: class {unknown[0]!r} of split {name!r} is not a class "
                     f"of 'train' ({len(unknown)} such)."
                 )
-            listed[name] = _list_split(root, name, splits[name], numbers)
+            listed[name] = _list_split(root, splits[name], numbers if needs_label else {})
         return len(listed[name][0])
 
     parts: list[Part] = resolve_split(split, splits, list_once)
     paths = np.concatenate([listed[part.name][0][part.start : part.stop] for part in parts])
     labels = np.concatenate([listed[part.name][1][part.start : part.stop] for part in parts])
-    return FolderSource(root, paths, labels), tuple(classes)
+    return FolderSource(root, paths, labels), tuple(classes) if needs_label else ()
 
 
 def _subfolders(path: str) -> list[str]:
@@ -188,16 +193,20 @@ def _subfolders(path: str) -> list[str]:
         return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith((".", "__")))
 
 
-def split_folders(root: str) -> dict[str, list[str]]:
-    """Class folders per split folder; UserError when the layout is another one."""
+def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
+    """Class folders, relative to root, per split; UserError when the layout is another one."""
     try:
         top = _subfolders(root)
-        splits = {name: folders for name in top if (folders := _subfolders(f"{root}/{name}"))}
+        splits = {
+            name: [f"{name}/{each}" for each in _subfolders(f"{root}/{name}")] for name in top
+        }
     except OSError as error:
         raise UserError(
             f"dataset.name={root!r}: {error.strerror}; it takes a folder with {LAYOUT}."
         ) from None
-    if splits:
+    if not needs_label:
+        return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
+    if splits := {name: folders for name, folders in splits.items() if folders}:
         return splits
     if not os.listdir(root):
         raise UserError(f"dataset.name={root!r}: the folder is empty; expected {LAYOUT} in it.")
@@ -206,29 +215,29 @@ def split_folders(root: str) -> dict[str, list[str]]:
 
 
 def _list_split(
-    root: str, split: str, classes: Sequence[str], numbers: dict[str, int]
+    root: str, folders: Sequence[str], numbers: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ordered relative paths (bytes [N]) and labels (int32 [N]) of one split."""
+    """Ordered relative paths (bytes [N]) and labels (int32 [N], 0 without number) of one split."""
     rows: list[tuple[float, bytes, bytes, int]] = []
     ignored: collections.Counter[str] = collections.Counter()
-    for name in classes:
-        with os.scandir(f"{root}/{split}/{name}") as entries:
+    for folder in folders:
+        with os.scandir(f"{root}/{folder}") as entries:
             files = [entry.name for entry in entries if not entry.name.startswith(".")]
         images = [file for file in files if file.lower().endswith(EXTENSIONS)]
         ignored.update(os.path.splitext(file)[1] or file for file in set(files).difference(images))
         if not images:
             found = f" (other files there: {len(files)})" if files else ""
             raise UserError(
-                f"dataset.name={root!r}: class {name!r} of split {split!r} has no image{found}; "
-                f"it takes files that end in {', '.join(EXTENSIONS)}."
+                f"dataset.name={root!r}: no image in {folder!r}{found}; it takes files that end in "
+                f"{', '.join(EXTENSIONS)}."
             )
-        paths = [os.fsencode(f"{split}/{name}/{image}") for image in images]
+        paths = [os.fsencode(f"{folder}/{image}".removeprefix("./")) for image in images]
         hashed = sorted((hashlib.blake2b(path, digest_size=8).digest(), path) for path in paths)
-        last = max(len(hashed) - 1, 1)
-        rows += [(k / last, digest, path, numbers[name]) for k, (digest, path) in enumerate(hashed)]
+        last, number = max(len(hashed) - 1, 1), numbers.get(os.path.basename(folder), 0)
+        rows += [(k / last, digest, path, number) for k, (digest, path) in enumerate(hashed)]
     if ignored:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ignored.items())[:5])
-        logging.getLogger(__name__).warning("%s/%s: not used: %s", root, split, kinds)
+        logging.getLogger(__name__).warning("%s: not used: %s", root, kinds)
     rows.sort()
     paths_sorted = np.array([row[2] for row in rows], dtype=np.bytes_)
     return paths_sorted, np.array([row[3] for row in rows], dtype=np.int32)

@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax.data import workers
 from vit_jax.data.order import example_rng, order
-from vit_jax.errors import UserError, explained
+from vit_jax.errors import UserError, as_user_error
 
 Batch = dict[str, np.ndarray]
 
@@ -120,7 +120,7 @@ def _example(dataset: Examples, index: int, rng: np.random.Generator) -> dict[st
         if hasattr(dataset.source, "describe"):
             where += f" ({dataset.source.describe(index)})"
         if isinstance(error, ValueError | OSError | cv2.error):
-            raise explained(f"{where}: {error}", error) from error
+            raise as_user_error(f"{where}: {error}", error) from error
         # A bug: with its traceback, also through worker processes.
         raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.threads import map_threads
-from vit_jax.errors import UserError, explained
+from vit_jax.errors import UserError, as_user_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Records:
         except UserError:
             raise
         except OSError as error:
-            raise explained(f"{name}: {error.strerror}.", error) from None
+            raise as_user_error(f"{name}: {error.strerror}.", error) from None
         except (ValueError, RuntimeError) as error:  # array_record's
             reason = str(error).splitlines()[0]
             raise UserError(f"{name}: truncated or damaged ({reason}).") from None

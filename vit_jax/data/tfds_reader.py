@@ -33,7 +33,8 @@ class TfdsSource:
     Args:
       records: the serialized `tf.train.Example`s.
       image_key: name of the feature that holds the image.
-      label: name of the feature that holds the class, or how the class is computed from others.
+      label: name of the feature that holds the class, or how the class is computed from others;
+        "" for none: all labels are 0.
       num_classes: labels are below it.
       full_name: `name/config/version`.
     """
@@ -58,6 +59,8 @@ class TfdsSource:
     def __getitem__(self, index: int) -> dict[str, Any]:
         feature = self._features(index)
         image = feature[self._image_key].bytes_list.value[0]
+        if not self._label:
+            return {"image": image, "label": 0}
         if isinstance(self._label, ComputedLabel):
             image, label = self._label.image(image), self._label.compute(feature)
         else:
@@ -188,7 +191,9 @@ def _not_prepared(name: str, base: str, root: str) -> str:
     return f"{where}; prepare it with: python scripts/prepare_data.py {what} --data_dir={root}"
 
 
-def open_prepared(directory: str, split: str, label_key: str = "") -> Prepared:
+def open_prepared(
+    directory: str, split: str, label_key: str = "", *, needs_label: bool = True
+) -> Prepared:
     """Reads the metadata of a prepared directory; no record yet.
 
     Args:
@@ -196,6 +201,7 @@ def open_prepared(directory: str, split: str, label_key: str = "") -> Prepared:
       split: split expression, with TFDS's own meaning.
       label_key: the feature to classify, or a key of COMPUTED_LABELS; "" for the supervised
         feature, or `label`.
+      needs_label: False, without a label_key: all labels are 0 and there are no class names.
 
     Raises:
       UserError: a bad split, no image or no class label among the features, a file format that
@@ -207,7 +213,7 @@ def open_prepared(directory: str, split: str, label_key: str = "") -> Prepared:
         reason = str(error).splitlines()[0]
         raise UserError(f"dataset {directory}: cannot read its metadata ({reason}).") from None
     info = builder.info
-    image, label = image_key(info), _label(info, label_key)
+    image, label = image_key(info), _label(info, label_key) if needs_label or label_key else ""
     file_format = info.file_format.value if info.file_format else "unknown"
     if file_format not in ("array_record", "tfrecord"):
         raise UserError(
@@ -218,7 +224,7 @@ def open_prepared(directory: str, split: str, label_key: str = "") -> Prepared:
     if isinstance(label, ComputedLabel):
         class_names = label.class_names
     else:
-        class_names = tuple(info.features[label].names)
+        class_names = tuple(info.features[label].names) if label else ()
     source = TfdsSource(records, image, label, len(class_names), info.full_name)
     return Prepared(source, class_names)
 

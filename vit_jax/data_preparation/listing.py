@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vit_jax.errors import UserError
-from vit_jax.files.manifest import UNFINISHED, sync
+from vit_jax.files.atomic import UNFINISHED, sync
 
 FilesAndRows = tuple[np.ndarray, np.ndarray]  # paths, bytes [F]; rows [N], see make_rows
 

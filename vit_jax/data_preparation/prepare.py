@@ -35,7 +35,8 @@ from vit_jax.data_preparation.progress import Progress
 from vit_jax.data_preparation.shards import Shard, Shrink, read_receipt, write_shard
 from vit_jax.data_preparation.work_folder import begin, check_finished, work_folder
 from vit_jax.errors import UserError, check_known, check_local
-from vit_jax.files.manifest import sync, write_atomically, write_manifest
+from vit_jax.files.atomic import sync, write_atomically
+from vit_jax.files.manifest import write_manifest
 
 Receipts = dict[str, dict[str, dict[str, Any]]]  # {split: {file name of a shard: its receipt}}
 

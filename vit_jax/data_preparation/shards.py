@@ -16,7 +16,8 @@ from vit_jax.data.decode import decode_image, decodes
 from vit_jax.data.ops import ResizeSmall
 from vit_jax.data_preparation.examples import Example, with_image
 from vit_jax.errors import UserError
-from vit_jax.files.manifest import UNFINISHED, digest, sync, write_atomically
+from vit_jax.files.atomic import UNFINISHED, sync, write_atomically
+from vit_jax.files.manifest import digest
 
 # One record per group, as Grain and TFDS want it for random access; JPEGs cannot be compressed
 # further, and trying to costs 30 us per image, at reading another 6.

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.files.manifest import UNFINISHED, read_manifest, write_atomically
+from vit_jax.files.atomic import UNFINISHED, write_atomically
+from vit_jax.files.manifest import read_manifest
 
 
 def check_finished(folder: Path, plan: dict[str, Any]) -> bool:

@@ -37,7 +37,6 @@ def write_onnx(
     output_name: str,
     opset: int,
     metadata: Mapping[str, str],
-    max_single_file: int = MAX_SINGLE_FILE,
 ) -> None:
     """Writes `function(params, images)` and checks the file's form.
 
@@ -49,7 +48,6 @@ def write_onnx(
       output_name: of the result in the file.
       opset: version of the operator set.
       metadata: texts to go with the model.
-      max_single_file: bytes of constants that one file may hold.
 
     Raises:
       UserError: the package onnx is missing, or a primitive of the model is not in the table.
@@ -83,7 +81,7 @@ def write_onnx(
     onnx.save_model(
         model,
         path,
-        save_as_external_data=sum(x.nbytes for x in graph.constants.values()) > max_single_file,
+        save_as_external_data=sum(x.nbytes for x in graph.constants.values()) > MAX_SINGLE_FILE,
         location=path.name + ".data",
     )
     del model  # the checker makes copies of its own

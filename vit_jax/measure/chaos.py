@@ -28,7 +28,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
-_CONTINUES = re.compile(r"Continuing from the checkpoint of step (\d+)")
+_CONTINUES = re.compile(r"Resuming from the checkpoint of step (\d+)")
 _STEP = re.compile(r"step (\d+)/\d+ ")
 _GRACE_SECONDS = 300.0  # in which what is left of a disturbed run has to end
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}

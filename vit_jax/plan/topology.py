@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 
 from vit_jax.errors import UserError, nearest
@@ -109,11 +108,6 @@ class Topology:
         cores = f", {self.num_cores} cores" if self.num_cores != self.num_chips else ""
         parts = f" in {self.slices} {groups}" if self.slices > 1 else ""
         return f"{self.name} ({self.num_chips} {chips}{parts}{cores})"
-
-
-def set_environment() -> None:
-    """To be called before JAX is imported: an accelerator that is here is left alone."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 def parse_topology(text: str) -> Topology:

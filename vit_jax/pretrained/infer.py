@@ -17,8 +17,8 @@ from vit_jax.pretrained.fit.sizes import (
     model_sizes,
     num_prefix_tokens,
 )
-from vit_jax.pretrained.formats.description import Description
 from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.workdir.description import Description
 
 
 def infer_model(params: Mapping[str, Any], conventions: Mapping[str, Any]) -> dict[str, Any]:

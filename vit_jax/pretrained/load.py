@@ -25,7 +25,6 @@ from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.fit.posemb import POSEMB
 from vit_jax.pretrained.fit.report import LoadReport, list_names
 from vit_jax.pretrained.fit.sizes import model_sizes, num_prefix_tokens
-from vit_jax.pretrained.formats.description import Description
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.formats.table import TORCH_FILE, WEIGHTS_FILE, read_container
 from vit_jax.pretrained.infer import infer_model, told_grid
@@ -33,7 +32,7 @@ from vit_jax.pretrained.zoo.class_names import class_names
 from vit_jax.pretrained.zoo.entry import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.workdir.checkpoints import restore_params
-from vit_jax.workdir.files import CHECKPOINTS, MODEL_FILE, PARAMS_FILE
+from vit_jax.workdir.description import CHECKPOINTS, MODEL_FILE, PARAMS_FILE, Description
 
 
 def load_pretrained(

@@ -22,7 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.errors import UserError, check_known, explained, nearest
+from vit_jax.errors import UserError, as_user_error, check_known, nearest
 from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.workdir.orbax_parts import (
@@ -99,7 +99,7 @@ class CheckpointManager:
                 shutil.rmtree(unfinished)
         except OSError as error:
             message = f"{self._folder} cannot be written: {error.strerror}."
-            raise explained(f"{message} Choose another --workdir.", error) from error
+            raise as_user_error(f"{message} Choose another --workdir.", error) from error
 
     def _add_score(self, step: int, metrics: dict[str, float]) -> None:
         score = self._best_sign * float(metrics.get(self._best_metric, math.nan))
@@ -197,7 +197,7 @@ class CheckpointManager:
                 raise
             steps = [each for each in steps_in(self._folder) if each != step]
             kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
-            raise explained(
+            raise as_user_error(
                 f"The checkpoint of step {step} could not be written to {self._folder}: "
                 f"{_short(error)}. {kept}. Make room, then start again.",
                 error,
@@ -244,7 +244,7 @@ class CheckpointManager:
         except Exception as error:
             if is_disk_error(error):
                 message = f"Checkpoint {item} cannot be read: {_short(error)}."
-                raise explained(message, error) from error
+                raise as_user_error(message, error) from error
             raise
 
     def _choose_step(self) -> int | None:

@@ -21,8 +21,8 @@ from typing import Any
 
 import jax
 
-from vit_jax.errors import PassingError, UserError, check_known, check_local, explained
-from vit_jax.files.json import read_json, write_json
+from vit_jax.errors import PassingError, UserError, as_user_error, check_known, check_local
+from vit_jax.files.atomic import read_json, write_json
 from vit_jax.multihost.first_process import run_on_first_process
 
 _LOG = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def claim_workdir(
                 release_workdir(folder)
                 raise
         except OSError as error:
-            raise explained(
+            raise as_user_error(
                 f"Workdir {workdir} cannot be written: {error.strerror or error} "
                 f"({error.filename or folder}). Choose another --workdir.",
                 error,

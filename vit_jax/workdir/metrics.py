@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vit_jax.errors import PreemptedError, UserError, explained
-from vit_jax.files.json import read_json, write_json
-from vit_jax.files.manifest import write_atomically
+from vit_jax.errors import PreemptedError, UserError, as_user_error
+from vit_jax.files.atomic import read_json, write_atomically, write_json
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
@@ -114,7 +113,7 @@ def _errors_of(file: Any) -> Iterator[None]:
         yield
     except OSError as error:
         message = f"{file.name} could not be written: {error.strerror}."
-        raise explained(f"{message} Make room, then start again.", error) from error
+        raise as_user_error(f"{message} Make room, then start again.", error) from error
 
 
 def _summary_writer(workdir: str, start_step: int, config: dict[str, Any] | None) -> Any:

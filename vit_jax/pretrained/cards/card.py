@@ -17,14 +17,14 @@ import jax.numpy as jnp
 
 from vit_jax.data import preprocess
 from vit_jax.errors import UserError
-from vit_jax.files.json import read_json
+from vit_jax.files.atomic import read_json
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import count_parameters
 from vit_jax.pretrained.cards.snippets import FORMATS, loading_snippet
 from vit_jax.pretrained.fit.report import LoadReport
-from vit_jax.pretrained.formats.description import Description
 from vit_jax.pretrained.zoo.entry import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source
+from vit_jax.workdir.description import Description
 
 # Tag and name of each kind of model.
 _KINDS = {

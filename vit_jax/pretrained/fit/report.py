@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-_SHOWN = 4
-
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
@@ -37,11 +35,11 @@ class LoadReport:
         return "\n".join(f"{kind}: {text}" for kind, text in kinds.items() if text)
 
 
-def list_names(names: Iterable[str]) -> str:
+def list_names(names: Iterable[str], shown: int = 4) -> str:
     """The first few names, and how many more there are."""
     names = list(names)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def _by_reason(reasons: dict[str, str]) -> str:

@@ -17,10 +17,10 @@ from vit_jax.errors import UserError, check_known
 from vit_jax.pretrained.files.array_file import Container
 from vit_jax.pretrained.fit.posemb import POSEMB
 from vit_jax.pretrained.formats import rows
-from vit_jax.pretrained.formats.description import HALF, Description, InputSettings
 from vit_jax.pretrained.formats.json_values import pair, positive, reading
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
 from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.workdir.description import HALF, Description, InputSettings
 
 GELUS = {
     "gelu": "exact",

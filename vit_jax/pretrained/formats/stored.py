@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.pretrained.formats.description import Description
+from vit_jax.workdir.description import Description
 
 
 @dataclasses.dataclass

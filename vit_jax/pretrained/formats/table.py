@@ -9,18 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.files.json import read_json, write_json
+from vit_jax.files.atomic import read_json, write_arrays, write_json
 from vit_jax.models.create import MODELS, TOKENS
-from vit_jax.models.positions import sincos2d
+from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES
 from vit_jax.pretrained.files.array_file import Container
-from vit_jax.pretrained.files.npz import write_arrays
 from vit_jax.pretrained.files.safetensors import write_safetensors
 from vit_jax.pretrained.fit.posemb import POSEMB
 from vit_jax.pretrained.fit.sizes import BIT_STEM_KERNEL
 from vit_jax.pretrained.formats import big_transfer, google, huggingface, timm
-from vit_jax.pretrained.formats.description import Description, InputSettings
 from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.workdir.description import Description, InputSettings
 
 # Of a folder; beside the weights there may be the JSON files that the format has.
 WEIGHTS_FILE = "model.safetensors"

@@ -13,10 +13,10 @@ from vit_jax.errors import UserError, check_known
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.pretrained.files.array_file import Container
 from vit_jax.pretrained.formats import rows
-from vit_jax.pretrained.formats.description import HALF, Description, InputSettings
 from vit_jax.pretrained.formats.json_values import pair, positive, reading
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers, stacked_layer
 from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.workdir.description import HALF, Description, InputSettings
 
 # Architectures of timm by our variant, but for the resolution; `model_args` says the rest.
 ARCHITECTURES = {

@@ -5,6 +5,7 @@ The client reads the environment: HF_TOKEN, HF_HOME, HF_ENDPOINT (a mirror), HF_
 
 from __future__ import annotations
 
+import functools
 import re
 import urllib.parse
 from pathlib import Path
@@ -45,8 +46,9 @@ def fetch_from_hub(address: str) -> Path:
         if file:
             return Path(huggingface_hub.hf_hub_download(repository, file, revision=revision))
         for weights in (_SAFETENSORS, _PICKLED):
-            wanted = {"revision": revision, "allow_patterns": [*_CONFIGS, *weights]}
-            folder = Path(huggingface_hub.snapshot_download(repository, **wanted))
+            patterns = [*_CONFIGS, *weights]
+            fetch = functools.partial(huggingface_hub.snapshot_download, allow_patterns=patterns)
+            folder = Path(fetch(repository, revision=revision))
             if any(path for pattern in weights for path in folder.glob(pattern)):
                 return folder
     except Exception as error:  # of the client, of its HTTP library, of the disk

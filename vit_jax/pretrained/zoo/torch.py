@@ -7,6 +7,8 @@ pytorch-image-models, results/results-imagenet.csv.
 
 from __future__ import annotations
 
+from typing import Any
+
 from vit_jax.models.variants import get_variant
 from vit_jax.pretrained.formats.timm import ARCHITECTURES
 from vit_jax.pretrained.zoo.entry import Accuracy, ZooEntry
@@ -21,7 +23,7 @@ def _deit(model: str, sha256: str, *, readme_top1: float, timm_top1: float) -> l
     is_distilled, resolution = "distilled" in model, int(model[-3:])
     hub_name = f"facebook/{model.replace('_', '-')}"
     crop = 1.0 if resolution == 384 else 0.9
-    common = {
+    common: dict[str, Any] = {
         "variant": f"DeiT{'-distilled' * is_distilled}-{_SIZES[model.split('_')[1]]}/16",
         "resolution": resolution,
     }
