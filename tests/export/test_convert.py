@@ -27,7 +27,7 @@ from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.files.containers import open_container
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats.google import POSEMB
-from vit_jax.pretrained.formats.timm_config import _crop_pct
+from vit_jax.pretrained.formats.timm import crop_pct
 
 IMAGES = golden.images(2, 32, 32)
 FOLDERS = ("timm", "huggingface", "orbax")
@@ -208,7 +208,7 @@ def test_preprocessing_in_timms_words(spec: str, expected: dict[str, Any], tmp_p
 
 def test_every_size_of_a_crop_comes_back() -> None:
     for size, resized in ((224, 256), (384, 450), (384, 462), (384, 472), (384, 501), (240, 357)):
-        assert math.floor(size / _crop_pct(size, resized)) == resized
+        assert math.floor(size / crop_pct(size, resized)) == resized
 
 
 def test_what_a_format_cannot_say_is_said(sources: dict[str, Path], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path,
     found = {}
     for name, row in formats.FORMATS.items():
         path = tmp_path_factory.mktemp(name) / ("folder" if row.is_folder else "file.npz")
-        file = row.write(path, params, description, inputs)[0]
+        file = row.write(path, params, description, inputs)
         with open_container(file) as container:
             arrays = {each: container.read(each) for each in container.arrays}
         found[name] = (file, arrays, flatten_names(load_model(path).params))

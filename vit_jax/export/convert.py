@@ -91,7 +91,7 @@ def convert_checkpoint(
         "destination": str(target),
         "format": format,
         "num_parameters": sum(array.size for array in flat.values()),
-        "arrays": model.report.to_json(),
+        "arrays": dataclasses.asdict(model.report),
         "notes": [*lost_conventions(format, model.description), *notes],
         "files": sorted(str(file) for file in files if file.is_file()),
         **check,

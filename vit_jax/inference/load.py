@@ -17,7 +17,7 @@ from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.fit.report import LoadReport
 from vit_jax.pretrained.formats.json_values import reading
 from vit_jax.pretrained.infer import infer_description
-from vit_jax.pretrained.load import check_explained, read_source, with_changes
+from vit_jax.pretrained.load import check_explained, read_source
 from vit_jax.workdir.description import Description
 
 # How a model is trained and computed, not what it is.
@@ -105,6 +105,7 @@ def load_model(
         reset_head=False,
         posemb=posemb,
         dropped=stored.dropped,
+        changed=stored.changed,
     )
     return PretrainedModel(
         module=module,
@@ -112,7 +113,7 @@ def load_model(
         description=description,
         format=stored.format,
         source=str(source),
-        report=with_changes(report, stored.changed),
+        report=report,
     )
 
 
