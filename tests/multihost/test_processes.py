@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from vit_jax.command_line import step_range
 from vit_jax.errors import UserError
-from vit_jax.launch import step_range
 from vit_jax.multihost import preemption, processes
 from vit_jax.multihost.preemption import PreemptionNotice, metadata_server, read_metadata
 from vit_jax.multihost.processes import PeersMissingError, start_processes

@@ -195,7 +195,8 @@ class Watchdog:
                 if record.beat != self._coordinator.beat:
                     self._coordinator, self._last_contact = record, time.monotonic()
                 if state["verdict"]:
-                    self._end(*state["verdict"], state["alive"])
+                    verdict, exit_code = state["verdict"]
+                    self._end(verdict, exit_code, state["alive"])
 
     def _judge_all(self) -> dict[str, Any]:
         """Process 0: writes and returns the state that follows from all records."""
