@@ -60,7 +60,7 @@ def write(
     path: Path, function: Callable[..., Any], params: dict[str, Any], spec: Any, **kwargs: Any
 ) -> Any:
     """Converts and writes; returns what ONNX Runtime computes."""
-    options: dict[str, Any] = {"opset": 18, "metadata": {}, **kwargs}
+    options: dict[str, Any] = {"metadata": {}, **kwargs}
     write_onnx(path, function, params, spec, output_name="result", **options)
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3

@@ -578,6 +578,7 @@ sys.path.insert(0, "tests/workdir")
 from test_checkpoints import *
 from vit_jax.files.atomic import write_json
 from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.workdir import claim
 from vit_jax.workdir.claim import claim_workdir
 
 workdir, mesh = Path(workdir), mesh_of(2, 4)
@@ -588,6 +589,16 @@ try:
     raise AssertionError("the other config was not refused here")
 except UserError as error:
     assert "model.width: 8 -> 9" in str(error)
+
+for check, message in (
+    (lambda: claim._check_same(config, {"train": index}, ()), 'train: "0" -> "1"'),
+    (lambda: claim._check_shared(workdir / ("other" if int(index) else "")), "is not the one that"),
+):
+    try:
+        check()
+        assert index == "0", "nothing was raised on the other host"
+    except UserError as error:
+        assert index == "1" and message in str(error), str(error)
 
 def sharded(step):
     shape = jax.eval_shape(lambda: build_state(step))

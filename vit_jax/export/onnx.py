@@ -24,6 +24,7 @@ from vit_jax.errors import UserError
 from vit_jax.export.onnx_graph import Constant, Graph, Operand, element_type, integers
 from vit_jax.export.settings import INPUT_NAME, import_package
 
+OPSET = 18  # the first in which all reductions take their axes in one way
 # Protocol buffers end at 2 GiB; beyond, constants stand in a file of their own.
 MAX_SINGLE_FILE = 2**31 - 2**24
 
@@ -35,7 +36,6 @@ def write_onnx(
     images: jax.ShapeDtypeStruct,
     *,
     output_name: str,
-    opset: int,
     metadata: Mapping[str, str],
 ) -> None:
     """Writes `function(params, images)` and checks the file's form.
@@ -46,7 +46,6 @@ def write_onnx(
       params: flat names to arrays; the graph's constants carry these names.
       images: shape and type of the input; its first size may be symbolic.
       output_name: of the result in the file.
-      opset: version of the operator set.
       metadata: texts to go with the model.
 
     Raises:
@@ -65,7 +64,7 @@ def write_onnx(
         shape = [size if isinstance(size, int) else "batch" for size in spec.shape]
         return helper.make_tensor_value_info(name, element_type(spec.dtype), shape)
 
-    opsets = [helper.make_opsetid("", opset)]
+    opsets = [helper.make_opsetid("", OPSET)]
     model = helper.make_model(
         helper.make_graph(
             graph.nodes, "vit_jax", [info(INPUT_NAME, images)], [info(output_name, result)]
