@@ -22,6 +22,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.export.onnx import OPSET, write_onnx
 from vit_jax.export.settings import INPUT_NAME, OUTPUTS, ExportSettings, import_package
+from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.inputs import input_range
 from vit_jax.inference.load import PretrainedModel
 from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
