@@ -74,7 +74,7 @@ def test_a_cluster_that_is_not_there_yet_may_come(
         raise error
 
     monkeypatch.setattr("jax.distributed.initialize", fails)
-    monkeypatch.setattr(processes, "_on_abort", lambda reason: None)
+    monkeypatch.setattr(processes, "_on_abort", lambda _: None)
     with pytest.raises(PeersMissingError if raised else RuntimeError, match=str(error)):
         start_processes(**{"distributed": "auto", **ALONE, **TIMEOUTS})
 
