@@ -27,7 +27,8 @@ from vit_jax.data.preprocess import Chain
 from vit_jax.data.sources import ArraySpec, resolve_split
 from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError
-from vit_jax.files.manifest import read_or_none, write_atomically
+from vit_jax.files.atomic import write_atomically
+from vit_jax.files.manifest import read_or_none
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 LAYOUT = "train/CLASS_NAME/IMAGE.{jpg,jpeg,png,webp}"

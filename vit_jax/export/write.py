@@ -19,8 +19,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data import preprocess
-from vit_jax.data.ops import Normalize, ValueRange
 from vit_jax.errors import UserError
 from vit_jax.export.onnx import OPSET, write_onnx
 from vit_jax.export.settings import INPUT_NAME, OUTPUTS, ExportSettings, import_package
@@ -128,12 +126,8 @@ def create_forward(model: PretrainedModel, settings: ExportSettings) -> Callable
 
 def scale_pixels(model: PretrainedModel, images: Any) -> jax.Array:
     """uint8 [B, H, W, C] -> the floats that the model's preprocessing makes of them."""
-    spec = description.eval_preprocess
-    for op in preprocess.parse(spec).ops if spec else ():
-        if isinstance(op, ValueRange | Normalize):
-            rng = np.random.default_rng(0)  # they draw nothing
-            return np.stack([op.apply(image, rng) for image in images])
-    return images.astype(np.float32) / np.float32(127.5) - np.float32(1)
+    black, white = (end[None, None, None] for end in input_range(model.description))
+    return jnp.asarray(images, jnp.float32) * ((white - black) / np.float32(255)) + black
 
 
 def _write_stablehlo(
