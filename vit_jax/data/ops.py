@@ -193,19 +193,6 @@ class FlipLr(ImageOp):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pad(ImageOp):
-    """Adds black pixels on every side."""
-
-    pixels: int
-
-    def __post_init__(self) -> None:
-        check_positive(pixels=self.pixels)
-
-    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
-        return np.pad(image, ((self.pixels,) * 2, (self.pixels,) * 2, (0, 0)))  # [H+2p, W+2p, C]
-
-
-@dataclasses.dataclass(frozen=True)
 class RandomAffine(ImageOp):
     """Rotation and shear within +-degrees, shift within +-translate of a side, scale in a range.
 

@@ -117,10 +117,17 @@ class HostBatches(Iterator[Batch], AbstractContextManager[Any]):
         self,
         batches: TrainBatches | EvalBatches,
         *,
-        num_threads: int,
-        num_workers: int,
-        prefetch: int,
+        num_threads: int = 0,
+        num_workers: int = 0,
+        prefetch: int = 2,
     ):
+        """
+        Args:
+          batches: to make.
+          num_threads: per process; each makes a whole batch. 0: batches are made when asked for.
+          num_workers: processes that make batches; 0: this process does.
+          prefetch: batches to make ahead, per process; at least one per thread.
+        """
         self._remaining = len(batches)
         self._iterators: list[Any] = []
         buffer_size = max(num_threads, prefetch) if num_threads else 0
@@ -173,9 +180,7 @@ def train_batches(
     total_steps: int,
     repeated_augmentation: int = 1,
     rows: np.ndarray | None = None,
-    num_threads: int = 0,
-    num_workers: int = 0,
-    prefetch: int = 2,
+    **loader: int,
 ) -> HostBatches:
     """The batches that update parameters, `start_step` .. `total_steps` - 1.
 
@@ -196,9 +201,7 @@ def train_batches(
       total_steps: of the whole run.
       repeated_augmentation: m; divides the batch size.
       rows: which rows of the global batch this process holds, sorted ints [n]; all by default.
-      num_threads: per process; each makes a whole batch. 0: batches are made when asked for.
-      num_workers: processes that make batches; 0: this process does.
-      prefetch: batches to make ahead, per process; at least one per thread.
+      loader: see `HostBatches`.
 
     Returns:
       Iterator of {"image" [n, H, W, C], "label" int32 [n], "mask" float32 [n] of ones}.
@@ -210,17 +213,11 @@ def train_batches(
     batches = TrainBatches(
         dataset, batch_size, rows, seed, start_step, total_steps, repeated_augmentation
     )
-    return HostBatches(batches, num_threads=num_threads, num_workers=num_workers, prefetch=prefetch)
+    return HostBatches(batches, **loader)
 
 
 def eval_batches(
-    dataset: Examples,
-    *,
-    batch_size: int,
-    rows: np.ndarray | None = None,
-    num_threads: int = 0,
-    num_workers: int = 0,
-    prefetch: int = 2,
+    dataset: Examples, *, batch_size: int, rows: np.ndarray | None = None, **loader: int
 ) -> HostBatches:
     """Every example once, in the order of the split; arguments as for `train_batches`.
 
@@ -228,5 +225,4 @@ def eval_batches(
     number of batches. Random ops draw the same numbers each time.
     """
     rows = np.arange(batch_size) if rows is None else rows
-    batches = EvalBatches(dataset, batch_size, rows)
-    return HostBatches(batches, num_threads=num_threads, num_workers=num_workers, prefetch=prefetch)
+    return HostBatches(EvalBatches(dataset, batch_size, rows), **loader)

@@ -7,7 +7,7 @@ import itertools
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,13 +15,13 @@ from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError, as_user_error
 
 
-class Extent(NamedTuple):
-    """Records `skip : skip + take` of a file that holds `total` records."""
+class Extent(Protocol):
+    """Records `skip : skip + take` of a file; TFDS's FileInstruction."""
 
     filename: str
     skip: int
     take: int
-    total: int
+    examples_in_shard: int
 
 
 class TFRecordFile:
@@ -142,7 +142,7 @@ class Records:
 
     def _open(self, extent: Extent) -> TFRecordFile | ArrayRecordFile:
         _allow_open_files(len(self.extents))
-        name = extent.filename
+        name = str(extent.filename)
         try:
             os.stat(name)  # array_record does not say plainly that a file is missing
             if self._format == "array_record":
@@ -151,10 +151,8 @@ class Records:
                 if name not in self._offsets:
                     self._offsets[name] = index_tfrecord(name)
                 file = TFRecordFile(name, self._offsets[name])
-            if len(file) != extent.total:
-                raise ValueError(
-                    f"it holds {len(file)} records, the set's info says {extent.total}"
-                )
+            if len(file) != (total := extent.examples_in_shard):
+                raise ValueError(f"it holds {len(file)} records, the set's info says {total}")
         except OSError as error:
             raise as_user_error(f"{name}: {error.strerror}.", error) from None
         except (ValueError, RuntimeError) as error:  # also array_record's

@@ -21,7 +21,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from vit_jax.data import computed_labels
 from vit_jax.data.computed_labels import COMPUTED_LABELS, Label
-from vit_jax.data.records import Extent, Records
+from vit_jax.data.records import Records
 from vit_jax.data.sources import GRAMMAR
 from vit_jax.errors import UserError, check_local, nearest
 
@@ -189,23 +189,15 @@ def open_prepared(
             f"dataset {directory} is stored as {file_format}; prepare it again with "
             "file_format='array_record'."
         )
-    records = Records(file_format, extents(info.splits, split))
-    return TfdsSource(records, image, label, info.full_name), label.class_names
-
-
-def extents(splits: Any, split: str) -> list[Extent]:
-    """Where the examples of a split expression lie."""
     try:
-        instructions = splits["".join(split.split())].file_instructions
+        extents = info.splits["".join(split.split())].file_instructions
     except Exception as error:  # likewise
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"dataset.split={split!r}: {reason}; write {GRAMMAR}.") from None
-    if not instructions:
+    if not extents:
         raise UserError(f"dataset.split={split!r} selects no example.")
-    return [
-        Extent(str(each.filename), each.skip, each.take, each.examples_in_shard)
-        for each in instructions
-    ]
+    records = Records(file_format, extents)
+    return TfdsSource(records, image, label, info.full_name), label.class_names
 
 
 def _supervised(info: Any) -> tuple[str, str]:

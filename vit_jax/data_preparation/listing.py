@@ -22,7 +22,7 @@ from vit_jax.files.manifest import UNFINISHED, sync
 FilesAndRows = tuple[np.ndarray, np.ndarray]  # paths, bytes [F]; rows [N], see make_rows
 
 # Sources consist of these; a log that is written beside them is no change.
-_SOURCE_FILE = re.compile(r"[^.].*(\.tar|\.jpe?g|\.png|\.webp|record.*|dataset_info\.json)", re.I)
+_SOURCE_FILE = re.compile(r"[^.].*\.(tar|jpe?g|png|webp)", re.IGNORECASE)
 
 
 class Listing(NamedTuple):

@@ -13,7 +13,7 @@ from array_record.python import array_record_module
 
 from vit_jax.data import geometry
 from vit_jax.data.decode import decode_image, decodes
-from vit_jax.data_preparation.examples import Example, with_image
+from vit_jax.data_preparation.examples import Example, serialize
 from vit_jax.errors import UserError
 from vit_jax.files.manifest import UNFINISHED, digest, sync, write_atomically
 
@@ -73,7 +73,7 @@ def write_shard(shard: Shard, examples: Iterable[Example], shrink: Shrink | None
     Raises:
       UserError: the source cannot be read or the shard cannot be written.
     """
-    found = sorted((each.position, _stored(each, shrink), each.where) for each in examples)
+    found = sorted((each.position, _record(each, shrink), each.where) for each in examples)
     records = [record for _, record, _ in found if record]
     temporary = shard.path.with_name(shard.path.name + UNFINISHED)
     try:
@@ -103,15 +103,16 @@ def write_shard(shard: Shard, examples: Iterable[Example], shrink: Shrink | None
     return receipt
 
 
-def _stored(example: Example, shrink: Shrink | None) -> bytes:
+def _record(example: Example, shrink: Shrink | None) -> bytes:
     """The record that goes into the shard; empty where the image cannot be decoded."""
-    if shrink is None:
-        return example.record if decodes(example.image) else b""
+    image = example.image
+    if shrink is None and not decodes(image):
+        return b""
     try:
-        small = shrink(example.image)
+        image = shrink(image) if shrink else image
     except ValueError:
         return b""
-    return example.record if small is example.image else with_image(example.record, small)
+    return serialize(image, example.label, example.name)
 
 
 def read_receipt(shard: Shard) -> dict[str, Any] | None:

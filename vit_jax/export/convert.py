@@ -171,10 +171,7 @@ def lost_ops(format: str, model: PretrainedModel) -> list[str]:
     spec = model.description.eval_preprocess
     if format not in ("timm", "huggingface") or not spec:
         return []
-    known = (
-        *(Decode, Resize, ResizeSmall, CentralCrop),
-        *(Normalize, ValueRange),
-    )
+    known = (Decode, Resize, ResizeSmall, CentralCrop, Normalize, ValueRange)
     ops = preprocess.parse(spec).ops
     lost = [type(op).__name__ for op in ops if not isinstance(op, known)]
     notes = [f"of the preprocessing, {', '.join(lost)} is not written."] if lost else []

@@ -170,7 +170,6 @@ def _write(folder: Path, records: list[bytes]) -> str:
         writer.close()
     metadata.write_image_metadata(
         directory,
-        name=_NAME,
         version=_VERSION,
         description="",
         class_names=[str(number) for number in range(1000)],
