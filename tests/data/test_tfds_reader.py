@@ -255,7 +255,9 @@ def test_label_key(captions_dir: str) -> None:
 
 
 def test_configs_and_versions(captions_dir: str, tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UserError, match="several configs.*captions/big, captions/small"):
+    with pytest.raises(
+        UserError, match="several configs.*captions/big:1.0.0, captions/small:1.0.0"
+    ):
         find_prepared("captions", captions_dir)
     with pytest.raises(UserError, match="prepared there: captions/big:1.0.0, captions/small:1.0.0"):
         find_prepared("captions/medium", captions_dir)

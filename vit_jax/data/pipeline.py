@@ -20,7 +20,7 @@ import numpy as np
 
 from vit_jax.data import workers
 from vit_jax.data.order import example_rng, order
-from vit_jax.data.sources import ArraySpec
+from vit_jax.data.sources import ArraySpec, describe
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -95,9 +95,8 @@ def _build(
         image = example["image"]
         if (image.shape, image.dtype) != (spec.shape, spec.dtype):
             raise UserError(
-                f"preprocess gives images of different shapes, {spec.dtype} {list(spec.shape)} and "
-                f"{image.dtype} {list(image.shape)} (example {index}); end it with an op that "
-                "fixes the size, such as resize(224)."
+                f"preprocess gives {describe(spec)} and {describe(image)} (example {index}); end "
+                "it with an op that fixes the size, such as resize(224)."
             )
         images[row], labels[row] = image, example["label"]
     return {"image": images, "label": labels, "mask": mask.astype(np.float32)}

@@ -27,7 +27,7 @@ from vit_jax.data.folder import EXTENSIONS
 from vit_jax.data.threads import map_threads
 from vit_jax.data_preparation.listing import FilesAndRows, Listing, in_tfds_order, join, make_rows
 from vit_jax.data_preparation.progress import Progress
-from vit_jax.data_preparation.tars import is_gzip, list_tar, unpack_gzip
+from vit_jax.data_preparation.tars import list_tar, unpack_gzip
 from vit_jax.errors import UserError
 from vit_jax.pretrained.zoo.class_names import LABELS, wordnet_ids
 
@@ -38,6 +38,7 @@ PLACES = {  # the first that is there counts
 }
 
 _CLASS = re.compile(r"(n\d{8})(\.tar)?")
+_IMAGE = re.compile(rf"[^.].*({'|'.join(map(re.escape, EXTENSIONS))})", re.IGNORECASE)
 _CLASS_TAR = re.compile(r"n\d{8}\.tar")
 _VALIDATION = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
 
@@ -96,7 +97,7 @@ def list_imagenet21k(source: str, work: Path) -> Listing:
       work: where class tars are unpacked to from a compressed tar, which takes as much disk again.
     """
     path = source
-    if os.path.isfile(source) and is_gzip(source):
+    if source.endswith((".gz", ".tgz")):
         path = str(work / "unpacked")
         logging.info("%s is compressed: its class tars are unpacked to %s first", source, path)
         progress = Progress("unpacking", os.path.getsize(source) / 1e6, "MB")
@@ -149,22 +150,17 @@ def _list_part(part: Part) -> FilesAndRows:
     """The images of one folder or tar; their labels are 0 yet."""
     path = os.fsencode(part.path)
     if os.path.isdir(part.path):
-        names = sorted(filter(_is_image, os.listdir(path)))
+        names = sorted(name for name in os.listdir(path) if _IMAGE.fullmatch(os.fsdecode(name)))
         files = [os.path.join(path, name) for name in names]
         rows = make_rows(names, list(map(os.path.getsize, files)), file=np.arange(len(names)))
         return np.array(files, np.bytes_), rows
-    members = list_tar(part.path, _is_image, part.start, part.size, name=part.wordnet_id)
+    members = list_tar(part.path, _IMAGE.fullmatch, part.start, part.size, name=part.wordnet_id)
     rows = make_rows(
         [os.fsencode(each.name) for each in members],
         [each.size for each in members],
         offset=[each.offset for each in members],
     )
     return np.array([path], np.bytes_), rows
-
-
-def _is_image(name: str | bytes) -> bool:
-    name = os.fsdecode(name)
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
 def _list_validation(path: str, numbers: dict[str, int]) -> FilesAndRows:

@@ -17,18 +17,12 @@ from vit_jax.errors import UserError
 
 
 class Origin(NamedTuple):
-    """A source, before any of its images is read.
+    """A source, before any of its images is read."""
 
-    Attributes:
-      name, version: of the set that it becomes.
-      parts: the files and folders that it consists of.
-      make_listing: folder for what has to be unpacked -> its examples.
-    """
-
-    name: str
+    name: str  # of the set that it becomes
     version: str
-    parts: Sequence[str]
-    make_listing: Callable[[Path], Listing]
+    parts: Sequence[str]  # the files and folders that it consists of
+    make_listing: Callable[[Path], Listing]  # from a folder for what has to be unpacked
 
 
 def _imagenet2012(source: str) -> Origin:

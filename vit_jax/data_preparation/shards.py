@@ -43,22 +43,14 @@ class Shrink(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A part of a split that becomes a file.
+    """Examples `start:stop` of a split, which become a file."""
 
-    Attributes:
-      path: of the finished file.
-      receipt: of the JSON file that says that it is finished, and what it holds.
-      split: the examples' split.
-      start, stop: its examples are those from `start` to before `stop`.
-      size: of the images in the source, in bytes.
-    """
-
-    path: Path
-    receipt: Path
+    path: Path  # of the finished file
+    receipt: Path  # of the JSON file that says that it is finished, and what it holds
     split: str
     start: int
     stop: int
-    size: int
+    size: int  # of the images in the source, in bytes
 
 
 def write_shard(shard: Shard, examples: Iterable[Example], shrink: Shrink | None) -> dict[str, Any]:

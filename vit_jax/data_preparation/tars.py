@@ -76,11 +76,6 @@ def _wanted_files(
             yield info
 
 
-def is_gzip(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(2) == b"\x1f\x8b"
-
-
 def unpack_gzip(
     path: str, folder: Path, wanted: Callable[[str], object], report: Callable[[int], None]
 ) -> None:
