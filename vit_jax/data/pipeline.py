@@ -127,34 +127,27 @@ class HostBatches(Iterator[Batch], AbstractContextManager[Any]):
           num_workers: processes that make batches; 0: this process does.
           prefetch: batches to make ahead, per process; at least one per thread.
         """
-        self._remaining = len(batches)
-        self._iterators: list[Any] = []
         buffer_size = max(num_threads, prefetch) if num_threads else 0
         options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
+        self._iterators: list[Any] = []
         clean_up: Callable[[], None] = lambda: None  # noqa: E731
-        if self._remaining:
+        if count := len(batches):
             data = grain.MapDataset.source(batches).to_iter_dataset(options)
             if num_workers:
-                data, clean_up = workers.spread(data, min(num_workers, self._remaining))
+                data, clean_up = workers.spread(data, min(num_workers, count))
             self._iterators.append(iter(data))
         # It also runs when this object is dropped, and before the interpreter joins its children.
         self._close = weakref.finalize(self, _close, self._iterators, clean_up)
 
     def __next__(self) -> Batch:
-        if not self._remaining:
-            self.close()
-            raise StopIteration
         try:
-            batch = next(self._iterators[0])
-        except Exception:
+            return next(self._iterators[0] if self._iterators else iter(()))
+        except Exception:  # StopIteration too
             self.close()
             raise
-        self._remaining -= 1
-        return batch
 
     def close(self) -> None:
         """Ends threads and processes; no batch comes after it."""
-        self._remaining = 0
         self._close()
 
     def __exit__(self, *_: object) -> None:
