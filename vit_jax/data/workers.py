@@ -54,11 +54,12 @@ def spread(
 
 
 def _create_folder() -> tuple[str, Callable[[], None]]:
-    """A locked folder in shared memory ("" where there is none), and what removes it."""
-    if not os.path.isdir(SHM):
-        return "", lambda: None
+    """A locked folder in shared memory ("" where there is none for us), and what removes it."""
     remove_stale()
-    hidden = tempfile.mkdtemp(prefix=f".vit_jax-{os.getpid()}-", dir=SHM)
+    try:
+        hidden = tempfile.mkdtemp(prefix=f".vit_jax-{os.getpid()}-", dir=SHM)
+    except OSError:
+        return "", lambda: None
     lock = os.open(hidden, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     folder = os.path.join(SHM, os.path.basename(hidden)[1:])  # seen by `remove_stale` from here on
