@@ -170,7 +170,6 @@ def _write(folder: Path, records: list[bytes]) -> str:
         writer.close()
     metadata.write_image_metadata(
         directory,
-        name=_NAME,
         version=_VERSION,
         description="",
         class_names=[str(number) for number in range(1000)],
@@ -239,9 +238,9 @@ def _write_for_peer(source: str, folder: str) -> None:
     target = Path(folder)
     target.mkdir()
     for path in sorted(Path(source).iterdir()):
-        copy = target / path.name.replace(metadata.FILE_FORMAT, "tfrecord")
+        copy = target / path.name.replace("array_record", "tfrecord")
         if copy.name == path.name:
-            copy.write_text(path.read_text().replace(f'"{metadata.FILE_FORMAT}"', '"tfrecord"'))
+            copy.write_text(path.read_text().replace('"array_record"', '"tfrecord"'))
             continue
         reader = array_record_module.ArrayRecordReader(str(path))
         with tf.io.TFRecordWriter(str(copy)) as file:
