@@ -8,6 +8,8 @@ hf://owner/name, or a name of scripts/zoo.py list. Images go through the checkpo
 preprocessing, which is printed. Classes are matched by name.
 """
 
+import json
+
 from vit_jax import launch
 from vit_jax.inference import flags as model_flags
 
@@ -34,6 +36,7 @@ if __name__ == "__main__":
     if not as_json:
         launch.start_logging()
     with launch.one_line_errors():
-        from vit_jax.inference.evaluate import evaluate, print_results
+        from vit_jax.inference.evaluate import evaluate, table
 
-        print_results(evaluate(**arguments), as_json=as_json)
+        results = evaluate(**arguments)
+        print(json.dumps(results) if as_json else table(results))

@@ -21,7 +21,7 @@
 #   logs     follows process 0; --worker=all follows all
 #   status   of the run and its pods
 #   stop     SIGTERM: the run saves and ends; its pods are removed
-#   resume   goes on after stop
+#   resume   continues after stop
 #   delete   removes it; asks, unless --yes
 #
 # For all commands: --namespace=default, --context=... (of kubectl), --dry_run (prints every command,

@@ -40,7 +40,7 @@ IGNORED = tuple(f"  --{name}: " for name in command_line.OWN_FLAGS)
 def plan(config):
     given = flags.FLAGS
     topology = parse_topology(given.topology)
-    from vit_jax.files.json import write_json
+    from vit_jax.files.atomic import write_json
     from vit_jax.plan.plan import make_plan
     from vit_jax.plan.report import plan_json, report_text
 

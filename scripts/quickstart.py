@@ -3,7 +3,7 @@
     ./scripts/quickstart.sh [WORKDIR]
 
 which sets up the environment and calls this script with --workdir=WORKDIR. The same command again
-goes on where an interrupted one was.
+resumes an interrupted one.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up the environment, then: ./scripts/quickstart.sh [WORKDIR] pre-trains a small ViT on bundled
-# data, fine-tunes it on handwritten digits and compares. Interrupted, the same command goes on.
+# data, fine-tunes it on handwritten digits and compares. Interrupted, the same command resumes.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

@@ -4,7 +4,7 @@
 #   scripts/restart.sh [--lock=FILE] [--max_restarts=100] [--delay_seconds=10] COMMAND...
 #
 # Status 75 means: saved after SIGTERM, another process of the run died, or the shared disk had an
-# I/O error; the same command goes on. It is run again then, and after a crash (a signal other than
+# I/O error; the same command resumes. It is run again then, and after a crash (a signal other than
 # Ctrl-C's and SIGTERM), but not after success (0), a diverged loss (1) or a mistake (2). The first
 # SIGTERM or Ctrl-C is passed on as SIGTERM, so that the run saves, and later ones are not; it is not
 # run again after that. --lock holds FILE while the command lives and refuses to start where it is
@@ -91,7 +91,7 @@ while :; do
   run_once "$@"
   should_restart || break
   if [[ -n "$stopping" ]]; then
-    say "stopped with status $code; the same command goes on from the last checkpoint."
+    say "stopped with status $code; the same command resumes from the last checkpoint."
     break
   elif ((restarts >= max_restarts)); then
     say "status $code, and --max_restarts=$max_restarts is used up."

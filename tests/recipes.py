@@ -21,30 +21,63 @@ UNTOUCHED: dict[str, Any] = {
 }
 
 
+# Stand for what a kind of model or schedule has no key for, so that one table covers all kinds.
+ABSENT: dict[str, Any] = {
+    "dropout_rate": 0.0,
+    "attention_dropout_rate": 0.0,
+    "stochastic_depth_rate": 0.0,
+    "representation_size": None,
+    "classifier": "token",
+    "position_embedding": "learned",
+    "linear_end": 1e-5,
+}
+
+MODEL = (
+    "dropout_rate",
+    "attention_dropout_rate",
+    "stochastic_depth_rate",
+    "representation_size",
+    "head_bias_init",
+    "classifier",
+    "position_embedding",
+)
+OPTIMIZER = (
+    "learning_rate",
+    "weight_decay",
+    "clip_norm",
+    "b1",
+    "b2",
+    "eps",
+    "decay_parameters",
+    "momentum_dtype",
+    "decay_multipliers",
+)
+SCHEDULE = ("warmup_steps", "linear_end", "cooldown_steps")
+
+
 def settings(config: ConfigDict) -> dict[str, Any]:
     """What recipes set, by name; whatever a recipe has beyond that is for the launch."""
+    sections = (
+        (config.model, MODEL),
+        (config.optimizer, OPTIMIZER),
+        (config.schedule, SCHEDULE),
+    )
     return {
         "split": config.dataset.split,
         "preprocess": config.dataset.preprocess,
         "eval_preprocess": config.dataset.eval_preprocess,
         "batch_size": config.dataset.batch_size,
-        "epochs": config.duration.epochs,
-        **{key: config.model[key] for key in ("dropout_rate", "representation_size")},
-        **{key: config.model[key] for key in ("head_bias_init", "classifier")},
-        "position_embedding": config.model.position_embedding,
-        "stochastic_depth_rate": config.model.stochastic_depth_rate,
-        "attention_dropout_rate": config.model.attention_dropout_rate,
         "repeated_augmentation": config.dataset.repeated_augmentation,
+        "epochs": config.duration.epochs,
+        **{
+            key: section[key] if key in section else ABSENT[key]
+            for section, keys in sections
+            for key in keys
+        },
         **config.mix,
         **config.objective,
-        **{key: config.optimizer[key] for key in ("learning_rate", "weight_decay", "clip_norm")},
-        **{key: config.optimizer[key] for key in ("b1", "b2", "decay_parameters")},
-        **{key: config.optimizer[key] for key in ("momentum_dtype", "decay_multipliers", "eps")},
         "polyak_decay": config.train_step.polyak_decay,
         "optimizer": config.optimizer.name,
         "schedule": config.schedule.name,
-        "warmup_steps": config.schedule.warmup_steps,
-        "linear_end": config.schedule.linear_end,
-        "cooldown_steps": config.schedule.cooldown_steps,
         "splits": {key: evaluator.split for key, evaluator in config.evaluators.items()},
     }

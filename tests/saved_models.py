@@ -12,9 +12,7 @@ import numpy as np
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
-from vit_jax.pretrained.files.npz import write_npz
-from vit_jax.pretrained.formats.description import Description
-from vit_jax.workdir.files import MODEL_FILE, PARAMS_FILE
+from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE, Description, write_params
 
 SIZES = {"name": "vit", "patch_size": 8, "hidden_size": 16, "num_layers": 1, "mlp_dim": 24}
 
@@ -42,7 +40,7 @@ def save_model(
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda s: np.float32(scale * rng.standard_normal(s.shape)), shapes)
     folder.mkdir(parents=True)
-    write_npz(folder / PARAMS_FILE, params)
+    write_params(folder / PARAMS_FILE, params)
     grid = token_grid((image_size, image_size), module.patch_size, module.resnet_layers)
     Description(
         model=attributes(module, sizes["name"]),

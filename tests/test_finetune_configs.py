@@ -84,12 +84,12 @@ def test_table_2_has_its_resolutions_and_polyak_averaging() -> None:
         ("B/16,cifar10", "98.95 from ImageNet-21k, 98.13 from ImageNet (2010.11929, table 5)"),
         ("B/32,imagenet2012", "81.28 from ImageNet-21k, 73.38 from ImageNet (2010.11929, table 5)"),
         (
-            *("L/16,oxford_iiit_pet",),
-            *("94.73 from ImageNet-21k, 93.64 from ImageNet (2010.11929, table 5)",),
+            "L/16,oxford_iiit_pet",
+            "94.73 from ImageNet-21k, 93.64 from ImageNet (2010.11929, table 5)",
         ),
         ("L/32,cifar100", "93.04 from ImageNet-21k, 87.07 from ImageNet (2010.11929, table 5)"),
         ("H/14,oxford_flowers102", "99.51 from ImageNet-21k (2010.11929, table 5)"),
-        ("R50+B/16,cifar10", "98.72 from ImageNet-21k (official README)"),
+        ("R50+B/16,cifar10", "98.94 from ImageNet-21k (official README)"),
         ("L/16,vtab/caltech101", "90.8 from ImageNet-21k (2010.11929, table 9)"),
         ("L/16,vtab/clevr_count", "70.3 from ImageNet-21k (2010.11929, table 9)"),
         ("L/16,vtab/smallnorb_elevation", "41.7 from ImageNet-21k (2010.11929, table 9)"),
@@ -114,6 +114,19 @@ def test_every_model_has_a_resolution_that_its_tokens_divide(variant: str) -> No
             stride = finetune.pixels_per_token(variant)
             assert grid == (384 // stride, 384 // stride)
             assert size == (grid[0] * stride, grid[1] * stride)
+
+
+def test_augreg_fine_tunes_at_a_published_resolution() -> None:
+    for argument, pixels in (("B/8,cifar100", 224), ("B/8,cifar100,384", 384), ("S/16,kitti", 384)):
+        config = augreg.get_config(argument)
+        assert config.dataset.preprocess == f"official_train({pixels})"
+
+
+@pytest.mark.parametrize("variant", ["Ti/16", "B/16", "L/16", "H/14", "R50+B/16", "R50+L/32"])
+def test_large_models_are_fine_tuned_with_dropout(variant: str) -> None:
+    rate = 0.0 if variant in ("Ti/16", "B/16") else 0.1  # the official README's table
+    assert finetune.get_config(f"{variant},cifar10").model.dropout_rate == rate
+    assert augreg.get_config(f"{variant},cifar10").model.dropout_rate == 0.0
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 from configs import finetune
 from tests import fixtures_data, tiny
 from tests.pretrained import weights
+from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.load import load_model
-from vit_jax.pretrained.files.npz import write_arrays
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats.google import POSEMB
 from vit_jax.train import train_and_evaluate

@@ -35,7 +35,7 @@ CONFIG_HELP = "  --config: Recipe, as configs/finetune.py:B/16,cifar10."
 
 def define_flags() -> None:
     """Flags shared by the scripts that run a config; `parse_flags` adds --config."""
-    flags.DEFINE_string("workdir", None, "Folder of this run; given again, the run goes on.")
+    flags.DEFINE_string("workdir", None, "Folder of this run; given again, the run resumes.")
     flags.DEFINE_enum(
         "resume",
         "auto",

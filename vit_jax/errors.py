@@ -21,7 +21,7 @@ class UserError(ValueError):
 
 
 class PassingError(UserError):
-    """A disk or network has failed in a way that may pass: the same command may go on (75)."""
+    """A disk or network has failed in a way that may pass: the same command may then work (75)."""
 
 
 def may_pass(error: BaseException) -> bool:
@@ -35,9 +35,6 @@ def may_pass(error: BaseException) -> bool:
 def as_user_error(message: str, cause: BaseException) -> UserError:
     """The UserError that says it in our words; a PassingError where the cause may pass."""
     return PassingError(message) if may_pass(cause) else UserError(message)
-
-
-explained = as_user_error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -74,4 +71,4 @@ def check_local(key: str, path: str) -> None:
 
 
 class PreemptedError(Exception):
-    """The run was asked to stop and has saved its state: the same command goes on from there."""
+    """The run was asked to stop and has saved its state: the same command resumes from there."""

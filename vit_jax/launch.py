@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from vit_jax.errors import PreemptedError, UserError, may_pass
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, may_be_of_a_peer
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, may_be_caused_by_peer
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = flags.FLAGS
@@ -36,7 +36,7 @@ def main(
       workdir: whether the script needs --workdir.
 
     A `UserError` ends the process with one line on stderr and status 2, a diverged training with
-    status 1, Ctrl-C with 130. Status 75 means that the same command goes on from the last
+    status 1, Ctrl-C with 130. Status 75 means that the same command resumes from the last
     checkpoint: the run was asked to stop, or a process of it was lost. Anything else is a bug and
     shows its traceback. Whatever ends one process ends all of the run.
     """
@@ -63,7 +63,7 @@ def main(
 def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
     """Ends the process with the message alone where the message says it all.
 
-    `resumes`: whether the same command goes on where an interrupted one was.
+    `resumes`: whether the same command resumes an interrupted run.
     """
     try:
         yield
@@ -77,7 +77,7 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
         leave_processes()
         sys.exit(REQUEUE_EXIT_CODE)
     except KeyboardInterrupt:
-        going_on = " The same command goes on from the last checkpoint." if resumes else ""
+        going_on = " The same command resumes from the last checkpoint." if resumes else ""
         _end(f"Interrupted.{going_on}", 130)
     except Exception as error:
         kind = type(error).__name__
@@ -87,7 +87,7 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
             _end(f"error: {error}", REQUEUE_EXIT_CODE)
         if not _has_peers():
             raise
-        if may_be_of_a_peer(error):
+        if may_be_caused_by_peer(error):
             _wait_for_verdict(error)
         _end("".join(traceback.format_exception(error)), 1)
 

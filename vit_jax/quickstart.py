@@ -12,14 +12,14 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.files.json import write_json
+from vit_jax.files.atomic import write_json
 from vit_jax.models.create import create_model
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Task
 from vit_jax.pretrained.load import read_params
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.clock import format_seconds
-from vit_jax.workdir.files import PARAMS_FILE
+from vit_jax.workdir.description import PARAMS_FILE
 from vit_jax.workdir.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,7 @@ STAGES = ("pretrain", "finetune", "scratch")
 def run_quickstart(workdir: str) -> dict[str, Any]:
     """Runs the three stages of `configs/quickstart.py`, each in a folder of `workdir`.
 
-    Interrupted anywhere and called again, it goes on where it was. Writes `summary.json` and
+    Interrupted anywhere and called again, it resumes. Writes `summary.json` and
     `predictions.png`, and prints the table.
 
     Returns:

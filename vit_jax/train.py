@@ -19,20 +19,19 @@ from ml_collections import ConfigDict
 from vit_jax.data.device import device_batches, local_rows
 from vit_jax.data.pipeline import HostBatches, train_batches
 from vit_jax.errors import UserError
-from vit_jax.files.json import read_json, write_json
+from vit_jax.files.atomic import read_json, write_json
 from vit_jax.hardware.chips import find_chip
 from vit_jax.multihost import liveness
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.preemption import PreemptionNotice
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
-from vit_jax.pretrained.files.npz import write_npz
-from vit_jax.run import Run, create_run, describe, initial_state
+from vit_jax.run import Run, create_run, describe
 from vit_jax.training.clock import KINDS, Clock
 from vit_jax.training.session import Session
 from vit_jax.training.state import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
-from vit_jax.workdir.files import PARAMS_FILE, RESULTS_FILE
+from vit_jax.workdir.description import PARAMS_FILE, RESULTS_FILE, write_params
 from vit_jax.workdir.metrics import MetricWriter, check_wandb, read_metrics
 from vit_jax.workdir.provenance import write_provenance
 from vit_jax.workdir.tracing import Trace
@@ -103,7 +102,7 @@ def train_and_evaluate(
         checkpoints = CheckpointManager(workdir, **config.checkpoint)
         stack.callback(checkpoints.close)
         liveness.note("making or restoring the state")
-        state = initial_state(run, checkpoints)
+        state = run.initial_state(checkpoints)
         start_step = int(state.step)
         if start_step > run.total_steps:
             raise UserError(
@@ -264,7 +263,7 @@ def finish(
         **results,
     }
     if jax.process_index() == 0:
-        write_npz(Path(workdir) / PARAMS_FILE, params)
+        write_params(Path(workdir) / PARAMS_FILE, params)
         write_json(Path(workdir) / RESULTS_FILE, results)
         logging.info("Wrote %s.", Path(workdir) / PARAMS_FILE)
     return results

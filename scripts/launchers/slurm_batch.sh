@@ -62,7 +62,7 @@ code=0
 run srun "${flags[@]}" "$@" || code=$?
 [[ -n "$dry_run" ]] || say "job $job: status $code"
 # srun's status is the largest of its tasks': 75 hides a 1 or a 2, so that requeues are counted.
-# Above 128: a task was killed (out of memory, a lost node) and nobody saved; the run goes on from
+# Above 128: a task was killed (out of memory, a lost node) and nobody saved; the run resumes from
 # the checkpoint before.
 if ((code == 75 || (code > 128 && code != 130))) || [[ -n "$dry_run" ]]; then
   if ((${SLURM_RESTART_COUNT:-0} >= max_requeues)); then

@@ -16,6 +16,7 @@ from jax import export
 
 from tests import golden
 from vit_jax.errors import UserError
+from vit_jax.export import onnx as converter
 from vit_jax.export.onnx import CALLS, DIRECT, EMITTERS, write_onnx
 from vit_jax.models.create import create_model
 from vit_jax.models.resnet import weight_standardize
@@ -59,7 +60,7 @@ def write(
     path: Path, function: Callable[..., Any], params: dict[str, Any], spec: Any, **kwargs: Any
 ) -> Any:
     """Converts and writes; returns what ONNX Runtime computes."""
-    options: dict[str, Any] = {"opset": 18, "metadata": {}, **kwargs}
+    options: dict[str, Any] = {"metadata": {}, **kwargs}
     write_onnx(path, function, params, spec, output_name="result", **options)
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
@@ -123,13 +124,14 @@ def test_constants_carry_the_names_of_parameters(tmp_path: Path) -> None:
     assert {x.key: x.value for x in model.metadata_props} == {"key": "text"}
 
 
-def test_large_constants_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_large_constants_stand_in_a_file_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     function, params = model_of((16, 16))
     for name, size in (("x", 10**9), ("y", 10_000)):
         (tmp_path / name).mkdir()
-        run = write(
-            tmp_path / name / "m.onnx", function, params, free(16, 16, 3), max_single_file=size
-        )
+        monkeypatch.setattr(converter, "MAX_SINGLE_FILE", size)
+        run = write(tmp_path / name / "m.onnx", function, params, free(16, 16, 3))
         images = golden.images(2, 16, 16)
         expected = np.asarray(jax.jit(function)(params, images))
         np.testing.assert_allclose(run(images), expected, atol=TOLERANCE * np.std(expected), rtol=0)
@@ -162,4 +164,4 @@ def test_the_table_has_what_our_models_use_and_no_more() -> None:
 
 def test_what_has_no_form_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="primitive 'sort'.*stablehlo"):
-        write(tmp_path / "x.onnx", lambda p, x: jnp.sort(x), {}, free(4))
+        write(tmp_path / "x.onnx", lambda _, x: jnp.sort(x), {}, free(4))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import pytest
 
 from tests import fixtures_data, tiny
 from tests.saved_models import save_model
+from vit_jax import launch
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
-from vit_jax.inference.feature_file import FeatureFile
+from vit_jax.inference.feature_file import write_rows
 from vit_jax.inference.features import (
     available_features,
     check_features,
@@ -175,9 +177,9 @@ def test_a_dataset_becomes_a_file(saved: Path, photos: Path, tmp_path: Path) -> 
     with np.load(output, allow_pickle=False) as file:
         assert file["class_names"].tolist() == ["a", "b"]
         assert file["labels"].dtype == np.int32
+        function = jax.jit(feature_function(model.module, names))
         for index in range(11):
             example = data.example(index, np.random.default_rng(0))
-            function = feature_function(model.module, names)
             expected = function(model.params, {"image": example["image"][None]})
             for name in names:
                 close(file[name][index], expected[name][0])
@@ -225,50 +227,46 @@ def test_damaged_images_are_found_before_the_work(
 def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "f.npz"
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)
-    with FeatureFile(path, {"x": (4, 3), "y": (4,)}) as file:
-        file.append({"x": rows[:3], "y": rows[:3, 0].astype(np.float64)})
-        file.append({"x": rows[3:], "y": rows[3:, 0]})
-        file.finish(z=np.array(["a"]))
+    specs = {"x": jax.ShapeDtypeStruct((4, 3), np.float32), "y": jax.ShapeDtypeStruct((4,), int)}
+    parts = [{"x": rows[:3], "y": rows[:3, 0].astype(int)}, {"x": rows[3:], "y": rows[3:, 0]}]
+    write_rows(path, specs, parts, z=np.array(["a"]))
     with np.load(path) as stored:
         np.testing.assert_array_equal(stored["x"], rows)
         np.testing.assert_array_equal(stored["y"], rows[:, 0])
         assert stored["z"].tolist() == ["a"]
     before = path.read_bytes()
 
-    def interrupted(count: int) -> None:
-        with FeatureFile(path, {"x": (4, 3)}) as file:
-            file.append({"x": rows[:count]})
-            if count == 4:
-                raise KeyboardInterrupt
-            file.finish()
+    def interrupted() -> Iterator[dict[str, np.ndarray]]:
+        yield parts[0]
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted(4)
-    with pytest.raises(RuntimeError, match="3 rows were appended"):
-        interrupted(3)
+        write_rows(path, specs, interrupted())
     assert [each.name for each in tmp_path.iterdir()] == ["f.npz"]
     assert path.read_bytes() == before
 
 
-def test_the_script(saved: Path, photos: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(tiny.ROOT / "scripts/extract_features.py"), str(saved)]
-    arguments = [
-        str(photos),
-        "--split=train",
-        f"--output={tmp_path / 'f.npz'}",
-        "--features=cls,tok",
-    ]
-    result = subprocess.run(
-        [*command, *arguments], env=tiny.environment(), capture_output=True, text=True
-    )
-    assert result.returncode == 2
-    assert result.stderr.startswith(
-        "error: --features: this model has no 'tok'. Did you mean 'tokens'?"
-    )
-    assert result.stderr.count("\n") == 1
+def test_the_script(
+    saved: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(launch, "start_logging", lambda: None)  # it would stay for other tests
+    script = str(tiny.ROOT / "scripts/extract_features.py")
+    options = ["--split=train", f"--output={tmp_path / 'f.npz'}", "--features=cls,tok"]
+    monkeypatch.setattr(sys, "argv", [script, str(saved), str(photos), *options])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    assert ended.value.code == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: --features: this model has no 'tok'. Did you mean 'tokens'?")
+    assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"need 8000000.0 GB, the disk has .* GB left"):
-        FeatureFile(tmp_path / "f.npz", {"x": (10**12, 1000)})
+    specs = {"x": jax.ShapeDtypeStruct((10**12, 1000), np.float32)}
+    with pytest.raises(UserError, match=r"needs 8000000.0 GB, the disk has .* GB left"):
+        write_rows(tmp_path / "f.npz", specs, [])

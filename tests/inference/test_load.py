@@ -11,11 +11,11 @@ from tests import golden
 from tests.pretrained import weights
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
+from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.inputs import at_image_size, spell
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
-from vit_jax.pretrained.files.npz import write_arrays
-from vit_jax.pretrained.formats.description import Description
+from vit_jax.workdir.description import Description
 
 SIZES = {"name": "vit", "patch_size": 16, "resnet_layers": None}
 BEFORE = Description(SIZES, (224, 224, 3), (14, 14), (), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import runpy
 import sys
@@ -48,8 +49,14 @@ def model(source: Path) -> PretrainedModel:
     return load_model(source)
 
 
-def logits(model: PretrainedModel, path: str, preprocess: str = "") -> np.ndarray:
-    chain = parse(preprocess or model.description.eval_preprocess)
+def preprocessed(model: PretrainedModel, spec: str) -> PretrainedModel:
+    """What `--preprocess` makes of the model."""
+    description = dataclasses.replace(model.description, eval_preprocess=spec)
+    return dataclasses.replace(model, description=description)
+
+
+def logits(model: PretrainedModel, path: str) -> np.ndarray:
+    chain = parse(model.description.eval_preprocess)
     example = {"image": Path(path).read_bytes(), "label": 0}
     image = chain(example, np.random.default_rng(0))["image"] / np.float32(127.5) - 1
     result = model.module.apply({"params": model.params}, image[None], train=False)
@@ -83,9 +90,9 @@ def test_sigmoid_other_preprocessing_and_more_classes_than_there_are(
     model: PretrainedModel, folder: Path
 ) -> None:
     path = str(folder / "00.JPG")
-    options = {"loss": "sigmoid", "preprocess": "decode|central_crop(16)", "top": 99}
-    (prediction,) = predict_images(model, [path], **options)
-    values = logits(model, path, "decode|central_crop(16)")
+    cropping = preprocessed(model, "decode|central_crop(16)")
+    (prediction,) = predict_images(cropping, [path], loss="sigmoid", top=99)
+    values = logits(cropping, path)
     expected = np.sort(1 / (1 + np.exp(-values)))[::-1]
     np.testing.assert_allclose(prediction.probabilities, expected, rtol=1e-4)
     assert sorted(prediction.classes) == sorted(CLASSES)
@@ -96,9 +103,8 @@ def test_images_that_the_preprocessing_refuses_are_named(
 ) -> None:
     for name, size in (("small.png", (9, 30)), ("large.png", (30, 30))):
         Image.fromarray(fixtures_data.picture(0, size=size)).save(tmp_path / name)
-    large, small = predict_images(
-        model, find_images([str(tmp_path)]), preprocess="decode|central_crop(16)"
-    )
+    cropping = preprocessed(model, "decode|central_crop(16)")
+    large, small = predict_images(cropping, find_images([str(tmp_path)]))
     assert large.error == ""
     assert "9x30 holds no crop of 16x16" in small.error
 
@@ -155,23 +161,16 @@ def test_unknown_classes_are_numbered_and_odd_names_printed(tmp_path: Path, fold
 def test_mistakes(model: PretrainedModel, source: Path, folder: Path, tmp_path: Path) -> None:
     image = [str(folder / "00.JPG")]
 
-    def first(**options: object) -> Prediction:
-        return next(predict_images(model, image, **options))  # type: ignore[arg-type]
-
     with pytest.raises(UserError, match="--top=0 must be at least 1"):
-        first(top=0)
+        next(predict_images(model, image, top=0))
     with pytest.raises(UserError, match="must start with decode"):
-        first(preprocess="resize(16)")
-    with pytest.raises(UserError, match="gives images of 8x8x3, the model takes 16x16x3"):
-        first(preprocess="decode|resize(8)")
+        predict(str(source), image, preprocess="resize(16)")
+    with pytest.raises(UserError, match=r"gives images of \(8, 8, 3\), the model takes \(16,"):
+        predict(str(source), image, preprocess="decode|resize(8)")
     with pytest.raises(UserError, match="objective.loss='cosine' is unknown"):
-        first(loss="cosine")
-    for path, message in (
-        ("sheet.pgn", "its name must end in one of .*png"),
-        (f"{tmp_path}/gone/sheet.png", "there is no folder .*gone"),
-    ):
-        with pytest.raises(UserError, match=message):
-            predict(str(source), image, picture=path)
+        next(predict_images(model, image, loss="cosine"))
+    with pytest.raises(UserError, match="the ending of --picture='.pgn' .* '.png'"):
+        predict(str(source), image, picture="sheet.pgn")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no image in this folder or below"):
         predict(str(source), [str(tmp_path / "empty")])

@@ -5,7 +5,7 @@ import pytest
 
 from tests import golden
 from vit_jax.errors import UserError
-from vit_jax.models.positions import sincos2d
+from vit_jax.models.tokens import sincos2d
 
 
 def test_the_tables_of_big_vision() -> None:

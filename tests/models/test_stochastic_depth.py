@@ -11,8 +11,7 @@ import pytest
 from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
-from vit_jax.models.stochastic_depth import StochasticDepth, drop_rates
-from vit_jax.models.transformer import Encoder1DBlock, MlpBlock
+from vit_jax.models.transformer import Encoder1DBlock, MlpBlock, StochasticDepth, drop_rates
 from vit_jax.parameters.names import flatten_names, stack_blocks
 
 SMALL = {

@@ -129,4 +129,4 @@ def test_the_silence_of_process_0_ends_the_others(
     run.wait_for_ends(1)
     assert run.ended == {1: 75}
     me = f"process 0 (the coordinator, pid {os.getpid()} on {socket.gethostname()}) is lost"
-    assert f"{me}: nothing was heard of it for 3 s. It was starting (step 0)." in caplog.text
+    assert f"{me}: no heartbeat for 3 s. It was starting (step 0)." in caplog.text

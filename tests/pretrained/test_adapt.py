@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import tracemalloc
 
 import jax
@@ -73,7 +72,7 @@ def test_several_changes_at_once() -> None:
     )
     assert report.adapted == {
         POSEMB: "bicubic 2x2 -> 6x4, class token and its position dropped",
-        "embedding/kernel": "pseudo-inverse resize 16x16 -> 8x8, summed over 3 channels",
+        "embedding/kernel": "pseudo-inverse resize 16x16 -> 8x8, sum 3 -> 1 channels",
     }
     assert report.dropped == {
         "opt/state/step": "optimizer state",
@@ -90,12 +89,6 @@ def test_several_changes_at_once() -> None:
     for name in report.loaded:
         assert params[name] is loaded[name]
     assert {array.dtype for array in params.values()} == {np.dtype(np.float32)}
-    assert json.loads(json.dumps(report.to_json())) == {
-        "loaded": list(report.loaded),
-        "adapted": report.adapted,
-        "reset": list(report.reset),
-        "dropped": report.dropped,
-    }
     assert str(report).splitlines() == [
         f"loaded: {len(like) - 4} arrays as they are",
         f"adapted: {POSEMB} ({report.adapted[POSEMB]}); "
@@ -112,6 +105,18 @@ def test_a_long_report_stays_short() -> None:
     assert str(report) == (
         "loaded: 1 array as they are\ndropped: m/0, m/1, m/2, m/3 and 296 more (optimizer state)"
     )
+
+
+def test_what_the_reader_changed_is_reported() -> None:
+    name = "embedding/kernel"
+    changed = dict.fromkeys((name, "embedding/bias", "head/bias"), "float16 as float32")
+    _, report = adapt_params(
+        small(), small((16, 16, 3), patch_size=8), grid=(2, 2), resize_patches=True, changed=changed
+    )
+    assert report.adapted == {
+        name: "float16 as float32, pseudo-inverse resize 16x16 -> 8x8",
+        "embedding/bias": "float16 as float32",
+    }
 
 
 def test_a_kept_head_is_loaded() -> None:

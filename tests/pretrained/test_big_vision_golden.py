@@ -9,8 +9,8 @@ import pytest
 
 from tests import golden
 from tests.pretrained import weights
+from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.load import load_model
-from vit_jax.pretrained.files.npz import write_arrays
 
 PIXELS = 224
 KEYS = sorted(

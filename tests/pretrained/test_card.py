@@ -16,15 +16,15 @@ from tests.peers import import_timm, import_transformers
 from tests.saved_models import save_model
 from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint
 from vit_jax.export.settings import FORMATS
-from vit_jax.files.json import write_json
+from vit_jax.files.atomic import write_json
 from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.models.create import MODELS
 from vit_jax.models.variants import VARIANTS, get_variant
 from vit_jax.pretrained.cards.card import write_card
 from vit_jax.pretrained.cards.snippets import FORMATS as CARD_FORMATS
 from vit_jax.pretrained.fit.report import LoadReport
-from vit_jax.pretrained.formats.description import Description
 from vit_jax.pretrained.zoo.list import entries
+from vit_jax.workdir.description import Description
 
 CLASSES = ("ant", "bee | wasp", "cat")
 UNCHANGED = LoadReport(loaded=("cls",), adapted={}, reset=(), dropped={})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -13,18 +14,18 @@ import pytest
 from tests import golden
 from tests.pretrained import weights
 from vit_jax.errors import UserError
+from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names
 from vit_jax.pretrained.files.containers import open_container
-from vit_jax.pretrained.files.npz import write_arrays
 from vit_jax.pretrained.files.safetensors import write_safetensors
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats import table as formats
-from vit_jax.pretrained.formats.description import Description, InputSettings
 from vit_jax.pretrained.formats.google import POSEMB
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.infer import infer_description
+from vit_jax.workdir.description import Description, InputSettings
 
 IMAGE = (32, 32, 3)
 KINDS: dict[str, dict[str, Any]] = {
@@ -40,8 +41,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 # What a format has no place for, and the reason that it gives.
 REFUSED = {
-    ("npz_published", "distilled"): "no distillation token",
-    ("big_vision", "distilled"): "no distillation token",
+    ("npz_published", "distilled"): "no place for model.name='deit'",
+    ("big_vision", "distilled"): "no place for model.name='deit'",
     ("timm", "pre_logits"): "no pre_logits",
     ("timm", "hybrid"): "no such hybrid",
     ("timm", "stem"): "no such hybrid",
@@ -52,6 +53,12 @@ REFUSED = {
 
 
 def build(kind: str) -> tuple[dict[str, np.ndarray], Description]:
+    params, description = _built(kind)
+    return dict(params), description
+
+
+@functools.cache
+def _built(kind: str) -> tuple[dict[str, np.ndarray], Description]:
     module = create_model(**{**weights.SMALL, "num_classes": 7, **KINDS[kind]})
     name = KINDS[kind].get("name", "vit")
     grid = (1, 1) if kind in ("hybrid",) else (4, 4)
@@ -65,13 +72,12 @@ def write(path: Path, name: str, params: Any, description: Description) -> Path:
     row = formats.FORMATS[name]
     path = path if row.is_folder else path.with_suffix(".npz")
     inputs = InputSettings("bilinear", description.image_shape[:2], None)
-    return row.write(path, params, description, inputs)[0]
+    return row.write(path, params, description, inputs)
 
 
 def read(path: Path, **kwargs: Any) -> Stored:
-    settings = formats.read_json_beside(path, "config.json") if "safe" in path.name else None
     with open_container(path) as container:
-        return formats.read_container(container, settings=settings, **kwargs)
+        return formats.read_container(container, **kwargs)
 
 
 def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -108,7 +114,7 @@ def test_what_is_written_reads_back(name: str, kind: str, tmp_path: Path) -> Non
         # Fixed positions show in big_vision's files only.
         if kind not in ("hybrid", "stem") and (kind != "sincos2d" or name == "big_vision"):
             model = infer_description(stored, image_size=(32, 32)).model
-            assert model == {**description.model, "gelu": model["gelu"]}
+            assert model.items() <= {**description.model, "gelu": model["gelu"]}.items()
     # Names in the other direction: the second file holds the same bytes as the first.
     again = write(tmp_path / "second", name, stored.params, description)
     if name != "big_vision" or "cls" not in params:
@@ -264,7 +270,7 @@ def test_heads_that_nothing_tells(tmp_path: Path) -> None:
     (path.parent / "config.json").unlink()
     with pytest.raises(UserError, match=r"number of attention heads.*num_heads"):
         read(path)
-    with pytest.raises(UserError, match="divide into 5 heads"):
+    with pytest.raises(UserError, match="cannot be .* with 5 heads"):
         read(path, num_heads=5)
 
 

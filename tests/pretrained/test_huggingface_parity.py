@@ -23,7 +23,7 @@ from vit_jax.pretrained.files.containers import open_container
 from vit_jax.pretrained.files.safetensors import write_safetensors
 from vit_jax.pretrained.formats import huggingface
 from vit_jax.pretrained.formats import table as formats
-from vit_jax.pretrained.formats.description import Description, InputSettings
+from vit_jax.workdir.description import Description, InputSettings
 
 transformers = import_transformers()
 

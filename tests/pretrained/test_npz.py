@@ -10,10 +10,11 @@ import pytest
 
 from tests.parameters.test_names import loop_tree
 from vit_jax.errors import UserError
+from vit_jax.files.atomic import write_arrays
 from vit_jax.parameters.names import flatten_names, stack_blocks
 from vit_jax.pretrained.files.array_file import ArrayInfo, read_arrays
 from vit_jax.pretrained.files.containers import open_container
-from vit_jax.pretrained.files.npz import write_arrays, write_npz
+from vit_jax.workdir.description import write_params
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -23,8 +24,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 def test_round_trip_from_either_form_and_the_same_bytes(tmp_path: Path) -> None:
     tree = loop_tree()
-    write_npz(tmp_path / "a.npz", tree)
-    write_npz(tmp_path / "b.npz", stack_blocks(tree))
+    write_params(tmp_path / "a.npz", tree)
+    write_params(tmp_path / "b.npz", stack_blocks(tree))
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
     read = read_npz(tmp_path / "a.npz")
     for name, array in flatten_names(tree).items():
@@ -33,7 +34,7 @@ def test_round_trip_from_either_form_and_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_names_in_the_file_are_the_official_flat_names(tmp_path: Path) -> None:
-    write_npz(tmp_path / "a.npz", loop_tree())
+    write_params(tmp_path / "a.npz", loop_tree())
     with np.load(tmp_path / "a.npz") as file:
         assert "Transformer/encoderblock_11/a/kernel" in file.files
         assert file["cls"].dtype == np.float32
@@ -124,7 +125,7 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
 
 
 def damaged(path: Path, kind: str) -> None:
-    write_npz(path, loop_tree())
+    write_params(path, loop_tree())
     content = path.read_bytes()
     if kind == "truncated":
         path.write_bytes(content[: len(content) // 2])
@@ -168,8 +169,8 @@ def test_what_is_no_file_of_parameters_gives_one_clear_line(tmp_path: Path, kind
 
 
 def test_an_unwritable_place_is_named_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot write"):
-        write_npz(tmp_path / "missing" / "a.npz", loop_tree())
+    with pytest.raises(OSError, match="No such file.*a.npz"):
+        write_params(tmp_path / "missing" / "a.npz", loop_tree())
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

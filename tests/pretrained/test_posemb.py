@@ -123,12 +123,8 @@ def test_what_cannot_be_interpolated_is_refused() -> None:
         interpolate_posembed(posemb, grid=(2, 2), source_grid=(3, 5))
     with pytest.raises(UserError, match=r"pretrained.grid=\(-4, -4\)"):
         interpolate_posembed(posemb, grid=(2, 2), source_grid=(-4, -4))
-    with pytest.raises(UserError, match="is empty"):
-        interpolate_posembed(posemb, grid=(0, 2))
     with pytest.raises(UserError, match=r"shape \[1, N, D\], not \(17, 2\)"):
         interpolate_posembed(posemb[0], grid=(2, 2))
-    with pytest.raises(UserError, match="pretrained.posemb='cubic' is unknown. Did you mean 'bic"):
-        interpolate_posembed(posemb, grid=(2, 2), method="cubic")
 
 
 def test_rows_before_the_grid() -> None:

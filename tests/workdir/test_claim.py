@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.files.json import read_json, write_json
+from vit_jax.files.atomic import read_json, write_json
 from vit_jax.workdir.claim import claim_workdir, release_workdir
 
 REPO = Path(__file__).parents[2]

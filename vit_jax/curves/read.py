@@ -13,7 +13,7 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError
-from vit_jax.files.json import read_json
+from vit_jax.files.atomic import read_json
 from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
 
 X_AXES = ("step", "images", "hours")

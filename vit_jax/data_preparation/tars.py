@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vit_jax.errors import UserError
-from vit_jax.files.manifest import UNFINISHED, sync
+from vit_jax.files.atomic import UNFINISHED, sync
 
 
 class Member(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import preprocess
+from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.errors import UserError, check_known
 from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.models.create import create_model, role_of
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.cards.card import write_card
-from vit_jax.pretrained.formats.description import HALF, Description, InputSettings
 from vit_jax.pretrained.formats.table import FORMATS, lost_conventions
 from vit_jax.workdir.checkpoints import CheckpointManager
-from vit_jax.workdir.files import MODEL_FILE
+from vit_jax.workdir.description import MODEL_FILE, Description, InputSettings
 
 ORBAX = "orbax"
 FORMAT_NAMES = (*FORMATS, ORBAX)
@@ -63,17 +63,15 @@ def convert_checkpoint(
     """
     check_known("--format", format, FORMAT_NAMES)
     target = Path(destination).expanduser()
-    _check_destination(target, format)
+    check_destination(target, format)
     model = load_model(source, image_size=image_size, num_heads=num_heads, grid=grid)
     if drop_head:
         model = without_head(model)
     flat = flatten_names(model.params)
-    # Beside the target, so that the last move is a rename.
-    scratch = target.parent / f".{target.name}.{os.getpid()}.tmp"
-    try:
-        scratch.mkdir(parents=True)
-        written = scratch / target.name
-        write(written, format, flat, model.description)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+        written = Path(scratch) / target.name
+        notes = write(written, format, flat, model.description)
         check = compare(model, load_model(written))
         write_card(
             written,
@@ -82,23 +80,33 @@ def convert_checkpoint(
             source=source,
             report=model.report,
         )
-        _place(scratch, target)
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    report = {
+        # By renaming, the weights last.
+        names = sorted(os.listdir(scratch), key=lambda name: name == target.name)
+        for name in names:
+            os.replace(Path(scratch) / name, target.parent / name)
+    files = target.rglob("*") if target.is_dir() else [target.parent / name for name in names]
+    return {
         "source": source,
         "source_format": model.format,
         "destination": str(target),
         "format": format,
         "num_parameters": sum(array.size for array in flat.values()),
-        "arrays": model.report.to_json(),
-        "notes": [*lost_conventions(format, model.description), *lost_ops(format, model)],
-        "files": sorted(map(str, _files(target))),
+        "arrays": dataclasses.asdict(model.report),
+        "notes": [*lost_conventions(format, model.description), *notes],
+        "files": sorted(str(file) for file in files if file.is_file()),
         **check,
     }
-    return report
+
+
+def check_destination(target: Path, format: str) -> None:
+    """Raises UserError unless it is new, and named like what the format writes."""
+    is_file = format != ORBAX and not FORMATS[format].is_folder
+    if is_file != (target.suffix == ".npz"):
+        what = "a file, call it NAME.npz" if is_file else "a folder; leave the ending out"
+        raise UserError(f"{target}: --format={format} writes {what}.")
+    for path in (target, target.with_suffix(".json"), target.with_suffix(".md")):
+        if path.exists() and (is_file or path == target):
+            raise UserError(f"{path} exists; remove it, or choose another destination.")
 
 
 def report_text(report: dict[str, Any]) -> str:
@@ -119,75 +127,66 @@ def report_text(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write(path: Path, format: str, params: dict[str, np.ndarray], description: Description) -> None:
-    """Writes flat parameters and their description, in whatever files the format has."""
+def write(
+    path: Path, format: str, params: dict[str, np.ndarray], description: Description
+) -> list[str]:
+    """Writes flat parameters and their description, in whatever files the format has.
+
+    Returns:
+      What the format cannot say of the preprocessing.
+    """
     if format == ORBAX:
         path.mkdir()
         manager = CheckpointManager(path, every_steps=1, keep=1)
         manager.save(0, {"params": jax.tree.map(jnp.asarray, unflatten_names(params))})
         manager.close()
         description.write(path / MODEL_FILE)
-        return
+        return []
     row = FORMATS[format]
-    row.write(path, params, description, input_settings(description))
-    if format in ("timm", "huggingface"):  # which have positions as parameters only
+    settings, notes = input_settings(description)
+    row.write(path, params, description, settings)
+    of_torch = format in ("timm", "huggingface")
+    if of_torch:  # which have positions as parameters only
         sizes = {**description.model, "position_embedding": "learned"}
         description = dataclasses.replace(description, model=sizes)
     description.write(path / MODEL_FILE if row.is_folder else path.with_suffix(".json"))
+    return notes if of_torch else []
 
 
-def input_settings(description: Description) -> InputSettings:
-    """What timm and Hugging Face store of the preprocessing.
+def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
+    """What timm and Hugging Face store of the preprocessing, and notes on what they cannot.
 
     Ops that they have no words for (a random one, another order) become a plain resize.
     """
     height, width, channels = description.image_shape
-    settings = InputSettings("bilinear", (height, width), None)
-    if not description.eval_preprocess:
-        return settings
+    half = (0.5,) * channels
+    settings = InputSettings("bilinear", (height, width), None, mean=half, std=half)
+    lost, notes = [], []
+
+    def per_channel(value: Any) -> tuple[float, ...]:
+        return value if isinstance(value, tuple) else (value,) * channels
+
     for op in preprocess.parse(description.eval_preprocess).ops:
-        if isinstance(op, preprocess.Resize):
-            resize: Any = (op.height, op.width or op.height)
-            settings = dataclasses.replace(settings, resize=resize, method=_method(op.method))
-        elif isinstance(op, preprocess.ResizeSmall):
-            settings = dataclasses.replace(settings, resize=op.size, method=_method(op.method))
-        elif isinstance(op, preprocess.CentralCrop):
-            crop = (op.height, op.width or op.height)
-            settings = dataclasses.replace(settings, crop=crop)
-        elif isinstance(op, preprocess.Normalize):
-            settings = dataclasses.replace(settings, mean=_triple(op.mean), std=_triple(op.std))
-        elif isinstance(op, preprocess.ValueRange):  # (x - mean) / std = x * (high - low) + low
-            std = 1.0 / (op.high - op.low)
-            settings = dataclasses.replace(settings, mean=_triple(-op.low * std), std=_triple(std))
-    if channels != 3 and settings.mean == HALF:
-        half = (0.5,) * channels
-        settings = dataclasses.replace(settings, mean=half, std=half)
-    return settings
-
-
-def lost_ops(format: str, model: PretrainedModel) -> list[str]:
-    """Preprocessing that timm and Hugging Face have no words for."""
-    spec = model.description.eval_preprocess
-    if format not in ("timm", "huggingface") or not spec:
-        return []
-    known = (
-        *(preprocess.Decode, preprocess.Resize, preprocess.ResizeSmall, preprocess.CentralCrop),
-        *(preprocess.Normalize, preprocess.ValueRange),
-    )
-    ops = preprocess.parse(spec).ops
-    lost = [type(op).__name__ for op in ops if not isinstance(op, known)]
-    notes = [f"of the preprocessing, {', '.join(lost)} is not written."] if lost else []
-    if any("pillow" not in getattr(op, "method", "pillow") for op in ops):
-        notes.append("resizing there is antialiased, as Pillow does it; here it is not.")
-    return notes
-
-
-def _method(name: str) -> str:
-    return "bicubic" if "bicubic" in name else "bilinear"
-
-
-def _triple(value: Any) -> tuple[float, ...]:
-    return tuple(value) if isinstance(value, tuple) else (value,) * 3
+        if isinstance(op, Resize | ResizeSmall):
+            method = "bicubic" if "bicubic" in op.method else "bilinear"
+            resize = op.size if isinstance(op, ResizeSmall) else op.shape
+            settings = dataclasses.replace(settings, resize=resize, method=method)
+            if "pillow" not in op.method:
+                notes.append("resizing there is antialiased, as Pillow does it; here it is not.")
+        elif isinstance(op, CentralCrop):
+            settings = dataclasses.replace(settings, crop=op.shape)
+        elif isinstance(op, Normalize):
+            mean, std = per_channel(op.mean), per_channel(op.std)
+            settings = dataclasses.replace(settings, mean=mean, std=std)
+        elif isinstance(op, ValueRange):  # (x - mean) / std = x * (high - low) + low
+            scale = 1.0 / (op.high - op.low)
+            mean, std = per_channel(-op.low * scale), per_channel(scale)
+            settings = dataclasses.replace(settings, mean=mean, std=std)
+        elif not isinstance(op, Decode):
+            lost.append(type(op).__name__)
+    if lost:
+        notes.append(f"of the preprocessing, {', '.join(lost)} is not written.")
+    return settings, notes
 
 
 def without_head(model: PretrainedModel) -> PretrainedModel:
@@ -230,7 +229,9 @@ def compare(expected: PretrainedModel, found: PretrainedModel) -> dict[str, Any]
     )
     shape = (2, *expected.description.image_shape)
     images = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
-    before, after = (_logits(model, images) for model in (expected, found))
+    before, after = (
+        np.asarray(_logits(model.module, model.params, images)) for model in (expected, found)
+    )
     difference = float(np.max(np.abs(before - after)))
     if not difference <= LOGITS_TOLERANCE * max(1.0, float(np.std(before))):
         raise UserError(
@@ -240,39 +241,6 @@ def compare(expected: PretrainedModel, found: PretrainedModel) -> dict[str, Any]
     return {"parameters_identical": identical, "max_logits_difference": difference}
 
 
-def _logits(model: PretrainedModel, images: np.ndarray) -> np.ndarray:
-    return np.asarray(_compiled(model.module)(model.params, images))
-
-
-@functools.lru_cache(maxsize=4)
-def _compiled(module: Any) -> Any:
-    """Before and after, the module is the same."""
-    return jax.jit(lambda params, x: module.apply({"params": params}, x, train=False))
-
-
-def _check_destination(target: Path, format: str) -> None:
-    is_file = format in FORMATS and not FORMATS[format].is_folder
-    if is_file and target.suffix != ".npz":
-        raise UserError(f"{target}: --format={format} writes a file, call it NAME.npz.")
-    if not is_file and target.suffix in (".npz", ".safetensors", ".pth"):
-        raise UserError(f"{target}: --format={format} writes a folder; leave {target.suffix} out.")
-    beside = [target.with_suffix(suffix) for suffix in (".json", ".md")] if is_file else []
-    for path in (target, *beside):
-        try:
-            exists = path.exists()
-        except (OSError, ValueError) as error:  # a name that no file can have
-            raise UserError(f"cannot write {path}: {error}.") from error
-        if exists:
-            raise UserError(f"{path} exists; remove it, or choose another destination.")
-
-
-def _place(scratch: Path, target: Path) -> None:
-    """Moves what was written to its place, the weights last."""
-    for file in sorted(scratch.iterdir(), key=lambda path: path.name == target.name):
-        os.replace(file, target.parent / file.name)
-
-
-def _files(target: Path) -> list[Path]:
-    if target.is_dir():
-        return [path for path in target.rglob("*") if path.is_file()]
-    return [target, target.with_suffix(".json"), target.with_suffix(".md")]
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(module: Any, params: Any, images: np.ndarray) -> jax.Array:
+    return module.apply({"params": params}, images, train=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,16 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data import preprocess
 from vit_jax.errors import UserError
-from vit_jax.export.onnx import write_onnx
+from vit_jax.export.onnx import OPSET, write_onnx
 from vit_jax.export.settings import INPUT_NAME, OUTPUTS, ExportSettings, import_package
-from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.files.atomic import write_arrays
+from vit_jax.inference.inputs import input_range
+from vit_jax.inference.load import PretrainedModel
 from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
 from vit_jax.pretrained.cards.card import write_card
 from vit_jax.pretrained.cards.snippets import export_snippet
-from vit_jax.pretrained.files.npz import write_arrays
-from vit_jax.pretrained.formats.description import Description
-from vit_jax.workdir.files import MODEL_FILE, PARAMS_FILE
+from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE
 
 # Largest difference, in standard deviations of the logits. JAX compiles the same operations twice,
 # so that only the order of float32 sums may change (measured: 0 for B/16). ONNX Runtime has kernels
@@ -38,18 +37,9 @@ TOLERANCES = {"stablehlo": 1e-5, "onnx": 1e-4}
 # One bfloat16 rounding is 4e-3 of a value.
 BFLOAT16_TOLERANCE = 5e-2
 
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # of StableHLO, compiled into one file
 STABLEHLO_FILE, ONNX_FILE = "model.stablehlo", "model.onnx"
 _FRAMES = "jax_traceback_in_locations_limit"
-
-
-def export(
-    source: str,
-    destination: str,
-    settings: ExportSettings,
-    **load_options: Any,
-) -> dict[str, Any]:
-    """Loads `source` (see `load_model`, also for `load_options`) and exports it."""
-    return export_model(load_model(source, **load_options), destination, settings)
 
 
 def export_model(
@@ -80,17 +70,15 @@ def export_model(
         raise UserError(f"--output={settings.output}: {model.source} has no head, and no classes.")
     if settings.format == "onnx" and model.module.dtype != jnp.float32:
         raise UserError("--dtype: ONNX files compute in float32; leave it out.")
-    scratch = target.parent / f".{target.name}.{os.getpid()}.tmp"
-    try:
-        # In a folder of the final name, which the card shows.
-        folder = scratch / target.name
-        folder.mkdir(parents=True)
-        run = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[settings.format]
-        reopened = run(model, folder, settings)
-        tolerance = TOLERANCES[settings.format]
-        if model.module.dtype == jnp.bfloat16:
-            tolerance = BFLOAT16_TOLERANCE
-        difference = largest_difference(reopened, model, settings)
+    tolerance = TOLERANCES[settings.format]
+    if model.module.dtype == jnp.bfloat16:
+        tolerance = BFLOAT16_TOLERANCE
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+        folder = Path(scratch) / target.name  # of the final name, which the card shows
+        folder.mkdir()
+        write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[settings.format]
+        difference = largest_difference(write(model, folder, settings), model, settings)
         if not difference <= tolerance:
             raise UserError(
                 f"the {settings.format} file was written and read again, and differs by "
@@ -100,10 +88,6 @@ def export_model(
         model.description.write(folder / MODEL_FILE)
         _write_card(model, folder, settings, tolerance)
         os.replace(folder, target)
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return {
         "source": model.source,
         "destination": str(target),
@@ -130,30 +114,20 @@ def report_text(report: Mapping[str, Any]) -> str:
 
 def create_forward(model: PretrainedModel, settings: ExportSettings) -> Callable[[Any, Any], Any]:
     """(flat parameters, images [B, H, W, C]) -> logits or probabilities [B, K]."""
-    channels = model.description.image_shape[2]
-    black, white = (
-        scale_pixels(model.description, np.full((1, 1, 1, channels), value, np.uint8))
-        for value in (0, 255)
-    )
-    scale = (white - black) / np.float32(255)  # [1, 1, 1, C]
 
     def forward(params: Mapping[str, Any], images: jax.Array) -> jax.Array:
         if settings.input == "uint8":
-            images = jnp.asarray(images, jnp.float32) * scale + black
+            images = scale_pixels(model, images)
         logits = model.module.apply({"params": unflatten_names(dict(params))}, images, train=False)
         return OUTPUTS[settings.output](logits)
 
     return forward
 
 
-def scale_pixels(description: Description, images: np.ndarray) -> np.ndarray:
+def scale_pixels(model: PretrainedModel, images: Any) -> jax.Array:
     """uint8 [B, H, W, C] -> the floats that the model's preprocessing makes of them."""
-    spec = description.eval_preprocess
-    for op in preprocess.parse(spec).ops if spec else ():
-        if isinstance(op, preprocess.ValueRange | preprocess.Normalize):
-            rng = np.random.default_rng(0)  # they draw nothing
-            return np.stack([op.apply(image, rng) for image in images])
-    return images.astype(np.float32) / np.float32(127.5) - np.float32(1)
+    black, white = (end[None, None, None] for end in input_range(model.description))
+    return jnp.asarray(images, jnp.float32) * ((white - black) / np.float32(255)) + black
 
 
 def _write_stablehlo(
@@ -169,7 +143,7 @@ def _write_stablehlo(
     specs = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in params.items()}
     forward = jax.jit(create_forward(model, settings))
     with _without_locations():
-        program = jax.export.export(forward, platforms=settings.platforms)(
+        program = jax.export.export(forward, platforms=PLATFORMS)(
             specs, settings.images(model.description.image_shape)
         )
     (folder / STABLEHLO_FILE).write_bytes(program.serialize())
@@ -203,7 +177,6 @@ def _write_onnx(
         flatten_names(model.params),
         settings.images(model.description.image_shape),
         output_name=settings.output_name,
-        opset=settings.opset,
         metadata={"vit_jax.description": json.dumps(model.description.to_json())},
     )
     options = onnxruntime.SessionOptions()
@@ -230,12 +203,13 @@ def largest_difference(
             "the file is checked on the CPU, which JAX_PLATFORMS excludes; add ',cpu' to it."
         ) from error
     apply = jax.jit(lambda p, x: model.module.apply({"params": p}, x, train=False))
-    worst = 0.0
+    rng, worst = np.random.default_rng(0), 0.0
     with jax.default_device(cpu):
         # A free batch has to work for several sizes.
         for batch in (1, 3) if settings.batch is None else (settings.batch,):
-            pixels = sample_images((batch, *model.description.image_shape))
-            floats = scale_pixels(model.description, pixels)
+            shape = (batch, *model.description.image_shape)
+            pixels = rng.integers(0, 256, shape).astype(np.uint8)
+            floats = np.asarray(scale_pixels(model, pixels))
             logits = apply(model.params, floats)
             expected = np.asarray(OUTPUTS[settings.output](logits))
             found = np.asarray(reopened(pixels if settings.input == "uint8" else floats))
@@ -248,32 +222,21 @@ def largest_difference(
     return worst
 
 
-def sample_images(shape: tuple[int, int, int, int]) -> np.ndarray:
-    """Coloured patches with a little noise, uint8: images that differ as photographs do."""
-    rng = np.random.default_rng(0)
-    batch, height, width, channels = shape
-    coarse = rng.integers(0, 224, (batch, 4, 4, channels))
-    rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
-    patches = coarse[:, rows][:, :, columns]  # [B, H, W, C]
-    return (patches + rng.integers(0, 32, shape)).astype(np.uint8)
-
-
 def _write_card(
     model: PretrainedModel, folder: Path, settings: ExportSettings, tolerance: float
 ) -> None:
-    images = settings.images(model.description.image_shape)
+    images, what = settings.images(model.description.image_shape), settings.output_name
     facts = {
         "Batch size": str(settings.batch or "free"),
         "Computes in": np.dtype(model.module.dtype).name,
-        "Result": f"`{settings.output_name}`"
-        + (f", by {settings.output}" if settings.output != "logits" else ""),
+        "Result": f"`{what}`" if what == settings.output else f"`{what}`, by {settings.output}",
         "Checked": f"read again after writing, it differed from vit_jax by at most {tolerance:g} "
         f"{settings.unit}",
     }
     if settings.format == "onnx":
-        facts["Operator set"] = str(settings.opset)
+        facts["Operator set"] = str(OPSET)
     else:
-        facts["Platforms"] = ", ".join(settings.platforms)
+        facts["Platforms"] = ", ".join(PLATFORMS)
         promise = "`jax.export` promises that releases of the following six months read it"
         facts["Written by jax"] = f"{jax.__version__}; {promise}"
     sizes = ", ".join(map(str, (settings.batch or "batch", *images.shape[1:])))
@@ -293,6 +256,6 @@ def _write_card(
             settings.format,
             shape=(settings.batch or 2, *images.shape[1:]),
             dtype=np.dtype(images.dtype).name,
-            output=settings.output_name,
+            output=what,
         ),
     )

@@ -1,19 +1,21 @@
-"""Files that have their old content or the new one, also after a loss of power."""
+"""Files that have their old content or the new one, also after a loss of power; JSON files."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import as_user_error
+from vit_jax.errors import UserError, as_user_error
 
-UNFINISHED = ".unfinished"
+UNFINISHED = ".unfinished"  # ends the names of files that are being written
 
 
 @contextlib.contextmanager
@@ -21,7 +23,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to; its file takes the place of `path` only when it is complete and on disk.
 
     Raises:
-      UserError: the place cannot be written to; nothing is left behind.
+      OSError: names `path`; nothing is left behind.
     """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
@@ -34,13 +36,32 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise as_user_error(f"cannot write {path}: {error.strerror or error}.", error) from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes text; names of files in it, as Linux has them, need not be text."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes `value` as JSON, see `replacing`."""
+    write_atomically(Path(path), json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+      UserError: the file is missing, unreadable or not JSON; names the file.
+    """
+    try:
+        return json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise as_user_error(f"{path} cannot be read: {error.strerror}.", error) from error
+    except ValueError as error:  # JSON and UTF-8 errors both
+        raise UserError(f"{path} is damaged, not a JSON file: {error}.") from error
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vit_jax.errors import may_pass
+from vit_jax.files.atomic import write_atomically
 
 MANIFEST = "checksums.json"
-UNFINISHED = ".unfinished"  # ends the names of files that are being written
 _THREADS = 8
 T = TypeVar("T")
 
@@ -103,30 +103,6 @@ def digest(path: Path) -> list[Any]:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         return [size, hashlib.file_digest(file, "sha256").hexdigest()]
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The file has its old content or the new one, also after a loss of power."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
-    # Names of files, as Linux has them, need not be text.
-    temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
-    sync(temporary)
-    temporary.rename(path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Waits until the disk has a file's bytes, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot do it for folders, and need not.
-        unsupported = error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-        if not (unsupported and path.is_dir()):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _digest_of_json(content: dict[str, Any]) -> str:

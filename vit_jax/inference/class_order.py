@@ -14,6 +14,7 @@ from vit_jax.data.datasets import Dataset
 from vit_jax.data.ops import ImageOp
 from vit_jax.data.preprocess import Chain
 from vit_jax.errors import UserError
+from vit_jax.pretrained.fit.report import list_names
 from vit_jax.pretrained.zoo.class_names import LABELS, class_names, wordnet_ids
 
 
@@ -45,45 +46,36 @@ def match_classes(
     in_order = np.arange(num_labels, dtype=np.int32)
     if num_labels > num_outputs:
         raise UserError(
-            f"the dataset has {num_labels} classes, the model only {num_outputs} outputs; it was "
-            "trained for something else."
+            f"the dataset has {num_labels} classes, the model only {num_outputs} outputs."
         )
-    if ignore_names:
-        logging.info("Class names are not compared: label i is output i.")
-        return in_order
-    if not model_names:
+    if not model_names:  # those of ImageNet, if the data are
         for key, count in LABELS.items():
             if count == num_outputs and set(dataset_names) <= set(wordnet_ids(key)):
-                logging.info("The model's class names are not known: taken for those of %s.", key)
-                return match_classes(dataset_names, class_names(key), num_outputs)
-        if num_labels != num_outputs:
+                model_names = class_names(key)
+        if not model_names and num_labels != num_outputs and not ignore_names:
             raise UserError(
                 f"the model has {num_outputs} outputs of unknown names, the dataset {num_labels} "
                 f"classes; {way_out}."
             )
-        logging.info("The model's class names are not known: label i is taken for output i.")
+    if ignore_names or not model_names:
+        logging.info("Class names are not compared: label i is output i.")
         return in_order
     if tuple(dataset_names) == tuple(model_names):
         return in_order
     outputs = _outputs_by_name(model_names)
-    unknown = [name for name in dataset_names if name not in outputs]
+    unknown = [repr(name) for name in dataset_names if name not in outputs]
     if unknown:
         raise UserError(
             f"{len(unknown)} of the dataset's {num_labels} classes are not among the model's "
-            f"{num_outputs}: {_list(unknown)} (the model's: {_list(model_names)}); {way_out}."
+            f"{num_outputs}: {list_names(unknown, 3)} (the model's: "
+            f"{list_names(map(repr, model_names), 3)}); {way_out}."
         )
     matched = np.array([outputs[name] for name in dataset_names], np.int32)
     moved = np.flatnonzero(matched != in_order)
-    if len(moved):
-        logging.info(
-            "Classes are matched by name: %d of %d labels have another number in the model, as %r, "
-            "label %d, output %d.",
-            *(len(moved), num_labels, dataset_names[moved[0]], moved[0], matched[moved[0]]),
-        )
-    if num_labels < num_outputs:
-        logging.info(
-            "The model has %d more classes, which count as wrong.", num_outputs - num_labels
-        )
+    logging.info(
+        f"Classes are matched by name: {len(moved)} of {num_labels} labels have another number in "
+        f"the model, which has {num_outputs - num_labels} more classes (they count as wrong)."
+    )
     return matched
 
 
@@ -93,7 +85,7 @@ class _Relabel(ImageOp):
 
     outputs: tuple[int, ...]
 
-    def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    def __call__(self, example: dict[str, Any], _rng: np.random.Generator) -> dict[str, Any]:
         return {**example, "label": self.outputs[example["label"]]}
 
 
@@ -107,23 +99,17 @@ def _outputs_by_name(model_names: Sequence[str]) -> dict[str, int]:
     """Names that mean one output only."""
     names = list(enumerate(model_names))
     for key, count in LABELS.items():
-        if count == len(model_names) and _same_classes(model_names, class_names(key)):
+        if count == len(model_names) and _are_published(model_names, class_names(key)):
             names += enumerate(wordnet_ids(key))
     counts = collections.Counter(name for _, name in names)
     return {name: number for number, name in names if counts[name] == 1}
 
 
-def _same_classes(model_names: Sequence[str], published: Sequence[str]) -> bool:
+def _are_published(model_names: Sequence[str], published: Sequence[str]) -> bool:
     """Whether the names are ImageNet's in its order, however many synonyms they are written with.
 
     A few may be called otherwise; in another order nearly all would.
     """
-    first = [
-        (a.split(",")[0], b.split(",")[0]) for a, b in zip(model_names, published, strict=True)
-    ]
-    return sum(a.strip().lower() == b.lower() for a, b in first) > 0.8 * len(first)
-
-
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:3])
-    return f"{shown}, ..." if len(names) > 3 else shown
+    first = [name.split(",")[0].strip().lower() for name in model_names]
+    same = [a == b.split(",")[0].lower() for a, b in zip(first, published, strict=True)]
+    return sum(same) > 0.8 * len(same)

@@ -24,17 +24,19 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluators.stream import stream_outputs
-from vit_jax.inference.feature_file import FeatureFile, check_name
+from vit_jax.inference.feature_file import write_rows
 from vit_jax.inference.inputs import (
     create_reader,
     example_names,
@@ -62,7 +64,6 @@ def extract_features(
     data_dir: str = "",
     label_key: str = "",
     on_bad_image: str = "error",
-    preprocess: str = "",
     batch_size: int = 64,
     **model_options: Any,
 ) -> dict[str, tuple[int, ...]]:
@@ -73,12 +74,11 @@ def extract_features(
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      images: with a `split`, the name or folder of one dataset (see `create_dataset`); else image
-        files, and folders of which all images are taken.
+      images: with a `split`, the name or folder of one dataset; else image files, and folders of
+        which all images are taken.
       features: names of the table above.
       output: path of the `.npz`.
       split, data_dir, label_key, on_bad_image: see `create_dataset`.
-      preprocess: ops; "" for the checkpoint's own.
       batch_size: over all devices; rounded up to what they can share.
 
     Returns:
@@ -87,65 +87,43 @@ def extract_features(
     Raises:
       UserError: an unknown feature, an image that cannot be read, or no place to write to.
     """
-    check_name(output)
-    paths = _image_paths(images, split)
+    if Path(output).suffix != ".npz" or Path(output).is_dir():
+        raise UserError(f"--output={output}: name a file that ends in .npz.")
     model = load_model(source, **model_options)
     names = check_features(model.module, features)
-    chain, spec = input_chain(model.description, preprocess, encoded=not split)
+    chain, spec = input_chain(model.description, encoded=not split)
     if split:
+        if len(images) != 1:
+            raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
         data = create_dataset(
             name=images[0],
             split=split,
-            preprocess=preprocess or model.description.eval_preprocess,
+            preprocess=model.description.eval_preprocess,
             data_dir=data_dir,
             label_key=label_key,
             on_bad_image=on_bad_image,
         )
     else:
+        paths = find_images(images)
+        if missing := [path for path in paths if not os.path.exists(path)]:
+            raise UserError(f"{missing[0]}: no such file or folder; a dataset needs a --split.")
         data = Dataset("images", "", file_source(paths), chain, (), on_bad_image)
     data = data.check()
-
-    function = feature_function(model.module, names)
-    inputs = jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype)
-    rows = jax.eval_shape(function, model.params, {"image": inputs})
-    shapes = {name: (data.num_examples, *rows[name].shape[1:]) for name in names}
-    with FeatureFile(output, shapes) as file:
-        labels = _fill(file, function, model.params, data, batch_size)
-        others = {"names": np.array(example_names(data.source, data.split))}
-        if split:
-            others |= {"labels": labels, "class_names": np.array(data.class_names)}
-        file.finish(**others)
-    text = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-    logging.info("Wrote %s: %s.", output, text)
-    return shapes
-
-
-def _image_paths(images: list[str], split: str) -> list[str]:
-    """The image files that `images` names; none where it names a dataset."""
+    others = {"names": np.array(example_names(data.source, data.split))}
     if split:
-        if len(images) != 1:
-            raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
-        return []
-    paths = find_images(images)
-    for path in paths:
-        if not os.path.isfile(path):
-            raise UserError(f"{path}: no such file or folder; a dataset needs a --split.")
-    return paths
-
-
-def _fill(
-    file: FeatureFile, function: FeatureFunction, params: Any, data: Dataset, batch_size: int
-) -> np.ndarray:
-    """Writes the features of all examples, in order; gives their labels, int32 [N]."""
+        others["class_names"] = np.array(data.class_names)
     reader = create_reader(data, batch_size)
-    labels: list[np.ndarray] = []
-    params = jax.device_put(params, replicated(reader.mesh))
-    for part in stream_outputs(
-        lambda params, batch: {**function(params, batch), "label": batch["label"]}, params, reader
-    ):
-        labels.append(part.pop("label"))
-        file.append(part)
-    return np.concatenate(labels)
+    params = jax.device_put(model.params, replicated(reader.mesh))
+    function = feature_function(model.module, [*names, "labels"] if split else names)
+    batch = {"image": jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype), "label": np.zeros(1, int)}
+    specs = {
+        name: jax.ShapeDtypeStruct((data.num_examples, *rows.shape[1:]), rows.dtype)
+        for name, rows in jax.eval_shape(function, params, batch).items()
+    }
+    write_rows(Path(output), specs, stream_outputs(function, params, reader), **others)
+    shapes = {name: specs[name].shape for name in names}
+    logging.info("Wrote %s: %s", output, shapes)
+    return shapes
 
 
 def available_features(module: Any) -> list[str]:
@@ -166,9 +144,8 @@ def check_features(module: Any, features: Iterable[str]) -> list[str]:
     """The names without repetition; UserError for one that the model does not have."""
     known = available_features(module)
     names = list(dict.fromkeys(name.strip() for name in features if name.strip()))
-    blocks = [name for name in known if _BLOCK.fullmatch(name)]
-    listing = ", ".join(name for name in known if name not in blocks)
-    if blocks:
+    listing = ", ".join(name for name in known if not _BLOCK.fullmatch(name))
+    if module.num_layers:
         last = module.num_layers - 1
         listing += f", block_0 to block_{last}, block_0_tokens to block_{last}_tokens"
     if not names:
@@ -184,23 +161,19 @@ def check_features(module: Any, features: Iterable[str]) -> list[str]:
 def feature_function(module: Any, names: Iterable[str]) -> FeatureFunction:
     """`(params, batch) -> {name: float32 [B, ...]}`, to be compiled.
 
+    It takes parameters in loop form and batches with an `image`, as the objectives do. Nothing
+    else is kept of what the model computes.
+
     Args:
       module: a Vision Transformer or a ResNet.
-      names: from `check_features`. Nothing else is kept of what the model computes.
-
-    The function takes parameters in loop form and batches with an `image`, as the objectives do.
+      names: from `check_features`; also `labels`, the batch's own, int32.
     """
-    names = tuple(names)
-    sources = {name: name for name in names}
-    if module.num_layers is None:  # a ResNet, of which both are one
-        sources = {name: "pre_logits" if name == "gap" else name for name in names}
-    else:
-        # Blocks one by one, so that a single one can be kept; the result is the same.
+    if module.num_layers is not None:  # blocks one by one, so that a single one can be kept
         module = module.clone(scan=False, remat="none")
-    captured = {_module_of(name) for name in sources.values()} - {""}
+    sources = {name: _module_of(module, name) for name in names if name != "labels"}
 
     def wanted(submodule: nn.Module, method: str) -> bool:
-        return method == "__call__" and submodule.name in captured
+        return method == "__call__" and submodule.name in sources.values()
 
     def function(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         logits, state = module.apply(
@@ -210,42 +183,34 @@ def feature_function(module: Any, names: Iterable[str]) -> FeatureFunction:
             capture_intermediates=wanted,
             mutable=["intermediates"],
         )
-        kept = _outputs(state.get("intermediates", {}))
-        values = {name: _feature(module, sources[name], kept, logits) for name in names}
-        return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+        captured = flatten_dict(state.get("intermediates", {}))
+        outputs = {path[-2]: value[0] for path, value in captured.items() if "__call__" in path}
+        outputs["logits"] = logits
+        values = {name: _feature(module, name, outputs[sources[name]]) for name in sources}
+        found = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+        if "labels" in names:
+            found["labels"] = jnp.asarray(batch["label"], jnp.int32)
+        return found
 
     return function
 
 
-def _module_of(feature: str) -> str:
-    """The submodule whose output a feature is made of; "" for the logits."""
+def _module_of(module: Any, feature: str) -> str:
+    """The submodule whose output a feature is made of, or "logits"."""
+    if module.num_layers is None and feature == "gap":  # of a ResNet both are one
+        return "pre_logits"
     if feature in ("logits", "pre_logits"):
-        return feature.removeprefix("logits")
+        return feature
     match = _BLOCK.fullmatch(feature)
     return f"encoderblock_{match[1]}" if match else "Transformer"
 
 
-def _outputs(intermediates: Any) -> dict[str, jax.Array]:
-    """What was captured, by the name of the submodule."""
-    found: dict[str, jax.Array] = {}
-    for name, value in intermediates.items():
-        if not isinstance(value, dict):  # what was captured, or sown
-            continue
-        if "__call__" in value:
-            found[name] = value["__call__"][0]
-        found |= _outputs(value)
-    return found
-
-
-def _feature(module: Any, name: str, kept: dict[str, jax.Array], logits: jax.Array) -> jax.Array:
-    if name == "logits":
-        return logits
-    output = kept[_module_of(name)]
+def _feature(module: Any, name: str, output: jax.Array) -> jax.Array:
     if name == "pre_logits":
         return nn.tanh(output) if module.representation_size is not None else output
     prefix = module.prefix_tokens
-    if name.endswith("tokens"):
-        return output  # [B, T, D]
+    if name == "logits" or name.endswith("tokens") or module.num_layers is None:
+        return output
     if name in prefix:
         return output[:, prefix.index(name)]  # [B, D]
     if name == "gap" or not prefix:

@@ -7,57 +7,47 @@ import logging
 import math
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
-from vit_jax.data.datasets import ArraySpec
 from vit_jax.data.folder import EXTENSIONS, FolderSource
 from vit_jax.data.ops import CentralCrop, Resize, ResizeSmall
 from vit_jax.data.preprocess import OPS, Chain, parse
-from vit_jax.data.sources import CheckedSource
+from vit_jax.data.sources import ArraySpec, CheckedSource
 from vit_jax.errors import UserError
 from vit_jax.evaluators.stream import Reader
 from vit_jax.models.tokens import pixels_per_token, token_grid
 from vit_jax.parameters.sharding import BATCH_AXES, create_mesh
-from vit_jax.pretrained.formats.description import Description
+from vit_jax.workdir.description import Description
 
 
-def input_chain(
-    description: Description, preprocess: str = "", *, encoded: bool = False
-) -> tuple[Chain, ArraySpec]:
+def input_chain(description: Description, *, encoded: bool = False) -> tuple[Chain, ArraySpec]:
     """The ops from a stored image to the model's input, and what comes out of them.
 
     Args:
-      description: its `eval_preprocess` is taken where `preprocess` is "".
+      description: of the model.
       encoded: whether they will be given image files, rather than whatever a dataset stores.
 
     Raises:
       UserError: a mistake in the ops, or they end in another size than the model takes.
     """
-    spec = preprocess or description.eval_preprocess
-    if not spec:
-        raise UserError(
-            "the checkpoint does not say how images are to be preprocessed; give --preprocess, as "
-            f"'official_eval({description.image_shape[0]})'."
-        )
-    origin = "--preprocess" if preprocess else "the checkpoint's"
-    logging.info("Preprocessing (%s): %s", origin, spec)
+    spec = description.eval_preprocess
+    logging.info("Preprocessing: %s", spec)
     chain = parse(spec)
     black: Any = np.zeros(description.image_shape, np.uint8)
     if encoded:
         black = cv2.imencode(".png", black)[1].tobytes()
     try:
         image = chain({"image": black, "label": 0}, np.random.default_rng(0))["image"]
-    except UserError:
-        raise
     except ValueError as error:
-        raise UserError(f"preprocess {spec!r}: {error}.") from error
+        raise UserError(f"preprocess {spec!r}: {error}") from error
     if image.shape != description.image_shape:
         raise UserError(
-            f"preprocess {spec!r} gives images of {_text(image.shape)}, the model takes "
-            f"{_text(description.image_shape)}; make them agree, with --preprocess or --image_size."
+            f"preprocess {spec!r} gives images of {image.shape}, the model takes "
+            f"{description.image_shape}; make them agree, with --preprocess or --image_size."
         )
     return chain, ArraySpec(image.shape, image.dtype)
 
@@ -68,19 +58,14 @@ def input_range(description: Description) -> tuple[np.ndarray, np.ndarray]:
     Every preprocessing that we know is affine in the pixels, so this is all of it.
     """
     chain = parse(description.eval_preprocess)
-    rng = np.random.default_rng(0)
     found = []
     for value in (0, 255):
         pixels = np.full(description.image_shape, value, np.uint8)
-        file = cv2.imencode(".png", pixels)[1].tobytes()
-        image = chain({"image": file, "label": 0}, rng)["image"][0, 0]  # [C]
+        example = {"image": cv2.imencode(".png", pixels)[1].tobytes(), "label": 0}
+        image = chain(example, np.random.default_rng(0))["image"][0, 0]  # [C]
         is_raw = image.dtype == np.uint8  # scaled to [-1, 1] on the device
         found.append(np.asarray(image / 127.5 - 1.0 if is_raw else image, np.float32))
     return found[0], found[1]
-
-
-def _text(shape: Iterable[int]) -> str:
-    return "x".join(map(str, shape))
 
 
 def at_image_size(description: Description, size: tuple[int, int]) -> Description:
@@ -92,33 +77,27 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
     Raises:
       UserError: the patches do not divide the images.
     """
-    model = description.model
+    model, before = description.model, description.image_shape
     patch_size = model.get("patch_size")  # a ResNet has none, and takes any size
-    pixels = (1, 1)
-    if patch_size is not None:
-        pixels = pixels_per_token(patch_size, model["resnet_layers"])
+    pixels = pixels_per_token(patch_size, model["resnet_layers"]) if patch_size else (1, 1)
     if min(size) < 1 or size[0] % pixels[0] or size[1] % pixels[1]:
         raise UserError(
             f"--image_size={size[0]},{size[1]} does not divide into tokens of "
             f"{pixels[0]}x{pixels[1]} pixels; choose multiples."
         )
-    before = description.image_shape
-    spec = description.eval_preprocess or f"official_eval({before[:2]})"
     is_scaled = size[0] * before[1] == size[1] * before[0]
     scale = size[0] / before[0]
     ops: list[Any] = []
-    for op in parse(spec).ops:
-        if isinstance(op, ResizeSmall) and is_scaled:
-            op = dataclasses.replace(op, size=round(op.size * scale))
-        elif isinstance(op, Resize) and is_scaled:
-            height, width = round(op.height * scale), round((op.width or op.height) * scale)
-            op = dataclasses.replace(op, height=height, width=width)
-        elif isinstance(op, Resize | ResizeSmall):
+    for op in parse(description.eval_preprocess).ops:
+        if isinstance(op, CentralCrop) and not is_scaled:
+            continue
+        if isinstance(op, Resize | ResizeSmall) and not is_scaled:
             op = Resize(*size, method=op.method)
-        elif isinstance(op, CentralCrop):
-            if not is_scaled:
-                continue
-            op = dataclasses.replace(op, height=size[0], width=size[1])
+        elif isinstance(op, ResizeSmall):
+            op = dataclasses.replace(op, size=round(op.size * scale))
+        elif isinstance(op, Resize | CentralCrop):
+            height, width = (round(side * scale) for side in op.shape)
+            op = dataclasses.replace(op, height=height, width=width)
         ops.append(op)
     return dataclasses.replace(
         description,
@@ -166,18 +145,16 @@ def find_images(arguments: Iterable[str]) -> list[str]:
         if not os.path.isdir(argument):
             found.append(argument)
             continue
-        below = [
-            os.path.join(folder, name)
-            for folder, _, names in os.walk(argument)
-            for name in names
-            if name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-        ]
+        below = sorted(
+            str(path)
+            for path in Path(argument).rglob("*")
+            if path.suffix.lower() in EXTENSIONS and path.name[0] != "." and path.is_file()
+        )
         if not below:
             raise UserError(
-                f"{argument}: no image in this folder or below; it takes files that end in "
-                f"{', '.join(EXTENSIONS)}."
+                f"{argument}: no image in this folder or below ({', '.join(EXTENSIONS)})."
             )
-        found += sorted(below)
+        found += below
     if not found:
         raise UserError("no image is given; name files or folders.")
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from typing import Any
 
@@ -16,10 +15,10 @@ from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.fit.report import LoadReport
-from vit_jax.pretrained.formats.description import Description
 from vit_jax.pretrained.formats.json_values import reading
 from vit_jax.pretrained.infer import infer_description
-from vit_jax.pretrained.load import check_explained, read_source, with_changes
+from vit_jax.pretrained.load import check_explained, read_source
+from vit_jax.workdir.description import Description
 
 # How a model is trained and computed, not what it is.
 _TRAINING = ("remat", "scan", "dtype", "attention", "position_stddev")
@@ -55,6 +54,7 @@ def load_model(
     grid: tuple[int, int] | None = None,
     posemb: str = "bilinear",
     dtype: str = "float32",
+    preprocess: str = "",
 ) -> PretrainedModel:
     """Loads weights of any format together with the model that they are for.
 
@@ -69,6 +69,7 @@ def load_model(
       grid: rows and columns of tokens of the file, where they are no square.
       posemb: how positions are interpolated, `bilinear` or `bicubic`.
       dtype: of the computation, `float32` or `bfloat16`.
+      preprocess: ops from an image to the input, in place of the weights' own.
 
     Raises:
       UserError: see `read_source`; also if arrays are missing, or sizes contradict each other.
@@ -80,26 +81,31 @@ def load_model(
         description = infer_description(stored, grid=grid, image_size=size)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
+    grid, image_shape = description.grid, description.image_shape
     sizes = {key: value for key, value in description.model.items() if key not in _TRAINING}
     with reading(f"the description of {source}"):
         module = create_model(**sizes, dtype=dtype)
-    # Every attribute, also those that an older description does not have.
-    description = dataclasses.replace(description, model=attributes(module, sizes["name"]))
-    source_grid = description.grid
-    if size is not None and size != description.image_shape[:2]:
-        description = at_image_size(description, size)
-        logging.info("Images of %dx%d: %s", *size, description.eval_preprocess)
-    images = jax.ShapeDtypeStruct((1, *description.image_shape), jnp.float32)
-    with reading(f"the description of {source}"):
+        description = dataclasses.replace(
+            description,
+            # Every attribute, also those that an older description does not have.
+            model=attributes(module, sizes["name"]),
+            eval_preprocess=description.eval_preprocess or f"official_eval({image_shape[:2]})",
+        )
+        if size is not None and size != image_shape[:2]:
+            description = at_image_size(description, size)
+        if preprocess:
+            description = dataclasses.replace(description, eval_preprocess=preprocess)
+        images = jax.ShapeDtypeStruct((1, *description.image_shape), jnp.float32)
         init = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), images)
     flat, report = adapt_params(
         stored.params,
         flatten_names(init["params"]),
         grid=description.grid,
-        source_grid=source_grid,
+        source_grid=grid,
         reset_head=False,
         posemb=posemb,
         dropped=stored.dropped,
+        changed=stored.changed,
     )
     return PretrainedModel(
         module=module,
@@ -107,7 +113,7 @@ def load_model(
         description=description,
         format=stored.format,
         source=str(source),
-        report=with_changes(report, stored.changed),
+        report=report,
     )
 
 

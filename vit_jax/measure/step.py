@@ -19,7 +19,7 @@ from vit_jax.data.datasets import Dataset
 from vit_jax.data.preprocess import parse
 from vit_jax.multihost.preemption import PreemptionNotice
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
-from vit_jax.run import Run, create_run, initial_state
+from vit_jax.run import Run, create_run
 from vit_jax.train import create_clock, train
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import Batch, Metrics
@@ -121,7 +121,7 @@ def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, 
         run = create_run(config, mesh)
         run = dataclasses.replace(run, dataset=in_memory(run.dataset, 4 * run.batch_size))
         checkpoints = CheckpointManager(workdir, every_steps=10**9, keep=1)
-        state = initial_state(run, checkpoints)
+        state = run.initial_state(checkpoints)
         writer, clock = TakeTurns(workdir, run, steps), create_clock(run, 0, {})
         train(run, state, workdir, checkpoints, writer, clock, PreemptionNotice())
         for each in (clock, writer, checkpoints):

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.files.atomic import write_arrays
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import get_variant
 from vit_jax.parameters.names import flatten_names
-from vit_jax.pretrained.files.npz import write_arrays
 from vit_jax.pretrained.formats.google import to_published
 from vit_jax.pretrained.load import load_pretrained
 

@@ -18,8 +18,9 @@ class _Sown:
 
     module: nn.Module
 
-    def sow(self, collection: str, name: str, value: jax.Array) -> bool:
-        del collection
+    def sow(self, _collection: str, name: str, value: jax.Array) -> bool:
+        if self.module.is_initializing():  # `init` returns parameters alone
+            return False
         return self.module.sow("attention", name, value)
 
 

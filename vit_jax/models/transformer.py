@@ -18,7 +18,6 @@ import numpy as np
 
 from vit_jax.models.attention import ATTENTIONS
 from vit_jax.models.parameter_table import BLOCK, Row
-from vit_jax.models.stochastic_depth import StochasticDepth, drop_rates
 
 # What the backward pass finds saved and what it computes again.
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
@@ -101,6 +100,32 @@ def _attend(
         dtype=config.dtype,
     )
     return attention(queries, keys, sow_weights=config.attention == "reference")
+
+
+def drop_rates(rate: float, num_layers: int) -> list[float]:
+    """Probability of each block, on a line from 0 for the first block to `rate` for the last."""
+    return [rate * i / max(num_layers - 1, 1) for i in range(num_layers)]
+
+
+class StochasticDepth(nn.Module):
+    """Leaves a residual branch out of single examples (1603.09382): [B, ...] -> [B, ...].
+
+    Each example draws for itself, and each branch (attention and MLP) apart, as timm's DropPath and
+    scenic do (the latter says that it follows timm). What is kept is divided by the probability of
+    being kept, as in timm, so that evaluation, where nothing is dropped, needs no scaling; scenic
+    does not divide.
+    """
+
+    @nn.compact
+    def __call__(self, x: jax.Array, rate: float | jax.Array, *, train: bool) -> jax.Array:
+        """`rate` may be traced: a scan over blocks has it as an input."""
+        if not train or (isinstance(rate, float) and rate == 0.0):
+            return x
+        keep = 1.0 - jnp.asarray(rate, jnp.float32)
+        shape = (x.shape[0],) + (1,) * (x.ndim - 1)
+        kept = jax.random.bernoulli(self.make_rng("dropout"), keep, shape)  # [B, 1, ...]
+        # The quotient is taken in float32: bfloat16(0.9) would scale all of training by 0.2 %.
+        return jnp.where(kept, jnp.asarray(x, jnp.float32) / keep, 0.0).astype(x.dtype)
 
 
 class Encoder1DBlock(nn.Module):

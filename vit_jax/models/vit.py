@@ -17,9 +17,8 @@ import numpy as np
 from vit_jax.errors import UserError, check_known
 from vit_jax.models.attention import ATTENTIONS
 from vit_jax.models.parameter_table import FIRST, LAST, Row
-from vit_jax.models.positions import sincos2d
 from vit_jax.models.resnet import resnet_features
-from vit_jax.models.tokens import patch_shape, pixels_per_token
+from vit_jax.models.tokens import patch_shape, pixels_per_token, sincos2d
 from vit_jax.models.transformer import (
     REMAT_POLICIES,
     BlockConfig,

@@ -1,4 +1,4 @@
-"""JAX's coordination service: who takes part in a run, and the values its processes share.
+"""JAX's coordination service: which processes take part in a run, and the values they share.
 
 jax.process_count() and the like would start the devices, which is too early for some callers; and
 JAX has no public name for the service's client.
@@ -17,7 +17,7 @@ def coordination_client() -> Any:
 
 
 def coordinator_address() -> str:
-    """host:port of the service, given or detected."""
+    """host:port of the service."""
     return distributed.global_state.coordinator_address or ""
 
 
@@ -27,5 +27,5 @@ def num_processes() -> int:
 
 
 def process_id() -> int:
-    """The number of this process among them; 0 is where the coordination service runs."""
+    """The number of this process; 0 is where the coordination service runs."""
     return distributed.global_state.process_id if coordination_client() else 0

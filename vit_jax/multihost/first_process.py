@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -25,24 +24,26 @@ def run_on_first_process(function: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return function()
-    result: T | None = None
+    outcome: tuple[Any, Exception | None] = None, None
     failure: Exception | None = None
-    told: Exception | None = None  # what the other processes raise
     if jax.process_index() == 0:
         try:
-            result = function()
-        except UserError as error:
-            failure = told = error
-        except OSError as error:
-            failure = error
-            name = None if error.filename is None else os.fsdecode(error.filename)
-            told = OSError(error.errno, f"{error.strerror} (on process 0)", name)
+            outcome = function(), None
         except Exception as error:
-            failure, told = error, RuntimeError(f"process 0 failed: {error!r}")
-    result, told = pickle.loads(_broadcast(pickle.dumps((result, told))))
-    if failure or told:
-        raise failure or told  # type: ignore[misc]
-    return result  # type: ignore[return-value]
+            outcome, failure = (None, _for_others(error)), error
+    result, remote_failure = pickle.loads(_broadcast(pickle.dumps(outcome)))
+    if failure or remote_failure:
+        raise failure or remote_failure
+    return result
+
+
+def _for_others(error: Exception) -> Exception:
+    """What the other processes raise."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError):
+        return OSError(error.errno, f"{error.strerror} (on process 0)", error.filename)
+    return RuntimeError(f"process 0 failed: {error!r}")
 
 
 def _broadcast(content: bytes) -> bytes:

@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 
 _LOG = logging.getLogger(__name__)
 _PRODUCT = Path("/sys/class/dmi/id/product_name")
-# Of a Google Cloud machine's metadata server: what is asked, and the answer that means no.
+# Of a Google Cloud machine's metadata: the keys to poll, and the value that means no.
 _METADATA = {"maintenance-event": "NONE", "preempted": "FALSE"}
 _POLL_SECONDS = 2.0
 _CALLS = itertools.count(1)  # of `reached`, in this process
@@ -33,7 +33,7 @@ class PreemptionNotice:
 
     Several processes leave SIGTERM, and where to stop, to JAX's preemption service. Further
     SIGTERMs change nothing: a machine that shuts down sends several, while the checkpoint is being
-    written. SIGKILL ends the process at once.
+    written.
     """
 
     def __init__(self) -> None:
@@ -50,11 +50,9 @@ class PreemptionNotice:
     def __enter__(self) -> PreemptionNotice:
         main_thread = threading.current_thread() is threading.main_thread()
         if jax.process_count() == 1 and main_thread:
-            self._previous = signal.signal(signal.SIGTERM, self._ask)
-        server = metadata_server()
-        if server:
-            thread = threading.Thread(target=self._follow_metadata, args=(server,), daemon=True)
-            thread.start()
+            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+        if server := metadata_server():
+            threading.Thread(target=self._poll_metadata, args=(server,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,22 +60,19 @@ class PreemptionNotice:
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
 
-    def _ask(self, *_: object) -> None:
-        if jax.process_count() == 1:
-            self._reached = True
-        else:
-            os.kill(os.getpid(), signal.SIGTERM)  # for JAX, which tells the others
+    def _on_signal(self, *_: object) -> None:
+        self._reached = True
 
-    def _follow_metadata(self, server: str) -> None:
-        """A notice of the machine's host does what the signal does."""
+    def _poll_metadata(self, server: str) -> None:
+        """Turns a notice of the machine's host into the signal."""
         at_start = {key: read_metadata(server, key) for key in _METADATA}
         while not self._done.wait(_POLL_SECONDS):
-            for key, quiet in _METADATA.items():
+            for key, no in _METADATA.items():
                 value = read_metadata(server, key)
                 # A notice that was there before has had its checkpoint already.
-                if value not in (None, quiet, at_start[key]):
+                if value not in (None, no, at_start[key]):
                     _LOG.warning("The machine's %s is %s: stopping.", key, value)
-                    self._ask()
+                    os.kill(os.getpid(), signal.SIGTERM)
                     return
 
 
@@ -85,22 +80,18 @@ def metadata_server() -> str:
     """host[:port] of the Google Cloud metadata server; "" on other machines."""
     if "GCE_METADATA_HOST" in os.environ:  # as Google's own libraries have it
         return os.environ["GCE_METADATA_HOST"]
-    try:
-        google = "Google" in _PRODUCT.read_text()
-    except OSError:
-        google = False
-    return "metadata.google.internal" if google else ""
+    is_google = _PRODUCT.exists() and "Google" in _PRODUCT.read_text()
+    return "metadata.google.internal" if is_google else ""
 
 
 def read_metadata(server: str, key: str) -> str | None:
     """Value of an instance's metadata; None where it has none or the server does not answer."""
-    request = urllib.request.Request(
-        f"http://{server}/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"}
-    )
+    url = f"http://{server}/computeMetadata/v1/instance/{key}"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    # The server is local to the machine.
+    without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        # Without proxies: the server is local to the machine.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=5) as response:
+        with without_proxy.open(request, timeout=5) as response:
             return response.read().decode().strip()
     except (OSError, http.client.HTTPException, ValueError):
         return None

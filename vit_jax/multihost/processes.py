@@ -15,11 +15,9 @@ from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.multihost import coordination, liveness
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, STOPPING
 
 _LOG = logging.getLogger(__name__)
-# JAX's own heartbeats speak up after ours, which can say more.
-_JAX_HEARTBEAT_FACTOR = 3
 # What JAX says, as a plain RuntimeError, when a pod or machine of a TPU run has no name yet.
 _NOT_THERE_YET = ("Failed to recognize coordinator address", "Getting metadata")
 _abort_handler: Any = None  # kept alive: C holds a pointer to it
@@ -36,9 +34,7 @@ def start_processes(
     num_processes: int | None,
     process_id: int | None,
     arrival_timeout_seconds: int,
-    heartbeat_timeout_seconds: float,
-    step_timeout_seconds: float,
-    start_timeout_seconds: float,
+    **timeouts: float,
 ) -> None:
     """Joins the other processes of this run, if there are any, and begins to watch over them.
 
@@ -50,59 +46,50 @@ def start_processes(
       num_processes: of the run.
       process_id: this one's.
       arrival_timeout_seconds: how long to wait for all processes.
-      heartbeat_timeout_seconds, step_timeout_seconds, start_timeout_seconds: see
-        `watchdog.Watchdog`.
+      timeouts: of `Watchdog.start`.
 
     Raises:
       UserError: flags that contradict each other, or `on` without a cluster.
       PeersMissingError: a process did not arrive.
     """
-    _check_flags(distributed, coordinator_address, num_processes, process_id)
-    timeouts = {
-        "heartbeat_timeout_seconds": heartbeat_timeout_seconds,
-        "step_timeout_seconds": step_timeout_seconds,
-        "start_timeout_seconds": start_timeout_seconds,
+    flags = {
+        "--coordinator_address": coordinator_address,
+        "--num_processes": num_processes,
+        "--process_id": process_id,
     }
+    _check_flags(distributed, flags)
     for key, value in {"arrival_timeout_seconds": arrival_timeout_seconds, **timeouts}.items():
-        may_be_zero = key in ("step_timeout_seconds", "start_timeout_seconds")
-        if not (0 < value < math.inf or (may_be_zero and value == 0)):
-            or_zero = " or 0 (no limit)" if may_be_zero else ""
+        has_zero = key in ("step_timeout_seconds", "start_timeout_seconds")
+        if not (0 < value < math.inf or (has_zero and value == 0)):
+            or_zero = " or 0 (no limit)" if has_zero else ""
             raise UserError(f"processes.{key}={value} must be positive{or_zero}.")
     if distributed != "off":
+        heartbeat_timeout = timeouts["heartbeat_timeout_seconds"]
         found = _initialize(
             arrival_timeout_seconds,
             coordinator_address=coordinator_address,
             num_processes=num_processes,
             process_id=process_id,
-            heartbeat_timeout_seconds=int(_JAX_HEARTBEAT_FACTOR * heartbeat_timeout_seconds) + 10,
+            # JAX's own heartbeats speak up after ours, which can say more.
+            heartbeat_timeout_seconds=int(3 * heartbeat_timeout) + 10,
         )
         if distributed == "on" and not found:
             raise UserError(
                 "--distributed=on, but no cluster was found that says who the other processes are "
-                "(Cloud TPU, GKE, SLURM, Open MPI); give --coordinator_address, --num_processes "
-                "and --process_id."
+                f"(Cloud TPU, GKE, SLURM, Open MPI); give {', '.join(flags)}."
             )
     liveness.start(**timeouts)
 
 
-def _check_flags(
-    distributed: str, address: str | None, num_processes: int | None, process_id: int | None
-) -> None:
-    values = {
-        "--coordinator_address": address,
-        "--num_processes": num_processes,
-        "--process_id": process_id,
-    }
-    given = [flag for flag, value in values.items() if value is not None]
-    if given and distributed == "off":
-        raise UserError(f"--distributed=off and {given[0]} contradict each other; drop one.")
-    if not given:
+def _check_flags(distributed: str, flags: dict[str, Any]) -> None:
+    address, num_processes, process_id = flags.values()
+    missing = [flag for flag, value in flags.items() if value is None]
+    if len(missing) == len(flags):
         return
-    if address is None or num_processes is None or process_id is None:
-        missing = next(flag for flag in values if flag not in given)
-        raise UserError(f"{missing} is missing; give all three of {', '.join(values)}, or none.")
-    if num_processes < 1:
-        raise UserError(f"--num_processes={num_processes} must be at least 1.")
+    if distributed == "off":
+        raise UserError("--distributed=off contradicts the flags of the processes; drop one.")
+    if missing:
+        raise UserError(f"{missing[0]} is missing; give all of {', '.join(flags)}, or none.")
     if not 0 <= process_id < num_processes:
         raise UserError(f"--process_id={process_id} must be from 0 to {num_processes - 1}.")
     if not address.rpartition(":")[2].isdigit():
@@ -123,7 +110,7 @@ def _initialize(arrival_timeout_seconds: int, **arguments: Any) -> bool:
     )
     # Read only on CPU, where the default would not let processes talk to each other.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    _explain_aborts(lambda: (f"error: {missing}\n", REQUEUE_EXIT_CODE))
+    _on_abort(lambda: (f"error: {missing}\n", REQUEUE_EXIT_CODE))
     try:
         with warnings.catch_warnings():
             # JAX warns where it sees Kubernetes without the package that would tell it more.
@@ -135,51 +122,46 @@ def _initialize(arrival_timeout_seconds: int, **arguments: Any) -> bool:
         signal.signal(signal.SIGABRT, signal.SIG_DFL)
         return False  # nothing was given and no cluster was found
     except (RuntimeError, OSError) as error:  # OSError: no metadata server answers
-        plain = not isinstance(error, (jax.errors.JaxRuntimeError, OSError))
-        if plain and not any(text in str(error) for text in _NOT_THERE_YET):
+        is_bug = not isinstance(error, (jax.errors.JaxRuntimeError, OSError))
+        if is_bug and not any(text in str(error) for text in _NOT_THERE_YET):
             raise
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise PeersMissingError(f"{missing} {first_line}") from error
     address, count = coordination.coordinator_address(), coordination.num_processes()
     process = f"Process {coordination.process_id()} of {count}"
     _LOG.info("%s, coordinator %s.", process, address)
-    _explain_aborts(lambda: _why_aborted(address))
+    _on_abort(lambda: _why_aborted(address))
     return True
 
 
-def _explain_aborts(reason: Callable[[], tuple[str, int] | None]) -> None:
-    """Ends the process with a line and a status where XLA aborts it for want of its peers.
+def _on_abort(reason: Callable[[], tuple[str, int] | None]) -> None:
+    """Ends the process with the text and the status of `reason` where XLA would abort it.
 
     When processes do not arrive, or process 0 and with it the coordination service goes away, XLA
     aborts the process within milliseconds. JAX has no setting that prevents it: the client's
     callback for it cannot be called from Python (std::bad_cast in jaxlib 0.10.2), and a handler
-    set by Python's `signal` would run after the abort. So SIGABRT is caught from C.
-
-    Args:
-      reason: gives the text and the status; None lets the abort take its course.
+    set by Python's `signal` would run after the abort. So SIGABRT is caught from C. Where `reason`
+    gives None, the abort takes its course.
     """
     global _abort_handler
 
-    def on_abort(_: int) -> None:
-        found = reason()
-        if found is not None:
+    def handle(_: int) -> None:
+        if found := reason():
             os.write(2, found[0].encode())
             os._exit(found[1])
 
-    _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(on_abort)
+    _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(handle)
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     libc.signal(int(signal.SIGABRT), ctypes.cast(_abort_handler, ctypes.c_void_p))
 
 
 def _why_aborted(address: str) -> tuple[str, int] | None:
-    verdict = liveness.watchdog.verdict
-    if verdict is not None:  # process 0 ends by the same one, and was faster
+    if verdict := liveness.watchdog.verdict:  # process 0 ends by the same one, and was faster
         return "", verdict[1]
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):
         socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
         return None
     text = liveness.watchdog.coordinator_is_lost(f"{address} does not answer")
-    going_on = "Stopping; the same command resumes from the last checkpoint."
-    return f"{text}\n{going_on}\n", REQUEUE_EXIT_CODE
+    return f"{text}\n{STOPPING}\n", REQUEUE_EXIT_CODE

@@ -1,14 +1,10 @@
 """Notices that a process of a run has died, hangs or failed, names it, and ends the others.
 
 JAX's own heartbeats notice a death, not a hang, and abort the other processes with a number in
-place of a name. So every process says what it is doing, through the key-value store of JAX's
-coordination service (no port but JAX's own):
-
-* a thread of each process writes its record a few times per timeout, and reads the orders;
-* process 0, where the coordination service runs, reads all records and gives the orders. A record
-  that does not change: its process has died, is frozen, or is cut off. One that changes but tells
-  of no progress: its process hangs. Either ends in a verdict, which says who it was and what it
-  was doing, and ends every process with status 75.
+place of a name. So the processes report to each other, through the key-value store of JAX's
+coordination service (no port but JAX's own): a thread of each writes its `Record` a few times per
+timeout; that of process 0, where the service runs, judges all records and writes the state of the
+run, which the others read. Whatever is wrong ends in a verdict that ends every process.
 
 A process alone has only itself to watch: it ends when it makes no progress.
 """
@@ -31,11 +27,11 @@ from typing import Any
 import jax
 
 from vit_jax.multihost.coordination import coordination_client, num_processes, process_id
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, Record, Watch, judge
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, STOPPING, ChangeTimer, Record, judge
 
 _LOG = logging.getLogger(__name__)
 _RECORDS = "vit_jax/records"
-_ORDERS = "vit_jax/orders"
+_STATE = "vit_jax/state"
 _FOREVER_MILLISECONDS = 7 * 24 * 3600 * 1000  # longer than anything that is watched
 
 
@@ -50,7 +46,7 @@ class Watchdog:
         self._exit_process = exit_process
         self._lock = threading.Lock()
         self._record = Record("", 0)
-        self._first: Record | None = None  # of process 0, as last heard
+        self._coordinator = Record("an unknown host", 0)  # of process 0, as last read
         self._threads: list[threading.Thread] = []
         self.verdict: tuple[str, int] | None = None  # what ends this process, and its status
 
@@ -64,7 +60,7 @@ class Watchdog:
         """Begins to watch; after the processes have found each other.
 
         Args:
-          heartbeat_timeout_seconds: a process unheard of for so long is lost.
+          heartbeat_timeout_seconds: a process without a sign of life for so long is lost.
           step_timeout_seconds: no progress for so long is a hang; 0: nothing is.
           start_timeout_seconds: the same before the first update, which compiles.
         """
@@ -75,13 +71,13 @@ class Watchdog:
         self._interval = min(max(heartbeat_timeout_seconds / 20, 0.1), 1.0)
         self._id, self._num_processes = process_id(), num_processes()
         self._record = Record(socket.gethostname(), os.getpid())
-        self._heard = time.monotonic()  # the last word of process 0
-        self._watch = Watch()
+        self._last_contact = time.monotonic()  # with process 0
+        self._timer = ChangeTimer()
         self._stopped, self._ended = threading.Event(), threading.Event()
         self._client: Any = coordination_client()
         # Apart from each other: calls of the client may hang when the network does.
         several = self._num_processes > 1
-        loops = [self._talk, self._watch_first] if several else [self._watch_alone]
+        loops = [self._report, self._watch_coordinator] if several else [self._watch_alone]
         self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
@@ -98,7 +94,7 @@ class Watchdog:
         """The main thread has got somewhere, and is `doing` something now, as "reading a batch".
 
         Args:
-          doing: said of this process where it hangs or is lost.
+          doing: shown where this process hangs or is lost.
           step: finished updates; None: as before.
           waits: for others, or the devices: then it is not to blame.
           started: the first update is done.
@@ -115,25 +111,22 @@ class Watchdog:
         """Tells the others that this process ends, why, and with which status they should."""
         with self._lock:
             self._record.failure, self._record.exit_code = failure, exit_code
-        # The verdict that follows from it ends this process too.
-        if self._threads and self._num_processes > 1:
-            self._wait_for_the_end(2 * self._heartbeat_timeout)
+        self.wait_for_verdict()
 
     def wait_for_verdict(self) -> None:
-        """After a collective has failed: returns only if nothing is wrong with any process."""
-        if self._threads:
-            self._wait_for_the_end(self._heartbeat_timeout + 10 * self._interval)
-
-    def _wait_for_the_end(self, seconds: float) -> None:
-        """So long for a verdict; after one, until it has ended this process with its status."""
-        if self._stopped.wait(seconds) and self.verdict is not None:
+        """After an error: returns only if no verdict comes, which ends this process itself."""
+        if (
+            self._threads
+            and self._stopped.wait(2 * self._heartbeat_timeout)
+            and self.verdict is not None
+        ):
             self._ended.wait()
 
     def leave(self) -> None:
         """Waits, still watched, until all processes have got here; then nobody is watched."""
         if self._threads and self._num_processes > 1:
             self.note("finished", waits=True)
-            self._wait_for_peers("end", _FOREVER_MILLISECONDS)
+            self._wait_at_barrier("end", _FOREVER_MILLISECONDS)
         self.stop()
 
     def stop(self) -> None:
@@ -145,17 +138,15 @@ class Watchdog:
         self._threads = []
 
     def coordinator_is_lost(self, why: str) -> str:
-        """The verdict on process 0, whose word is missing."""
-        first = self._first
-        if first is None:
-            return f"process 0 (the coordinator) is lost: {why}."
+        """The verdict on process 0."""
+        record = self._coordinator
         return (
-            f"process 0 (the coordinator, pid {first.pid} on {first.host}) is lost: {why}. "
-            f"It was {first.doing} (step {first.step})."
+            f"process 0 (the coordinator, pid {record.pid} on {record.host}) is lost: {why}. "
+            f"It was {record.doing} (step {record.step})."
         )
 
     def _end(self, verdict: str, exit_code: int, alive: Sequence[int] = ()) -> None:
-        """Says why, and ends this process together with those that are `alive`."""
+        """Logs why, and ends this process together with those that are `alive`."""
         with self._lock:
             if self._stopped.is_set():
                 return
@@ -171,73 +162,62 @@ class Watchdog:
         if not self._record.failure:  # else it has been printed
             _LOG.error("%s", verdict)
         if exit_code == REQUEUE_EXIT_CODE:
-            _LOG.error("Stopping; the same command resumes from the last checkpoint.")
+            _LOG.error(STOPPING)
         logging.shutdown()
         if self._id in alive:  # JAX aborts those that process 0 leaves behind
-            self._wait_for_peers("verdict", 5000, alive)
+            self._wait_at_barrier("verdict", 5000, alive)
         self._exit_process(exit_code)
         self._ended.set()
 
     def _watch_alone(self) -> None:
         while not self._stopped.wait(self._interval):
-            with self._lock:
-                record = dataclasses.replace(self._record, beat=time.monotonic_ns(), waits=False)
-            found = judge({0: record}, 1, self._watch, self._heartbeat_timeout)
-            if found is not None:
+            record = dataclasses.replace(self._record, beat=time.monotonic_ns())
+            if found := judge({0: record}, 1, self._timer, self._heartbeat_timeout):
                 self._end(*found)
 
-    def _watch_first(self) -> None:
+    def _watch_coordinator(self) -> None:
         while not self._stopped.wait(self._interval):
-            if time.monotonic() - self._heard >= self._heartbeat_timeout:
-                why = f"nothing was heard of it for {self._heartbeat_timeout:.0f} s"
+            if time.monotonic() - self._last_contact >= self._heartbeat_timeout:
+                why = f"no heartbeat for {self._heartbeat_timeout:.0f} s"
                 self._end(self.coordinator_is_lost(why), REQUEUE_EXIT_CODE)
 
-    def _talk(self) -> None:
+    def _report(self) -> None:
         while not self._stopped.wait(self._interval):
-            # `_watch_first` counts how long errors go on.
+            # `_watch_coordinator` counts how long errors go on.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                self._write_record()
-                orders = self._lead() if self._id == 0 else self._read_orders()
-                if "verdict" in orders:
-                    self._end(orders["verdict"], orders["exit_code"], orders["alive"])
+                with self._lock:
+                    self._record.beat += 1
+                self._set(f"{_RECORDS}/{self._id}", dataclasses.asdict(self._record))
+                state = self._judge_all() if self._id == 0 else self._get(_STATE).get(0)
+                if state is None:  # process 0 has not come so far
+                    continue
+                record = Record(**state["coordinator"])
+                if record.beat != self._coordinator.beat:
+                    self._coordinator, self._last_contact = record, time.monotonic()
+                if state["verdict"]:
+                    verdict, exit_code = state["verdict"]
+                    self._end(verdict, exit_code, state["alive"])
 
-    def _write_record(self) -> None:
-        with self._lock:
-            self._record.beat += 1
-        self._set(f"{_RECORDS}/{self._id}", dataclasses.asdict(self._record))
-
-    def _read_orders(self) -> dict[str, Any]:
-        orders = self._get(_ORDERS).get("0", {})
-        if orders:
-            first = Record(**orders["first"])
-            if self._first is None or first.beat != self._first.beat:
-                self._first, self._heard = first, time.monotonic()
-        return orders
-
-    def _lead(self) -> dict[str, Any]:
-        """Process 0: gives the orders that follow from all records."""
-        records = {int(key): Record(**value) for key, value in self._get(_RECORDS).items()}
-        self._heard = time.monotonic()
-        orders: dict[str, Any] = {"first": dataclasses.asdict(self._record)}
-        found = judge(records, self._num_processes, self._watch, self._heartbeat_timeout)
-        if found is not None:
-            orders["verdict"], orders["exit_code"] = found
-            orders["alive"] = [
-                each
-                for each, record in records.items()
-                if self._watch.unchanged_seconds(("beat", each), record.beat) < 5 * self._interval
-            ]
-        self._set(f"{_ORDERS}/0", orders)
-        return orders
+    def _judge_all(self) -> dict[str, Any]:
+        """Process 0: writes and returns the state that follows from all records."""
+        records = {i: Record(**value) for i, value in self._get(_RECORDS).items()}
+        silent = {i: self._timer.unchanged_seconds(("beat", i), r.beat) for i, r in records.items()}
+        state = {
+            "coordinator": dataclasses.asdict(self._record),
+            "verdict": judge(records, self._num_processes, self._timer, self._heartbeat_timeout),
+            "alive": [i for i, seconds in silent.items() if seconds < 5 * self._interval],
+        }
+        self._set(f"{_STATE}/0", state)
+        return state
 
     def _set(self, key: str, value: dict[str, Any]) -> None:
         self._client.key_value_set(key, json.dumps(value), allow_overwrite=True)
 
-    def _get(self, folder: str) -> dict[str, dict[str, Any]]:
+    def _get(self, folder: str) -> dict[int, dict[str, Any]]:
         found = self._client.key_value_dir_get(f"{folder}/")
-        return {key.rpartition("/")[2]: json.loads(value) for key, value in found}
+        return {int(key.rpartition("/")[2]): json.loads(value) for key, value in found}
 
-    def _wait_for_peers(
+    def _wait_at_barrier(
         self, name: str, milliseconds: int, peers: Sequence[int] | None = None
     ) -> None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):

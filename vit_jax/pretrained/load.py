@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import os
@@ -14,7 +13,6 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.create import TOKENS
 from vit_jax.parameters.names import (
     flatten_names,
     is_scanned,
@@ -26,23 +24,15 @@ from vit_jax.pretrained.files.containers import open_container
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.fit.posemb import POSEMB
 from vit_jax.pretrained.fit.report import LoadReport, list_names
-from vit_jax.pretrained.formats.description import Description
+from vit_jax.pretrained.fit.sizes import model_sizes, num_prefix_tokens
 from vit_jax.pretrained.formats.stored import Stored
-from vit_jax.pretrained.formats.table import (
-    CONFIG_FILE,
-    PREPROCESSOR_FILE,
-    WEIGHTS_FILE,
-    read_container,
-    read_json_beside,
-)
+from vit_jax.pretrained.formats.table import TORCH_FILE, WEIGHTS_FILE, read_container
 from vit_jax.pretrained.infer import infer_model, told_grid
 from vit_jax.pretrained.zoo.class_names import class_names
 from vit_jax.pretrained.zoo.entry import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.workdir.checkpoints import restore_params
-from vit_jax.workdir.files import CHECKPOINTS, MODEL_FILE, PARAMS_FILE
-
-_TORCH_FILE = "pytorch_model.bin"
+from vit_jax.workdir.description import CHECKPOINTS, MODEL_FILE, PARAMS_FILE, Description
 
 
 def load_pretrained(
@@ -85,9 +75,8 @@ def load_pretrained(
     # Only shapes matter for what is loaded; what is reset is taken from `like` as it stands there.
     flat_like = flatten_names(jax.eval_shape(unstack_blocks, like))
     flat_like |= {name: leaf for name, leaf in flatten_names(like).items() if name in flat_like}
-    stored = read_source(
-        source, num_heads=num_heads, default_heads=_num_heads(flat_like), grid=grid
-    )
+    default_heads = model_sizes(flat_like)["num_heads"]
+    stored = read_source(source, num_heads=num_heads, default_heads=default_heads, grid=grid)
     check_explained(source, stored)
     _warn_of_conventions(source, stored, model or {})
     flat, report = adapt_params(
@@ -101,8 +90,8 @@ def load_pretrained(
         channels=channels,
         class_token=class_token,
         dropped=stored.dropped,
+        changed=stored.changed,
     )
-    report = with_changes(report, stored.changed)
     logging.info("%s (%s):\n%s", source, stored.format, report)
     tree = unflatten_names(flat)
     return (stack_blocks(tree) if scanned else tree), report
@@ -129,10 +118,21 @@ def read_source(
       UserError: nothing there, no weights, damaged, or a model that is none of ours.
     """
     path = resolve(source)
-    options = _Options(num_heads, default_heads, grid)
-    stored = _read_folder(path, options) if path.is_dir() else _read_file(path, options)
-    entry = describe_source(str(source))
-    if entry is not None:
+    if path.is_dir():
+        names = [PARAMS_FILE, f"{WEIGHTS_FILE}.index.json", WEIGHTS_FILE]
+        names += [f"{TORCH_FILE}.index.json", TORCH_FILE]
+        path = next((path / name for name in names if (path / name).exists()), path)
+    if path.is_dir():
+        stored = _read_checkpoint(path.resolve())
+    else:
+        description = _description_of(path)
+        # Our own description knows the grid of positions that are no square.
+        grid = grid or (description.grid if description else None)
+        heads = {"num_heads": num_heads, "default_heads": default_heads}
+        with open_container(path) as container:
+            stored = read_container(container, **heads, grid=grid)
+        stored.description = description
+    if (entry := describe_source(source)) is not None:
         _add_entry(stored, entry)
     for name, array in stored.params.items():
         if not np.isfinite(np.sum(array)) and not np.isfinite(array).all():
@@ -161,89 +161,31 @@ def check_explained(source: Any, stored: Stored) -> None:
         )
 
 
-def with_changes(report: LoadReport, changed: Mapping[str, str]) -> LoadReport:
-    """The report, with what the reader of the file had to do besides."""
-    adapted = {name: how for name, how in changed.items() if name in report.loaded} | {
-        name: f"{changed[name]}, {how}" if name in changed else how
-        for name, how in report.adapted.items()
-    }
-    loaded = tuple(name for name in report.loaded if name not in adapted)
-    return dataclasses.replace(report, loaded=loaded, adapted=adapted)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """What the caller knows of a file."""
-
-    num_heads: int | None
-    default_heads: int | None
-    grid: tuple[int, int] | None
-
-
-def _read_file(path: Path, options: _Options, name: str = "") -> Stored:
-    """One file, or several with an index; `name` is how it is called where it stands for both."""
-    description = _description_beside(path.with_name(name) if name else path)
-    in_folder = path.name.startswith((WEIGHTS_FILE, _TORCH_FILE))
-    with open_container(path) as container:
-        stored = read_container(
-            container,
-            settings=read_json_beside(path, CONFIG_FILE) if in_folder else None,
-            preprocessor=read_json_beside(path, PREPROCESSOR_FILE) if in_folder else None,
-            num_heads=options.num_heads,
-            default_heads=options.default_heads,
-            # Our own description knows the grid of positions that are no square.
-            grid=options.grid or (description.grid if description else None),
-        )
-    stored.description = description
-    return stored
-
-
-def _read_folder(path: Path, options: _Options) -> Stored:
-    """A folder's weights, by the files in it."""
-    for file, name in (
-        (PARAMS_FILE, PARAMS_FILE),
-        (f"{WEIGHTS_FILE}.index.json", WEIGHTS_FILE),
-        (WEIGHTS_FILE, WEIGHTS_FILE),
-        (f"{_TORCH_FILE}.index.json", _TORCH_FILE),
-        (_TORCH_FILE, _TORCH_FILE),
-    ):
-        if (path / file).exists():
-            return _read_file(path / file, options, name)
-    weights = sorted(
-        file.name for file in path.iterdir() if file.suffix in (".npz", ".safetensors", ".pth")
-    )
+def _read_checkpoint(path: Path) -> Stored:
+    """An Orbax checkpoint, or the newest of a work directory."""
+    suffixes = (".npz", ".safetensors", ".pth")
+    weights = sorted(file.name for file in path.iterdir() if file.suffix in suffixes)
     if weights and not (path / CHECKPOINTS).is_dir() and not path.name.isdecimal():
         raise UserError(f"{path} is a folder; name one of its files: {list_names(weights)}.")
-    flat = flatten_names(unstack_blocks(restore_params(str(path.resolve()))))
+    flat = flatten_names(unstack_blocks(restore_params(str(path))))
     params = {name: np.asarray(array, np.float32) for name, array in flat.items()}
-    return Stored("orbax", params, description=_description_of_run(path.resolve()))
+    # In a work directory, its folder of checkpoints, or one of these.
+    workdir = next((p.parent for p in (path, path.parent) if p.name == CHECKPOINTS), path)
+    return Stored("orbax", params, description=_read_description(workdir / MODEL_FILE))
 
 
-def _description_beside(path: Path) -> Description | None:
+def _description_of(file: Path) -> Description | None:
     """What we wrote beside a file: NAME.json, or `model.json` in a folder of ours."""
-    if path.name in (PARAMS_FILE, WEIGHTS_FILE, _TORCH_FILE):
-        return _read_description(path.parent / MODEL_FILE)
-    return _read_description(path.with_suffix(".json"))
-
-
-def _description_of_run(path: Path) -> Description | None:
-    """That of the work directory which a checkpoint, or the folder of all, is in."""
-    if path.parent.name == CHECKPOINTS:
-        path = path.parent.parent
-    elif path.name == CHECKPOINTS:
-        path = path.parent
-    return _read_description(path / MODEL_FILE)
+    in_folder = file.name.startswith((PARAMS_FILE, WEIGHTS_FILE, TORCH_FILE))
+    return _read_description(file.parent / MODEL_FILE if in_folder else file.with_suffix(".json"))
 
 
 def _read_description(path: Path) -> Description | None:
     return Description.read(path) if path.is_file() else None
 
 
-# What a file must agree in with its entry of the zoo; of the rest some entries are not verified.
-_ENTRY_SIZES = (
-    *("name", "patch_size", "hidden_size", "num_layers", "mlp_dim", "num_heads"),
-    *("resnet_layers", "position_embedding"),
-)
+# What the zoo says of a file that was not verified for every entry.
+_UNVERIFIED = ("classifier", "representation_size", "num_classes", "gelu")
 
 
 def _add_entry(stored: Stored, entry: ZooEntry) -> None:
@@ -259,18 +201,15 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
     if not stored.class_names and entry.labels:
         stored.class_names = class_names(entry.labels)
     found = infer_model(stored.params, stored.conventions)
-    expected = {"resnet_layers": None, **entry.model}
-    for key in _ENTRY_SIZES:
-        if found[key] != expected[key]:
+    for key, expected in {"resnet_layers": None, **entry.model}.items():
+        if found[key] == expected:
+            continue
+        if key not in _UNVERIFIED:
             raise UserError(
-                f"the file of {entry.name} has {key}={found[key]}, and {key}={expected[key]} is "
+                f"the file of {entry.name} has {key}={found[key]}, and {key}={expected} is "
                 "expected; it is damaged, or not that file: remove it and fetch it again."
             )
-    for key in ("classifier", "representation_size", "num_classes"):
-        if found[key] != expected[key]:
-            logging.warning(
-                "%s: %s=%s in the file, %s in the zoo.", entry.name, key, found[key], expected[key]
-            )
+        logging.warning("%s: %s=%s in the file, not %s.", entry.name, key, found[key], expected)
 
 
 def _warn_of_conventions(
@@ -289,17 +228,10 @@ def _warn_of_conventions(
             )
 
 
-def _num_heads(like: Mapping[str, Any]) -> int | None:
-    for name, leaf in like.items():
-        if name.endswith("query/kernel"):
-            return leaf.shape[1]  # [D, H, d]
-    return None
-
-
 def _square_grid(like: Mapping[str, Any]) -> tuple[int, int]:
     if POSEMB not in like:
         return 1, 1  # nothing depends on it
-    num_tokens = like[POSEMB].shape[1] - sum(name in like for name in TOKENS)
+    num_tokens = like[POSEMB].shape[1] - num_prefix_tokens(like)
     side = math.isqrt(num_tokens)
     if side * side != num_tokens:
         raise UserError(

@@ -13,7 +13,7 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.files.json import read_json
+from vit_jax.files.atomic import read_json
 from vit_jax.train import RESULTS_FILE, RUNTIME_KEYS
 
 DIVERGED_FILE = "diverged.json"

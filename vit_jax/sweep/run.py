@@ -21,7 +21,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.files.json import write_json
+from vit_jax.files.atomic import write_json
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.sweep.plan import (
     DIVERGED_FILE,

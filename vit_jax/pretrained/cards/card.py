@@ -16,15 +16,16 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.data import preprocess
+from vit_jax.data.ops import Normalize, ValueRange
 from vit_jax.errors import UserError
-from vit_jax.files.json import read_json
+from vit_jax.files.atomic import read_json
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import count_parameters
 from vit_jax.pretrained.cards.snippets import FORMATS, loading_snippet
 from vit_jax.pretrained.fit.report import LoadReport
-from vit_jax.pretrained.formats.description import Description
 from vit_jax.pretrained.zoo.entry import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source
+from vit_jax.workdir.description import Description
 
 # Tag and name of each kind of model.
 _KINDS = {
@@ -113,7 +114,7 @@ def _input_text(description: Description, inputs: str) -> str:
         return f"{text}\n\nHow the images were preprocessed in training is unknown."
     ops = preprocess.parse(description.eval_preprocess).ops
     steps = [f"`{op!r}`" for op in ops]
-    if not any(isinstance(op, preprocess.ValueRange | preprocess.Normalize) for op in ops):
+    if not any(isinstance(op, ValueRange | Normalize) for op in ops):
         steps.append("scale to [-1, 1]: `pixels / 127.5 - 1`")
     lines = [f"{number}. {step}" for number, step in enumerate(steps, start=1)]
     return "\n".join([text, "", f"Preprocessing, `{description.eval_preprocess}`:", "", *lines])

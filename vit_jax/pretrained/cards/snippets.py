@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vit_jax.pretrained.formats.description import Description
+from vit_jax.workdir.description import Description
 
 _STABLEHLO = """\
 import jax

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from vit_jax.errors import UserError, explained, nearest
+from vit_jax.errors import UserError, as_user_error, nearest
 
 _READING_THREADS = 4
 _MAX_NAME = 1024
@@ -45,7 +44,7 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist.") from error
     except OSError as error:
-        raise explained(f"cannot read {path}: {error.strerror or error}.", error) from error
+        raise as_user_error(f"cannot read {path}: {error.strerror or error}.", error) from error
     except BadFile as error:
         raise UserError(f"cannot read {path}: {error}.") from error
     except Exception as error:
@@ -122,24 +121,3 @@ def shorten(value: object) -> str:
     if not isinstance(value, str | bytes):
         return f"a value of type {type(value).__name__}"
     return repr(value) if len(value) <= 80 else repr(value[:77]) + "..."
-
-
-@contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write to; its file takes the place of `path` only when it is complete and on disk.
-
-    Raises:
-      UserError: the place cannot be written to; nothing is left behind.
-    """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            yield temporary
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}.") from error

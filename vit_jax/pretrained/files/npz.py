@@ -6,17 +6,15 @@ import math
 import os
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
 
-from vit_jax.parameters.names import flatten_names, unstack_blocks
 from vit_jax.pretrained.files.array_file import (
     ArrayInfo,
     BadFile,
     Container,
-    replacing,
     shorten,
 )
 
@@ -26,6 +24,7 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # whose reader takes a li
 # Trained weights shrink to 0.9 when compressed, a small file of zeros a thousandfold.
 _MAX_EXPANSION = 20
 _FREE_EXPANSION_BYTES = 512 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 def open_zip(file: BinaryIO, size: int) -> zipfile.ZipFile:
@@ -61,46 +60,35 @@ def open_npz(path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> Container:
     Raises:
       BadFile, or anything of numpy and zipfile: no arrays of numbers, or damaged.
     """
-    arrays = {}
+    arrays, layouts = {}, {}
     for member in archive.infolist():
         if not member.filename.endswith(_SUFFIX):
             raise BadFile(f"it is a zip file of {shorten(member.filename)} and the like")
         with archive.open(member) as stream:
             if np.lib.format.read_magic(stream) == (1, 0):
-                shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+                shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
             else:
-                shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
-            num_bytes = member.file_size - stream.tell()
+                shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+            start = stream.tell()
         if dtype.hasobject:
             raise BadFile("it holds pickled Python objects, which are never loaded")
         name = member.filename.removesuffix(_SUFFIX)
         arrays[name] = ArrayInfo(shape, "bfloat16" if dtype.str in _BFLOAT16 else dtype.name)
+        layouts[name] = (start, fortran, dtype)
+        num_bytes = member.file_size - start
         if math.prod(shape) * dtype.itemsize != num_bytes:
             raise BadFile(f"array {shorten(name)} of {arrays[name]} cannot have {num_bytes} bytes")
 
     def read(name: str) -> np.ndarray:
+        # Not numpy's reader: parsing a header is not safe in several threads (CPython 106905).
+        start, fortran, dtype = layouts[name]
+        array = np.empty(arrays[name].shape, dtype, "F" if fortran else "C")
+        content = array.reshape(-1, order="A").view(np.uint8)
         with archive.open(name + _SUFFIX) as stream:
-            array = np.lib.format.read_array(stream, allow_pickle=False)
+            stream.read(start)
+            for i in range(0, len(content), _CHUNK_BYTES):
+                part = content[i : i + _CHUNK_BYTES]
+                part[:] = np.frombuffer(stream.read(len(part)), np.uint8)
         return array.view(ml_dtypes.bfloat16) if array.dtype.kind == "V" else array
 
     return Container(path, arrays, read, file.close)
-
-
-def write_arrays(path: str | os.PathLike[str], arrays: dict[str, np.ndarray]) -> Path:
-    """Writes named arrays as they are, atomically; the same arrays give the same bytes.
-
-    Returns:
-      `path`.
-    """
-    # Not np.savez, which takes the names as keyword arguments: one of them may be called `file`.
-    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(name + _SUFFIX, "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
-    return Path(path)
-
-
-def write_npz(path: str | os.PathLike[str], params: Any) -> None:
-    """Writes a parameter tree (either form of the blocks) as float32, see `write_arrays`."""
-    flat = flatten_names(unstack_blocks(params))
-    write_arrays(path, {name: np.asarray(x, np.float32) for name, x in flat.items()})

@@ -10,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.files.array_file import ArrayInfo, Container, replacing
+from vit_jax.files.atomic import replacing
+from vit_jax.pretrained.files.array_file import ArrayInfo, Container
 
 # How the library abbreviates types, but for the bits. Others are refused by its name.
 _KINDS = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint", "BOOL": "bool"}

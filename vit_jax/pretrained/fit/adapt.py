@@ -9,12 +9,7 @@ import numpy as np
 
 from vit_jax.errors import UserError, check_known
 from vit_jax.models.create import TOKENS, role_of
-from vit_jax.pretrained.fit.mismatch import (
-    PATCH_KERNEL,
-    describe_mismatch,
-    has_group,
-    image_kernel,
-)
+from vit_jax.pretrained.fit.mismatch import describe_mismatch, has_group
 from vit_jax.pretrained.fit.patches import CHANNEL_METHODS, mix_channels, resize_patch_kernel
 from vit_jax.pretrained.fit.posemb import (
     METHODS,
@@ -24,6 +19,7 @@ from vit_jax.pretrained.fit.posemb import (
     replace_prefix,
 )
 from vit_jax.pretrained.fit.report import LoadReport
+from vit_jax.pretrained.fit.sizes import PATCH_KERNEL, image_kernel
 
 TOKEN_NAMES = {"cls": "class token", "dist": "distillation token"}
 
@@ -40,6 +36,7 @@ def adapt_params(
     channels: str = "",
     class_token: str = "",
     dropped: Mapping[str, str] | None = None,
+    changed: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], LoadReport]:
     """Fits `loaded` to the names and shapes of `like` for fine-tuning (paper, section 3.2).
 
@@ -61,7 +58,8 @@ def adapt_params(
       class_token: "add" gives class and distillation tokens that `loaded` lacks, zero at a zero
         position; "drop" takes out those that `like` lacks, with their positions; "" demands the
         same tokens.
-      dropped: names that the reader of the file left out -> why; they become part of the report.
+      dropped, changed: names that the reader of the file left out, or read otherwise than bit for
+        bit -> why; they become part of the report.
 
     Returns:
       (flat names to float32 arrays, report). Every name of `like` is in the result, in its order
@@ -74,146 +72,120 @@ def adapt_params(
     check_known("pretrained.posemb", posemb, METHODS)
     check_known("pretrained.channels", channels, ("", *CHANNEL_METHODS))
     check_known("pretrained.class_token", class_token, ("", "add", "drop"))
-    arrays = dict(loaded)
-    adapted: dict[str, str] = {}
-    left_out = dict(dropped or {})
-
-    tokens = tuple(token for token in TOKENS if token in arrays)
-    _fit_tokens(arrays, like, class_token, adapted, left_out)
-    reset = _fit_heads(arrays, like, reset_head, left_out)
-    if POSEMB in arrays and POSEMB in like:
-        _fit_posemb(arrays, like, tokens, grid, source_grid, posemb, adapted)
+    fit = _Fit(loaded, like, dropped or {}, changed or {})
+    tokens = [token for token in TOKENS if token in loaded]
+    fit.tokens(class_token)
+    reset = fit.heads(reset_head)
+    if POSEMB in fit.arrays and POSEMB in like:
+        fit.positions(tokens, grid, source_grid, posemb)
     if resize_patches:
-        _fit_patches(arrays, like, adapted)
+        fit.patches()
     if channels:
-        _fit_channels(arrays, like, channels, adapted)
-
+        fit.channels(channels)
     kept = {name: leaf for name, leaf in like.items() if name not in reset}
-    if problem := describe_mismatch(arrays, kept, {**arrays, **loaded}):
+    if problem := describe_mismatch(fit.arrays, kept, {**fit.arrays, **loaded}):
         raise UserError(problem)
     report = LoadReport(
-        loaded=tuple(name for name in kept if name not in adapted),
-        adapted=adapted,
+        loaded=tuple(name for name in kept if name not in fit.adapted),
+        adapted={name: how for name, how in fit.adapted.items() if name in kept},
         reset=tuple(reset),
-        dropped=left_out,
+        dropped=fit.dropped,
     )
     return {
-        name: leaf if name in reset else np.asarray(arrays[name], np.float32)
+        name: leaf if name in reset else np.asarray(fit.arrays[name], np.float32)
         for name, leaf in like.items()
     }, report
 
 
-def _fit_tokens(
-    arrays: dict[str, Any],
-    like: Mapping[str, Any],
-    class_token: str,
-    adapted: dict[str, str],
-    left_out: dict[str, str],
-) -> None:
-    """Class and distillation token; their positions are `_fit_posemb`'s."""
-    for token in TOKENS:
-        if class_token == "drop" and token in arrays and token not in like:
-            del arrays[token]
-            left_out[token] = f"{TOKEN_NAMES[token]}, dropped"
-        elif class_token == "add" and token in like and token not in arrays:
-            arrays[token] = np.zeros(like[token].shape, np.float32)  # [1, 1, D]
-            adapted[token] = f"{TOKEN_NAMES[token]} added, zero"
+class _Fit:
+    """Arrays on their way into another model, and what was done to them on it."""
 
+    def __init__(
+        self,
+        loaded: Mapping[str, Any],
+        like: Mapping[str, Any],
+        dropped: Mapping[str, str],
+        changed: Mapping[str, str],
+    ) -> None:
+        self.arrays = dict(loaded)
+        self.like = like
+        self.dropped = dict(dropped)
+        self.adapted = dict(changed)
 
-def _fit_heads(
-    arrays: dict[str, Any], like: Mapping[str, Any], reset_head: bool, left_out: dict[str, str]
-) -> list[str]:
-    """Takes out what is not to be kept, and returns the names of `like` that are reset."""
-    has_head = any(role_of(name) == "head" for name in like)
-    for name in list(arrays):
-        role = role_of(name)
-        if role == "training" and name not in like:
-            why = "only used by the task it was trained for"
-        elif role != "head":
-            continue
-        elif reset_head:
-            why = "pre-training head, reset"
-        elif not has_head:
-            why = "the model has no head"
-        elif name.startswith("head_dist/") and "dist" in left_out:
-            why = "head of the dropped distillation token"
-        else:
-            continue  # kept: it has to fit
-        left_out[name] = why
-        del arrays[name]
-    # A head that is kept was trained on pre_logits; without them it would be given other features.
-    if not has_group(like, "pre_logits/") and not any(role_of(name) == "head" for name in arrays):
-        for name in [name for name in arrays if role_of(name) == "pre_logits"]:
-            left_out[name] = "the model has none"
-            del arrays[name]
-    return [name for name in like if role_of(name) == "head"] if reset_head else []
+    def _replace(self, name: str, array: np.ndarray, how: str) -> None:
+        self.arrays[name] = array
+        self.adapted[name] = f"{self.adapted[name]}, {how}" if name in self.adapted else how
 
+    def _drop(self, name: str, why: str) -> None:
+        del self.arrays[name]
+        self.dropped[name] = why
 
-def _fit_posemb(
-    arrays: dict[str, Any],
-    like: Mapping[str, Any],
-    tokens: tuple[str, ...],
-    grid: tuple[int, int],
-    source_grid: tuple[int, int] | None,
-    method: str,
-    adapted: dict[str, str],
-) -> None:
-    """The model's grid, and a row for each of its tokens; `tokens` are those of the file."""
-    before = np.asarray(arrays[POSEMB])
-    source_grid = find_source_grid(before.shape, grid, len(tokens), source_grid)
-    posemb = interpolate_posembed(before, grid, len(tokens), source_grid, method)
-    how = []
-    if posemb is not before:
-        how.append(f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}")
-    new_tokens = tuple(token for token in TOKENS if token in like)
-    if new_tokens != tokens:
-        posemb = replace_prefix(posemb, tokens, new_tokens)
-        how += [f"{TOKEN_NAMES[t]} and its position dropped" for t in tokens if t not in new_tokens]
-        how += [
-            f"zero position of the {TOKEN_NAMES[t]} added" for t in new_tokens if t not in tokens
-        ]
-    if how:
-        arrays[POSEMB] = posemb
-        adapted[POSEMB] = ", ".join(how)
+    def tokens(self, class_token: str) -> None:
+        """Class and distillation token; `positions` does their positions."""
+        for token in TOKENS:
+            if class_token == "drop" and token in self.arrays and token not in self.like:
+                self._drop(token, f"{TOKEN_NAMES[token]}, dropped")
+            elif class_token == "add" and token in self.like and token not in self.arrays:
+                zero = np.zeros(self.like[token].shape, np.float32)  # [1, 1, D]
+                self._replace(token, zero, f"{TOKEN_NAMES[token]} added, zero")
 
+    def heads(self, reset_head: bool) -> list[str]:
+        """Takes out what is not to be kept, and returns the names of `like` that are reset."""
+        heads = [name for name in self.like if role_of(name) == "head"]
+        for name in list(self.arrays):
+            role = role_of(name)
+            if role == "training" and name not in self.like:
+                self._drop(name, "only used by the task it was trained for")
+            elif role == "head" and reset_head:
+                self._drop(name, "pre-training head, reset")
+            elif role == "head" and not heads:
+                self._drop(name, "the model has no head")
+            elif name.startswith("head_dist/") and "dist" in self.dropped:
+                self._drop(name, "head of the dropped distillation token")
+        # A head that is kept was trained on pre_logits, and without them sees other features.
+        keeps_head = any(role_of(name) == "head" for name in self.arrays)
+        if not keeps_head and not has_group(self.like, "pre_logits/"):
+            for name in [name for name in self.arrays if role_of(name) == "pre_logits"]:
+                self._drop(name, "the model has none")
+        return heads if reset_head else []
 
-def _fit_patches(arrays: dict[str, Any], like: Mapping[str, Any], adapted: dict[str, str]) -> None:
-    if not _differs_along(arrays, like, PATCH_KERNEL, slice(0, 2)):
-        return
-    kernel, patch = np.asarray(arrays[PATCH_KERNEL]), tuple(like[PATCH_KERNEL].shape[:2])
-    arrays[PATCH_KERNEL] = resize_patch_kernel(kernel, patch)
-    height, width = kernel.shape[:2]
-    _note(adapted, PATCH_KERNEL, f"pseudo-inverse resize {height}x{width} -> {patch[0]}x{patch[1]}")
+    def positions(
+        self,
+        tokens: list[str],
+        grid: tuple[int, int],
+        source_grid: tuple[int, int] | None,
+        method: str,
+    ) -> None:
+        """The model's grid, and a row for each of its tokens; `tokens` are those of the file."""
+        before = np.asarray(self.arrays[POSEMB])
+        source_grid = find_source_grid(before.shape, grid, len(tokens), source_grid)
+        posemb = interpolate_posembed(before, grid, len(tokens), source_grid, method)
+        how = []
+        if posemb is not before:
+            how.append(f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}")
+        new = [token for token in TOKENS if token in self.like]
+        how += [f"{TOKEN_NAMES[t]} and its position dropped" for t in tokens if t not in new]
+        how += [f"zero position of the {TOKEN_NAMES[t]} added" for t in new if t not in tokens]
+        if how:
+            self._replace(POSEMB, replace_prefix(posemb, tokens, new), ", ".join(how))
 
+    def patches(self) -> None:
+        if self._differs_along(PATCH_KERNEL, slice(0, 2)):
+            kernel = np.asarray(self.arrays[PATCH_KERNEL])  # [h, w, C, D]
+            height, width = self.like[PATCH_KERNEL].shape[:2]
+            how = f"pseudo-inverse resize {kernel.shape[0]}x{kernel.shape[1]} -> {height}x{width}"
+            self._replace(PATCH_KERNEL, resize_patch_kernel(kernel, (height, width)), how)
 
-def _fit_channels(
-    arrays: dict[str, Any], like: Mapping[str, Any], method: str, adapted: dict[str, str]
-) -> None:
-    name = image_kernel(like)
-    if not _differs_along(arrays, like, name, slice(2, 3)):
-        return
-    kernel, new = np.asarray(arrays[name]), like[name].shape[2]
-    arrays[name] = mix_channels(kernel, new, method)
-    old = kernel.shape[2]
-    how = {
-        "sum": f"summed over {old} channels" + (f", spread over {new}" if new > 1 else ""),
-        "mean": f"mean of {old} channels" + (f", for each of {new}" if new > 1 else ""),
-        "tile": f"{old} channels tiled to {new}, times {old / new:.4g}",
-    }
-    _note(adapted, name, how[method])
+    def channels(self, method: str) -> None:
+        name = image_kernel(self.like)
+        if self._differs_along(name, slice(2, 3)):
+            kernel, channels = np.asarray(self.arrays[name]), self.like[name].shape[2]
+            how = f"{method} {kernel.shape[2]} -> {channels} channels"
+            self._replace(name, mix_channels(kernel, channels, method), how)
 
-
-def _differs_along(
-    arrays: Mapping[str, Any], like: Mapping[str, Any], name: str, axes: slice
-) -> bool:
-    """Whether both have the kernel `name` [h, w, C, D], not empty, and `axes` differ."""
-    if name not in arrays or name not in like:
-        return False
-    before, after = tuple(arrays[name].shape), tuple(like[name].shape)
-    if len(before) != 4 or len(after) != 4 or not min(before):
-        return False  # damaged: named as a mismatch
-    return before[axes] != after[axes]
-
-
-def _note(adapted: dict[str, str], name: str, how: str) -> None:
-    adapted[name] = f"{adapted[name]}, {how}" if name in adapted else how
+    def _differs_along(self, name: str, axes: slice) -> bool:
+        """Whether both have the kernel `name` [h, w, C, D], not empty, and `axes` differ."""
+        before, after = (x[name].shape if name in x else () for x in (self.arrays, self.like))
+        if len(before) != 4 or len(after) != 4 or not min(before):
+            return False  # damaged: named as a mismatch
+        return before[axes] != after[axes]

@@ -3,32 +3,23 @@
 `M` below is a mixing matrix [C, C']: the new kernel's channels are the old one's times M, so the
 new convolution of an image x' with C' channels is the old convolution of M x', which has C.
 
-* `sum`: M = 1 / C'. Every new channel has the sum of the old ones, over C'. Grey images (all
-  channels equal) keep their tokens; for C' = 1: those of the grey image repeated C times.
-* `mean`: M = 1 / C. Every new channel has the mean of the old ones and weighs as much as one of
-  them did. Grey images are seen C' / C times as bright.
-* `tile`: M[k, c] = C / C' where c mod C = k, else 0. The old channels in turn, over how often they
-  repeat. Where C' is a multiple of C, an image repeated along its channels keeps its tokens. With
-  C' < C the last C - C' channels of the old kernel are lost.
+* `sum`: M = 1 / C'. A grey image (all channels equal) keeps its tokens.
+* `mean`: M = 1 / C. Every new channel weighs as much as one of the old ones did: grey images are
+  seen C' / C times as bright.
+* `tile`: M[k, c] = C / C' where c mod C = k, else 0. Where C' is a multiple of C, an image repeated
+  along its channels keeps its tokens. With C' < C the last C - C' channels are lost.
 
-What is said of tokens holds for the patches of a plain Vision Transformer. A hybrid reads the image
-by `conv_root`, whose kernel is standardised at every call: over rows, columns and input channels
-each output channel is given mean 0 and deviation 1. What remains there:
-
-* `tile` to a multiple of C, image repeated along its channels: the features of the old model times
-  C' / C. The group norm that follows takes out this factor, common to all, and the model is
-  unchanged but for the epsilons of the two norms.
-* `sum` and `mean` give the same model, as they differ by a factor. For grey images every output
-  channel is the old one times a positive factor of its own. The group norm spans two channels or
-  more and cannot take that out: features are similar, not equal.
-* `tile` to anything else moves mean and deviation: nothing is promised.
+A hybrid reads the image by `conv_root`, whose kernel is standardised at every call: each output
+channel is given mean 0 and deviation 1. `tile` to a multiple of C is then still the old model, but
+for the epsilons of two norms. `sum` and `mean` are one model, whose output channels for grey images
+are the old ones times a positive factor each, which the group norm cannot take out: features are
+similar, not equal. For `tile` to anything else nothing is promised.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from vit_jax.errors import UserError, check_known
 from vit_jax.pretrained.fit.resample import apply_along_rows_and_columns, half_pixel_linear
 
 CHANNEL_METHODS = ("sum", "mean", "tile")
@@ -53,12 +44,7 @@ def resize_patch_kernel(kernel: np.ndarray, patch: tuple[int, int]) -> np.ndarra
 
     Returns:
       [*patch, C, D], of the type of `kernel`; the same array where the size is unchanged.
-
-    Raises:
-      UserError: `kernel` is no such array.
     """
-    if kernel.ndim != 4 or min(kernel.shape) < 1:
-        raise UserError(f"a patch embedding must have shape [h, w, C, D], not {kernel.shape}.")
     if tuple(patch) == kernel.shape[:2]:
         return kernel
     rows, columns = (
@@ -69,31 +55,19 @@ def resize_patch_kernel(kernel: np.ndarray, patch: tuple[int, int]) -> np.ndarra
 
 
 def mixing_matrix(channels: int, new_channels: int, method: str) -> np.ndarray:
-    """`M` [channels, new_channels] of this module's docstring.
-
-    Raises:
-      UserError: unknown method.
-    """
-    check_known("pretrained.channels", method, CHANNEL_METHODS)
-    if method == "sum":
-        return np.full((channels, new_channels), 1.0 / new_channels)
-    if method == "mean":
-        return np.full((channels, new_channels), 1.0 / channels)
-    repeated = np.arange(new_channels)[None, :] % channels == np.arange(channels)[:, None]
-    return repeated * (channels / new_channels)
+    """`M` [channels, new_channels] of this module's docstring."""
+    if method == "tile":
+        repeated = np.arange(new_channels)[None, :] % channels == np.arange(channels)[:, None]
+        return repeated * (channels / new_channels)
+    total = new_channels if method == "sum" else channels
+    return np.full((channels, new_channels), 1.0 / total)
 
 
 def mix_channels(kernel: np.ndarray, new_channels: int, method: str) -> np.ndarray:
     """A kernel for images of `new_channels` channels: [h, w, C, D] -> [h, w, C', D].
 
-    See this module's docstring for the methods and what each preserves. Computed in float64. As
-    many channels as there are give back the same array.
-
-    Raises:
-      UserError: unknown method; `kernel` is no such array.
+    As many channels as there are give back the same array.
     """
-    if kernel.ndim != 4 or min(kernel.shape) < 1:
-        raise UserError(f"a convolution's kernel must be [h, w, C, D], not {kernel.shape}.")
     mixing = mixing_matrix(kernel.shape[2], new_channels, method)  # [C, C']
     if kernel.shape[2] == new_channels:
         return kernel

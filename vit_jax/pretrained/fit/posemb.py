@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.fit.resample import (
     antialiased_cubic,
@@ -48,22 +48,16 @@ def interpolate_posembed(
       [1, P + grid[0] * grid[1], D], of the type of `posemb`.
 
     Raises:
-      UserError: unknown method; no position embeddings; see also `find_source_grid`.
+      UserError: see `find_source_grid`.
     """
-    check_known("pretrained.posemb", method, METHODS)
-    posemb = np.asarray(posemb)
-    grid = (int(grid[0]), int(grid[1]))
     source_grid = find_source_grid(posemb.shape, grid, num_prefix_tokens, source_grid)
     if source_grid == grid:
         return posemb
-    hidden_size = posemb.shape[-1]
     prefix, cells = posemb[0, :num_prefix_tokens], posemb[0, num_prefix_tokens:]
-    cells = apply_along_rows_and_columns(
-        cells.reshape(*source_grid, hidden_size),
-        METHODS[method](source_grid[0], grid[0]),
-        METHODS[method](source_grid[1], grid[1]),
-    )  # [H, W, D]
-    cells = cells.reshape(grid[0] * grid[1], hidden_size).astype(posemb.dtype)  # [H*W, D]
+    rows, columns = (METHODS[method](old, new) for old, new in zip(source_grid, grid, strict=True))
+    cells = cells.reshape(*source_grid, -1)  # [h, w, D]
+    cells = apply_along_rows_and_columns(cells, rows, columns)  # [H, W, D]
+    cells = cells.reshape(grid[0] * grid[1], -1).astype(posemb.dtype)  # [H*W, D]
     return np.concatenate([prefix, cells])[None]  # [1, P + H*W, D]
 
 
@@ -82,26 +76,21 @@ def find_source_grid(
     """
     if len(shape) != 3 or shape[0] != 1:
         raise UserError(f"position embeddings must have shape [1, N, D], not {tuple(shape)}.")
-    if min(grid) < 1:
-        raise UserError(f"a grid of {tuple(grid)} tokens is empty.")
     num_tokens = shape[1] - num_prefix_tokens
     if source_grid is None:
         side = math.isqrt(max(num_tokens, 0))
-        if side and side * side == num_tokens:
-            return side, side
-        if num_tokens == grid[0] * grid[1]:
-            return grid
+        source_grid = (side, side) if side * side == num_tokens else grid
+        if not num_tokens or math.prod(source_grid) != num_tokens:
+            raise UserError(
+                f"{shape[1]} position embeddings less {num_prefix_tokens} for class tokens are no "
+                "square; give the rows and columns they stand for (pretrained.grid, --grid)."
+            )
+    if min(source_grid) < 1 or math.prod(source_grid) != num_tokens:
         raise UserError(
-            f"{shape[1]} position embeddings less {num_prefix_tokens} for class tokens are no "
-            "square; give the rows and columns they stand for (pretrained.grid, --grid)."
-        )
-    source_grid = (int(source_grid[0]), int(source_grid[1]))
-    if min(source_grid) < 1 or source_grid[0] * source_grid[1] != num_tokens:
-        raise UserError(
-            f"pretrained.grid={source_grid} asks for {source_grid[0] * source_grid[1]} position "
+            f"pretrained.grid={tuple(source_grid)} asks for {math.prod(source_grid)} position "
             f"embeddings; there are {num_tokens}, besides {num_prefix_tokens} for class tokens."
         )
-    return source_grid
+    return source_grid[0], source_grid[1]
 
 
 def replace_prefix(
@@ -109,13 +98,8 @@ def replace_prefix(
 ) -> np.ndarray:
     """Rows for other tokens before the grid: [1, P + N, D] -> [1, P' + N, D].
 
-    Args:
-      posemb: its first P rows belong to `tokens`, in this order.
-      tokens: names, such as ("cls", "dist").
-      new_tokens: names of the result's first P' rows. Those that are not in `tokens` are zero.
+    The first P rows belong to `tokens`; rows of tokens that are not among these are zero.
     """
-    zero = np.zeros_like(posemb[:, :1])  # [1, 1, D]
-    rows = [
-        posemb[:, tokens.index(token)][:, None] if token in tokens else zero for token in new_tokens
-    ]
-    return np.concatenate([*rows, posemb[:, len(tokens) :]], axis=1)  # [1, P' + N, D]
+    zero = np.zeros_like(posemb[:, 0])  # [1, D]
+    rows = [posemb[:, tokens.index(t)] if t in tokens else zero for t in new_tokens]
+    return np.concatenate([*(row[:, None] for row in rows), posemb[:, len(tokens) :]], axis=1)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
-
-_SHOWN = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +23,6 @@ class LoadReport:
     reset: tuple[str, ...]
     dropped: dict[str, str]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "loaded": list(self.loaded),
-            "adapted": dict(self.adapted),
-            "reset": list(self.reset),
-            "dropped": dict(self.dropped),
-        }
-
     def __str__(self) -> str:
         """One line per kind; kinds without a name are left out, but for the first."""
         count = len(self.loaded)
@@ -46,7 +35,7 @@ class LoadReport:
         return "\n".join(f"{kind}: {text}" for kind, text in kinds.items() if text)
 
 
-def list_names(names: Iterable[str], shown: int = _SHOWN) -> str:
+def list_names(names: Iterable[str], shown: int = 4) -> str:
     """The first few names, and how many more there are."""
     names = list(names)
     more = f" and {len(names) - shown} more" if len(names) > shown else ""

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.parameters.names import flatten_names, unflatten_names, unstack_blocks
 from vit_jax.pretrained.files.array_file import Container, read_arrays
-from vit_jax.pretrained.fit.mismatch import BIT_STEM_KERNEL, PATCH_KERNEL, STEM_KERNEL
 from vit_jax.pretrained.fit.posemb import POSEMB
+from vit_jax.pretrained.fit.sizes import BIT_STEM_KERNEL, PATCH_KERNEL, STEM_KERNEL
 from vit_jax.pretrained.formats.stored import Stored
 
 PREFIXES = ("opt/target/", "params/img/", "params/", "target/", "")
@@ -41,24 +41,17 @@ _GROUP_NORM = re.compile(r"(?:.*/)?(?:gn(?:\d+|_root|_proj)|norm-pre-head)/(?:sc
 _MAP_HEAD_PARTS = ("probe", "MultiHeadDotProductAttention_0", "LayerNorm_0", "MlpBlock_0")
 # The rest of a train state that lies in the same file as the parameters.
 _TRAIN_STATE = re.compile(r"(?:opt|optimizer|opt_state|state|chrono|extra|step|epoch)(?:/.*)?")
-_IMAGE_KERNELS = (PATCH_KERNEL, STEM_KERNEL, BIT_STEM_KERNEL)
-CONVENTIONS = {"gelu": "tanh", "layer_norm_epsilon": 1e-6}
 
 
-def find_prefix(names: Iterable[str]) -> str | None:
+def find_prefix(names: Collection[str]) -> str | None:
     """What stands before the parameters' names, or None where there are no such parameters."""
-    names = set(names)
-    for prefix in PREFIXES:
-        if any(f"{prefix}{kernel}" in names for kernel in _IMAGE_KERNELS):
-            return prefix
-    return None
+    kernels = (PATCH_KERNEL, STEM_KERNEL, BIT_STEM_KERNEL)
+    return next((p for p in PREFIXES if any(f"{p}{kernel}" in names for kernel in kernels)), None)
 
 
 def _rename_blocks(name: str, table: dict[str, str]) -> str:
     match = re.match(_BLOCK + r"([^/]+)(/.*)$", name)
-    if match is None or match[2] not in table:
-        return name
-    return match[1] + table[match[2]] + match[3]
+    return match[1] + table.get(match[2], match[2]) + match[3] if match else name
 
 
 def read_google(container: Container, *, grid: tuple[int, int] | None = None) -> Stored:
@@ -72,17 +65,17 @@ def read_google(container: Container, *, grid: tuple[int, int] | None = None) ->
       UserError: two arrays are one parameter, or the position embeddings' grid cannot be told.
     """
     prefix = find_prefix(container.arrays)
-    assert prefix is not None  # formats.py has recognised the file
-    dropped: dict[str, str] = {}
-    unexpected: list[str] = []
+    assert prefix is not None  # the file was recognised by it
+    stored = Stored(_format(container, prefix))
     taken: dict[str, str] = {}  # our name -> name in the file
     for name in container.arrays:
-        why = _not_parameter(name, prefix)
-        if why:
-            dropped[name] = why
-            continue
-        if not name.startswith(prefix):
-            unexpected.append(name)
+        if not name.startswith(prefix) or (not prefix and _TRAIN_STATE.fullmatch(name)):
+            if prefix == "params/img/" and name.startswith("params/"):
+                stored.dropped[name] = "not of the image tower"
+            elif _TRAIN_STATE.fullmatch(name):
+                stored.dropped[name] = "of the train state, not a parameter"
+            else:
+                stored.unexpected.append(name)
             continue
         ours = _rename_blocks(name.removeprefix(prefix), _PRE_LINEN)
         if ours.split("/")[0] in _MAP_HEAD_PARTS:
@@ -92,28 +85,23 @@ def read_google(container: Container, *, grid: tuple[int, int] | None = None) ->
         if ours in taken:
             raise UserError(f"{taken[ours]!r} and {name!r} are both the parameter {ours!r}.")
         taken[ours] = name
-    stored = Stored(_format(container, prefix), {}, dropped, tuple(unexpected))
     arrays = read_arrays(container, taken.values())
     for ours, name in taken.items():
         array = arrays.pop(name)
-        if _GROUP_NORM.fullmatch(ours) and array.ndim == 4 and array.shape[:3] == (1, 1, 1):
+        if _GROUP_NORM.fullmatch(ours) and array.shape[:-1] == (1, 1, 1):
             array = array.reshape(-1)  # [C]
         stored.params[ours] = array
-        if container.arrays[name].dtype != "float32":
-            stored.changed[ours] = f"{container.arrays[name].dtype} as float32"
+        if (dtype := container.arrays[name].dtype) != "float32":
+            stored.changed[ours] = f"{dtype} as float32"
     stored.params = flatten_names(unstack_blocks(unflatten_names(stored.params)))
-    _place_posemb(stored, taken, grid)
-    _convention(stored)
+    if "cls" in stored.params and not taken.get(POSEMB, POSEMB).endswith(POSEMB):
+        _place_posemb(stored, taken[POSEMB], grid)
+    if BIT_STEM_KERNEL not in stored.params:
+        stored.conventions = {"gelu": "tanh", "layer_norm_epsilon": 1e-6}
+        # Only big_vision has models with fixed positions; elsewhere the array is missing.
+        if stored.format == "big_vision" and POSEMB not in stored.params:
+            stored.conventions["position_embedding"] = "sincos2d"
     return stored
-
-
-def _not_parameter(name: str, prefix: str) -> str:
-    """Why an array is no parameter of an image model; "" where it may be one."""
-    if prefix and name.startswith(prefix):
-        return ""
-    if prefix == "params/img/" and name.startswith("params/"):
-        return "not of the image tower"
-    return "of the train state, not a parameter" if _TRAIN_STATE.fullmatch(name) else ""
 
 
 def _format(container: Container, prefix: str) -> str:
@@ -123,16 +111,12 @@ def _format(container: Container, prefix: str) -> str:
     scanned = any(name.startswith("Transformer/encoderblock/") for name in names)
     if prefix or scanned or "pos_embedding" in names or "probe" in names:
         return "big_vision"
-    shapes = [container.arrays[prefix + n].shape for n in names if _GROUP_NORM.fullmatch(n)]
-    return "npz_published" if any(len(shape) == 4 for shape in shapes) else "npz"
+    norms = (container.arrays[name].shape for name in names if _GROUP_NORM.fullmatch(name))
+    return "npz_published" if any(len(shape) == 4 for shape in norms) else "npz"
 
 
-def _place_posemb(stored: Stored, taken: dict[str, str], grid: tuple[int, int] | None) -> None:
+def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> None:
     """Gives the class token its row of position embeddings, which big_vision has folded into it."""
-    if "cls" not in stored.params or POSEMB not in stored.params:
-        return
-    if taken[POSEMB].endswith("posembed_input/pos_embedding"):
-        return
     posemb = stored.params[POSEMB]
     num_rows = posemb.shape[1] if posemb.ndim == 3 else 0
     counts = {num_rows - 1: False, num_rows: True}  # tokens of the grid -> whether it is folded
@@ -143,22 +127,13 @@ def _place_posemb(stored: Stored, taken: dict[str, str], grid: tuple[int, int] |
         folded = squares[0] if len(squares) == 1 else None
     if folded is None:
         raise UserError(
-            f"{taken[POSEMB]!r} has {num_rows} rows, which with or without one for the class token "
-            "are no square; give the rows and columns of tokens (pretrained.grid)."
+            f"{name!r} has {num_rows} rows, which with or without one for the class token are no "
+            "square; give the rows and columns of tokens (pretrained.grid)."
         )
     if folded:
         row = np.zeros_like(posemb[:, :1])
         stored.params[POSEMB] = np.concatenate([row, posemb], axis=1)  # [1, 1 + h*w, D]
         stored.changed[POSEMB] = "row of zeros added for the class token"
-
-
-def _convention(stored: Stored) -> None:
-    if BIT_STEM_KERNEL in stored.params:
-        return
-    stored.conventions = dict(CONVENTIONS)
-    # Only big_vision has models with fixed positions; elsewhere the array is missing.
-    if stored.format == "big_vision" and POSEMB not in stored.params:
-        stored.conventions["position_embedding"] = "sincos2d"
 
 
 def to_published(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -186,7 +161,7 @@ def to_big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if posemb is not None:
         if "cls" in params:
             row, posemb = posemb[:, :1], posemb[:, 1:]
-            if row.any():
+            if row.any():  # else a -0.0 would become 0.0
                 params["cls"] = params["cls"] + row
         params["pos_embedding"] = posemb
     if BIT_STEM_KERNEL in params:  # of the two ResNets there only this one keeps its norms so

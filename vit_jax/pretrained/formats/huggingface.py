@@ -7,27 +7,20 @@ transformers 5 (`vit.layers.0.attention.q_proj`). A bare `ViTModel` has no `vit.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
+from collections.abc import Collection
 from typing import Any
 
-from vit_jax.errors import UserError
-from vit_jax.pretrained.formats.description import HALF, Description, InputSettings
-from vit_jax.pretrained.formats.json_values import pair, positive, reading, triple
-from vit_jax.pretrained.formats.pytorch import Settings
-from vit_jax.pretrained.formats.rows import (
-    CONV,
-    HEADS_BIAS,
-    HEADS_IN,
-    HEADS_OUT,
-    SAME,
-    Row,
-    layer,
-    norm,
-)
+import numpy as np
 
-_BLOCK = "Transformer/encoderblock_{i}"
-_ATTENTION = f"{_BLOCK}/MultiHeadDotProductAttention_0"
+from vit_jax.errors import UserError, check_known
+from vit_jax.pretrained.files.array_file import Container
+from vit_jax.pretrained.fit.posemb import POSEMB
+from vit_jax.pretrained.formats import rows
+from vit_jax.pretrained.formats.json_values import pair, positive, reading
+from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
+from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.workdir.description import HALF, Description, InputSettings
 
 GELUS = {
     "gelu": "exact",
@@ -38,64 +31,43 @@ GELUS = {
 }
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
 
-
-_CLASSIC = (
-    ("query", "attention.attention.query"),
-    ("key", "attention.attention.key"),
-    ("value", "attention.attention.value"),
-    ("out", "attention.output.dense"),
-    ("MlpBlock_0/Dense_0", "intermediate.dense"),
-    ("MlpBlock_0/Dense_1", "output.dense"),
-)
-_REFACTORED = (
-    ("query", "attention.q_proj"),
-    ("key", "attention.k_proj"),
-    ("value", "attention.v_proj"),
-    ("out", "attention.o_proj"),
-    ("MlpBlock_0/Dense_0", "mlp.fc1"),
-    ("MlpBlock_0/Dense_1", "mlp.fc2"),
-)
+# Query, key, value, out, and the layers of the MLP, in a block's folder.
+_CLASSIC = "attention.attention.query attention.attention.key attention.attention.value"
+_CLASSIC += " attention.output.dense intermediate.dense output.dense"
+_REFACTORED = "attention.q_proj attention.k_proj attention.v_proj attention.o_proj mlp.fc1 mlp.fc2"
 
 
-def _block(folder: str, layers: tuple[tuple[str, str], ...]) -> tuple[Row, ...]:
-    rows: list[Row] = []
-    for ours, theirs in layers:
-        if ours == "out":
-            rows += layer(f"{_ATTENTION}/out", f"{folder}.{theirs}", HEADS_OUT)
-        elif "/" in ours:
-            rows += layer(f"{_BLOCK}/{ours}", f"{folder}.{theirs}")
-        else:
-            rows += layer(f"{_ATTENTION}/{ours}", f"{folder}.{theirs}", HEADS_IN, HEADS_BIAS)
-    rows += norm(f"{_BLOCK}/LayerNorm_0", f"{folder}.layernorm_before")
-    rows += norm(f"{_BLOCK}/LayerNorm_1", f"{folder}.layernorm_after")
-    return tuple(rows)
-
-
-def rows(*, prefix: str, refactored: bool) -> tuple[Row, ...]:
+def _table(prefix: str, blocks: list[tuple[int, ...]], *, refactored: bool = False) -> list[Row]:
     """The table for names that start with `prefix` (`vit.`, `deit.` or nothing)."""
-    patches = f"{prefix}embeddings.patch_embeddings"
-    folder = f"{prefix}layers.{{i}}" if refactored else f"{prefix}encoder.layer.{{i}}"
-    return (
-        Row(("cls",), (f"{prefix}embeddings.cls_token",), SAME),
-        Row(("dist",), (f"{prefix}embeddings.distillation_token",), SAME),
-        Row(
-            ("Transformer/posembed_input/pos_embedding",),
-            (f"{prefix}embeddings.position_embeddings",),
-            SAME,
-        ),
-        *layer("embedding", f"{patches}.projection", CONV),
-        *_block(folder, _REFACTORED if refactored else _CLASSIC),
+    embeddings = f"{prefix}embeddings"
+    head = "cls_classifier" if prefix == "deit." else "classifier"
+    table = [
+        Row(("cls",), f"{embeddings}.cls_token"),
+        Row(("dist",), f"{embeddings}.distillation_token"),
+        Row((POSEMB,), f"{embeddings}.position_embeddings"),
+        *layer("embedding", f"{embeddings}.patch_embeddings.projection", rows.CONV),
         *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
         *layer("pre_logits", f"{prefix}pooler.dense"),
-        *(
-            layer("head", "classifier")
-            if prefix != "deit."
-            else layer("head", "cls_classifier") + layer("head_dist", "distillation_classifier")
-        ),
-    )
+        *layer("head", head),
+        *layer("head_dist", "distillation_classifier"),
+    ]
+    for (i,) in blocks:
+        ours = f"Transformer/encoderblock_{i}"
+        attention = f"{ours}/MultiHeadDotProductAttention_0"
+        theirs = f"{prefix}layers.{i}" if refactored else f"{prefix}encoder.layer.{i}"
+        *qkv, out, fc1, fc2 = (_REFACTORED if refactored else _CLASSIC).split()
+        for name, part in zip(("query", "key", "value"), qkv, strict=True):
+            heads = (rows.HEADS_IN, rows.HEADS_BIAS)
+            table += layer(f"{attention}/{name}", f"{theirs}.{part}", *heads)
+        table += layer(f"{attention}/out", f"{theirs}.{out}", rows.HEADS_OUT)
+        table += layer(f"{ours}/MlpBlock_0/Dense_0", f"{theirs}.{fc1}")
+        table += layer(f"{ours}/MlpBlock_0/Dense_1", f"{theirs}.{fc2}")
+        table += norm(f"{ours}/LayerNorm_0", f"{theirs}.layernorm_before")
+        table += norm(f"{ours}/LayerNorm_1", f"{theirs}.layernorm_after")
+    return table
 
 
-def find_prefix(names: Any) -> str | None:
+def find_prefix(names: Collection[str]) -> str | None:
     """`vit.`, `deit.` or "", or None where these are not the names of a ViT of transformers."""
     for prefix in ("vit.", "deit.", ""):
         if f"{prefix}embeddings.patch_embeddings.projection.weight" in names:
@@ -103,32 +75,49 @@ def find_prefix(names: Any) -> str | None:
     return None
 
 
-def read_settings(stated: dict[str, Any], preprocessor: dict[str, Any]) -> Settings:
+def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Stored:
     """What `config.json` and `preprocessor_config.json` say; their defaults where silent.
 
     Raises:
       UserError: a value of a wrong kind, or an activation that is not ours.
     """
     with reading("config.json"):
-        activation = stated.get("hidden_act", "gelu")
-        if not isinstance(activation, str) or activation not in GELUS:
-            raise UserError(
-                f"config.json: hidden_act={activation!r} is none of {', '.join(GELUS)}; this model "
-                "computes something else than a Vision Transformer of ours."
-            )
-        heads, size = stated.get("num_attention_heads"), stated.get("image_size")
-        settings = Settings(
-            num_heads=None if heads is None else positive(heads),
+        activation = settings.get("hidden_act", "gelu")
+        check_known("config.json: hidden_act", activation, GELUS)
+        heads, size = settings.get("num_attention_heads"), settings.get("image_size")
+        stored = Stored(
+            "huggingface",
             conventions={
                 "gelu": GELUS[activation],
-                "layer_norm_epsilon": float(stated.get("layer_norm_eps", 1e-12)),
+                "layer_norm_epsilon": float(settings.get("layer_norm_eps", 1e-12)),
             },
+            num_heads=None if heads is None else positive(heads),
             image_size=None if size is None else pair(size),
-            class_names=_class_names(stated),
-            eval_preprocess="",
+            class_names=_class_names(settings),
         )
     with reading("preprocessor_config.json"):
-        return dataclasses.replace(settings, eval_preprocess=_preprocess(preprocessor))
+        stored.eval_preprocess = _preprocess(preprocessor)
+    return stored
+
+
+def read_huggingface(stored: Stored, container: Container, num_heads: int) -> None:
+    """Fills `stored`; UserError for a model that is none of ours."""
+    names = container.arrays
+    prefix = find_prefix(names)
+    assert prefix is not None  # the file was recognised by it
+    if prefix == "deit." and "classifier.weight" in names:
+        raise UserError(
+            "a DeiTForImageClassification, whose only head stands on the class token beside a "
+            "distillation token, is no model of ours; DeiTForImageClassificationWithTeacher is."
+        )
+    refactored = any(name.startswith(f"{prefix}layers.") for name in names)
+    blocks = numbers(rf"^{prefix}(?:encoder\.layer|layers)\.(\d+)\.", names)
+    table = _table(prefix, blocks, refactored=refactored)
+    rows.read_rows(stored, container, table, num_heads=num_heads)
+    if {"head/kernel", "dist"} & stored.params.keys():
+        for name in ("pre_logits/kernel", "pre_logits/bias"):
+            if stored.params.pop(name, None) is not None:
+                stored.dropped[name] = "the pooler, which stands beside the head and not before it"
 
 
 def _class_names(settings: dict[str, Any]) -> tuple[str, ...]:
@@ -148,25 +137,22 @@ def _preprocess(settings: dict[str, Any]) -> str:
         return ""
     method = f"'pillow_{RESAMPLE[resample]}'"
     if isinstance(size, dict) and "shortest_edge" in size:
-        shape = f"resize_small({positive(size['shortest_edge'])}, {method}, 'down')"
+        ops = f"decode|resize_small({positive(size['shortest_edge'])}, {method}, 'down')"
     else:
-        height, width = pair([size["height"], size["width"]] if isinstance(size, dict) else size)
-        shape = f"resize({height}, {width}, {method})"
+        height, width = pair(size)
+        ops = f"decode|resize({height}, {width}, {method})"
     if settings.get("do_center_crop", False):
-        crop = settings["crop_size"]
-        height, width = pair([crop["height"], crop["width"]] if isinstance(crop, dict) else crop)
-        shape += f"|central_crop({height}, {width}, rounding='nearest')"
-    mean: tuple[float, ...] = HALF
-    std: tuple[float, ...] = HALF
+        height, width = pair(settings["crop_size"])
+        ops += f"|central_crop({height}, {width}, rounding='nearest')"
     if not settings.get("do_normalize", True):
-        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    else:
-        mean, std = (triple(settings.get(key) or HALF) for key in ("image_mean", "image_std"))
-    return f"decode|{shape}" + ("" if mean == std == HALF else f"|normalize({mean}, {std})")
+        return f"{ops}|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))"
+    mean, std = (tuple(map(float, settings.get(f"image_{key}") or HALF)) for key in ("mean", "std"))
+    return ops if mean == std == HALF else f"{ops}|normalize({mean}, {std})"
 
 
-def to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
+def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
     """The `preprocessor_config.json`."""
+    size: dict[str, int]
     if isinstance(inputs.resize, int):  # what ViT's own processor has not, CLIP's has
         kind, size = "CLIPImageProcessor", {"shortest_edge": inputs.resize}
     else:
@@ -189,30 +175,20 @@ def to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
     return settings
 
 
-# Of a kind of ours: with heads, and without.
-ARCHITECTURES = {
+# By kind of model: with heads, and without.
+_ARCHITECTURES = {
     "vit": ("ViTForImageClassification", "ViTModel"),
     "deit": ("DeiTForImageClassificationWithTeacher", "DeiTModel"),
 }
 
 
-def to_config(description: Description) -> dict[str, Any]:
-    """The `config.json` with which transformers computes what our model computes.
-
-    Raises:
-      UserError: the model is none that transformers' ViT or DeiT can be.
-    """
+def _to_config(description: Description) -> dict[str, Any]:
+    """The `config.json` with which transformers computes what our model computes."""
     model = description.model
-    if model["classifier"] != "token" or model["resnet_layers"] is not None:
-        part = "ResNet" if model["resnet_layers"] is not None else model["classifier"] + " head"
-        raise UserError(
-            f"Hugging Face's ViT classifies by its class token and cuts patches from the image: it "
-            f"has no {part}. --format=timm may have it."
-        )
     height, width, channels = description.image_shape
     patch = model["patch_size"]
     names = description.class_names or tuple(f"LABEL_{i}" for i in range(model["num_classes"]))
-    head, bare = ARCHITECTURES[model["name"]]
+    head, bare = _ARCHITECTURES[model["name"]]
     return {
         "architectures": [head if model["num_classes"] else bare],
         "model_type": model["name"],
@@ -232,3 +208,35 @@ def to_config(description: Description) -> dict[str, Any]:
         "label2id": {name: i for i, name in enumerate(names)},
         "torch_dtype": "float32",
     }
+
+
+def to_huggingface(
+    params: dict[str, np.ndarray], description: Description, inputs: InputSettings
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays in the classic naming, and the files of settings beside them.
+
+    Raises:
+      UserError: the model is none that transformers' ViT or DeiT can be.
+    """
+    model = description.model
+    if model["classifier"] != "token" or model["resnet_layers"] is not None:
+        part = "ResNet" if model["resnet_layers"] is not None else model["classifier"] + " head"
+        raise UserError(
+            f"Hugging Face's ViT classifies by its class token and cuts patches from the image: it "
+            f"has no {part}. --format=timm may have it."
+        )
+    if "pre_logits/kernel" in params and "head/kernel" in params:
+        raise UserError(
+            "--format=huggingface has no layer between pooling and head: a model with pre_logits "
+            "can be written without its head (--drop_head), as a ViTModel whose pooler it is."
+        )
+    prefix = f"{model['name']}."  # as transformers calls them too
+    table = _table(prefix, numbers(r"encoderblock_(\d+)/", params))
+    arrays = rows.write_rows(table, params, "huggingface")
+    if not model["num_classes"]:  # the bare model
+        arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
+    settings = {
+        "config.json": _to_config(description),
+        "preprocessor_config.json": _to_preprocessor(inputs),
+    }
+    return arrays, settings

@@ -22,21 +22,14 @@ def reading(name: str) -> Iterator[None]:
 
 def positive(value: Any) -> int:
     """A positive int, not a bool; else TypeError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if type(value) is not int or value < 1:
         raise TypeError(f"{value!r} is no positive int")
     return value
 
 
 def pair(value: Any) -> tuple[int, int]:
-    """(height, width) of one number or two; else TypeError."""
-    sides = value if isinstance(value, list | tuple) else [value, value]
-    if len(sides) != 2:
-        raise TypeError(f"{value!r} is no number, nor two")
-    return positive(sides[0]), positive(sides[1])
-
-
-def triple(value: Any) -> tuple[float, ...]:
-    """One number per channel; else TypeError."""
-    if isinstance(value, str) or not hasattr(value, "__iter__"):
-        raise TypeError(f"{value!r} is no list of numbers")
-    return tuple(float(each) for each in value)
+    """(height, width) of one number, of two, or of {"height": ..., "width": ...}."""
+    if isinstance(value, dict):
+        value = [value["height"], value["width"]]
+    height, width = value if isinstance(value, list) else [value, value]
+    return positive(height), positive(width)

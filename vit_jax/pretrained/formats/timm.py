@@ -1,96 +1,251 @@
-"""timm's names for Vision Transformers, hybrids and DeiT (`timm.models.vision_transformer`)."""
+"""timm's Vision Transformers, hybrids and DeiT: their names, and the `config.json` beside them."""
 
 from __future__ import annotations
 
-from vit_jax.pretrained.formats.rows import (
-    CONV,
-    HEADS_BIAS,
-    HEADS_IN,
-    HEADS_OUT,
-    SAME,
-    Row,
-    fused,
-    layer,
-    norm,
-)
+import math
+import re
+from collections.abc import Collection
+from typing import Any
 
-_ATTENTION = "MultiHeadDotProductAttention_0"
-_QKV = ("query", "key", "value")
+import numpy as np
+
+from vit_jax.errors import UserError, check_known
+from vit_jax.models.variants import HYBRIDS, SIZES
+from vit_jax.pretrained.files.array_file import Container
+from vit_jax.pretrained.formats import rows
+from vit_jax.pretrained.formats.json_values import pair, positive, reading
+from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers, stacked_layer
+from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.workdir.description import HALF, Description, InputSettings
+
+# Architectures of timm by our variant, but for the resolution; `model_args` says the rest.
+ARCHITECTURES = {
+    "Ti/16": "vit_tiny_patch16",
+    "S/16": "vit_small_patch16",
+    "S/32": "vit_small_patch32",
+    "B/8": "vit_base_patch8",
+    "B/16": "vit_base_patch16",
+    "B/32": "vit_base_patch32",
+    "L/14": "vit_large_patch14",
+    "L/16": "vit_large_patch16",
+    "L/32": "vit_large_patch32",
+    "H/14": "vit_huge_patch14",
+    "R+Ti/16": "vit_tiny_r_s16_p8",
+    "R26+S/32": "vit_small_r26_s32",
+    "R26+B/32": "vit_base_r26_s32",
+    "R50+B/16": "vit_base_r50_s16",
+    "R50+L/32": "vit_large_r50_s32",
+}
+_POOL = {"token": "token", "gap": "avg", "map": "map"}
+_GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
+# What some of timm's models have and ours do not.
+_FOREIGN = {
+    r"blocks\.\d+\.ls[12]\.gamma": "LayerScale",
+    r"blocks\.\d+\.attn\.[qk]_norm\..*": "normalised queries and keys",
+    r"reg_token": "register tokens",
+    r"fc_norm\..*": "a norm after pooling instead of before",
+    r"norm_pre\..*": "a norm before the blocks",
+    r"blocks\.\d+\.attn\.rel_pos.*": "relative positions",
+}
 
 
-def _fused_heads(ours: str, names: tuple[str, ...], theirs: str) -> tuple[Row, Row]:
-    return (
-        Row(tuple(f"{ours}/{n}/kernel" for n in names), (f"{theirs}.weight",), fused(HEADS_IN)),
-        Row(tuple(f"{ours}/{n}/bias" for n in names), (f"{theirs}.bias",), fused(HEADS_BIAS)),
-    )
+def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[Row]:
+    """The table for these blocks, and these (stage, unit) of a ResNet, which count from 1."""
+    heads = (rows.HEADS_IN, rows.HEADS_BIAS)
+    # Without stages (R+Ti/16) the stem is timm's whole backbone.
+    stem = "patch_embed.backbone.stem" if units else "patch_embed.backbone"
+    pooling = "MAPHead_0/MultiHeadDotProductAttention_0"
+    table = [
+        Row(("cls",), "cls_token"),
+        Row(("dist",), "dist_token"),
+        Row(("Transformer/posembed_input/pos_embedding",), "pos_embed"),
+        *layer("embedding", "patch_embed.proj", rows.CONV),
+        *norm("Transformer/encoder_norm", "norm"),
+        *layer("pre_logits", "pre_logits.fc"),  # only in files of timm before 0.6
+        *layer("head", "head"),
+        *layer("head_dist", "head_dist"),
+        Row(("MAPHead_0/probe",), "attn_pool.latent"),
+        *layer(f"{pooling}/query", "attn_pool.q", *heads),
+        *stacked_layer([f"{pooling}/key", f"{pooling}/value"], "attn_pool.kv", *heads),
+        *layer(f"{pooling}/out", "attn_pool.proj", rows.HEADS_OUT),
+        *norm("MAPHead_0/LayerNorm_0", "attn_pool.norm"),
+        *layer("MAPHead_0/MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
+        *layer("MAPHead_0/MlpBlock_0/Dense_1", "attn_pool.mlp.fc2"),
+        Row(("conv_root/kernel",), f"{stem}.conv.weight", rows.CONV),
+        *norm("gn_root", f"{stem}.norm"),
+    ]
+    for (i,) in blocks:
+        ours, theirs = f"Transformer/encoderblock_{i}", f"blocks.{i}"
+        attention = f"{ours}/MultiHeadDotProductAttention_0"
+        qkv = [f"{attention}/{name}" for name in ("query", "key", "value")]
+        table += norm(f"{ours}/LayerNorm_0", f"{theirs}.norm1")
+        table += stacked_layer(qkv, f"{theirs}.attn.qkv", *heads)
+        table += layer(f"{attention}/out", f"{theirs}.attn.proj", rows.HEADS_OUT)
+        table += norm(f"{ours}/LayerNorm_1", f"{theirs}.norm2")
+        table += layer(f"{ours}/MlpBlock_0/Dense_0", f"{theirs}.mlp.fc1")
+        table += layer(f"{ours}/MlpBlock_0/Dense_1", f"{theirs}.mlp.fc2")
+    for stage, unit in units:
+        ours = f"block{stage}/unit{unit}"
+        theirs = f"patch_embed.backbone.stages.{stage - 1}.blocks.{unit - 1}"
+        for part, form in {"1": "{}1", "2": "{}2", "3": "{}3", "_proj": "downsample.{}"}.items():
+            kernel = f"{theirs}.{form.format('conv')}.weight"
+            table += [Row((f"{ours}/conv{part}/kernel",), kernel, rows.CONV)]
+            table += norm(f"{ours}/gn{part}", f"{theirs}.{form.format('norm')}")
+    return table
 
 
-def _out(ours: str, theirs: str) -> tuple[Row, Row]:
-    return layer(f"{ours}/out", theirs, HEADS_OUT)
+def is_timm(names: Collection[str]) -> bool:
+    return "patch_embed.proj.weight" in names and "blocks.0.attn.qkv.weight" in names
 
 
-_OURS_BLOCK = "Transformer/encoderblock_{i}"
-_OURS_UNIT = "block{b}/unit{u}"
-_THEIR_UNIT = "patch_embed.backbone.stages.{b-1}.blocks.{u-1}"
+def read_settings(settings: dict[str, Any]) -> Stored:
+    """What timm's `config.json` says.
 
-_SHARED: tuple[Row, ...] = (
-    Row(("cls",), ("cls_token",), SAME),
-    Row(("dist",), ("dist_token",), SAME),
-    Row(("Transformer/posembed_input/pos_embedding",), ("pos_embed",), SAME),
-    *layer("embedding", "patch_embed.proj", CONV),
-    *norm(f"{_OURS_BLOCK}/LayerNorm_0", "blocks.{i}.norm1"),
-    *_fused_heads(f"{_OURS_BLOCK}/{_ATTENTION}", _QKV, "blocks.{i}.attn.qkv"),
-    *_out(f"{_OURS_BLOCK}/{_ATTENTION}", "blocks.{i}.attn.proj"),
-    *norm(f"{_OURS_BLOCK}/LayerNorm_1", "blocks.{i}.norm2"),
-    *layer(f"{_OURS_BLOCK}/MlpBlock_0/Dense_0", "blocks.{i}.mlp.fc1"),
-    *layer(f"{_OURS_BLOCK}/MlpBlock_0/Dense_1", "blocks.{i}.mlp.fc2"),
-    *norm("Transformer/encoder_norm", "norm"),
-    *layer("pre_logits", "pre_logits.fc"),  # only in files of timm before 0.6
-    *layer("head", "head"),
-    *layer("head_dist", "head_dist"),
-)
-
-_MAP_HEAD: tuple[Row, ...] = (
-    Row(("MAPHead_0/probe",), ("attn_pool.latent",), SAME),
-    *layer(f"MAPHead_0/{_ATTENTION}/query", "attn_pool.q", HEADS_IN, HEADS_BIAS),
-    *_fused_heads(f"MAPHead_0/{_ATTENTION}", ("key", "value"), "attn_pool.kv"),
-    *_out(f"MAPHead_0/{_ATTENTION}", "attn_pool.proj"),
-    *norm("MAPHead_0/LayerNorm_0", "attn_pool.norm"),
-    *layer("MAPHead_0/MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
-    *layer("MAPHead_0/MlpBlock_0/Dense_1", "attn_pool.mlp.fc2"),
-)
-
-_RESNET: tuple[Row, ...] = (
-    Row(("conv_root/kernel",), ("patch_embed.backbone.stem.conv.weight",), CONV),
-    *norm("gn_root", "patch_embed.backbone.stem.norm"),
-    *(
-        Row((f"{_OURS_UNIT}/{ours}/kernel",), (f"{_THEIR_UNIT}.{theirs}.weight",), CONV)
-        for ours, theirs in (
-            ("conv1", "conv1"),
-            ("conv2", "conv2"),
-            ("conv3", "conv3"),
-            ("conv_proj", "downsample.conv"),
+    Raises:
+      UserError: a value of a wrong kind, or an activation that is not ours.
+    """
+    with reading("config.json"):
+        args, inputs = settings.get("model_args") or {}, settings.get("pretrained_cfg") or {}
+        activation = args.get("act_layer") or "gelu"
+        check_known("config.json: act_layer", activation, _GELUS)
+        size = args.get("img_size") or (inputs.get("input_size") or [None])[1:]
+        image_size = pair(size) if size else None
+        return Stored(
+            "timm",
+            conventions={"gelu": _GELUS[activation], "layer_norm_epsilon": 1e-6},
+            num_heads=positive(args["num_heads"]) if args.get("num_heads") else None,
+            image_size=image_size,
+            class_names=tuple(
+                map(str, settings.get("label_names") or inputs.get("label_names") or [])
+            ),
+            eval_preprocess=_preprocess(inputs, image_size),
         )
-    ),
-    *(
-        row
-        for ours, theirs in (
-            ("gn1", "norm1"),
-            ("gn2", "norm2"),
-            ("gn3", "norm3"),
-            ("gn_proj", "downsample.norm"),
+
+
+def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
+    """Ops for a `pretrained_cfg`; "" where it says too little, or what we have no ops for."""
+    if size is None or "crop_pct" not in inputs:
+        return ""
+    method, crop_pct = inputs.get("interpolation", "bicubic"), float(inputs["crop_pct"])
+    if method not in ("bilinear", "bicubic") or not 0.0 < crop_pct <= 1.0:
+        return ""
+    mean, std = (tuple(map(float, inputs.get(key) or HALF)) for key in ("mean", "std"))
+    if inputs.get("crop_mode") == "squash":
+        height, width = (math.floor(side / crop_pct) for side in size)
+        normalize = "" if mean == std == HALF else f"|normalize({mean}, {std})"
+        crop = f"|central_crop({size[0]}, {size[1]})" if crop_pct < 1.0 else ""
+        return f"decode|resize({height}, {width}, 'pillow_{method}'){crop}{normalize}"
+    if size[0] != size[1]:
+        return ""
+    return f"timm_eval({size[0]}, {crop_pct}, '{method}', {mean}, {std})"
+
+
+def read_timm(
+    stored: Stored, container: Container, num_heads: int, settings: dict[str, Any]
+) -> None:
+    """Fills `stored`; UserError where names or settings show a part that our models do not have."""
+    units = numbers(r"\.stages\.(\d+)\.blocks\.(\d+)\.", container.arrays)
+    blocks = numbers(r"^blocks\.(\d+)\.", container.arrays)
+    table = _table(blocks, [(stage + 1, unit + 1) for stage, unit in units])
+    rows.read_rows(stored, container, table, num_heads=num_heads)
+    for name in stored.unexpected:
+        for pattern, part in _FOREIGN.items():
+            if re.fullmatch(pattern, name):
+                raise UserError(f"this model has {part} ({name}), which no model here has.")
+    pooling = (settings.get("model_args") or {}).get("global_pool") or settings.get("global_pool")
+    if "cls" in stored.params and pooling not in (None, "", "token"):
+        raise UserError(
+            f"this model has a class token and global_pool={pooling!r}, which no model here has."
         )
-        for row in norm(f"{_OURS_UNIT}/{ours}", f"{_THEIR_UNIT}.{theirs}")
-    ),
-)
-
-# The stem alone (R+Ti/16) is timm's whole backbone, without the name `stem`.
-_STEM_ONLY: tuple[Row, ...] = (
-    Row(("conv_root/kernel",), ("patch_embed.backbone.conv.weight",), CONV),
-    *norm("gn_root", "patch_embed.backbone.norm"),
-)
 
 
-def rows(*, stem_only: bool) -> tuple[Row, ...]:
-    """The whole table. `stem_only`: the hybrid has no ResNet stage (R+Ti/16)."""
-    return _SHARED + _MAP_HEAD + (_STEM_ONLY if stem_only else _RESNET)
+def _architecture(model: dict[str, Any]) -> str:
+    """timm's name for the nearest model; UserError for a hybrid that it does not have."""
+    if model["name"] == "deit":
+        return "deit_base_distilled_patch16_224"
+    sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
+    size = next((name for name, row in SIZES.items() if row == sizes), "")
+    if model["resnet_layers"] is None:
+        known = ARCHITECTURES.get(f"{size}/{model['patch_size']}", ARCHITECTURES["B/16"])
+        return f"{known}_224"
+    row = (size, tuple(model["resnet_layers"]), model["patch_size"])
+    hybrids = {HYBRIDS[name]: known for name, known in ARCHITECTURES.items() if name in HYBRIDS}
+    if row not in hybrids or model["resnet_width_factor"] != 1:
+        known = ", ".join(name for name in ARCHITECTURES if name in HYBRIDS)
+        raise UserError(f"timm has no such hybrid; --format=timm can write {known}.")
+    return f"{hybrids[row]}_224"
+
+
+def to_timm(
+    params: dict[str, np.ndarray], description: Description, inputs: InputSettings
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
+
+    Raises:
+      UserError: timm has no such model.
+    """
+    model = description.model
+    check_known("--format=timm: model.classifier", model["classifier"], _POOL)
+    architecture = _architecture(model)
+    if "pre_logits/kernel" in params:
+        raise UserError(
+            "--format=timm has no pre_logits layer, and without it the head means nothing; give "
+            "--drop_head to write the model without pre_logits and head."
+        )
+    height, width, channels = description.image_shape
+    hidden_size, mlp_dim = model["hidden_size"], model["mlp_dim"]
+    ratio = mlp_dim / hidden_size
+    if int(hidden_size * ratio) != mlp_dim:  # timm multiplies and truncates
+        ratio = (mlp_dim + 0.5) / hidden_size
+    args: dict[str, Any] = {
+        "img_size": [height, width],
+        "in_chans": channels,
+        "embed_dim": hidden_size,
+        "depth": model["num_layers"],
+        "num_heads": model["num_heads"],
+        "mlp_ratio": ratio,
+        "act_layer": {exact: act for act, exact in _GELUS.items()}[model["gelu"]],
+    }
+    if model["resnet_layers"] is None:
+        args["patch_size"] = model["patch_size"]
+    if model["name"] != "deit":
+        args |= {"global_pool": _POOL[model["classifier"]], "fc_norm": False}
+        args["class_token"] = "cls" in params
+    config = {
+        "architecture": architecture,
+        "num_classes": model["num_classes"],
+        "num_features": hidden_size,
+        "global_pool": _POOL[model["classifier"]],
+        "model_args": args,
+        **({"label_names": list(description.class_names)} if description.class_names else {}),
+        "pretrained_cfg": {
+            "input_size": [channels, height, width],
+            "fixed_input_size": True,
+            "interpolation": inputs.method,
+            **_crop(inputs.resize, height, width),
+            "mean": list(inputs.mean),
+            "std": list(inputs.std),
+            "num_classes": model["num_classes"],
+            "pool_size": None,
+        },
+    }
+    return write(params), {"config.json": config}
+
+
+def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Our flat names -> timm's."""
+    blocks = numbers(r"encoderblock_(\d+)/", params)
+    units = numbers(r"block(\d+)/unit(\d+)/", params)
+    return rows.write_rows(_table(blocks, units), params, "timm")
+
+
+def _crop(resize: int | tuple[int, int], height: int, width: int) -> dict[str, Any]:
+    if isinstance(resize, tuple):
+        return {"crop_pct": crop_pct(height, resize[0]), "crop_mode": "squash"}
+    return {"crop_pct": crop_pct(min(height, width), resize), "crop_mode": "center"}
+
+
+def crop_pct(size: int, resized: int) -> float:
+    """The share with which timm, which divides and rounds down, comes to `resized`."""
+    share = size / resized
+    return share if math.floor(size / share) == resized else size / (resized + 0.5)

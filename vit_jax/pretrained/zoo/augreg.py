@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import math
 import os
 from typing import Any
 
@@ -28,17 +27,10 @@ ADAPTATION = {
     "resisc45": 45,
     "kitti": 4,  # VTAB's task: distance of the closest vehicle
 }
-# That are read here.
-_COLUMNS = ["name", "ds", "final_val", "final_test", "filename"]
-_COLUMNS += [
-    "adapt_ds",
-    "adapt_resolution",
-    "adapt_final_val",
-    "adapt_final_test",
-    "adapt_filename",
-]
+# Fractions of one that are read here; an empty cell is a run without a result.
+_FRACTIONS = ("final_val", "final_test", "adapt_final_val", "adapt_final_test")
 
-Row = dict[str, str]
+Row = dict[str, Any]
 
 
 def entry(name: str) -> ZooEntry:
@@ -53,10 +45,7 @@ def entry(name: str) -> ZooEntry:
     if parts.adapt_dataset:
         num_classes = ADAPTATION[parts.adapt_dataset]
         labels = "imagenet2012" if parts.adapt_dataset == "imagenet2012" else ""
-    note = ""
-    if parts.data == "i1k" and not parts.adapt_dataset:
-        note = "May have the tanh layer before its head: files trained on ImageNet alone exist "
-        note += "with and without."
+    may_have_tanh = parts.data == "i1k" and not parts.adapt_dataset
     return ZooEntry(
         name=f"augreg/{name}",
         url=f"{FOLDER}/{name}.npz",
@@ -66,25 +55,25 @@ def entry(name: str) -> ZooEntry:
         num_classes=num_classes,
         preprocess=f"official_eval({parts.resolution})",
         labels=labels,
-        note=note,
+        note="May have the tanh layer before its head: files trained on ImageNet alone exist with "
+        "and without."
+        if may_have_tanh
+        else "",
     )
 
 
 def read_index(path: str | os.PathLike[str]) -> list[Row]:
-    """Rows of index.csv as {column: text}.
+    """Rows of index.csv: texts, and the fractions as floats, -1 where there is none.
 
     Raises:
       UserError: not that file.
     """
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, restval="")
-            rows, found = list(reader), reader.fieldnames or ()
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is no index of AugReg: {error}; remove it.") from error
-    if missing := [name for name in _COLUMNS if name not in found]:
-        raise UserError(f"{path} is no index of AugReg: no column {missing[0]!r}; remove it.")
-    return rows
+            rows: list[Row] = list(csv.DictReader(file, restval=""))
+        return [row | {name: float(row[name] or -1) for name in _FRACTIONS} for row in rows]
+    except (ValueError, csv.Error, KeyError) as error:
+        raise UserError(f"{path} is no index of AugReg ({error!r}); remove it.") from error
 
 
 def select(
@@ -117,14 +106,14 @@ def select(
             f"{', '.join(ADAPTATION)}."
         )
     rows = _where(index, "name", augreg_names.MODELS.get(name, name))
-    best = _best(_where(rows, "ds", ds), "final_val")
+    best = max(_where(rows, "ds", ds), key=lambda row: row["final_val"])
     if not adapt_ds:
         dataset, column = ("imagenet2012", "final_test") if ds == "i1k" else (ds, "final_val")
         return _with_accuracy(entry(best["filename"]), dataset, best, column)
     rows = _where(_where(rows, "filename", best["filename"]), "adapt_ds", adapt_ds)
     if resolution is not None:
         rows = _where(rows, "adapt_resolution", str(resolution))
-    best = _best(rows, "adapt_final_val")
+    best = max(rows, key=lambda row: row["adapt_final_val"])
     return _with_accuracy(entry(best["adapt_filename"]), adapt_ds, best, "adapt_final_test")
 
 
@@ -150,29 +139,8 @@ def _where(rows: list[Row], column: str, value: str) -> list[Row]:
     return [row for row in rows if row[column] == value]
 
 
-def _best(rows: list[Row], column: str) -> Row:
-    best = max(rows, key=lambda row: _number(row[column]))
-    if _number(best[column]) < 0:
-        raise UserError(
-            f"AugReg index: no {column} for {best['filename']} and the like; the index may be "
-            f"cut short: remove it and get {INDEX} again."
-        )
-    return best
-
-
-def _number(text: str) -> float:
-    """-1 for an empty cell, which pandas writes for a missing value."""
-    try:
-        value = float(text)
-    except ValueError:
-        return -1.0
-    return value if math.isfinite(value) else -1.0
-
-
 def _with_accuracy(found: ZooEntry, dataset: str, row: Row, column: str) -> ZooEntry:
-    """`found` with an accuracy of the index, which holds fractions of one."""
-    value = _number(row[column])
-    if value < 0:
+    if row[column] < 0:
         return found
-    accuracy = Accuracy(round(100 * value, 2), f"AugReg index.csv, {column}", dataset)
+    accuracy = Accuracy(round(100 * row[column], 2), f"AugReg index.csv, {column}", dataset)
     return dataclasses.replace(found, accuracy=(accuracy,))

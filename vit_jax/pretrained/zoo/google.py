@@ -19,9 +19,7 @@ from vit_jax.pretrained.zoo.entry import Accuracy, ZooEntry
 from vit_jax.pretrained.zoo.torch import TIMM_TOP1
 
 _README = "official README"
-_SAM_PAPER = "2106.01548, as quoted in issue 83 of davda54/sam"
 _NOT_IN_PAPER = "In the bucket, but in none of the official tables."
-_UNVERIFIED = "Accuracy not verified."
 
 
 def _paper(percent: float) -> Accuracy:
@@ -29,9 +27,7 @@ def _paper(percent: float) -> Accuracy:
 
 
 def _timm(name: str) -> Accuracy:
-    percent = TIMM_TOP1[name]
-    assert percent is not None
-    return Accuracy(percent, f"timm, {name}")
+    return Accuracy(TIMM_TOP1[name], f"timm, {name}")
 
 
 def _entry(name: str, **fields: Any) -> ZooEntry:
@@ -72,6 +68,12 @@ def _fine_tuned(file: str, size: str, *accuracy: Accuracy, note: str = "") -> Zo
     )
 
 
+_TIMM_B16, _TIMM_B16_224, _TIMM_L32, _TIMM_R50 = (
+    _timm(f"vit_{name}.orig_in21k_ft_in1k")
+    for name in ("base_patch16_384", "base_patch16_224", "large_patch32_384", "base_r50_s16_384")
+)
+_README_B16_224, _README_L16_224 = (Accuracy(x, f"{_README}, expected") for x in (81.2, 82.7))
+_ISSUE_39 = Accuracy(85.082, "vision_transformer issue 39, images squeezed to 384x384")
 _VIT = (
     _imagenet21k("ViT-B_16", "393.69 MiB"),
     _imagenet21k("ViT-B_32", "400.01 MiB"),
@@ -82,27 +84,13 @@ _VIT = (
     _imagenet21k("ViT-B_8", "393.72 MiB", _NOT_IN_PAPER),
     _imagenet21k("R26+ViT-B_32", "450.23 MiB", _NOT_IN_PAPER),
     _imagenet21k("R50+ViT-L_32", "1.31 GiB", _NOT_IN_PAPER),
-    _fine_tuned(
-        "ViT-B_16", "331.4 MiB", _timm("vit_base_patch16_384.orig_in21k_ft_in1k"), _paper(83.97)
-    ),
-    _fine_tuned(
-        "ViT-B_16-224",
-        "330.29 MiB",
-        Accuracy(81.2, f"{_README}, expected"),
-        _timm("vit_base_patch16_224.orig_in21k_ft_in1k"),
-    ),
+    _fine_tuned("ViT-B_16", "331.4 MiB", _TIMM_B16, _paper(83.97)),
+    _fine_tuned("ViT-B_16-224", "330.29 MiB", _README_B16_224, _TIMM_B16_224),
     _fine_tuned("ViT-B_32", "336.89 MiB", _paper(81.28)),
     _fine_tuned("ViT-L_16", "1.14 GiB", _paper(85.15)),
-    _fine_tuned("ViT-L_16-224", "1.13 GiB", Accuracy(82.7, f"{_README}, expected")),
-    _fine_tuned(
-        "ViT-L_32", "1.14 GiB", _timm("vit_large_patch32_384.orig_in21k_ft_in1k"), _paper(80.99)
-    ),
-    _fine_tuned(
-        "R50+ViT-B_16",
-        "377.57 MiB",
-        Accuracy(85.082, "vision_transformer issue 39, images squeezed to 384x384"),
-        _timm("vit_base_r50_s16_384.orig_in21k_ft_in1k"),
-    ),
+    _fine_tuned("ViT-L_16-224", "1.13 GiB", _README_L16_224),
+    _fine_tuned("ViT-L_32", "1.14 GiB", _TIMM_L32, _paper(80.99)),
+    _fine_tuned("R50+ViT-B_16", "377.57 MiB", _ISSUE_39, _TIMM_R50),
     _fine_tuned("ViT-B_8", "334.78 MiB", note=f"{_NOT_IN_PAPER} No accuracy is published."),
 )
 
@@ -150,50 +138,42 @@ _AUGREG = (
 )
 
 
-def _sam(file: str, size: str, *accuracy: Accuracy, note: str = "") -> ZooEntry:
+def _from_scratch(name: str, size: str = "", *accuracy: Accuracy, note: str) -> ZooEntry:
     return _entry(
-        f"sam/{file}",
+        name,
         resolution=224,
         preprocess="big_vision_eval(224, 256)",
+        classifier="gap" if name.startswith("gsam/") else "token",
         size=size,
         accuracy=accuracy,
-        note="Trained on ImageNet alone with SAM (2106.01548). That its accuracy is measured on "
-        f"the middle of the image, as big_vision has it, is not verified. {note}".strip(),
+        note=f"Trained on ImageNet alone with {note}",
     )
 
 
-_SAM = (
-    _sam(
-        "ViT-B_16",
-        "330.3 MiB",
-        Accuracy(79.9, _SAM_PAPER),
-        _timm("vit_base_patch16_224.sam_in1k"),
-    ),
-    _sam("ViT-B_32", "336.61 MiB", _timm("vit_base_patch32_224.sam_in1k")),
-    _sam("ViT-L_16", "1.13 GiB", note=_UNVERIFIED),
-    _sam("ViT-L_32", "1.14 GiB", note=_UNVERIFIED),
-    _sam(
-        "ViT-S_16",
+_SAM = "SAM (2106.01548). That its accuracy is measured on the middle of the image, as big_vision "
+_SAM += "has it, is not verified."
+_UNVERIFIED_SAM = f"{_SAM} Accuracy not verified."
+_GSAM = "GSAM (2203.08065); neither class token nor tanh layer (vision_transformer pull request "
+_GSAM += "215). Accuracy not verified: timm's author found it very poor (timm issue 1302)."
+_UNVERIFIED_GSAM = f"{_GSAM} That the file has this name is not verified."
+_SAM_B16 = Accuracy(79.9, "2106.01548, as quoted in issue 83 of davda54/sam")
+_TIMM_SAM_B16, _TIMM_SAM_B32 = (_timm(f"vit_base_patch{n}_224.sam_in1k") for n in (16, 32))
+_SHARPNESS_AWARE = (
+    _from_scratch("sam/ViT-B_16", "330.3 MiB", _SAM_B16, _TIMM_SAM_B16, note=_SAM),
+    _from_scratch("sam/ViT-B_32", "336.61 MiB", _TIMM_SAM_B32, note=_SAM),
+    _from_scratch("sam/ViT-L_16", "1.13 GiB", note=_UNVERIFIED_SAM),
+    _from_scratch("sam/ViT-L_32", "1.14 GiB", note=_UNVERIFIED_SAM),
+    _from_scratch(
+        "sam/ViT-S_16",
         "252.57 MiB",
-        note=f"{_UNVERIFIED} The file is three times as large as the parameters; it "
+        note=f"{_UNVERIFIED_SAM} The file is three times as large as the parameters; it "
         "probably holds the state of the optimizer too (not verified).",
     ),
+    _from_scratch("gsam/ViT-B_16", note=_GSAM),
+    _from_scratch("gsam/ViT-B_32", note=_UNVERIFIED_GSAM),
+    _from_scratch("gsam/ViT-S_16", note=_UNVERIFIED_GSAM),
+    _from_scratch("gsam/ViT-S_32", note=_UNVERIFIED_GSAM),
 )
-
-
-def _gsam(file: str, note: str = "That the file has this name is not verified.") -> ZooEntry:
-    return _entry(
-        f"gsam/{file}",
-        resolution=224,
-        preprocess="big_vision_eval(224, 256)",
-        classifier="gap",
-        note="Trained on ImageNet alone with GSAM (2203.08065); neither class token nor tanh layer "
-        "(vision_transformer pull request 215). Accuracy not verified: timm's author found it very "
-        f"poor (timm issue 1302). {note}".strip(),
-    )
-
-
-_GSAM = (_gsam("ViT-B_16", note=""), _gsam("ViT-B_32"), _gsam("ViT-S_16"), _gsam("ViT-S_32"))
 
 
 def _better_plain_vit(epochs: int, *, top1: float) -> ZooEntry:
@@ -244,4 +224,4 @@ _BIG_VISION = (
     _deit_iii("large_384_21k", top1=87.7),
 )
 
-ROWS = (*_VIT, *_AUGREG, *_SAM, *_GSAM, *_BIG_VISION)
+ROWS = (*_VIT, *_AUGREG, *_SHARPNESS_AWARE, *_BIG_VISION)

@@ -5,6 +5,7 @@ The client reads the environment: HF_TOKEN, HF_HOME, HF_ENDPOINT (a mirror), HF_
 
 from __future__ import annotations
 
+import functools
 import re
 import urllib.parse
 from pathlib import Path
@@ -45,41 +46,17 @@ def fetch_from_hub(address: str) -> Path:
         if file:
             return Path(huggingface_hub.hf_hub_download(repository, file, revision=revision))
         for weights in (_SAFETENSORS, _PICKLED):
-            folder = Path(
-                huggingface_hub.snapshot_download(
-                    repository, revision=revision, allow_patterns=[*_CONFIGS, *weights]
-                )
-            )
+            patterns = [*_CONFIGS, *weights]
+            fetch = functools.partial(huggingface_hub.snapshot_download, allow_patterns=patterns)
+            folder = Path(fetch(repository, revision=revision))
             if any(path for pattern in weights for path in folder.glob(pattern)):
                 return folder
     except Exception as error:  # of the client, of its HTTP library, of the disk
-        raise UserError(f"{address}: {_reason(repository, error)}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"{address}: {reason} (where it asks for a login: `hf auth login`, or set HF_TOKEN)"
+        ) from error
     raise UserError(
         f"{address} holds neither model.safetensors nor pytorch_model.bin; name a file of it as "
         f"{SCHEME}{repository}/FILE."
     )
-
-
-def _reason(repository: str, error: Exception) -> str:
-    """One line for what the client raises."""
-    from huggingface_hub import constants, errors
-
-    page = f"{constants.ENDPOINT}/{repository}"
-    response = getattr(error.__cause__, "response", None)
-    offline = f"no connection to {constants.ENDPOINT}"
-    if response is not None:
-        offline = f"{constants.ENDPOINT} answers with status {response.status_code}"
-    login = "`hf auth login`, or set HF_TOKEN."
-    # From the special to the general: some are bases of those above them.
-    reasons = {
-        errors.GatedRepoError: f"asks for consent: accept its terms at {page}, then {login}",
-        errors.RepositoryNotFoundError: f"no such repository, or it is private: then {login}",
-        errors.RevisionNotFoundError: f"no such revision; see {page}.",
-        errors.LocalEntryNotFoundError: f"{offline}, and there is no copy from before in "
-        f"{constants.HF_HUB_CACHE}; check the network, HTTPS_PROXY and HF_HUB_OFFLINE.",
-        errors.EntryNotFoundError: f"no such file; see {page}.",
-    }
-    for kind, text in reasons.items():
-        if isinstance(error, kind):
-            return text
-    return f"{' '.join(str(error).split()) or 'no reason given'} ({type(error).__name__})."

@@ -17,7 +17,9 @@ from vit_jax.pretrained.zoo.entry import ZooEntry
 @functools.cache
 def entries() -> dict[str, ZooEntry]:
     """The rows of the zoo by name; `find_entry` also knows AugReg's other files."""
-    return {row.name: row for row in (*google.ROWS, *torch.ROWS)}
+    rows = (*google.ROWS, *torch.ROWS)
+    families = list(dict.fromkeys(row.family for row in rows))
+    return {row.name: row for row in sorted(rows, key=lambda row: families.index(row.family))}
 
 
 def find_entry(name_or_url: str) -> ZooEntry | None:

@@ -22,7 +22,6 @@ from vit_jax.pretrained.zoo.list import find_entry, get_entry
 
 _GOOGLE = "https://storage.googleapis.com"
 _CHOICE = "augreg:"
-_DOTTED = {"", ".", ".."}
 _SCHEMES = ("gs", "https", "http", "hf")
 _SUFFIXES = (".npz", ".npy", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".json")
 
@@ -43,20 +42,14 @@ def http_address(url: str) -> str:
     Raises:
       UserError: none of these, or no file in it.
     """
-    scheme, _, rest = url.partition("://")
-    host, *parts = rest.partition("#")[0].split("/")
-    try:
-        url.encode(), host.encode("idna")
-        valid = re.fullmatch(r"[^\s@]+", host) and urllib.parse.urlsplit(url).port != 0
-    except ValueError:  # a malformed host or port
-        valid = False
-    if scheme not in ("gs", "https", "http") or not valid or not parts or _DOTTED & {*parts}:
+    match = re.fullmatch(r"(gs|https?)://([\w.-]+(?::\d+)?(?:/[^/]+)+)", url.partition("#")[0])
+    if match is None or not url.isprintable() or {".", ".."} & {*url.split("/")}:
         raise UserError(f"{url!r} is no address of a file, such as gs://BUCKET/NAME.")
-    if scheme != "gs":
+    if match[1] != "gs":
         return urllib.parse.quote(url, safe="%/:?&=+@,;~!$'()*[]")
     server = os.environ.get("STORAGE_EMULATOR_HOST") or _GOOGLE
     server = server if "://" in server else f"http://{server}"
-    return f"{server.rstrip('/')}/{urllib.parse.quote(rest)}"
+    return f"{server.rstrip('/')}/{urllib.parse.quote(match[2])}"
 
 
 def cache_path(url: str) -> Path:
@@ -67,10 +60,8 @@ def cache_path(url: str) -> Path:
     """
     url = _canonical(url)
     http_address(url)  # says what is no address
-    scheme, _, rest = url.partition("://")
-    if scheme == "gs" and (server := os.environ.get("STORAGE_EMULATOR_HOST")):
-        scheme = "gs-" + urllib.parse.quote(server.rpartition("://")[2], safe="")
-    return cache_dir().joinpath(scheme, *rest.partition("#")[0].split("/"))
+    scheme, _, rest = url.partition("#")[0].partition("://")
+    return cache_dir().joinpath(scheme, *rest.split("/"))
 
 
 def resolve(source: str | os.PathLike[str]) -> Path:

@@ -7,9 +7,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vit_jax.errors import UserError
-from vit_jax.files.json import read_json, write_json
+from vit_jax.files.atomic import read_json, write_arrays, write_json
 from vit_jax.models.create import MODELS, model_keys
+from vit_jax.parameters.names import flatten_names, unstack_blocks
+
+# What a work directory holds.
+CHECKPOINTS = "checkpoints"
+MODEL_FILE = "model.json"  # a `Description`
+PARAMETERS_FILE = "parameters.txt"
+PARAMS_FILE = "params.npz"
+RESULTS_FILE = "results.json"
 
 HALF = (0.5, 0.5, 0.5)
 
@@ -92,3 +102,9 @@ def _own_keys(model: dict[str, Any]) -> dict[str, Any]:
     own = model_keys(model["name"])
     others = {key for kind in MODELS for key in model_keys(kind)} - set(own)
     return {key: value for key, value in model.items() if key not in others}
+
+
+def write_params(path: str | os.PathLike[str], params: Any) -> None:
+    """Writes a parameter tree (either form of the blocks) as `.npz`, float32, names as in Flax."""
+    flat = flatten_names(unstack_blocks(params))
+    write_arrays(path, {name: np.asarray(x, np.float32) for name, x in flat.items()})
