@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.multihost import coordination, liveness
+from vit_jax.multihost import coordination
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, STOPPING
+from vit_jax.multihost.watchdog import watchdog
 
 _LOG = logging.getLogger(__name__)
 # What JAX says, as a plain RuntimeError, when a pod or machine of a TPU run has no name yet.
@@ -78,7 +79,7 @@ def start_processes(
                 "--distributed=on, but no cluster was found that says who the other processes are "
                 f"(Cloud TPU, GKE, SLURM, Open MPI); give {', '.join(flags)}."
             )
-    liveness.start(**timeouts)
+    watchdog.start(**timeouts)
 
 
 def _check_flags(distributed: str, flags: dict[str, Any]) -> None:
@@ -157,11 +158,11 @@ def _on_abort(reason: Callable[[], tuple[str, int] | None]) -> None:
 
 
 def _why_aborted(address: str) -> tuple[str, int] | None:
-    if verdict := liveness.watchdog.verdict:  # process 0 ends by the same one, and was faster
+    if verdict := watchdog.verdict:  # process 0 ends by the same one, and was faster
         return "", verdict[1]
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):
         socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
         return None
-    text = liveness.watchdog.coordinator_is_lost(f"{address} does not answer")
+    text = watchdog.coordinator_is_lost(f"{address} does not answer")
     return f"{text}\n{STOPPING}\n", REQUEUE_EXIT_CODE
