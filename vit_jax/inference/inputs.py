@@ -139,7 +139,7 @@ def find_images(arguments: Iterable[str]) -> list[str]:
     """Files as they are given; of folders, all images below them, sorted by path.
 
     Raises:
-      UserError: a folder without images, or nothing given.
+      UserError: a folder without images.
     """
     found: list[str] = []
     for argument in map(os.path.expanduser, arguments):
@@ -156,8 +156,6 @@ def find_images(arguments: Iterable[str]) -> list[str]:
                 f"{argument}: no image in this folder or below ({', '.join(EXTENSIONS)})."
             )
         found += below
-    if not found:
-        raise UserError("no image is given; name files or folders.")
     return found
 
 

@@ -42,11 +42,9 @@ def start_processes(
     Args:
       distributed: `auto` joins where the flags or a cluster that JAX knows (Cloud TPU, GKE, SLURM,
         Open MPI, Kubernetes jobs) say how; `on` insists on it; `off` runs alone.
-      coordinator_address: host:port of process 0; with the next two, for processes that were
-        started by hand.
-      num_processes: of the run.
-      process_id: this one's.
-      arrival_timeout_seconds: how long to wait for all processes.
+      coordinator_address, num_processes, process_id: host:port of process 0, how many there are,
+        and which one this is, where they were started by hand.
+      arrival_timeout_seconds: how long to wait for all of them.
       timeouts: of `Watchdog.start`.
 
     Raises:
@@ -54,9 +52,9 @@ def start_processes(
       PeersMissingError: a process did not arrive.
     """
     flags = {
-        "--coordinator_address": coordinator_address,
-        "--num_processes": num_processes,
-        "--process_id": process_id,
+        "coordinator_address": coordinator_address,
+        "num_processes": num_processes,
+        "process_id": process_id,
     }
     _check_flags(distributed, flags)
     for key, value in {"arrival_timeout_seconds": arrival_timeout_seconds, **timeouts}.items():
@@ -65,19 +63,15 @@ def start_processes(
             or_zero = " or 0 (no limit)" if has_zero else ""
             raise UserError(f"processes.{key}={value} must be positive{or_zero}.")
     if distributed != "off":
-        heartbeat_timeout = timeouts["heartbeat_timeout_seconds"]
+        # JAX's own heartbeats speak up after ours, which can say more.
+        heartbeat_timeout = int(3 * timeouts["heartbeat_timeout_seconds"]) + 10
         found = _initialize(
-            arrival_timeout_seconds,
-            coordinator_address=coordinator_address,
-            num_processes=num_processes,
-            process_id=process_id,
-            # JAX's own heartbeats speak up after ours, which can say more.
-            heartbeat_timeout_seconds=int(3 * heartbeat_timeout) + 10,
+            arrival_timeout_seconds, heartbeat_timeout_seconds=heartbeat_timeout, **flags
         )
         if distributed == "on" and not found:
             raise UserError(
                 "--distributed=on, but no cluster was found that says who the other processes are "
-                f"(Cloud TPU, GKE, SLURM, Open MPI); give {', '.join(flags)}."
+                f"(Cloud TPU, GKE, SLURM, Open MPI); give --{', --'.join(flags)}."
             )
     watchdog.start(**timeouts)
 
@@ -90,7 +84,7 @@ def _check_flags(distributed: str, flags: dict[str, Any]) -> None:
     if distributed == "off":
         raise UserError("--distributed=off contradicts the flags of the processes; drop one.")
     if missing:
-        raise UserError(f"{missing[0]} is missing; give all of {', '.join(flags)}, or none.")
+        raise UserError(f"--{missing[0]} is missing; give all of --{', --'.join(flags)}, or none.")
     if not 0 <= process_id < num_processes:
         raise UserError(f"--process_id={process_id} must be from 0 to {num_processes - 1}.")
     if not address.rpartition(":")[2].isdigit():
