@@ -179,34 +179,14 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
             mean, std = per_channel(op.mean), per_channel(op.std)
             settings = dataclasses.replace(settings, mean=mean, std=std)
         elif isinstance(op, ValueRange):  # (x - mean) / std = x * (high - low) + low
-            std = 1.0 / (op.high - op.low)
-            settings = dataclasses.replace(settings, mean=_triple(-op.low * std), std=_triple(std))
-    if channels != 3 and settings.mean == HALF:
-        half = (0.5,) * channels
-        settings = dataclasses.replace(settings, mean=half, std=half)
-    return settings
-
-
-def lost_ops(format: str, model: PretrainedModel) -> list[str]:
-    """Preprocessing that timm and Hugging Face have no words for."""
-    spec = model.description.eval_preprocess
-    if format not in ("timm", "huggingface") or not spec:
-        return []
-    known = (Decode, Resize, ResizeSmall, CentralCrop, Normalize, ValueRange)
-    ops = preprocess.parse(spec).ops
-    lost = [type(op).__name__ for op in ops if not isinstance(op, known)]
-    notes = [f"of the preprocessing, {', '.join(lost)} is not written."] if lost else []
-    if any("pillow" not in getattr(op, "method", "pillow") for op in ops):
-        notes.append("resizing there is antialiased, as Pillow does it; here it is not.")
-    return notes
-
-
-def _method(name: str) -> str:
-    return "bicubic" if "bicubic" in name else "bilinear"
-
-
-def _triple(value: Any) -> tuple[float, ...]:
-    return tuple(value) if isinstance(value, tuple) else (value,) * 3
+            scale = 1.0 / (op.high - op.low)
+            mean, std = per_channel(-op.low * scale), per_channel(scale)
+            settings = dataclasses.replace(settings, mean=mean, std=std)
+        elif not isinstance(op, Decode):
+            lost.append(type(op).__name__)
+    if lost:
+        notes.append(f"of the preprocessing, {', '.join(lost)} is not written.")
+    return settings, notes
 
 
 def without_head(model: PretrainedModel) -> PretrainedModel:
