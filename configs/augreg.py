@@ -49,7 +49,7 @@ The argument is VARIANT,DATASET[,RESOLUTION[,STEPS]]:
               any row of `vit_jax/models/variants.py` will do.
   DATASET     imagenet2012, cifar100, oxford_iiit_pet, resisc45, kitti (distance to the nearest
               vehicle, as in VTAB); any other TFDS name, or the path of an image folder.
-  RESOLUTION  384 (default) or 224 pixels in the paper.
+  RESOLUTION  384 (default; 224 for B/8, published at 224 only) or 224 pixels in the paper.
   STEPS       one of the dataset's schedules, see `TASKS`; the longest by default. Other data: 500
               steps, 100 of warm-up, rate 0.03: the defaults of the official configs/augreg.py.
 
@@ -81,34 +81,52 @@ class Task(NamedTuple):
 
     train: str
     validation: str
-    test: str
     schedules: dict[int, int]
-    learning_rates: tuple[float, ...]
-    learning_rate: float
+    test: str = "test"
+    learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01)
+    learning_rate: float = 0.01
     label_key: str = ""
 
 
-_SMALL_GRID = (0.001, 0.003, 0.01)
 TASKS: dict[str, Task] = {
     "imagenet2012": Task(
-        *("train[:99%]", "train[99%:]", "validation", {20_000: 500}, (0.01, 0.03), 0.03),
+        train="train[:99%]",
+        validation="train[99%:]",
+        test="validation",
+        schedules={20_000: 500},
+        learning_rates=(0.01, 0.03),
+        learning_rate=0.03,
     ),
     "cifar100": Task(
-        *("train[:98%]", "train[98%:]", "test", {2_500: 200, 10_000: 500}, _SMALL_GRID, 0.01),
+        train="train[:98%]",
+        validation="train[98%:]",
+        schedules={2_500: 200, 10_000: 500},
     ),
     "oxford_iiit_pet": Task(
-        *("train[:90%]", "train[90%:]", "test", {500: 100, 2_500: 200}, _SMALL_GRID, 0.01),
+        train="train[:90%]",
+        validation="train[90%:]",
+        schedules={500: 100, 2_500: 200},
     ),
     "resisc45": Task(
-        *("train[:60%]", "train[60%:80%]", "train[80%:]", {2_500: 200, 10_000: 500}),
-        *(_SMALL_GRID, 0.01),
+        train="train[:60%]",
+        validation="train[60%:80%]",
+        test="train[80%:]",
+        schedules={2_500: 200, 10_000: 500},
     ),
     "kitti": Task(
-        *("train", "validation", "test", {500: 100, 2_500: 200}, _SMALL_GRID, 0.01),
+        train="train",
+        validation="validation",
+        schedules={500: 100, 2_500: 200},
         label_key="vtab_kitti_distance",
     ),
 }
-OTHER = Task("train[:90%]", "train[90%:]", "test", {500: 100}, (*_SMALL_GRID, 0.03), 0.03)
+OTHER = Task(
+    train="train[:90%]",
+    validation="train[90%:]",
+    schedules={500: 100},
+    learning_rates=(0.001, 0.003, 0.01, 0.03),
+    learning_rate=0.03,
+)
 
 # ImageNet, from ImageNet-21k: rate of the published checkpoint, top-1 at 224 pixels; that at 384
 # pixels is the last column of `augreg_grid.TABLE_3`.
@@ -123,6 +141,8 @@ IMAGENET: dict[str, tuple[float, float]] = {
     "S/32": (0.01, 73.47),
     "R+Ti/16": (0.03, 69.69),
 }
+# Pixels where the argument gives none and files were not published at 384.
+RESOLUTION = {"B/8": 224}
 
 
 def get_config(argument: str = "B/16,oxford_iiit_pet") -> ConfigDict:
@@ -133,7 +153,11 @@ def get_config(argument: str = "B/16,oxford_iiit_pet") -> ConfigDict:
     # The last of two numbers at the end is the steps.
     rest, _, last = argument.rpartition(",")
     with_steps = last.isdigit() and rest.rpartition(",")[2].isdigit()
-    variant, dataset, resolution = parse_argument("augreg", rest if with_steps else argument)
+    variant, dataset, resolution = parse_argument(
+        "augreg",
+        rest if with_steps else argument,
+        default=RESOLUTION.get(argument.partition(",")[0], 384),
+    )
     known = pretrain.without_version(dataset)
     task = TASKS.get(known, OTHER)
     steps = int(last) if with_steps else max(task.schedules)

@@ -95,21 +95,37 @@ class Data(NamedTuple):
 # nearly 3 billion images (2106.04560), 29,593 classes (big_vision). The sizes of `test` are ours.
 DATASETS: dict[str, Data] = {
     "imagenet2012": Data(
-        *("train", 1_281_167, 1_000, {"train": 1_281_167, "validation": 50_000}),
+        split="train",
+        num_examples=1_281_167,
+        num_classes=1_000,
+        splits={"train": 1_281_167, "validation": 50_000},
         test="validation",
         every_steps=2_500,
     ),
     "imagenet21k": Data(
-        *("full[51200:]", 14_145_922, 21_843, {"full": 14_197_122}),
+        split="full[51200:]",
+        num_examples=14_145_922,
+        num_classes=21_843,
+        splits={"full": 14_197_122},
         test="full[:25600]",
         validation="full[25600:51200]",
     ),
-    "jft": Data("train", 303_000_000, 18_291, {"train": 303_000_000, "test": 50_000}),
+    "jft": Data(
+        split="train",
+        num_examples=303_000_000,
+        num_classes=18_291,
+        splits={"train": 303_000_000, "test": 50_000},
+    ),
     "jft_3b": Data(
-        *("train", 3_000_000_000, 29_593, {"train": 3_000_000_000, "test": 50_000}),
+        split="train",
+        num_examples=3_000_000_000,
+        num_classes=29_593,
+        splits={"train": 3_000_000_000, "test": 50_000},
     ),
 }
-OTHER = Data("train", 0, 0, {}, every_steps=1_000)  # sizes are the folder's
+OTHER = Data(
+    split="train", num_examples=0, num_classes=0, splits={}, every_steps=1_000
+)  # sizes are the folder's
 
 # Table 3, JFT-300M: learning rate, epochs.
 JFT: dict[str, tuple[float, tuple[int, ...]]] = {

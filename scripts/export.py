@@ -20,10 +20,6 @@ def batch_size(text):
     return None if text == "free" else int(text)
 
 
-def names(text):
-    return tuple(text.split(","))
-
-
 def create_parser():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -35,13 +31,6 @@ def create_parser():
     add("--input", default="float", help="float (default): scaled images; uint8: pixels")
     add("--output", default="logits", help="logits (default), or probabilities: softmax, sigmoid")
     add("--batch", type=batch_size, default=None, help="free (default), or a number of images")
-    add(
-        "--platforms",
-        type=names,
-        default=("cpu", "cuda", "tpu"),
-        help="of stablehlo, of cpu,cuda,rocm,tpu (default cpu,cuda,tpu)",
-    )
-    add("--opset", type=int, default=18, help="of onnx (default 18)")
     add(
         "--dtype",
         default="float32",
@@ -63,7 +52,7 @@ def main():
         from vit_jax.export.write import export_model, report_text
         from vit_jax.inference.load import load_model
 
-        keys = ("format", "input", "output", "batch", "platforms", "opset")
+        keys = ("format", "input", "output", "batch")
         settings = ExportSettings(**{key: arguments.pop(key) for key in keys})
         destination = arguments.pop("destination")
         report = export_model(load_model(**arguments), destination, settings)

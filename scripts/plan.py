@@ -22,11 +22,10 @@ Exit status: 0 it fits; 1 it does not, or it is too close for the fast compile; 
 command or the config is wrong; 3 the planner failed, with a traceback, and nothing is known.
 """
 
-import json
 import logging
+import os
 import sys
 import traceback
-from pathlib import Path
 
 from absl import flags
 
@@ -41,15 +40,12 @@ IGNORED = tuple(f"  --{name}: " for name in command_line.OWN_FLAGS)
 def plan(config):
     given = flags.FLAGS
     topology = parse_topology(given.topology)
+    from vit_jax.files.atomic import write_json
     from vit_jax.plan.plan import make_plan
     from vit_jax.plan.report import plan_json, report_text
 
-    output = Path(given.output) if given.output else None
-    if output:
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--output={output} cannot be made: {error.strerror}.") from error
+    if given.output:
+        os.makedirs(given.output, exist_ok=True)
     result = make_plan(
         config,
         topology,
@@ -60,8 +56,8 @@ def plan(config):
         try_remedies=given.remedies,
     )
     print(report_text(result))
-    if output:
-        (output / "plan.json").write_text(json.dumps(plan_json(result), indent=2) + "\n")
+    if given.output:
+        write_json(f"{given.output}/plan.json", plan_json(result))
     return 0 if result.fits else 1
 
 
@@ -70,9 +66,9 @@ def main():
     flags.DEFINE_string("output", None, "Folder for plan.json.")
     flags.DEFINE_bool("full_compile", False, "Optimize as for training; takes minutes.")
     flags.DEFINE_bool("remedies", True, "If it does not fit, try what would make it fit.")
-    flags.DEFINE_integer("num_examples", None, "Of dataset.split, where the data are not here.")
-    flags.DEFINE_integer("num_classes", None, "Likewise.")
-    flags.DEFINE_float("hbm_gib", None, "Memory of a device in GiB, if not the chip's.")
+    flags.DEFINE_integer("num_examples", None, "Of data that are not here.", lower_bound=1)
+    flags.DEFINE_integer("num_classes", None, "Likewise.", lower_bound=1)
+    flags.DEFINE_float("hbm_gib", None, "Of a device, if not the chip's.", lower_bound=1e-6)
     command_line.define_flags()
     with launch.one_line_errors():
         if command_line.asks_for_help():

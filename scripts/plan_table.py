@@ -1,9 +1,9 @@
-"""Writes docs/plan_table.md: the models of the paper's table 3 on several TPU slices.
+"""Writes the tables of docs/plan_table.md: the models of the paper's table 3 on TPU slices.
 
     nice python scripts/plan_table.py --output=docs/plan_table.md --results=docs/plan_table.jsonl
 
 Each cell is a plan as scripts/plan.py makes it; hours on two cores. Given again with the same
---results it goes on where it was.
+--results it goes on where it was. What stands above the first table of --output is kept.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from vit_jax import launch
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import check_known
 
 TOPOLOGIES = "v3-8,v4-8,v5e-16,v5e-256,v5p-16"
 
@@ -30,22 +30,20 @@ def main():
     with launch.one_line_errors():
         sys.path.append(str(launch.ROOT))  # for the recipes
         from configs import pretrain
-        from vit_jax.plan.table import make_table
+        from vit_jax.plan.table import make_tables
 
-        for flag, path in (("output", arguments.output), ("results", arguments.results)):
-            if not path.resolve().parent.is_dir():
-                raise UserError(f"--{flag}={path}: there is no folder {path.parent}.")
         models = arguments.models.split(",") if arguments.models else list(pretrain.JFT)
         for model in models:
             check_known("--models", model, pretrain.JFT)
-        arguments.output.write_text(
-            make_table(
-                [f"{model},{arguments.dataset}" for model in models],
-                arguments.topologies.split(","),
-                get_config=pretrain.get_config,
-                results=arguments.results,
-            )
+        tables = make_tables(
+            [f"{model},{arguments.dataset}" for model in models],
+            arguments.topologies.split(","),
+            get_config=pretrain.get_config,
+            results=arguments.results,
         )
+        output = arguments.output
+        introduction = output.read_text().partition("## ")[0] if output.exists() else ""
+        output.write_text(introduction + tables)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ train/CLASS/*.jpg and so on. tfds: a set that is prepared (it gets other shards)
 TFDS downloads and prepares itself.
 
 The same command resumes an interrupted preparation, whenever it was killed. Progress is on stderr;
-the last line on stdout is the prepared folder. --check prints what is damaged and ends with
-status 1.
+the last line on stdout is the prepared folder. --check compares checksums, --check=full decodes
+every image too; it prints what is damaged and ends with status 1.
 """
 
 import argparse
@@ -29,13 +29,15 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", nargs="*", help="KIND SOURCE, or with --check a prepared folder")
-    parser.add_argument("--check", nargs="?", const="sample", help="verify instead: sample | full")
+    parser.add_argument("--check", nargs="?", const="files", help="verify instead: files | full")
     parser.add_argument("--data_dir", default="", help="TFDS root (default: $TFDS_DATA_DIR)")
     parser.add_argument("--manual_dir", default="", help="files for TFDS that it cannot download")
     parser.add_argument("--name", default="", help="of the set (default: by its source)")
     threads = min(32, os.cpu_count() or 1)
     parser.add_argument("--num_workers", type=int, default=threads, help="threads")
-    parser.add_argument("--resize", type=int, default=0, help="short side of larger images, pixels")
+    parser.add_argument(
+        "--resize", type=int, default=0, help="short side of larger images, pixels; not tfds"
+    )
     parser.add_argument("--quality", type=int, default=95, help="of the JPEGs that --resize writes")
     parser.add_argument("--on_bad_image", default="error", help="error | skip")
     parser.add_argument("--shard_megabytes", type=float, default=256)
@@ -45,7 +47,7 @@ def main():
     launch.start_logging(to_stderr=True)
     with launch.one_line_errors():
         if check is not None:
-            verify([*what, *([check] if check not in ("sample", "full") else [])], check == "full")
+            verify([*what, *([check] if check not in ("files", "full") else [])], check == "full")
         elif len(what) != 2:
             raise UserError("give KIND SOURCE, or --check FOLDER; see --help.")
         else:

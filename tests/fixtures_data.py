@@ -137,7 +137,7 @@ def tiny_tfds(
     class Tiny(real, skip_registration=True):  # type: ignore[call-arg, misc]
         pkg_dir_path = real.pkg_dir_path
 
-        def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        def _split_generators(self, _dl_manager: Any) -> dict[str, Any]:
             return {split: self._generate_examples(split, n) for split, n in sizes.items()}
 
         def _generate_examples(self, split: str, count: int) -> Any:  # type: ignore[override]

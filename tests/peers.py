@@ -37,7 +37,7 @@ class _Anything(types.ModuleType):
 class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds `torchvision` and everything below it, and loads nothing."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
         if name.split(".")[0] != "torchvision":
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)

@@ -116,6 +116,19 @@ def test_every_model_has_a_resolution_that_its_tokens_divide(variant: str) -> No
             assert size == (grid[0] * stride, grid[1] * stride)
 
 
+def test_augreg_fine_tunes_at_a_published_resolution() -> None:
+    for argument, pixels in (("B/8,cifar100", 224), ("B/8,cifar100,384", 384), ("S/16,kitti", 384)):
+        config = augreg.get_config(argument)
+        assert config.dataset.preprocess == f"official_train({pixels})"
+
+
+@pytest.mark.parametrize("variant", ["Ti/16", "B/16", "L/16", "H/14", "R50+B/16", "R50+L/32"])
+def test_large_models_are_fine_tuned_with_dropout(variant: str) -> None:
+    rate = 0.0 if variant in ("Ti/16", "B/16") else 0.1  # the official README's table
+    assert finetune.get_config(f"{variant},cifar10").model.dropout_rate == rate
+    assert augreg.get_config(f"{variant},cifar10").model.dropout_rate == 0.0
+
+
 @pytest.mark.parametrize(
     ("recipe", "argument", "message"),
     [

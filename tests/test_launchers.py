@@ -204,7 +204,9 @@ def test_restart_passes_a_signal_on_once(tmp_path: Path, sent: signal.Signals) -
     (tmp_path / "statuses").write_text("wait")
     command: list[Path | str] = [
         # A shell cannot trap what is ignored as it starts, and pytest may have been started so.
-        *(sys.executable, "-c", WITH_DEFAULT_SIGINT),
+        sys.executable,
+        "-c",
+        WITH_DEFAULT_SIGINT,
         ROOT / "scripts/restart.sh",
         f"--lock={tmp_path / 'lock'}",
         python,

@@ -19,8 +19,8 @@ import pytest
 from tests import tiny
 from vit_jax.data.device import to_device
 from vit_jax.parameters.names import flatten_names
-from vit_jax.parameters.sharding import batch_sharding, create_mesh, state_shardings
-from vit_jax.run import Run, create_run, with_shardings
+from vit_jax.parameters.sharding import batch_sharding, create_mesh
+from vit_jax.run import Run, create_run
 from vit_jax.training.state import TrainState
 
 STEPS = 20
@@ -85,7 +85,7 @@ def program(layout: str, accumulation_steps: int = 1, remat: str = "full") -> Pr
         settings |= {"train_step__accumulation_steps": accumulation_steps, "mix__mixup_alpha": 0.2}
     with jax.set_mesh(mesh):
         run = create_run(tiny.config(**OVERRIDES | settings), mesh)
-        state = with_shardings(run.abstract_state, state_shardings(run.abstract_state, mesh))
+        state = run.sharded_state()
         step = run.train_step(state, {})
         # Shardings and buffers are decided before LLVM optimizes, which takes most of the time.
         options = {"xla_backend_optimization_level": 0}

@@ -187,7 +187,7 @@ def test_formats_that_have_none(format: str, finished: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("format", ["stablehlo", "onnx"])
 def test_exports(format: str, finished: Path, tmp_path: Path) -> None:
-    settings = ExportSettings(format, platforms=("cpu",))
+    settings = ExportSettings(format)
     report = export_model(load_model(finished), tmp_path / "out", settings)
     assert report["max_difference"] <= report["tolerance"]
     card = (tmp_path / "out" / "README.md").read_text()

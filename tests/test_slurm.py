@@ -41,18 +41,36 @@ def test_slurm_runs_what_its_dry_run_printed(world: World) -> None:
     ]
     logs = f"{world.folder}/l o"
     assert calls[0] == [
-        *("sbatch", "--job-name=vit", "--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=2"),
-        *("--cpus-per-task=3", "--signal=TERM@120", "--requeue", "--open-mode=append"),
-        *(f"--output={logs}/%j.batch.log", "--time=24:00:00", "--mem=0"),
-        *(f"{world.clone}/scripts/launchers/slurm_batch.sh", f"--log_dir={logs}"),
-        *("--max_requeues=100", "--", *training),
+        "sbatch",
+        "--job-name=vit",
+        "--nodes=1",
+        "--ntasks-per-node=2",
+        "--gpus-per-node=2",
+        "--cpus-per-task=3",
+        "--signal=TERM@120",
+        "--requeue",
+        "--open-mode=append",
+        f"--output={logs}/%j.batch.log",
+        "--time=24:00:00",
+        "--mem=0",
+        f"{world.clone}/scripts/launchers/slurm_batch.sh",
+        f"--log_dir={logs}",
+        "--max_requeues=100",
+        "--",
+        *training,
     ]
     # The dry run does not know the number of the job.
     [srun] = printed_commands(printed, "srun")
     assert calls[1] == [word.replace("/JOB.", "/7.") for word in srun]
     assert calls[1] == [
-        *("srun", "--cpus-per-task=3", "--gpu-bind=none", "--kill-on-bad-exit=0", "--wait=600"),
-        *("--open-mode=append", f"--output={logs}/7.%t.log", *training),
+        "srun",
+        "--cpus-per-task=3",
+        "--gpu-bind=none",
+        "--kill-on-bad-exit=0",
+        "--wait=600",
+        "--open-mode=append",
+        f"--output={logs}/7.%t.log",
+        *training,
     ]
     assert printed_commands(printed, "scontrol") == [["scontrol", "requeue", "JOB"]]
     assert Path(logs).is_dir()

@@ -54,8 +54,14 @@ def test_up_runs_what_its_dry_run_printed(world: World) -> None:
     assert calls[2:5] == [STATE] * 3
     assert calls[1:2] + calls[4:] == printed_commands(printed, "gcloud")
     assert calls[1] == [
-        *(*QUEUE, "create", "vit", "--node-id=vit", "--accelerator-type=v5litepod-16"),
-        *("--runtime-version=v2-alpha-tpuv5-lite", "--spot", "--zone=us-x"),
+        *QUEUE,
+        "create",
+        "vit",
+        "--node-id=vit",
+        "--accelerator-type=v5litepod-16",
+        "--runtime-version=v2-alpha-tpuv5-lite",
+        "--spot",
+        "--zone=us-x",
     ]
     commit = world.git("rev-parse", "--short=12", "HEAD")
     archive = str(world.folder / f"cache/vit_jax/launch/vit-{commit}.tar.gz")
@@ -130,9 +136,17 @@ def test_several_slices_are_one_request_and_one_run(world: World) -> None:
     assert status == 0
     calls = printed_commands(printed, "gcloud")
     assert calls[0] == [
-        *(*QUEUE, "create", "vit", "--node-count=2", "--node-prefix=vit"),
-        *("--accelerator-type=v4-16", "--runtime-version=tpu-ubuntu2204-base", "--reserved"),
-        *("--network=n", "--zone=us-x", "--project=p"),
+        *QUEUE,
+        "create",
+        "vit",
+        "--node-count=2",
+        "--node-prefix=vit",
+        "--accelerator-type=v4-16",
+        "--runtime-version=tpu-ubuntu2204-base",
+        "--reserved",
+        "--network=n",
+        "--zone=us-x",
+        "--project=p",
     ]
     commands = [on_worker("mount_bucket b /mnt/work"), on_worker("refuse_if_running")]
     commands += [

@@ -67,8 +67,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_what_it_promises(finished: Path) -> None:
     files = {path.name for path in finished.iterdir()}
     assert {
-        *("config.json", "model.json", "dataset.json", "parameters.txt", "provenance.jsonl"),
-        *("metrics.jsonl", "checkpoints", "params.npz", "results.json"),
+        "config.json",
+        "model.json",
+        "dataset.json",
+        "parameters.txt",
+        "provenance.jsonl",
+        "metrics.jsonl",
+        "checkpoints",
+        "params.npz",
+        "results.json",
     } <= files
     results = json.loads((finished / "results.json").read_text())
     assert results["step"] == 8
@@ -148,7 +155,7 @@ def test_a_finished_run_returns_its_results_at_once(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (finished / "params.npz").stat().st_mtime_ns
-    monkeypatch.setattr("vit_jax.train.initial_state", None)  # would fail if it were called
+    monkeypatch.setattr("vit_jax.run.initial_state", None)  # would fail if it were called
     results = train_and_evaluate(tiny.config(**ALL_ON), str(finished))
     assert results["step"] == 8
     assert (finished / "params.npz").stat().st_mtime_ns == before
@@ -372,7 +379,7 @@ BAD_CONFIGS = {
 def test_bad_configs_end_in_one_line_before_any_compilation(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compiled(*args: Any, **kwargs: Any) -> None:
+    def compiled(*_: Any, **_kwargs: Any) -> None:
         raise AssertionError("compiled something")
 
     monkeypatch.setattr("jax._src.compiler.backend_compile_and_load", compiled)

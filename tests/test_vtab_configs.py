@@ -121,7 +121,7 @@ def test_vtab_is_complete_and_keeps_labels_intact() -> None:
         assert image["image"].shape == (384, 384, 3)
 
 
-def smallnorb_example(split: str, index: int) -> dict[str, Any]:
+def smallnorb_example(_split: str, index: int) -> dict[str, Any]:
     png = [fixtures_data.encoded(np.full((96, 96), index % 252, np.uint8), "PNG") for _ in range(2)]
     return {
         "image": io.BytesIO(png[0]),

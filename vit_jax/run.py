@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import inspect
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -19,25 +17,29 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.config import check_kinds, evaluator_keys
+from vit_jax.config import check_kinds
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import check_repeated_augmentation
 from vit_jax.errors import UserError, as_user_error, check_known
-from vit_jax.evaluators.create import create_evaluator
-from vit_jax.evaluators.stream import Reader
+from vit_jax.evaluation import create_evaluators, image_shape, open_eval_data
 from vit_jax.hardware.flops import train_flops
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import OBJECTIVES, create_objective
 from vit_jax.objectives.objective import FrozenModel, Objective, Task
-from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
-from vit_jax.parameters.sharding import check_batch_size, parameter_shardings, state_shardings
+from vit_jax.parameters.names import count_parameters, fingerprint
+from vit_jax.parameters.sharding import (
+    check_batch_size,
+    parameter_shardings,
+    state_shardings,
+    with_shardings,
+)
 from vit_jax.training.config_checks import check_config
 from vit_jax.training.gradient import Gradient, create_gradient
-from vit_jax.training.length import to_steps
+from vit_jax.training.length import fit_warmup, to_steps
 from vit_jax.training.mixing import Mixing, create_mixing
 from vit_jax.training.optimizer import Schedule, create_optimizer, create_schedule
-from vit_jax.training.state import TrainState, create_train_state
+from vit_jax.training.state import TrainState, create_train_state, initial_state
 from vit_jax.training.step import make_train_step, step_shardings
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.description import MODEL_FILE, PARAMETERS_FILE, Description
@@ -79,12 +81,8 @@ class Run:
         """Identity of the data and constants, so that a resumed run notices when they change."""
         datasets = {"train": self.dataset, **self.eval_datasets}
         found = {key: dataset.fingerprint for key, dataset in datasets.items()}
-        for name, tree in self.objective.constants.items():
-            digest = hashlib.blake2b(digest_size=8)
-            for key, array in flatten_names(tree).items():
-                digest.update(key.encode() + b"\0" + np.ascontiguousarray(array).tobytes())
-            found[f"constant {name}"] = digest.hexdigest()
-        return found
+        constants = self.objective.constants.items()
+        return {**found, **{f"constant {name}": fingerprint(tree) for name, tree in constants}}
 
     @property
     def description(self) -> Description:
@@ -110,6 +108,34 @@ class Run:
     def start_state(self, params: Any) -> TrainState:
         """The state before the first update of these parameters."""
         return create_train_state(params, self.tx, polyak_decay=self.config.train_step.polyak_decay)
+
+    def sharded_state(self) -> TrainState:
+        """Shapes and types of the state, with the shardings that the table gives them."""
+        return with_shardings(self.abstract_state, state_shardings(self.abstract_state, self.mesh))
+
+    def initial_state(self, checkpoints: CheckpointManager) -> TrainState:
+        """On the devices: of the last checkpoint, or before the first update."""
+        return initial_state(
+            checkpoints,
+            self.sharded_state(),
+            init_state=self.init_state,
+            start_state=self.start_state,
+            load_params=self._load_params if self.config.pretrained.source else None,
+            seed=self.config.seed,
+        )
+
+    def _load_params(self) -> Any:
+        """The pre-trained parameters of `pretrained.source` in this model's shapes and form."""
+        from vit_jax.pretrained.load import load_pretrained  # readers of many formats
+
+        keys = self.config.pretrained
+        like = self.abstract_state.params
+        try:
+            return load_pretrained(
+                **keys, like=like, target_grid=self.grid, model=self.config.model
+            )[0]
+        except UserError as error:
+            raise as_user_error(f"pretrained.source={keys.source!r}: {error}", error) from error
 
     def train_flops_per_image(self) -> float:
         """See `hardware.flops.train_flops`."""
@@ -186,24 +212,18 @@ def create_run(
         preprocess=data.preprocess,
         on_bad_image=data.on_bad_image,
     )
-    eval_datasets = {key: _eval_dataset(config, key, open_dataset) for key in config.evaluators}
+    eval_datasets = open_eval_data(config, open_dataset, image_shape(dataset))
     total_steps = to_steps(
         **config.duration, num_examples=dataset.num_examples, batch_size=batch_size
     )
-    task = Task(
-        build_model=lambda num_outputs: create_model(**config.model, num_classes=num_outputs),
-        image_shape=image_shape(dataset),
-        class_names=dataset.class_names,
-        load_model=functools.partial(_load_frozen, dataset, config.model.dtype),
-    )
-    objective = create_objective(**config.objective, task=task)
+    objective = create_objective(**config.objective, task=_task(config, dataset))
     if mixing is not None and "label" not in objective.example_keys:
         raise UserError(
             f"mix.* mixes images with their labels, which objective.name={config.objective.name!r} "
             "does not read; set both alphas to 0."
         )
     optimizer, schedule_keys = dict(config.optimizer), dict(config.schedule)
-    schedule_keys["warmup_steps"] = _fitting_warmup(total_steps, **schedule_keys)
+    schedule_keys["warmup_steps"] = fit_warmup(total_steps, **schedule_keys)
     schedule = create_schedule(
         **schedule_keys, learning_rate=optimizer.pop("learning_rate"), total_steps=total_steps
     )
@@ -221,112 +241,36 @@ def create_run(
         evaluators={},
     )
     _ = run.grid  # images that patches do not divide
-    for key in config.evaluators:
-        run.evaluators[key] = _evaluator(run, key)
+    run.evaluators.update(create_evaluators(config, eval_datasets, objective, mesh))
     if config.checkpoint.best_metric:
         names = [f"{key}/{name}" for key, e in run.evaluators.items() for name in e.metric_names]
         check_known("checkpoint.best_metric", config.checkpoint.best_metric, names)
     return run
 
 
-def image_shape(dataset: Dataset) -> tuple[int, int, int]:
-    height, width, channels = dataset.element_spec["image"].shape
-    return height, width, channels
+def _task(config: ConfigDict, dataset: Dataset) -> Task:
+    def load_model(source: str) -> FrozenModel:
+        from vit_jax.inference.frozen import load_frozen  # readers of many formats
+
+        return load_frozen(
+            "objective.teacher",
+            source,
+            image_shape=image_shape(dataset),
+            class_names=dataset.class_names,
+            dtype=config.model.dtype,
+        )
+
+    return Task(
+        build_model=lambda num_outputs: create_model(**config.model, num_classes=num_outputs),
+        image_shape=image_shape(dataset),
+        class_names=dataset.class_names,
+        load_model=load_model,
+    )
 
 
 def open_checked(**kwargs: Any) -> Dataset:
     """`create_dataset`, with damaged files found now."""
     return create_dataset(**kwargs).check()
-
-
-def _load_frozen(dataset: Dataset, dtype: str, source: str) -> FrozenModel:
-    """A model of any format for the images and classes of a dataset; loop form of the blocks.
-
-    Raises:
-      UserError: see `load_model`; also other channels, or not the classes of the data.
-    """
-    from vit_jax.inference.class_order import match_classes
-    from vit_jax.inference.inputs import input_range
-    from vit_jax.inference.load import load_model
-
-    images = image_shape(dataset)
-    try:
-        model = load_model(source, image_size=images[:2], dtype=dtype)
-        found = model.description
-        if found.image_shape != images:
-            raise UserError(f"it takes images of {found.image_shape}, the data have {images}.")
-        outputs = match_classes(dataset.class_names, found.class_names, found.model["num_classes"])
-    except UserError as error:
-        raise as_user_error(f"objective.teacher={source!r}: {error}", error) from error
-    black, white = input_range(found)
-    return FrozenModel(model.module, model.params, black, white, outputs)
-
-
-def _fitting_warmup(total_steps: int, warmup_steps: int, cooldown_steps: int, **_: Any) -> int:
-    """A tenth of the training where a recipe was shortened below its own warm-up."""
-    if 0 < total_steps <= warmup_steps + cooldown_steps and not cooldown_steps:
-        logging.info(
-            f"schedule.warmup_steps={warmup_steps} does not fit into {total_steps} steps; warming "
-            f"up over {total_steps // 10}."
-        )
-        return total_steps // 10
-    if 2 * warmup_steps > total_steps > 0:
-        logging.warning(
-            f"schedule.warmup_steps={warmup_steps} is more than half of the {total_steps} steps."
-        )
-    return warmup_steps
-
-
-def _eval_dataset(config: ConfigDict, key: str, open_dataset: Callable[..., Dataset]) -> Dataset:
-    """The data of an evaluator; unreadable files are found here, before any training."""
-    evaluator, data = config.evaluators[key], config.dataset
-    own = bool(evaluator.dataset)
-    try:
-        return open_dataset(
-            name=evaluator.dataset or data.name,
-            data_dir=evaluator.data_dir or data.data_dir,
-            split=evaluator.split,
-            label_key=evaluator.label_key or ("" if own else data.label_key),
-            preprocess=evaluator.preprocess or data.eval_preprocess,
-            on_bad_image=data.on_bad_image,
-        )
-    except UserError as error:
-        # The readers speak of dataset.split: the evaluator's is meant.
-        message = f"evaluators.{key} (split={evaluator.split!r}): {error}"
-        raise as_user_error(message, error) from error
-
-
-def _evaluator(run: Run, key: str) -> Any:
-    keys, dataset = dict(run.config.evaluators[key]), run.eval_datasets[key]
-    if run.objective.class_names and dataset.class_names != run.objective.class_names:
-        dataset = _with_our_labels(run, key, dataset)
-    if image_shape(dataset) != run.image_shape:
-        raise UserError(
-            f"evaluators.{key} reads images of {image_shape(dataset)}, training reads "
-            f"{run.image_shape}; make dataset.eval_preprocess="
-            f"{run.config.dataset.eval_preprocess!r} give the same size."
-        )
-    batch_size = keys["batch_size"] or run.batch_size
-    check_batch_size(f"evaluators.{key}.batch_size", batch_size, run.mesh)
-    reader = Reader(
-        dataset, run.mesh, batch_size, dict(run.config.loader), run.objective.example_keys
-    )
-    shared = ("name", *inspect.signature(evaluator_keys).parameters)
-    own_keys = {name: value for name, value in keys.items() if name not in shared}
-    return create_evaluator(keys["name"], objective=run.objective, reader=reader, **own_keys)
-
-
-def _with_our_labels(run: Run, key: str, dataset: Dataset) -> Dataset:
-    """An evaluator's data of other classes, matched by name; they may be some of the training's."""
-    from vit_jax.inference.class_order import match_classes, relabel
-
-    names = run.objective.class_names
-    try:
-        way_out = "classes of an evaluator must be among those of the training"
-        outputs = match_classes(dataset.class_names, names, len(names), way_out=way_out)
-    except UserError as error:
-        raise as_user_error(f"evaluators.{key}: {error}", error) from error
-    return relabel(dataset, outputs)
 
 
 def describe(run: Run, workdir: str) -> None:
@@ -342,60 +286,3 @@ def describe(run: Run, workdir: str) -> None:
         f"{run.dataset.num_examples} training images of {size}, {run.total_steps} steps of "
         f"{run.batch_size}, {jax.device_count()} devices."
     )
-
-
-def initial_state(run: Run, checkpoints: CheckpointManager) -> TrainState:
-    """Shapes first, then shardings, then arrays: workdir checkpoint, pre-trained, or random."""
-    shardings = state_shardings(run.abstract_state, run.mesh)
-    abstract_state = with_shardings(run.abstract_state, shardings)
-    restored = checkpoints.restore(abstract_state)
-    if restored is not None:
-        step, state = restored
-        logging.info("Resuming from the checkpoint of step %d.", step)
-        return state
-
-    source = run.config.pretrained.source
-    if not source:
-        rng = jax.random.key(run.config.seed)
-        return jax.jit(run.init_state, out_shardings=shardings)(rng)
-    from vit_jax.pretrained.load import load_pretrained  # readers of many formats
-
-    try:
-        loaded, _ = load_pretrained(
-            **run.config.pretrained,
-            like=abstract_state.params,
-            target_grid=run.grid,
-            model=run.config.model,
-        )
-    except UserError as error:
-        raise as_user_error(f"pretrained.source={source!r}: {error}", error) from error
-    arrays = flatten_names(loaded)
-    del loaded  # so that each array goes as soon as it is on its devices
-    params = _place(run, arrays, flatten_names(shardings.params))
-    return jax.jit(run.start_state, out_shardings=shardings, donate_argnums=0)(params)
-
-
-def with_shardings(abstract_tree: Any, shardings: Any) -> Any:
-    """Shapes that say where they lie."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        abstract_tree,
-        shardings,
-    )
-
-
-def _place(run: Run, arrays: dict[str, Any], shardings: dict[str, jax.sharding.Sharding]) -> Any:
-    """Arrays of the host to the devices, and random ones where only a shape is given (a new head).
-
-    Empties `arrays`: a large model is never on the host and on the devices as a whole.
-    """
-    new = [name for name, leaf in arrays.items() if isinstance(leaf, jax.ShapeDtypeStruct)]
-    draw = jax.jit(
-        lambda rng: {name: flatten_names(run.init_state(rng).params)[name] for name in new},
-        out_shardings={name: shardings[name] for name in new},
-    )
-    placed = dict(draw(jax.random.key(run.config.seed)))
-    for name in [name for name in arrays if name not in placed]:
-        array = arrays.pop(name)
-        placed[name] = jax.make_array_from_callback(array.shape, shardings[name], array.__getitem__)
-    return unflatten_names(placed)

@@ -25,7 +25,7 @@ from vit_jax.multihost import liveness
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.preemption import PreemptionNotice
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
-from vit_jax.run import Run, create_run, describe, initial_state
+from vit_jax.run import Run, create_run, describe
 from vit_jax.training.clock import KINDS, Clock
 from vit_jax.training.session import Session
 from vit_jax.training.state import TrainState
@@ -102,7 +102,7 @@ def train_and_evaluate(
         checkpoints = CheckpointManager(workdir, **config.checkpoint)
         stack.callback(checkpoints.close)
         liveness.note("making or restoring the state")
-        state = initial_state(run, checkpoints)
+        state = run.initial_state(checkpoints)
         start_step = int(state.step)
         if start_step > run.total_steps:
             raise UserError(

@@ -56,7 +56,7 @@ def clevr_example(split: str, index: int) -> dict[str, Any]:
     return {"image": png(index), "file_name": f"{index}", "objects": objects, "question_answer": []}
 
 
-def kitti_example(split: str, index: int) -> dict[str, Any]:
+def kitti_example(_split: str, index: int) -> dict[str, Any]:
     from tensorflow_datasets.public_api import features
 
     objects = [
@@ -75,7 +75,7 @@ def kitti_example(split: str, index: int) -> dict[str, Any]:
     return {"image": png(index), "image/file_name": f"{index:06d}.png", "objects": objects}
 
 
-def dsprites_example(split: str, index: int) -> dict[str, Any]:
+def dsprites_example(_split: str, index: int) -> dict[str, Any]:
     pixels = np.zeros((64, 64), np.uint8)
     pixels[10:20, index : index + 8] = 1
     return {
@@ -123,7 +123,12 @@ def test_clevr(root: str) -> None:
     assert labels(root, "vtab_clevr_count") == [len(objects) - 3 for objects, _ in CLEVR]
     assert len(COMPUTED_LABELS["vtab_clevr_count"].class_names) == 8
     assert COMPUTED_LABELS["vtab_clevr_distance"].class_names == (
-        *("0 to 8", "8 to 8.5", "8.5 to 9", "9 to 9.5", "9.5 to 10", "10 to 100"),
+        "0 to 8",
+        "8 to 8.5",
+        "8.5 to 9",
+        "9 to 9.5",
+        "9.5 to 10",
+        "10 to 100",
     )
 
 
@@ -137,7 +142,10 @@ def test_clevr_without_annotations_has_no_label(root: str) -> None:
 def test_kitti(root: str) -> None:
     assert labels(root, "vtab_kitti_distance") == [label for _, label in KITTI]
     assert COMPUTED_LABELS["vtab_kitti_distance"].class_names == (
-        *("0 to 8 m", "8 to 20 m", "above 20 m", "no vehicle"),
+        "0 to 8 m",
+        "8 to 20 m",
+        "above 20 m",
+        "no vehicle",
     )
 
 

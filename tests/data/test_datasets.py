@@ -6,13 +6,10 @@ import multiprocessing
 import pathlib
 import pickle
 import shutil
-import types
-from typing import Any
 
 import numpy as np
 import pytest
 
-import vit_jax.data
 from tests import fixtures_data
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError
@@ -90,7 +87,7 @@ def test_fingerprint_tells_data_apart(folder: pathlib.Path, tmp_path: pathlib.Pa
     ("arguments", "message"),
     [
         ({"name": ""}, "dataset.name is empty"),
-        ({"on_bad_image": "ignore"}, "dataset.on_bad_image='ignore': it is 'error' or 'skip'"),
+        ({"on_bad_image": "ignore"}, "dataset.on_bad_image='ignore' is unknown"),
         ({"label_key": "fine"}, "dataset.label_key='fine' is for TFDS names"),
         ({"preprocess": "decode|resise(3)"}, "unknown op 'resise'"),
         ({"split": "trian"}, "dataset.split='trian': unknown split.*Did you mean 'train'"),
@@ -113,40 +110,23 @@ def test_folder_names(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert create_dataset(name=".", split="test", preprocess=SPEC).num_examples == 4
 
 
-def test_glyphs_take_arguments_and_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Drawn:
-        class_names = ("A", "B")
-
-        def __init__(self, size: int, first: int):
-            self.size, self.first = size, first
-
-        def __len__(self) -> int:
-            return 50
-
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            image = np.full((self.size, self.size, 1), self.first + index, np.uint8)
-            return {"image": image, "label": index % 2}
-
-    def glyph_splits(*, size: int = 8, fonts: str = "all") -> dict[str, Drawn]:
-        return {"train": Drawn(size, 0), "test": Drawn(size, 100)}
-
-    stub = types.SimpleNamespace(glyph_splits=glyph_splits)
-    monkeypatch.setattr(vit_jax.data, "glyphs", stub, raising=False)
-    plain = create_dataset(name="glyphs", split="train[10:12]+test[:1]", preprocess="decode")
+def test_embedded_sets_take_arguments_and_splits() -> None:
+    name = "glyphs(size=6, num_examples=50, num_test=50)"
+    plain = create_dataset(name=name, split="train[10:12]+test[:1]", preprocess="decode")
     rng = np.random.default_rng(0)
-    values = [plain.example(i, rng)["image"][0, 0, 0] for i in range(plain.num_examples)]
-    assert values == [10, 11, 100]
+    labels = [plain.example(i, rng)["label"] for i in range(plain.num_examples)]
+    assert labels == [10, 11, 0]
     assert plain.check() is plain
     larger = create_dataset(name="glyphs(size=16)", split="train", preprocess="decode(channels=1)")
     assert larger.element_spec["image"].shape == (16, 16, 1)
-    assert larger.class_names == ("A", "B")
-    same_split = create_dataset(name="glyphs", split="train", preprocess="decode(channels=1)")
-    assert same_split.fingerprint != larger.fingerprint
+    assert plain.fingerprint != larger.fingerprint
     for name, message in {
-        "glyphs(sise=16)": "glyphs takes no 'sise'; known: size, fonts.*Did you mean 'size'",
-        "glyphs(16)": r"write glyphs\(key=value, ...\)",
-        "glyphs(size=print())": r"write glyphs\(key=value, ...\)",
-        "glyphs(size=16": r"write glyphs\(key=value, ...\)",
+        "glyphs(sise=16)": r"unknown argument 'sise'\. Did you mean 'size'",
+        "glyphs(16)": "too many positional arguments",
+        "glyphs(size=3)": "size=3 must be from 4",
+        "glyphs(size=print())": "arguments must be literals",
+        "glyphs(size=16": "was never closed",
     }.items():
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=message) as caught:
             create_dataset(name=name, split="train", preprocess="decode")
+        assert f"dataset.name {name!r}" in str(caught.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-import pathlib
 import pickle
 import string
 import sys
@@ -37,9 +36,6 @@ def test_contents() -> None:
         assert type(example["label"]) is int
         labels = [source[i]["label"] for i in range(2 * len(CLASSES))]
         np.testing.assert_array_equal(np.bincount(labels), 2)
-        for index in (-1, len(source)):
-            with pytest.raises(IndexError, match=f"index {index} outside"):
-                source[index]
 
 
 def test_classes_partition_the_alphabet() -> None:
@@ -151,11 +147,11 @@ def test_as_a_dataset() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"size": 3}, {"size": 8.0}, {"num_examples": 0}, {"num_test": 0}, {"seed": -1}]
+    "arguments", [{"size": 3}, {"num_examples": 0}, {"num_test": 0}, {"seed": -1}]
 )
 def test_wrong_arguments(arguments: dict[str, int]) -> None:
     ((name, value),) = arguments.items()
-    with pytest.raises(UserError, match=rf"glyphs\({name}={value}\): {name} is a whole number"):
+    with pytest.raises(ValueError, match=f"{name}={value} must be from"):
         glyph_splits(**arguments)
 
 
@@ -166,12 +162,3 @@ def test_missing_packages_are_named(package: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=rf"needs {package}; install vit_jax\[embedded\]"):
         source[0]
-
-
-def test_a_matplotlib_without_its_fonts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
-    glyphs._field.cache_clear()
-    monkeypatch.setattr("matplotlib.get_data_path", lambda: str(tmp_path))
-    with pytest.raises(UserError, match="this matplotlib has no font .*ttf; reinstall"):
-        glyph_splits()["train"][0]

@@ -36,8 +36,8 @@ def run(spec, image, seed=0):
 
 def test_repr_shows_every_argument():
     assert repr(parse("decode | inception_crop(224, ratio=[1, 2]) | flip_lr()")) == (
-        "Chain(Decode(channels=3, exif=True), "
-        "InceptionCrop(size=224, area=(0.05, 1.0), ratio=(1.0, 2.0)), FlipLr())"
+        "Chain(ops=(Decode(channels=3, exif=True), "
+        "InceptionCrop(size=224, area=(0.05, 1.0), ratio=(1.0, 2.0)), FlipLr()))"
     )
 
 
@@ -95,10 +95,10 @@ def test_a_bar_in_a_string_does_not_split():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("decod|flip_lr", r"unknown op 'decod'. Did you mean 'decode'\? Known ops: decode, resize"),
-        ("decode|quux", r"unknown op 'quux'. Known ops: .*; pipelines: official_train"),
-        ("resize()", r"missing a required argument: 'height'. Arguments: resize\(height, width="),
-        ("resize(4, widht=5)", r"unknown argument 'widht'\. Did you mean 'width'\? Arguments:"),
+        ("decod|flip_lr", r"unknown op 'decod'. Did you mean 'decode'\? Known: decode, resize"),
+        ("decode|quux", r"unknown op 'quux'. Known: .*, official_train"),
+        ("resize()", r"missing a required argument: 'height' \(arguments: resize\(height, width="),
+        ("resize(4, widht=5)", r"unknown argument 'widht'\. Did you mean 'width'\? \(arguments:"),
         ("resize(1, 2, 'area', 3)", "too many positional arguments"),
         ("resize(4, height=5)", "multiple values for argument 'height'"),
         ("resize('4')", "height='4' is not int"),
@@ -107,25 +107,25 @@ def test_a_bar_in_a_string_does_not_split():
         ("inception_crop((1, 2, 3))", r"size=\(1, 2, 3\) is not int \| tuple\[int, int\]"),
         ("inception_crop(8, area=(0.5, 2))", r"area=\(0.5, 2.0\) must be .* <= 1"),
         ("inception_crop(8, ratio=(2, 1))", r"ratio=\(2.0, 1.0\) must be"),
-        ("decode(channels=2)", "channels=2 must be 1 or 3"),
+        ("decode(channels=2)", "channels=2 must be one of 1, 3"),
         ("pad(0)", "pixels=0 must be positive"),
         ("random_affine(border='mirror')", "border='mirror' must be one of constant, replicate"),
-        ("random_affine(degrees=-1)", "degrees=-1.0 must not be negative"),
-        ("resize(size)", r"arguments must be literals .* 'resize\(size\)'"),
-        ("random_affine(**{})", "arguments must be literals"),
-        ("os.system('x')", "is not an op"),
-        ("decode|3", "'3' is not an op"),
-        ("decode|", "Write ops with literal arguments"),
-        ("", "Write ops with literal arguments"),
+        ("random_affine(degrees=-1)", "degrees=-1.0.* must have degrees, translate and shear >= 0"),
+        ("resize(size)", r"'resize\(size\)': arguments must be literals"),
+        ("random_affine(**{})", "unknown argument 'None'"),
+        ("os.system('x')", "is not a name"),
+        ("decode|3", "'3' is not a name"),
+        ("decode|", "invalid syntax; write it like"),
+        ("", "invalid syntax; write it like"),
         (
             "official_eval(0)",
             r"stands for preprocess 'decode.*resize\(0, 0\)': .* must be positive",
         ),
-        ("timm_eval(224, 1.1)", r"crop_pct=1.1 must be in \(0, 1\]. Arguments: timm_eval\(size,"),
+        ("timm_eval(224, 1.1)", r"crop_pct=1.1 must be in \(0, 1\] \(arguments: timm_eval\(size,"),
         ("timm_eval(224, method='cubic')", "'pillow_cubic' must be one of bilinear, area"),
         ("central_crop(4, rounding='up')", "rounding='up' must be one of nearest, down"),
         ("normalize(0.5, 0)", "std=0.0 must be positive"),
-        ("official_train(8, 8)", r"exif=8 is not bool. Arguments: official_train\(size"),
+        ("official_train(8, 8)", r"exif=8 is not bool \(arguments: official_train\(size"),
     ],
 )
 def test_mistakes_are_named(spec, message):
@@ -202,7 +202,7 @@ def test_decode_says_what_is_wrong():
     png = encode(picture())
     jpeg = encode(picture(), "JPEG")
     for data in (b"", b"<html>not an image</html>", png[:60], jpeg[:-20]):
-        with pytest.raises(ValueError, match=r"empty|cannot be decoded"):
+        with pytest.raises(ValueError, match="cannot be decoded"):
             run("decode", data)
     with pytest.raises(ValueError, match=r"not float32 \[2, 2, 3\]"):
         run("decode", np.zeros((2, 2, 3), np.float32))
@@ -283,9 +283,9 @@ def test_timm_eval_is_torchvisions(shape):
 def test_normalize_needs_pixels_and_fitting_channels():
     white = np.full((2, 2, 1), 255, np.uint8)
     np.testing.assert_array_equal(run("normalize(0.5, 0.25)", white), np.full((2, 2, 1), 2.0))
-    with pytest.raises(ValueError, match=r"cannot take an image of uint8 \[2, 2, 1\]"):
+    with pytest.raises(ValueError, match=r"as there are numbers, not uint8 \[2, 2, 1\]"):
         run("normalize((0.5, 0.5, 0.5), 1)", white)
-    with pytest.raises(ValueError, match=r"cannot take an image of float32"):
+    with pytest.raises(ValueError, match="takes uint8 .* not float32"):
         run("value_range|normalize(0.5, 1)", white)
 
 
@@ -312,7 +312,7 @@ def test_central_crop():
     [
         ("value_range|value_range", "scale the values only once"),
         ("normalize(0.5, 0.5)|value_range", "scale the values only once"),
-        ("value_range|normalize(0.5, 0.5)", "it takes uint8"),
+        ("value_range|normalize(0.5, 0.5)", "takes uint8"),
         ("value_range|resize(8, method='pillow_bicubic')", "before value_range or normalize"),
     ],
 )

@@ -74,7 +74,7 @@ def grey(image: np.ndarray) -> np.ndarray:
 
 
 BLENDS: dict[str, Callable[[np.ndarray], Any]] = {
-    "brightness": lambda image: 0,
+    "brightness": lambda _: 0,
     "contrast": lambda image: min(image.shape[0] * image.shape[1] // 256, 255),
     "color": grey,
     "sharpness": smoothed,
@@ -209,7 +209,7 @@ def test_cutout(magnitude: float) -> None:
 def test_every_op_comes_as_often_as_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     recorded = tuple(
-        lambda image, strength, rng, name=name: seen.append(name) or image for name in AUGMENT_OPS
+        lambda image, _strength, _rng, name=name: seen.append(name) or image for name in AUGMENT_OPS
     )
     monkeypatch.setattr("vit_jax.data.randaug._OPS_IN_ORDER", recorded)
     op, image = RandAug(2, 9), picture(8, 8)

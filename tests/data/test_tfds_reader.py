@@ -47,7 +47,7 @@ def data_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Pat
 
 
 def open_cifar(data_dir: pathlib.Path, split: str, label_key: str = "") -> TfdsSource:
-    return open_prepared(find_prepared("cifar10", str(data_dir)), split, label_key).source
+    return open_prepared(find_prepared("cifar10", str(data_dir)), split, label_key)[0]
 
 
 def contents(source: TfdsSource) -> list[tuple[bytes, int]]:
@@ -135,9 +135,6 @@ def test_threads_and_copies_read_the_same(
     with ThreadPoolExecutor(8) as pool:
         for index, example in zip(order, pool.map(unread.__getitem__, order), strict=True):
             assert (example["image"], example["label"]) == expected[index]
-    for outside in (-1, len(source)):
-        with pytest.raises(IndexError):
-            source[outside]
 
 
 def shard(directory: pathlib.Path, split: str) -> pathlib.Path:
@@ -170,7 +167,9 @@ def test_missing_and_swapped_files_are_named(
 ) -> None:
     directory = copied(data_dirs, file_format, tmp_path)
     shutil.copy(shard(directory, "train"), shard(directory, "test"))
-    with pytest.raises(UserError, match=r"cifar10-test.*holds \d+ records, but .* says \d+"):
+    with pytest.raises(
+        UserError, match=r"cifar10-test.*holds \d+ records, the set's info says \d+"
+    ):
         open_cifar(tmp_path, "test").check("error")
     shard(directory, "train").unlink()
     with pytest.raises(UserError, match=r"cifar10-train.*: No such file"):
@@ -188,16 +187,6 @@ def test_an_undecodable_example_is_located(
     )
     with pytest.raises(UserError, match=r"example 2 of cifar10 .*00000-of-00003, record 7\)"):
         dataset.check().example(2, np.random.default_rng(0))
-
-
-def test_splits_without_labels_are_refused(tmp_path: pathlib.Path) -> None:
-    def unlabelled(split: str, index: int) -> dict[str, Any]:
-        return {**fixtures_data.image_example(split, index), "label": -1}  # as in ImageNet's test
-
-    fixtures_data.tiny_tfds("imagenet2012", tmp_path, {"test": 3}, example=unlabelled)
-    source = open_prepared(find_prepared("imagenet2012", str(tmp_path)), "test").source
-    with pytest.raises(UserError, match=r"record 1: label -1 is not in 0 \.\. 999"):
-        source[1]
 
 
 def test_index_of_offsets(tmp_path: pathlib.Path) -> None:
@@ -233,7 +222,7 @@ class Captions(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         }
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
-    def _split_generators(self, dl_manager: Any) -> Any:
+    def _split_generators(self, _dl_manager: Any) -> Any:
         return {"train": self._generate_examples()}
 
     def _generate_examples(self) -> Any:
@@ -296,7 +285,7 @@ def test_names_without_data_are_errors_at_once(
     fails("imagenet2012", rf"not prepared in .*{advice} imagenet2012 FOLDER --data_dir=/.*/env$")
     fails("cifar10", rf"not prepared in {tmp_path}/arg ", str(tmp_path / "arg"))
     fails("cifar10:1.0.0", "not prepared in")
-    with pytest.raises(UserError, match="data_dir='gs://x': only paths of this machine"):
+    with pytest.raises(UserError, match="data_dir='gs://x': only paths of the file system"):
         find_prepared("cifar10", "gs://x")
     fails("cifar11", "no such dataset.*'digits', 'glyphs', the path of an image.*mean 'cifar10")
     fails("digit", "Did you mean 'digits'")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from vit_jax.data import workers
 from vit_jax.data.pipeline import train_batches
+from vit_jax.data.sources import ArraySpec
 from vit_jax.errors import UserError
 
 linux = pytest.mark.skipif(not os.path.isdir(workers.SHM), reason="no /dev/shm here")
@@ -24,20 +26,24 @@ class Noise:
 
     broken: int = -1
     num_examples: int = 40
-    source: None = None
+
+    @property
+    def element_spec(self) -> dict[str, ArraySpec]:
+        return {"image": ArraySpec((6, 6, 3), np.dtype(np.uint8))}
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
         if index == self.broken:
-            raise ValueError("it is broken")
+            raise UserError(f"example {index}: it is broken")
         return {"image": rng.integers(0, 256, (6, 6, 3), np.uint8), "label": index}
 
 
 def shared_memory(pid):
-    return [name for name in os.listdir(workers.SHM) if f"-{pid}-" in name]
+    """Folders of a training process."""
+    return glob.glob(f"{workers.SHM}/vit_jax-{pid}-*")
 
 
 def images(pid):
-    return [name for name in shared_memory(pid) if not name.startswith("sem.")]
+    return glob.glob(f"{workers.SHM}/vit_jax-{pid}-*/*")
 
 
 def children(pid):
@@ -85,7 +91,7 @@ def test_workers_give_the_same_batches_in_the_same_order_and_name_a_bad_example(
             assert one[key].dtype == other[key].dtype
             np.testing.assert_array_equal(one[key], other[key])
     if os.path.isdir(workers.SHM):
-        assert images(os.getpid()) == []
+        assert shared_memory(os.getpid()) == []
 
 
 # A training process; cloudpickle sends classes of __main__ to the workers by value.
@@ -93,9 +99,11 @@ TRAINING = """
 import sys, time
 import numpy as np
 from vit_jax.data.pipeline import train_batches
+from vit_jax.data.sources import ArraySpec
 
 class Noise:
-    num_examples, source = 1000, None
+    num_examples = 1000
+    element_spec = {"image": ArraySpec((64, 64, 3), np.dtype(np.uint8))}
     def example(self, index, rng):
         return {"image": rng.integers(0, 256, (64, 64, 3), np.uint8), "label": index}
 
@@ -161,23 +169,20 @@ def test_the_next_run_removes_what_a_killed_group_left():
 
 
 @linux
-def test_only_own_dead_processes_are_stale(tmp_path, monkeypatch):
+def test_only_unlocked_folders_are_stale(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "SHM", str(tmp_path))
-    namespace = os.stat("/proc/self/ns/pid").st_ino
-    live = workers._run_name(os.getpid()) + "ab-cd"
-    reused = f"vit_jax-{namespace}-{os.getpid()}-1-ab-cd"
-    dead = f"sem.vit_jax-{namespace}-{2**22 + 1}-1-ab-cd"
-    other_container = f"vit_jax-{namespace + 1}-{2**22 + 1}-1-ab-cd"
-    for name in (live, reused, dead, other_container, "psm_1234", "vit_jax-notes"):
-        (tmp_path / name).touch()
+    (tmp_path / "vit_jax-1-dead").mkdir()
+    (tmp_path / "vit_jax-1-dead" / "image").touch()
+    (tmp_path / "other").mkdir()
+    live, remove = workers._create_folder()
     workers.remove_stale()
-    assert sorted(os.listdir(tmp_path)) == sorted(
-        [live, other_container, "psm_1234", "vit_jax-notes"]
-    )
+    assert sorted(os.listdir(tmp_path)) == sorted([os.path.basename(live), "other"])
+    remove()
+    assert os.listdir(tmp_path) == ["other"]
 
 
 def test_full_shared_memory_falls_back_to_the_pipe(tmp_path, caplog):
-    send = workers._Send(str(tmp_path / "missing" / "x"))
+    send = workers._Send(str(tmp_path / "missing"))
     batch = {"image": np.ones((2, 3, 3, 1), np.uint8), "label": np.zeros(2, np.int32)}
     for _ in range(2):
         received = workers._receive(send(batch))

@@ -66,7 +66,7 @@ def rewrite(folder: pathlib.Path, shard: pathlib.Path, records: list[bytes], cou
 def test_contents_are_checked_too(prepared: pathlib.Path) -> None:
     good = fixtures_data.encoded(fixtures_data.picture(1))
     records = [serialize(good, 0, b"") for _ in range(40)]
-    records[7] = serialize(good[: len(good) // 2], 0, b"")  # between those of the sample
+    records[7] = serialize(good[: len(good) // 2], 0, b"")
     shard = shards(prepared)[0]
     rewrite(prepared, shard, records, 40)
     assert check_prepared(str(prepared)) == []
@@ -75,7 +75,7 @@ def test_contents_are_checked_too(prepared: pathlib.Path) -> None:
 
 
 def test_only_prepared_sets_are_checked(prepared: pathlib.Path) -> None:
-    with pytest.raises(UserError, match="No such directory"):
+    with pytest.raises(UserError, match="holds no checksums.json"):
         check_prepared(str(prepared / "no"))
     with pytest.raises(UserError, match=f"did you mean {prepared}"):
         check_prepared(str(prepared.parents[1]))

@@ -48,7 +48,7 @@ def by_tfds(data_dir: pathlib.Path) -> Any:
     class Genuine(real, skip_registration=True):  # type: ignore[misc, call-arg]
         pkg_dir_path = real.pkg_dir_path
 
-        def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        def _split_generators(self, _dl_manager: Any) -> dict[str, Any]:
             train = {
                 name: (data, wordnet_id)
                 for wordnet_id, images in small.train_images().items()

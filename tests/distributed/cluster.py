@@ -106,7 +106,8 @@ class Cluster:
             flags = [f"--num_processes={num_processes}", f"--process_id={i}"]
             flags.append(f"--coordinator_address={address}")
             command = tiny.command(
-                *("train.py", self.workdir),
+                "train.py",
+                self.workdir,
                 *(flags if num_processes > 1 and by_hand else []),
                 f"--config.processes.heartbeat_timeout_seconds={HEARTBEAT_SECONDS}",
                 *arguments,

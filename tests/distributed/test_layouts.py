@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import cluster, free_port
+from tests import tiny
+from tests.distributed.cluster import TIMEOUT_SECONDS, cluster, free_port
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +41,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         mesh = [f"--config.mesh.{axis}={size}" for axis, size in axes.items()]
         with cluster(
             tmp_path_factory.mktemp("layout"),
-            *(*RUN, *mesh),
+            *RUN,
+            *mesh,
             num_processes=num_processes,
             num_devices=num_devices,
             optimized=True,
@@ -100,34 +105,42 @@ def open_mpi(i: int, port: int) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("variables", [slurm, open_mpi])
-def test_a_cluster_is_found_by_itself(variables, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    port = free_port()
-
-    def environment(i: int) -> list[str]:
-        return ["env", *(f"{name}={value}" for name, value in variables(i, port).items())]
-
-    with cluster(
-        tmp_path,
-        *(*RUN, "--config.duration.steps=3"),
-        num_processes=2,
-        prefix=environment,
-        by_hand=False,
-    ) as running:
-        assert running.exit_codes() == [0, 0], running.output
-    assert "Process 0 of 2" in running[0].output
-    assert "4 devices" in running[0].output
-    assert "Process 1 of 2" in running[1].output
+JOIN = """
+import sys
+from vit_jax import command_line, launch
+command_line.define_flags()
+command_line.parse_flags("vit_jax/config.py")
+launch.start_logging()
+launch.join_processes(launch.FLAGS.config.processes)
+import jax
+print(jax.device_count(), "devices")
+launch.leave_processes()
+"""
 
 
-def test_off_runs_alone_inside_a_cluster(tmp_path: Path) -> None:
-    prefix = ["env", *(f"{name}={value}" for name, value in slurm(0, free_port()).items())]
-    with cluster(
-        tmp_path,
-        *(*RUN, "--config.duration.steps=3", "--distributed=off"),
-        num_processes=1,
-        prefix=lambda _: prefix,
-    ) as running:
-        assert running.exit_codes() == [0], running.output
-    assert "Process 0 of" not in running.output
-    assert "2 devices" in running.output
+@pytest.mark.parametrize(
+    ("variables", "flags", "num_devices"),
+    [(slurm, [], 4), (open_mpi, [], 4), (slurm, ["--distributed=off"], 2)],
+)
+def test_a_cluster_is_found_by_itself(
+    variables: Callable[[int, int], dict[str, str]], flags: list[str], num_devices: int
+) -> None:
+    """Without a flag; `--distributed=off` runs alone all the same."""
+    port, num_processes = free_port(), num_devices // 2
+    xla_flags = "--xla_force_host_platform_device_count=2"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOIN, *flags],
+            cwd=tiny.ROOT,
+            env=tiny.environment(XLA_FLAGS=xla_flags, **variables(i, port)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(num_processes)
+    ]
+    for i, process in enumerate(processes):
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        assert process.returncode == 0, output
+        assert f"{num_devices} devices" in output
+        assert (f"Process {i} of 2" in output) == (num_processes == 2), output

@@ -211,7 +211,7 @@ def test_every_size_of_a_crop_comes_back() -> None:
         assert math.floor(size / crop_pct(size, resized)) == resized
 
 
-def test_what_a_format_cannot_say_is_said(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_what_a_format_cannot_say_is_said(tmp_path: Path) -> None:
     module = create_model(**weights.SMALL, num_classes=7)
     params = weights.seeded(module, (32, 32, 3))
     path = write_arrays(tmp_path / "a.npz", params)

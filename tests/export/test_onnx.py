@@ -60,7 +60,7 @@ def write(
     path: Path, function: Callable[..., Any], params: dict[str, Any], spec: Any, **kwargs: Any
 ) -> Any:
     """Converts and writes; returns what ONNX Runtime computes."""
-    options: dict[str, Any] = {"opset": 18, "metadata": {}, **kwargs}
+    options: dict[str, Any] = {"metadata": {}, **kwargs}
     write_onnx(path, function, params, spec, output_name="result", **options)
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
@@ -164,4 +164,4 @@ def test_the_table_has_what_our_models_use_and_no_more() -> None:
 
 def test_what_has_no_form_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="primitive 'sort'.*stablehlo"):
-        write(tmp_path / "x.onnx", lambda p, x: jnp.sort(x), {}, free(4))
+        write(tmp_path / "x.onnx", lambda _, x: jnp.sort(x), {}, free(4))

@@ -89,7 +89,10 @@ def test_grouped_convolutions() -> None:
 
     def conv(x: jax.Array, k: jax.Array) -> jax.Array:
         return jax.lax.conv_general_dilated(
-            *(x, k, (1, 1), "SAME"),
+            x,
+            k,
+            (1, 1),
+            "SAME",
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
             feature_group_count=4,
         )

@@ -203,7 +203,7 @@ def test_real_labels_of_a_folder(tmp_path: Path) -> None:
             evaluate(str(model), dataset=str(photos), split="val", real=str(real))
 
 
-def validation_example(split: str, index: int) -> dict[str, Any]:
+def validation_example(_: str, index: int) -> dict[str, Any]:
     data = fixtures_data.encoded(fixtures_data.picture(index, size=(20, 24)))
     name = f"ILSVRC2012_val_{4 - index:08d}.JPEG"
     return {"image": io.BytesIO(data), "label": 10 * index, "file_name": name}

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -71,7 +74,7 @@ def test_a_cluster_that_is_not_there_yet_may_come(
         raise error
 
     monkeypatch.setattr("jax.distributed.initialize", fails)
-    monkeypatch.setattr(processes, "_on_abort", lambda reason: None)
+    monkeypatch.setattr(processes, "_on_abort", lambda _: None)
     with pytest.raises(PeersMissingError if raised else RuntimeError, match=str(error)):
         start_processes(**{"distributed": "auto", **ALONE, **TIMEOUTS})
 
@@ -118,6 +121,34 @@ def test_other_machines_have_no_metadata_server(
     (tmp_path / "product").write_text("Google Compute Engine\n")
     monkeypatch.setattr(preemption, "_PRODUCT", tmp_path / "product")
     assert metadata_server() == "metadata.google.internal"
+
+
+def test_a_maintenance_notice_does_what_the_signal_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"maintenance-event": "NONE", "preempted": "FALSE"}
+
+    class Metadata(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.headers["Metadata-Flavor"] == "Google"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(values[self.path.rpartition("/")[2]].encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(preemption, "_POLL_SECONDS", 0.05)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_address[1]}")
+        with PreemptionNotice() as notice:
+            time.sleep(0.5)
+            assert not notice.reached()
+            values["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+            deadline = time.monotonic() + 20
+            while not notice.reached() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert notice.reached()
+        server.shutdown()
 
 
 def test_a_metadata_server_that_does_not_answer_says_nothing() -> None:

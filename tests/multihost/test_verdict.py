@@ -133,7 +133,7 @@ def test_without_a_limit_nothing_is_a_hang(clock: Clock) -> None:
         assert judge(records, 1, timer, TIMEOUT) is None
 
 
-def test_a_failure_is_handed_on_with_its_status(clock: Clock) -> None:
+def test_a_failure_is_handed_on_with_its_status() -> None:
     records = records_of(2)
     records[1].failure, records[1].exit_code = "no such file", 2
     found = judge(records, 2, ChangeTimer(), TIMEOUT)

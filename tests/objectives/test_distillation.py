@@ -49,7 +49,7 @@ def make_task(answers: np.ndarray, model: str = "deit", **attributes: Any) -> Ta
         build_model=lambda num_outputs: build(num_classes=num_outputs),
         image_shape=(16, 16, 3),
         class_names=CLASSES,
-        load_model=lambda source: frozen,
+        load_model=lambda _: frozen,
     )
 
 
@@ -142,7 +142,7 @@ def test_a_student_of_one_head_learns_both_with_it() -> None:
 
 def test_the_teacher_gets_its_own_range_and_answers_in_the_order_of_the_data() -> None:
     class Mean:
-        def apply(self, variables: Any, images: jax.Array, *, train: bool) -> jax.Array:
+        def apply(self, _: Any, images: jax.Array, **_kwargs: Any) -> jax.Array:
             return jnp.mean(images, axis=(1, 2))  # [B, C]
 
     black = np.array([-2.0, 0.0, 0.0], np.float32)
@@ -183,7 +183,7 @@ def test_the_teacher_is_in_no_checkpoint_and_a_resumed_run_is_the_same(
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
-def test_another_teacher_is_noticed(teacher: Path, tmp_path: Path) -> None:
+def test_another_teacher_is_noticed(tmp_path: Path) -> None:
     workdir = str(tmp_path / "run")
     other = save_model(tmp_path / "other", class_names=tuple("0123456789"))
     config = distilling(other, duration__steps=4)

@@ -120,7 +120,7 @@ def test_the_right_answer_has_no_loss_and_only_corrupted_patches_count(target: s
         outputs = 50.0 * np.eye(512, dtype=np.float32)[classes].reshape(3, 6, -1)
     oracle = Oracle(outputs)
     objective = MaskedPatch(
-        Task(lambda num_outputs: oracle, image_shape=SHAPE), target=target, corruption=0.5
+        Task(lambda _: oracle, image_shape=SHAPE), target=target, corruption=0.5
     )
     assert (
         objective.num_outputs == {"mean_color": 512, "downsized": 16 * 512, "pixels": 192}[target]

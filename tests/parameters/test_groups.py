@@ -47,8 +47,10 @@ FREEZE = {
     # pattern: what it leaves to train
     "embedding/.*|cls|Transformer/.*": {"head/kernel", "head/bias"},
     r"(?!head/|Transformer/encoder_norm/).*": {
-        *("head/kernel", "head/bias"),
-        *("Transformer/encoder_norm/scale", "Transformer/encoder_norm/bias"),
+        "head/kernel",
+        "head/bias",
+        "Transformer/encoder_norm/scale",
+        "Transformer/encoder_norm/bias",
     },
 }
 
@@ -133,14 +135,20 @@ def test_each_layer_has_its_rate() -> None:
     )
     assert by_factor == {
         0.125: {
-            *("cls", "embedding/kernel", "embedding/bias"),
+            "cls",
+            "embedding/kernel",
+            "embedding/bias",
             "Transformer/posembed_input/pos_embedding",
         },
         0.25: {f"{BLOCK}_0/{name}" for name in block},
         0.5: {f"{BLOCK}_1/{name}" for name in block},
         1.0: {
-            *("Transformer/encoder_norm/scale", "Transformer/encoder_norm/bias"),
-            *("pre_logits/kernel", "pre_logits/bias", "head/kernel", "head/bias"),
+            "Transformer/encoder_norm/scale",
+            "Transformer/encoder_norm/bias",
+            "pre_logits/kernel",
+            "pre_logits/bias",
+            "head/kernel",
+            "head/bias",
         },
     }
 
@@ -245,7 +253,7 @@ def test_a_checkpoint_brings_back_what_freezing_left(scan: bool, tmp_path: Path)
     """Two updates, a checkpoint, two more: bit for bit the same; sharded, bfloat16 momentum."""
     model = group_model(hidden_size=16, mlp_dim=16, scan=scan)
     tx = create_optimizer(
-        *("sgd",),
+        "sgd",
         schedule=lambda step: 0.1 + 0.01 * step,
         clip_norm=1.0,
         momentum_dtype="bfloat16",
@@ -262,7 +270,8 @@ def test_a_checkpoint_brings_back_what_freezing_left(scan: bool, tmp_path: Path)
     shardings = state_shardings(shapes, mesh)
     abstract = jax.tree.map(
         lambda leaf, each: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=each),
-        *(shapes, shardings),
+        shapes,
+        shardings,
     )
 
     @functools.partial(jax.jit, out_shardings=shardings)

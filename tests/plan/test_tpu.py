@@ -9,13 +9,14 @@ import pytest
 from tests import tiny
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import CHIPS, find_chip
+from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan import table
-from vit_jax.plan.compiled import TooLargeError, argument_bytes, compile_step
-from vit_jax.plan.devices import topology_devices, topology_mesh
+from vit_jax.plan.compiled import CompiledStep, TooLargeError, compile_step
+from vit_jax.plan.devices import topology_devices
 from vit_jax.plan.estimate import step_time
-from vit_jax.plan.plan import Plan, build_subject, make_plan
-from vit_jax.plan.subject import Subject
-from vit_jax.plan.topology import SHAPES, parse_topology
+from vit_jax.plan.plan import Plan, make_plan
+from vit_jax.plan.subject import planned_run, step_arguments
+from vit_jax.plan.topology import SHAPES, Topology, parse_topology
 
 pytest.importorskip(
     "libtpu",
@@ -26,16 +27,14 @@ pytest.importorskip(
 SLICE = parse_topology("v5e-4")
 
 
-def run_on(topology: Any = SLICE, **overrides: Any) -> Subject:
+def compile_for(topology: Topology, **overrides: Any) -> CompiledStep:
     sizes = {"model__hidden_size": 128, "model__mlp_dim": 256, "model__num_layers": 2}
-    config = tiny.config(**sizes, **overrides)
-    return build_subject(config, topology)
+    run, _ = planned_run(tiny.config(**sizes, **overrides), topology)
+    return compile_step(run, step_arguments(run), full=False)
 
 
 def test_an_update_for_a_slice() -> None:
-    subject = run_on(mesh__fsdp=4, model__scan=True)
-    step = compile_step(subject, full=False)
-    assert step.memory.arguments >= argument_bytes(subject)  # with padding
+    step = compile_for(SLICE, mesh__fsdp=4, model__scan=True)
     assert {"all-gather", "reduce-scatter"} & set(step.traffic)
     time = step_time(step, SLICE, model_flops=1e9)
     assert time is not None
@@ -65,27 +64,20 @@ def test_a_cell_of_the_table_has_the_layout_that_is_predicted_to_be_faster(
 
 
 def test_more_than_the_memory_is_told_not_shown_as_a_traceback() -> None:
-    subject = run_on(dataset__batch_size=2**20)
-    with pytest.raises(TooLargeError) as error:
-        compile_step(subject, full=False)
-    needed = error.value.needed_bytes(argument_bytes(subject))
-    assert needed is not None
-    assert needed > CHIPS["v5e"].device_hbm_bytes
-    assert f"{CHIPS['v5e'].hbm_gib:.2f}G" in str(error.value)
+    with pytest.raises(TooLargeError, match=f"{CHIPS['v5e'].hbm_gib:.2f}G"):
+        compile_for(SLICE, dataset__batch_size=2**20)
 
 
 def test_a_slice_of_many_hosts_is_one_group() -> None:
-    mesh = topology_mesh(parse_topology("v5e:8x8"), data=-1, fsdp=0, tensor=1)
+    mesh = create_mesh(fsdp=0, devices=topology_devices(parse_topology("v5e:8x8")))
     assert dict(mesh.shape) == {"data": 1, "fsdp": 64, "tensor": 1}
-    mesh = topology_mesh(parse_topology("2xv5e:4x4"), data=-1, fsdp=0, tensor=2)
+    mesh = create_mesh(fsdp=0, tensor=2, devices=topology_devices(parse_topology("2xv5e:4x4")))
     assert dict(mesh.shape) == {"data": 2, "fsdp": 8, "tensor": 2}
 
 
 def test_traffic_between_slices_is_seen() -> None:
-    topology = parse_topology("2xv5e-4")
-    step = compile_step(run_on(topology), full=False)
-    parameters = step.traffic["all-reduce"].network_bytes
-    assert parameters > 0
+    step = compile_for(parse_topology("2xv5e-4"))
+    assert step.traffic["all-reduce"].network_bytes > 0
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -33,7 +33,7 @@ KEY = jax.random.key(7)
 def uniform_beta(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beta(1, 1) whatever is asked for: JAX's sampler takes seconds to compile."""
 
-    def beta(key: jax.Array, a: float, b: float, shape: tuple[int, ...]) -> jax.Array:
+    def beta(key: jax.Array, _a: float, _b: float, shape: tuple[int, ...]) -> jax.Array:
         return jax.random.uniform(key, shape)
 
     monkeypatch.setattr("vit_jax.training.mixing.jax.random.beta", beta)
@@ -209,7 +209,7 @@ class Model:
     def __init__(self, logits: np.ndarray):
         self._logits = logits
 
-    def apply(self, variables: Any, images: Any, **kwargs: Any) -> jax.Array:
+    def apply(self, _variables: Any, _images: Any, **_: Any) -> jax.Array:
         return jnp.asarray(self._logits)
 
 
@@ -321,13 +321,13 @@ def test_the_loop_mixes_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """What it hands over; mixing itself is seen above, repeats in tests/data/test_pipeline.py."""
     asked: dict[str, Any] = {}
 
-    def make_train_step(*args: Any, **kwargs: Any) -> None:
+    def make_train_step(*_: Any, **kwargs: Any) -> None:
         asked.update(kwargs)
         raise Started
 
     monkeypatch.setattr(run_module, "make_train_step", make_train_step)
     state = TrainState(jax.device_put(np.int32(0)), {}, (), None)
-    monkeypatch.setattr(train, "initial_state", lambda *_: state)
+    monkeypatch.setattr(run_module, "initial_state", lambda *_, **__: state)
     config = tiny.config(
         mix__mixup_alpha=0.8,
         mix__per_example=True,

@@ -25,9 +25,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from vit_jax.errors import PassingError, UserError, may_pass  # noqa: F401  # PEER imports all
 from vit_jax.files import manifest as checksums
 from vit_jax.files.atomic import write_json
+from vit_jax.workdir import orbax_parts
 from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
-from vit_jax.workdir.description import orbax_parts
-from vit_jax.workdir.orbax_parts import is_disk_error
+from vit_jax.workdir.orbax_parts import damaged_in, is_disk_error
 
 REPO = Path(__file__).parents[2]
 
@@ -94,6 +94,10 @@ def save_steps(workdir: Path, *steps: int, **kwargs: Any) -> None:
     for step in steps:
         manager.save(step, make_state(step, mesh_of(4, 2), **kwargs))
     manager.close()
+
+
+def damage_in(workdir: Path, step: int) -> list[str]:
+    return damaged_in(workdir / "checkpoints" / str(step))
 
 
 def on_disk(workdir: Path) -> list[int]:
@@ -210,7 +214,7 @@ def test_a_score_that_comes_later_counts_as_well(tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
     manager = manager_of(tmp_path, **options)
     manager.add_metrics(1, {"accuracy": 0.9})
-    assert manager.verify(1) == []
+    assert damage_in(tmp_path, 1) == []
     manager.save(2, make_state(2, mesh_of(1, 1)), {"accuracy": 0.8})
     manager.save(3, make_state(3, mesh_of(1, 1)), {"accuracy": 0.7})
     manager.close()
@@ -260,8 +264,8 @@ def test_a_flipped_byte_is_noticed_or_harmless(tmp_path: Path) -> None:
             damaged = bytearray(original)
             damaged[position] ^= 0x10
             path.write_bytes(damaged)
-            if manager.verify(1):
-                assert manager.verify(1) == [name]
+            if damage_in(tmp_path, 1):
+                assert damage_in(tmp_path, 1) == [name]
                 noticed.add(name)
                 continue
             restored = manager.restore(target)
@@ -269,7 +273,7 @@ def test_a_flipped_byte_is_noticed_or_harmless(tmp_path: Path) -> None:
             assert_same(restored[1], state)
             harmless.add(name)
         path.write_bytes(original)
-    assert manager.verify(1) == []
+    assert damage_in(tmp_path, 1) == []
     manager.close()
     # What Orbax writes around the item, and an empty mark that it adds after our manifest.
     assert harmless <= {"_CHECKPOINT_METADATA", "commit_success.txt", "state/commit_success.txt"}
@@ -302,7 +306,7 @@ def test_falls_back_to_the_newest_intact_step(
 
     manager = manager_of(tmp_path)
     name = str(path.relative_to(tmp_path / "checkpoints" / "3"))
-    assert manager.verify(3) == [name]
+    assert damage_in(tmp_path, 3) == [name]
     mesh = mesh_of(4, 2)
     state = make_state(2, mesh)
     restored = manager.restore(abstract(state, mesh))
@@ -317,7 +321,7 @@ def test_falls_back_to_the_newest_intact_step(
     manager.save(3, make_state(3, mesh))
     manager.wait()
     assert manager.latest_step() == 3
-    assert manager.verify(3) == []
+    assert damage_in(tmp_path, 3) == []
     manager.close()
 
 
@@ -413,7 +417,7 @@ def test_a_full_disk_is_a_user_error_and_the_last_good_step_stays(tmp_path: Path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert manager.latest_step() == 1
-    assert manager.verify(1) == []
+    assert damage_in(tmp_path, 1) == []
     manager.save(2, big)  # there is room again
     manager.close()
     assert on_disk(tmp_path) == [1, 2]
@@ -449,7 +453,7 @@ def test_an_error_of_a_shared_disk_may_pass(
         with pytest.raises(OSError, match="Stale"):  # not: step 1 is damaged
             manager.restore(abstract(state, mesh))
     assert manager.latest_step() == 1
-    assert manager.verify(1) == []
+    assert damage_in(tmp_path, 1) == []
     manager.close()
 
 
@@ -461,7 +465,7 @@ def test_another_process_that_hangs_is_not_called_a_full_disk() -> None:
 
 def test_a_workdir_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file is in the way")
-    with pytest.raises(UserError, match="checkpoints cannot be written"):
+    with pytest.raises(FileExistsError, match="checkpoints"):
         manager_of(tmp_path)
 
 
@@ -557,7 +561,7 @@ def test_killed_at_any_moment_the_newest_step_on_disk_is_whole(tmp_path: Path) -
         assert latest is not None
         assert latest >= reached - 1
         manager = manager_of(tmp_path)
-        assert manager.verify(latest) == []
+        assert damage_in(tmp_path, latest) == []
         manager.close()
         assert all(p.name.isdecimal() for p in (tmp_path / "checkpoints").iterdir())
     assert reached >= 6
@@ -574,6 +578,7 @@ sys.path.insert(0, "tests/workdir")
 from test_checkpoints import *
 from vit_jax.files.atomic import write_json
 from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.workdir import claim
 from vit_jax.workdir.claim import claim_workdir
 
 workdir, mesh = Path(workdir), mesh_of(2, 4)
@@ -584,6 +589,16 @@ try:
     raise AssertionError("the other config was not refused here")
 except UserError as error:
     assert "model.width: 8 -> 9" in str(error)
+
+for check, message in (
+    (lambda: claim._check_same(config, {"train": index}, ()), 'train: "0" -> "1"'),
+    (lambda: claim._check_shared(workdir / ("other" if int(index) else "")), "is not the one that"),
+):
+    try:
+        check()
+        assert index == "0", "nothing was raised on the other host"
+    except UserError as error:
+        assert index == "1" and message in str(error), str(error)
 
 def sharded(step):
     shape = jax.eval_shape(lambda: build_state(step))
@@ -610,7 +625,7 @@ for raised in (PassingError("the disk is away"), OSError(errno.ESTALE, "Stale", 
         assert str(raised.args[-1]) in str(error)
 
 def verify_and_damage(step):
-    assert manager.verify(step) == []
+    assert damage_in(workdir, step) == []
     path = workdir / "checkpoints" / str(step) / "state" / "manifest.ocdbt"
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -651,7 +666,7 @@ def test_two_processes_continue_what_one_has_saved_and_the_other_way_round(tmp_p
     assert on_disk(workdir) == [2, 4, 5]  # the best and the latest two
     assert (workdir / "checkpoints_damaged" / "4-1").is_dir()
     manager = manager_of(workdir)
-    assert [manager.verify(step) for step in (2, 4, 5)] == [[], [], []]
+    assert [damage_in(workdir, step) for step in (2, 4, 5)] == [[], [], []]
     restored = manager.restore(abstract(build_state(5), mesh_of(1, 8)))
     assert restored is not None
     assert restored[0] == 5

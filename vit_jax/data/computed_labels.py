@@ -1,6 +1,6 @@
-"""Labels that no feature of a TFDS set holds, and that VTAB (1910.04867) computes from others.
+"""Labels of TFDS sets: a stored class, or one that VTAB (1910.04867) computes from other features.
 
-Each is a value of `dataset.label_key`. Definitions follow the benchmark's code
+The computed ones are values of `dataset.label_key`. Definitions follow the benchmark's code
 (google-research/task_adaptation); the class of a distance is the interval that it falls into, open
 below and closed above.
 """
@@ -27,22 +27,22 @@ Features = Mapping[str, Any]  # of a tf.train.Example
 
 
 @dataclasses.dataclass(frozen=True)
-class ComputedLabel:
-    """A class number out of other features.
+class Label:
+    """A class number out of the features of an example.
 
     Attributes:
-      dataset: the TFDS set that has them.
-      features: top-level features that are read.
-      class_names: one per class.
+      class_names: one per class; () where there is no label.
       compute: features of a serialized example -> class number; one outside of the classes where
         the example has no annotation.
+      dataset: the TFDS set that a computed label is for.
+      features: top-level features that are read.
       brightness: pixels are multiplied by it (dSprites are stored as 0 and 1).
     """
 
-    dataset: str
-    features: tuple[str, ...]
     class_names: tuple[str, ...]
     compute: Callable[[Features], int]
+    dataset: str = ""
+    features: tuple[str, ...] = ()
     brightness: int = 1
 
     def image(self, data: bytes) -> bytes | np.ndarray:
@@ -50,6 +50,14 @@ class ComputedLabel:
         if self.brightness == 1:
             return data
         return decode_image(data, channels=1, exif=False) * np.uint8(self.brightness)
+
+
+def stored(features: Features, key: str) -> int:
+    return features[key].int64_list.value[0]
+
+
+def zero(_features: Features) -> int:
+    return 0
 
 
 def _interval(value: float, bounds: tuple[float, ...]) -> int:
@@ -77,46 +85,34 @@ def _kitti_distance(features: Features) -> int:
     return _interval(distances.min(initial=NO_VEHICLE), KITTI_DISTANCES)
 
 
-def _merged(features: Features, key: str, num_values: int, num_classes: int) -> int:
-    """Neighbouring values share a class."""
-    return features[key].int64_list.value[0] * num_classes // num_values
+def _merged(features: Features, key: str, num_values: int) -> int:
+    """Neighbouring values share one of 16 classes."""
+    return stored(features, key) * 16 // num_values
+
+
+def _dsprites(key: str, num_values: int, what: str) -> Label:
+    return Label(
+        class_names=tuple(f"{what} {i} of 16" for i in range(16)),
+        compute=functools.partial(_merged, key=key, num_values=num_values),
+        dataset="dsprites",
+        features=(key,),
+        brightness=255,
+    )
 
 
 def _intervals(bounds: tuple[float, ...], unit: str) -> tuple[str, ...]:
     return tuple(f"{low:g} to {high:g}{unit}" for low, high in itertools.pairwise(bounds))
 
 
-COMPUTED_LABELS: dict[str, ComputedLabel] = {
-    "vtab_clevr_count": ComputedLabel(
-        dataset="clevr",
-        features=("objects",),
-        class_names=tuple(f"{count} objects" for count in range(3, 11)),
-        compute=_clevr_count,
+_CLEVR_COUNTS = tuple(f"{count} objects" for count in range(3, 11))
+_KITTI_NAMES = (*_intervals((0.0, *KITTI_DISTANCES[1:3]), " m"), "above 20 m", "no vehicle")
+
+COMPUTED_LABELS: dict[str, Label] = {
+    "vtab_clevr_count": Label(_CLEVR_COUNTS, _clevr_count, "clevr", ("objects",)),
+    "vtab_clevr_distance": Label(
+        _intervals(CLEVR_DISTANCES, ""), _clevr_distance, "clevr", ("objects",)
     ),
-    "vtab_clevr_distance": ComputedLabel(
-        dataset="clevr",
-        features=("objects",),
-        class_names=_intervals(CLEVR_DISTANCES, ""),
-        compute=_clevr_distance,
-    ),
-    "vtab_dsprites_location": ComputedLabel(
-        dataset="dsprites",
-        features=("label_x_position",),
-        class_names=tuple(f"x {i} of 16" for i in range(16)),
-        compute=functools.partial(_merged, key="label_x_position", num_values=32, num_classes=16),
-        brightness=255,
-    ),
-    "vtab_dsprites_orientation": ComputedLabel(
-        dataset="dsprites",
-        features=("label_orientation",),
-        class_names=tuple(f"orientation {i} of 16" for i in range(16)),
-        compute=functools.partial(_merged, key="label_orientation", num_values=40, num_classes=16),
-        brightness=255,
-    ),
-    "vtab_kitti_distance": ComputedLabel(
-        dataset="kitti",
-        features=("objects",),
-        class_names=(*_intervals((0.0, *KITTI_DISTANCES[1:3]), " m"), "above 20 m", "no vehicle"),
-        compute=_kitti_distance,
-    ),
+    "vtab_dsprites_location": _dsprites("label_x_position", 32, "x"),
+    "vtab_dsprites_orientation": _dsprites("label_orientation", 40, "orientation"),
+    "vtab_kitti_distance": Label(_KITTI_NAMES, _kitti_distance, "kitti", ("objects",)),
 }

@@ -1,11 +1,9 @@
 """Encoded image files to uint8 arrays, through OpenCV.
 
-What becomes of unusual files (compared with Pillow in tests/data/test_preprocess.py):
-
-* grayscale, palette and CMYK images are converted to the channels asked for;
-* transparency is dropped, not blended, as TensorFlow's decoders do;
-* of 16-bit samples the high byte is kept;
-* of animations the first frame is kept.
+What becomes of unusual files (compared with Pillow in tests/data/test_preprocess.py): grayscale,
+palette and CMYK images are converted to the channels asked for; transparency is dropped, not
+blended, as TensorFlow's decoders do; of 16-bit samples the high byte is kept, of animations the
+first frame.
 """
 
 from __future__ import annotations
@@ -32,19 +30,10 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
     """
     if isinstance(image, np.ndarray):
         return _convert(image, channels)
-    if not image:
-        raise ValueError("the image file is empty")
-    flags = _COLOR[channels]
-    if not exif:
-        flags |= cv2.IMREAD_IGNORE_ORIENTATION
-    try:
-        pixels = cv2.imdecode(np.frombuffer(image, np.uint8), flags)
-    except cv2.error as error:
-        raise ValueError(f"the image file cannot be decoded ({error.err})") from None
+    flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
+    pixels = _imdecode(image, flags)
     if pixels is None:
-        raise ValueError(
-            f"the image file cannot be decoded ({len(image)} bytes that start with {image[:8]!r})"
-        )
+        raise ValueError(f"the image cannot be decoded ({len(image)} bytes: {image[:8]!r}...)")
     return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
 
 
@@ -55,8 +44,7 @@ def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
         raise ValueError(
             f"an image must be uint8 [H, W, 1, 3 or 4], not {pixels.dtype} {list(pixels.shape)}"
         )
-    if pixels.shape[2] == 4:
-        pixels = pixels[:, :, :3]  # [H, W, 3]
+    pixels = pixels[:, :, :3]
     if pixels.shape[2] == channels:
         return pixels
     if channels == 3:
@@ -72,7 +60,11 @@ def decodes(data: bytes) -> bool:
     OpenCV would refuse what has a side below 8 pixels.
     """
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
+    return _imdecode(data, flags) is not None
+
+
+def _imdecode(data: bytes, flags: int) -> np.ndarray | None:
     try:
-        return cv2.imdecode(np.frombuffer(data, np.uint8), flags) is not None
+        return cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error:  # an empty file, an image larger than OpenCV accepts
-        return False
+        return None

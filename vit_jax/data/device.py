@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,14 +18,10 @@ DeviceBatch = dict[str, jax.Array]
 def local_rows(sharding: Sharding, batch_size: int) -> np.ndarray:
     """Rows of a batch that devices of this process hold, sorted and without repetition.
 
-    Args:
-      sharding: of the batch's leading axis; the rows may be replicated, as over a tensor axis.
-      batch_size: global.
+    `sharding` is that of the leading axis; the rows may be replicated, as over a tensor axis.
     """
-    indices = sharding.addressable_devices_indices_map((batch_size,)).values()
     held = np.zeros(batch_size, bool)
-    for index in indices:
-        assert index is not None
+    for index in sharding.addressable_devices_indices_map((batch_size,)).values():
         held[index] = True
     return np.flatnonzero(held)
 
@@ -34,8 +31,7 @@ def to_device(batch: Batch, sharding: Sharding, batch_size: int) -> DeviceBatch:
     rows = local_rows(sharding, batch_size)
 
     def place(local: np.ndarray) -> jax.Array:
-        def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-            assert index is not None
+        def shard(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(batch_size)
             first = np.searchsorted(rows, start)  # a device's rows are consecutive in `rows` too
             return local[first : first + stop - start]

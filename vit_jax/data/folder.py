@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ import numpy as np
 
 from vit_jax.data.decode import decodes
 from vit_jax.data.preprocess import Chain
-from vit_jax.data.sources import Part, resolve_split
+from vit_jax.data.sources import ArraySpec, resolve_split
 from vit_jax.data.threads import map_threads
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError
 from vit_jax.files.atomic import write_atomically
 from vit_jax.files.manifest import read_or_none
 
@@ -56,20 +56,11 @@ class FolderSource:
         return len(self._paths)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"index {index} outside of {len(self)} images")
-        return {"image": self.read(index), "label": int(self.labels[index])}
+        with open(self.path(index), "rb") as file:
+            return {"image": file.read(), "label": int(self.labels[index])}
 
     def path(self, index: int) -> bytes:
         return os.path.join(self._root, bytes(self._paths[index]))
-
-    def read(self, index: int) -> bytes:
-        """The bytes of image file `index`; UserError when it cannot be read."""
-        try:
-            with open(self.path(index), "rb") as file:
-                return file.read()
-        except OSError as error:
-            raise as_user_error(f"{self.describe(index)}: {error.strerror}", error) from None
 
     def describe(self, index: int) -> str:
         return os.fsdecode(self.path(index))
@@ -104,45 +95,42 @@ class FolderSource:
 class ForgivingImages:
     """Examples for `pipeline.eval_batches` in which a damaged or missing image is black.
 
-    `failures` says what was wrong with it.
-
     Attributes:
-      failures: what happened, by the example's index; filled while the examples are read.
+      failures: what was wrong, by the example's index; filled while the examples are read.
+      element_spec: of the examples.
     """
 
-    def __init__(
-        self, source: FolderSource, preprocess: Chain, shape: tuple[int, ...], dtype: np.dtype
-    ):
-        """`shape` and `dtype` are what `preprocess` has to give."""
+    def __init__(self, source: FolderSource, preprocess: Chain, spec: ArraySpec):
+        """`spec` is what `preprocess` has to give."""
         self.source = source
         self.failures: dict[int, str] = {}
+        self.element_spec = {"image": spec}
         self._preprocess = preprocess
-        self._shape = shape
-        self._dtype = dtype
 
     @property
     def num_examples(self) -> int:
         return len(self.source)
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+        spec = self.element_spec["image"]
         try:
             example = self._preprocess(self.source[index], rng)
             image = example["image"]
-            if image.shape == self._shape and image.dtype == self._dtype:
+            if (image.shape, image.dtype) == (spec.shape, spec.dtype):
                 return example
             self.failures[index] = (
                 f"the preprocessing made {image.dtype} {list(image.shape)} of it, the model takes "
-                f"{self._dtype} {list(self._shape)}"
+                f"{spec.dtype} {list(spec.shape)}"
             )
         except (ValueError, OSError, cv2.error) as error:
-            self.failures[index] = str(error).removeprefix(f"{self.source.describe(index)}: ")
-        return {"image": np.zeros(self._shape, self._dtype), "label": 0}
+            self.failures[index] = str(getattr(error, "strerror", None) or error)
+        return {"image": np.zeros(spec.shape, spec.dtype), "label": 0}
 
 
 def open_folder(
     root: str, split: str, *, needs_label: bool = True
 ) -> tuple[FolderSource, tuple[str, ...]]:
-    """Lists the files that a split expression selects; opens none of them.
+    """Lists the files that a split expression selects, opens none; gives source and class names.
 
     The classes are the sub-folders of `train` (of all splits where there is no `train`), sorted.
 
@@ -152,40 +140,38 @@ def open_folder(
       needs_label: False: all labels are 0 and there are no class names. Splits need no class
         folders, and images in `root` itself are the split `train`.
 
-    Returns:
-      The source and the class names.
-
     Raises:
       UserError: the folder is missing, empty or laid out otherwise, has one class only, a class
         without images, or a class in this split that `train` does not have.
     """
     root = os.path.abspath(os.path.expanduser(root))
     splits = split_folders(root, needs_label)
-    naming = ["train"] if "train" in splits else list(splits)
-    classes = sorted({os.path.basename(folder) for each in naming for folder in splits[each]})
-    if needs_label and len(classes) < 2:
-        raise UserError(
-            f"dataset.name={root!r}: only one class, {classes[0]!r}; a classifier needs two "
-            f"(expected {LAYOUT})."
-        )
+    classes: list[str] = []
+    if needs_label:
+        naming = [splits["train"]] if "train" in splits else splits.values()
+        classes = sorted({os.path.basename(each) for folders in naming for each in folders})
+        if len(classes) < 2:
+            raise UserError(
+                f"dataset.name={root!r}: only one class, {classes[0]!r}; a classifier needs two "
+                f"(expected {LAYOUT})."
+            )
     numbers = {name: number for number, name in enumerate(classes)}
     listed: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def list_once(name: str) -> int:
-        if name not in listed:
-            unknown = sorted(set(map(os.path.basename, splits[name])) - set(classes))
-            if needs_label and unknown:
-                raise UserError(
-                    f"dataset.name={root!r}: class {unknown[0]!r} of split {name!r} is not a class "
-                    f"of 'train' ({len(unknown)} such)."
-                )
-            listed[name] = _list_split(root, splits[name], numbers if needs_label else {})
+        unknown = sorted(set(map(os.path.basename, splits[name])) - set(classes))
+        if needs_label and unknown:
+            raise UserError(
+                f"dataset.name={root!r}: class {unknown[0]!r} of split {name!r} is not a class "
+                f"of 'train' ({len(unknown)} such)."
+            )
+        listed[name] = _list_split(root, splits[name], numbers)
         return len(listed[name][0])
 
-    parts: list[Part] = resolve_split(split, splits, list_once)
+    parts = resolve_split(split, splits, list_once)
     paths = np.concatenate([listed[part.name][0][part.start : part.stop] for part in parts])
     labels = np.concatenate([listed[part.name][1][part.start : part.stop] for part in parts])
-    return FolderSource(root, paths, labels), tuple(classes) if needs_label else ()
+    return FolderSource(root, paths, labels), tuple(classes)
 
 
 def _subfolders(path: str) -> list[str]:
@@ -202,36 +188,32 @@ def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
         }
     except OSError as error:
         raise UserError(
-            f"dataset.name={root!r}: {error.strerror}; it takes a folder with {LAYOUT}."
+            f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT} in it."
         ) from None
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     if splits := {name: folders for name, folders in splits.items() if folders}:
         return splits
-    if not os.listdir(root):
-        raise UserError(f"dataset.name={root!r}: the folder is empty; expected {LAYOUT} in it.")
     hint = f"; are {', '.join(top[:3])} classes? Then move them into {root}/train" if top else ""
     raise UserError(f"dataset.name={root!r}: no split folders; expected {LAYOUT} in it{hint}.")
 
 
 def _list_split(
-    root: str, folders: Sequence[str], numbers: dict[str, int]
+    root: str, folders: Sequence[str], numbers: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ordered relative paths (bytes [N]) and labels (int32 [N], 0 without number) of one split."""
     rows: list[tuple[float, bytes, bytes, int]] = []
     ignored: collections.Counter[str] = collections.Counter()
     for folder in folders:
-        with os.scandir(f"{root}/{folder}") as entries:
-            files = [entry.name for entry in entries if not entry.name.startswith(".")]
-        images = [file for file in files if file.lower().endswith(EXTENSIONS)]
-        ignored.update(os.path.splitext(file)[1] or file for file in set(files).difference(images))
+        names = [name for name in os.listdir(f"{root}/{folder}") if not name.startswith(".")]
+        images = [name for name in names if name.lower().endswith(EXTENSIONS)]
+        ignored.update(os.path.splitext(name)[1] or name for name in set(names).difference(images))
         if not images:
-            found = f" (other files there: {len(files)})" if files else ""
             raise UserError(
-                f"dataset.name={root!r}: no image in {folder!r}{found}; it takes files that end in "
-                f"{', '.join(EXTENSIONS)}."
+                f"dataset.name={root!r}: no image in {folder!r} (but {len(names)} other files); it "
+                f"takes files that end in {', '.join(EXTENSIONS)}."
             )
-        paths = [os.fsencode(f"{folder}/{image}".removeprefix("./")) for image in images]
+        paths = [os.fsencode(f"{folder}/{name}".removeprefix("./")) for name in images]
         hashed = sorted((hashlib.blake2b(path, digest_size=8).digest(), path) for path in paths)
         last, number = max(len(hashed) - 1, 1), numbers.get(os.path.basename(folder), 0)
         rows += [(k / last, digest, path, number) for k, (digest, path) in enumerate(hashed)]
@@ -248,11 +230,7 @@ def unreadable(paths: Sequence[bytes]) -> list[int]:
     cache = _verdict_file(paths) if len(paths) >= REMEMBER_FROM else None
     if cache is not None and cache.exists():
         return json.loads(cache.read_text())
-    verdicts = []
-    for verdict in map_threads(_decodes_file, paths):
-        verdicts.append(verdict)
-        if len(verdicts) % 20_000 == 0:
-            logging.getLogger(__name__).info("checked %d of %d images", len(verdicts), len(paths))
+    verdicts = list(map_threads(_decodes_file, paths))
     bad = [position for position, verdict in enumerate(verdicts) if not verdict]
     if cache is not None and None not in verdicts:  # what cannot be read now may be the next time
         try:
@@ -275,12 +253,12 @@ def _verdict_file(paths: Sequence[bytes]) -> Path:
     def stamp(path: bytes) -> bytes:
         try:
             status = os.stat(path)
-        except OSError:
-            return path + b" gone"
-        return path + f" {status.st_size} {status.st_mtime_ns}".encode()
+        except OSError:  # a link to nothing
+            return path + b" gone\n"
+        return path + f" {status.st_size} {status.st_mtime_ns}\n".encode()
 
     digest = hashlib.blake2b(b"2", digest_size=16)  # changes with the rules of `decodes`
     for line in map_threads(stamp, paths):
-        digest.update(line + b"\n")
+        digest.update(line)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home, "vit_jax", "checked_images", f"{digest.hexdigest()}.json")

@@ -1,4 +1,4 @@
-"""Resizing, cropping and warping of uint8 images [H, W, C].
+"""Resizing uint8 images [H, W, C], and sampling boxes to crop.
 
 The `pillow_...` methods resize with antialiasing, bit for bit as Pillow does it to 8-bit images:
 timm, DeiT and Hugging Face evaluate on images that Pillow (through torchvision) has resized. An
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
+
+Method = Literal["bilinear", "area", "bicubic", "nearest", "pillow_bilinear", "pillow_bicubic"]
 
 # cv2's bilinear and area agree with tf.image.resize within one level (rounding), and like it do
 # not antialias; its bicubic uses a = -0.75 where TensorFlow and Pillow use a = -0.5.
@@ -28,6 +30,7 @@ _CV2_METHODS = {
 # are then exact in float64, so any order of summation gives Pillow's result.
 _PRECISION = 2.0**22
 _ROWS_AT_ONCE = 16  # of the output: few enough that most of the weights' matrix is not zero
+_CROP_ATTEMPTS = 100
 
 
 def _bilinear(x: np.ndarray) -> np.ndarray:
@@ -47,33 +50,24 @@ _KERNELS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
     "pillow_bilinear": (_bilinear, 1.0),
     "pillow_bicubic": (_bicubic, 2.0),
 }
-RESIZE_METHODS = (*_CV2_METHODS, *_KERNELS)
-BORDERS = {"constant": cv2.BORDER_CONSTANT, "replicate": cv2.BORDER_REPLICATE}
-
-_CROP_ATTEMPTS = 100
 
 
-def resize(image: np.ndarray, height: int, width: int, method: str) -> np.ndarray:
-    """Scales to [height, width, C], pixel centres at half integers."""
-    if image.shape[:2] == (height, width):
-        return image
-    if method in _KERNELS:
-        return _resample(image, height, width, method)
-    resized = cv2.resize(image, (width, height), interpolation=_CV2_METHODS[method])
-    return resized.reshape(height, width, image.shape[2])  # cv2 drops a channel axis of one
-
-
-def _resample(image: np.ndarray, height: int, width: int, method: str) -> np.ndarray:
-    """Scales uint8 [H, W, C] to [height, width, C]; `method` is a key of _KERNELS.
+def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.ndarray:
+    """Scales to [height, width, C], pixel centres at half integers.
 
     Raises:
-      ValueError: the image is not uint8.
+      ValueError: one of Pillow's methods, and the image is not uint8.
     """
+    old_height, old_width, channels = image.shape
+    if (old_height, old_width) == (height, width):
+        return image
+    if method in _CV2_METHODS:
+        resized = cv2.resize(image, (width, height), interpolation=_CV2_METHODS[method])
+        return resized.reshape(height, width, channels)  # cv2 drops a channel axis of one
     if image.dtype != np.uint8:
         raise ValueError(
             f"{method!r} resizes uint8, not {image.dtype}: put it before value_range or normalize"
         )
-    old_height, old_width, channels = image.shape
     if width != old_width:  # Pillow's order; in between it rounds to 8 bits
         columns = image.transpose(1, 0, 2).reshape(old_width, old_height * channels)
         columns = _resample_rows(columns, width, method)
@@ -81,7 +75,7 @@ def _resample(image: np.ndarray, height: int, width: int, method: str) -> np.nda
     if height != old_height:
         rows = _resample_rows(image.reshape(old_height, width * channels), height, method)
         image = rows.reshape(height, width, channels)  # [height, width, C]
-    return np.ascontiguousarray(image)
+    return image
 
 
 def _resample_rows(rows: np.ndarray, size: int, method: str) -> np.ndarray:
@@ -107,19 +101,6 @@ def _resample_rows(rows: np.ndarray, size: int, method: str) -> np.ndarray:
         sums = cv2.gemm(fixed, rows[low:high].astype(np.float64), 1, none, 0)  # [b, M]
         out[part] = np.clip(np.floor(sums / _PRECISION + 0.5), 0, 255)
     return out
-
-
-def crop(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
-    return image[top : top + height, left : left + width]  # [height, width, C]
-
-
-def check_holds(image: np.ndarray, height: int, width: int) -> None:
-    """Raises ValueError unless a crop of height x width fits into the image."""
-    if image.shape[0] < height or image.shape[1] < width:
-        raise ValueError(
-            f"an image of {image.shape[0]}x{image.shape[1]} holds no crop of {height}x{width}; "
-            "put resize_small before the crop"
-        )
 
 
 def sample_crop(
@@ -157,37 +138,3 @@ def sample_crop(
             left = int(rng.integers(0, width - box_width, endpoint=True))
             return top, left, box_height, box_width
     return 0, 0, height, width
-
-
-def affine(
-    image: np.ndarray,
-    *,
-    degrees: float,
-    shift: tuple[float, float],
-    scale: float,
-    shear: float,
-    border: str,
-) -> np.ndarray:
-    """Rotates, shears and scales about the centre, then shifts; the size stays [H, W, C].
-
-    Args:
-      degrees: rotation, counter-clockwise.
-      shift: (down, right) in pixels.
-      scale: above 1 enlarges the content.
-      shear: horizontal shear angle in degrees.
-      border: what is beyond the edge, a key of BORDERS (constant is black).
-    """
-    height, width, channels = image.shape
-    angle, slant = math.radians(degrees), math.tan(math.radians(shear))
-    cos, sin = scale * math.cos(angle), scale * math.sin(angle)
-    linear = np.array([[cos, cos * slant + sin], [-sin, cos - sin * slant]])
-    centre = np.array([(width - 1) / 2, (height - 1) / 2])
-    offset = centre - linear @ centre + np.array([shift[1], shift[0]])
-    warped = cv2.warpAffine(
-        image,
-        np.concatenate([linear, offset[:, None]], axis=1),  # [2, 3]
-        (width, height),
-        flags=cv2.INTER_LINEAR,
-        borderMode=BORDERS[border],
-    )
-    return warped.reshape(height, width, channels)

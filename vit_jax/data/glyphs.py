@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -52,22 +52,24 @@ class Face:
         return chr(self.lower + ord(char) - ord("a"))
 
 
+def _family(name: str, *styles: str) -> tuple[Face, ...]:
+    return tuple(Face(f"{name}{style}.ttf") for style in styles)
+
+
 # By family: all weights and slants of one design, so that none is on both sides of the split. The
 # other files in the wheel hold symbols, or (cmmi10) digits that hang below the line.
 TRAIN_FAMILIES: tuple[tuple[Face, ...], ...] = (
-    tuple(Face(f"DejaVuSans{s}.ttf") for s in ("", "-Bold", "-Oblique", "-BoldOblique")),
-    tuple(Face(f"DejaVuSansMono{s}.ttf") for s in ("", "-Bold", "-Oblique", "-BoldOblique")),
-    tuple(Face(f"DejaVuSerif{s}.ttf") for s in ("", "-Bold", "-Italic", "-BoldItalic")),
-    tuple(Face(f"STIXGeneral{s}.ttf") for s in ("", "Bol", "Italic", "BolIta")),
+    _family("DejaVuSans", "", "-Bold", "-Oblique", "-BoldOblique"),
+    _family("DejaVuSansMono", "", "-Bold", "-Oblique", "-BoldOblique"),
+    _family("DejaVuSerif", "", "-Bold", "-Italic", "-BoldItalic"),
+    _family("STIXGeneral", "", "Bol", "Italic", "BolIta"),
     (  # STIX's mathematical sans-serif, regular and bold
         Face("STIXGeneral.ttf", digits=0x1D7E2, upper=0x1D5A0, lower=0x1D5BA),
         Face("STIXGeneral.ttf", digits=0x1D7EC, upper=0x1D5D4, lower=0x1D5EE),
     ),
     (Face("STIXGeneral.ttf", digits=0x1D7F6, upper=0x1D670, lower=0x1D68A),),  # its typewriter
 )
-TEST_FAMILIES: tuple[tuple[Face, ...], ...] = (  # Computer Modern
-    tuple(Face(f"{name}.ttf") for name in ("cmr10", "cmb10", "cmti10", "cmss10", "cmtt10")),
-)
+TEST_FAMILIES = (_family("cm", "r10", "b10", "ti10", "ss10", "tt10"),)  # Computer Modern
 
 # The random changes. Lengths are fractions of the image's side, ranges are uniform. Set by eye and
 # by how many of the first 600 scans (never the test scans) an SVM trained on drawn digits knows,
@@ -91,20 +93,13 @@ FINE = 4  # pixels per cell and axis of the drawing from which the field is take
 MIN_CANVAS = 32  # smaller images are area averages of a canvas that is at least so large
 
 
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """Signed distance to a glyph's outline, in cells of the field.
+class Field(NamedTuple):
+    """Signed distance to a glyph's outline, in cells of the field."""
 
-    Attributes:
-      distance: int16 [96, 96], positive inside, in steps of 1 / FIELD_UNIT.
-      height, width: of the glyph's bounding box, which is centred.
-      half_stroke: mean distance from the middle of a stroke to its edge.
-    """
-
-    distance: np.ndarray
-    height: float
+    distance: np.ndarray  # int16 [96, 96], positive inside, in steps of 1 / FIELD_UNIT
+    height: float  # of the glyph's bounding box, which is centred
     width: float
-    half_stroke: float
+    half_stroke: float  # mean distance from the middle of a stroke to its edge
 
 
 @functools.cache  # at most 1,500 fields of 18 kB per process; workers draw their own
@@ -144,14 +139,8 @@ def _drawing(face: Face, char: str) -> np.ndarray:
             f"dataset.name='glyphs' needs {error.name}; install vit_jax[embedded]."
         ) from None
     path = os.path.join(matplotlib.get_data_path(), "fonts", "ttf", face.file)
-    try:
-        with open(path, "rb") as file:  # given a path, Pillow would also search the system's fonts
-            font = ImageFont.truetype(file, FINE * FIELD_GLYPH)
-    except OSError:
-        raise UserError(
-            f"dataset.name='glyphs': this matplotlib has no font {face.file}; reinstall "
-            "matplotlib from its wheel (vit_jax[embedded])."
-        ) from None
+    with open(path, "rb") as file:  # given a path, Pillow would also search the system's fonts
+        font = ImageFont.truetype(file, FINE * FIELD_GLYPH)
     text = face.character(char)
     left, top, right, bottom = font.getbbox(text)
     image = Image.new("L", (int(right - left) + 2, int(bottom - top) + 2))
@@ -167,30 +156,18 @@ class GlyphSource:
 
     `source[i]` is {"image": uint8 [size, size, 1], "label": int}; the label is
     i % num_classes, so that every run of consecutive examples is balanced.
-
-    Attributes:
-      families: fonts to draw from, each family equally often.
-      size: side of an image in pixels.
-      num_examples: length.
-      seed: of everything random; two seeds have no image in common.
     """
 
-    families: tuple[tuple[Face, ...], ...]
+    families: tuple[tuple[Face, ...], ...]  # each is drawn from equally often
     size: int
     num_examples: int
-    seed: int
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The characters of each class, such as "Ss"."""
-        return CLASSES
+    seed: int  # of everything random; two seeds have no image in common
+    class_names = CLASSES
 
     def __len__(self) -> int:
         return self.num_examples
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < self.num_examples:
-            raise IndexError(f"index {index} outside of {self.num_examples} examples")
         label = index % len(CLASSES)
         key = np.array([self.seed, index], np.uint64)
         rng = np.random.Generator(np.random.Philox(key=key))
@@ -222,11 +199,7 @@ def _render(field: Field, size: int, rng: np.random.Generator) -> np.ndarray:
 def _sample_points(
     field: Field, canvas: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Where in the field each pixel of the canvas lies.
-
-    Returns:
-      x and y, float32 [canvas, canvas], and the mean number of field cells per pixel.
-    """
+    """x and y in the field of each pixel of the canvas, float32 [S, S]; mean cells per pixel."""
     height = rng.uniform(*HEIGHT) * canvas
     blend = NARROWING * rng.random()
     aspect = (field.width / field.height) ** (1 - blend) * TYPICAL_ASPECT**blend
@@ -254,27 +227,15 @@ def _sample_points(
 def glyph_splits(
     *, size: int = 32, num_examples: int = 100_000, num_test: int = 5_000, seed: int = 0
 ) -> dict[str, GlyphSource]:
-    """The training split, and a test split in a typeface that training never shows.
-
-    Args:
-      size: side of an image in pixels, at least 4.
-      num_examples: of `train`.
-      num_test: of `test`, which is drawn from Computer Modern.
-      seed: of both.
+    """`train`, and `test` in a typeface that training never shows; images of `size` pixels a side.
 
     Raises:
-      UserError: an argument is not a whole number or is out of range.
+      ValueError: an argument is out of range.
     """
-    for name, value, low in (
-        ("size", size, 4),
-        ("num_examples", num_examples, 1),
-        ("num_test", num_test, 1),
-        ("seed", seed, 0),
-    ):
-        if not isinstance(value, int) or not low <= value < 2**62:
-            raise UserError(
-                f"dataset.name=glyphs({name}={value!r}): {name} is a whole number from {low} on."
-            )
+    given = {"size": size, "num_examples": num_examples, "num_test": num_test, "seed": seed}
+    for (name, value), low in zip(given.items(), (4, 1, 1, 0), strict=True):
+        if not low <= value < 2**62:
+            raise ValueError(f"{name}={value} must be from {low} to 2**62")
     return {
         "train": GlyphSource(TRAIN_FAMILIES, size, num_examples, 2 * seed),
         "test": GlyphSource(TEST_FAMILIES, size, num_test, 2 * seed + 1),

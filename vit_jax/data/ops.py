@@ -8,23 +8,27 @@ and `size` are in pixels; a size is one number (square) or (height, width).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, Literal
 
 import cv2
 import numpy as np
 
 from vit_jax.data import geometry
 from vit_jax.data.decode import decode_image
+from vit_jax.data.geometry import Method
 
 Example = dict[str, Any]
 Size = int | tuple[int, int]
+Rounding = Literal["nearest", "down"]
 
 # Per channel, of the pixels of ImageNet's training images divided by 255.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-ROUNDINGS: dict[str, Callable[[float], int]] = {"nearest": round, "down": int}
+_ROUND: dict[str, Callable[[float], int]] = {"nearest": round, "down": int}
+_BORDERS = {"constant": cv2.BORDER_CONSTANT, "replicate": cv2.BORDER_REPLICATE}
 
 
 class ImageOp:
@@ -41,21 +45,15 @@ def pair(size: Size) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
-def check_positive(**values: Any) -> None:
+def check_positive(**values: Size) -> None:
     for name, value in values.items():
-        if value is not None and min(pair(value)) < 1:
+        if min(pair(value)) < 1:
             raise ValueError(f"{name}={value!r} must be positive")
 
 
 def check_range(name: str, value: tuple[float, float], limit: float = np.inf) -> None:
     if not 0 < value[0] <= value[1] <= limit:
-        top = "" if limit == np.inf else f" <= {limit:g}"
-        raise ValueError(f"{name}={value!r} must be (low, high) with 0 < low <= high{top}")
-
-
-def check_choice(name: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(known)}")
+        raise ValueError(f"{name}={value!r} must be (low, high) with 0 < low <= high <= {limit:g}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +64,10 @@ class Decode(ImageOp):
     the official code reads pixels as stored (`exif=False`).
     """
 
-    channels: int = 3
+    channels: Literal[1, 3] = 3
     exif: bool = True
 
-    def __post_init__(self) -> None:
-        if self.channels not in (1, 3):
-            raise ValueError(f"channels={self.channels!r} must be 1 or 3")
-
-    def apply(self, image: bytes | np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: bytes | np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         return decode_image(image, channels=self.channels, exif=self.exif)
 
 
@@ -85,24 +79,20 @@ class SizedOp(ImageOp):
     width: int | None = None
 
     def __post_init__(self) -> None:
-        check_positive(height=self.height, width=self.width)
+        check_positive(height=self.height, width=self.shape[1])
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.height, self.width or self.height
+        return self.height, self.height if self.width is None else self.width
 
 
 @dataclasses.dataclass(frozen=True)
 class Resize(SizedOp):
-    """Scales to height x width (square without width), whatever the aspect ratio was."""
+    """Scales to height x width, whatever the aspect ratio was."""
 
-    method: str = "bilinear"
+    method: Method = "bilinear"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("method", self.method, geometry.RESIZE_METHODS)
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         return geometry.resize(image, *self.shape, self.method)
 
 
@@ -114,52 +104,58 @@ class ResizeSmall(ImageOp):
     """
 
     size: int
-    method: str = "area"
-    rounding: str = "nearest"
+    method: Method = "area"
+    rounding: Rounding = "nearest"
 
     def __post_init__(self) -> None:
         check_positive(size=self.size)
-        check_choice("method", self.method, geometry.RESIZE_METHODS)
-        check_choice("rounding", self.rounding, ROUNDINGS)
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        short, as_whole = min(image.shape[:2]), ROUNDINGS[self.rounding]
+    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
+        short, as_whole = min(image.shape[:2]), _ROUND[self.rounding]
         height, width = (as_whole(side * self.size / short) for side in image.shape[:2])
         return geometry.resize(image, height, width, self.method)
 
 
+class CropOp(SizedOp):
+    """An op that cuts height x width from somewhere."""
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        height, width = self.shape
+        rows, columns = image.shape[0] - height, image.shape[1] - width
+        if rows < 0 or columns < 0:
+            raise ValueError(
+                f"an image of {image.shape[0]}x{image.shape[1]} holds no crop of {height}x{width}; "
+                "put resize_small before the crop"
+            )
+        top, left = self.corner(rows, columns, rng)
+        return image[top : top + height, left : left + width]  # [height, width, C]
+
+    def corner(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int]:
+        """Top and left of the crop, given how many rows and columns there are to spare."""
+        raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True)
-class CentralCrop(SizedOp):
-    """Cuts height x width (square without width) from the middle.
+class CentralCrop(CropOp):
+    """Cuts height x width from the middle.
 
     Where there is no middle pixel the corner is rounded `down` as in big_vision, or to the
     `nearest` even pixel as in torchvision.
     """
 
-    rounding: str = "down"
+    rounding: Rounding = "down"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("rounding", self.rounding, ROUNDINGS)
-
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        height, width = self.shape
-        geometry.check_holds(image, height, width)
-        as_whole = ROUNDINGS[self.rounding]
-        top, left = as_whole((image.shape[0] - height) / 2), as_whole((image.shape[1] - width) / 2)
-        return geometry.crop(image, top, left, height, width)
+    def corner(self, rows: int, columns: int, _rng: np.random.Generator) -> tuple[int, int]:
+        return _ROUND[self.rounding](rows / 2), _ROUND[self.rounding](columns / 2)
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomCrop(SizedOp):
-    """Cuts height x width (square without width) from a random place."""
+class RandomCrop(CropOp):
+    """Cuts height x width from a random place."""
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        height, width = self.shape
-        geometry.check_holds(image, height, width)
-        top = int(rng.integers(0, image.shape[0] - height, endpoint=True))
-        left = int(rng.integers(0, image.shape[1] - width, endpoint=True))
-        return geometry.crop(image, top, left, height, width)
+    def corner(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int]:
+        top, left = (int(rng.integers(0, spare, endpoint=True)) for spare in (rows, columns))
+        return top, left
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,9 +177,10 @@ class InceptionCrop(ImageOp):
         check_range("ratio", self.ratio)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        height, width = image.shape[:2]
-        box = geometry.sample_crop(rng, height, width, self.area, self.ratio)
-        return geometry.resize(geometry.crop(image, *box), *pair(self.size), "bilinear")
+        rows, columns = image.shape[:2]
+        top, left, height, width = geometry.sample_crop(rng, rows, columns, self.area, self.ratio)
+        box = image[top : top + height, left : left + width]
+        return geometry.resize(box, *pair(self.size), "bilinear")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +201,7 @@ class Pad(ImageOp):
     def __post_init__(self) -> None:
         check_positive(pixels=self.pixels)
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         return np.pad(image, ((self.pixels,) * 2, (self.pixels,) * 2, (0, 0)))  # [H+2p, W+2p, C]
 
 
@@ -212,38 +209,39 @@ class Pad(ImageOp):
 class RandomAffine(ImageOp):
     """Rotation and shear within +-degrees, shift within +-translate of a side, scale in a range.
 
-    For data that must not be mirrored, such as digits. `border` is black ("constant") or the
-    nearest edge pixel ("replicate").
+    All but the shift are about the centre. For data that must not be mirrored, such as digits.
+    `border` is black ("constant") or the nearest edge pixel ("replicate").
     """
 
     degrees: float = 0.0
     translate: float = 0.0
     scale: tuple[float, float] = (1.0, 1.0)
     shear: float = 0.0
-    border: str = "constant"
+    border: Literal["constant", "replicate"] = "constant"
 
     def __post_init__(self) -> None:
-        for name in ("degrees", "translate", "shear"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)!r} must not be negative")
-        if self.shear >= 90:
-            raise ValueError(f"shear={self.shear!r} must be below 90 degrees")
+        if min(self.degrees, self.translate, self.shear) < 0 or self.shear >= 90:
+            raise ValueError(f"{self} must have degrees, translate and shear >= 0, shear < 90")
         check_range("scale", self.scale)
-        check_choice("border", self.border, geometry.BORDERS)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        height, width = image.shape[:2]
         turn, down, right, shear = rng.uniform(-1, 1, 4)
-        return geometry.affine(
+        scale, angle = rng.uniform(*self.scale), math.radians(turn * self.degrees)
+        slant = math.tan(math.radians(shear * self.shear))
+        cos, sin = scale * math.cos(angle), scale * math.sin(angle)
+        linear = np.array([[cos, cos * slant + sin], [-sin, cos - sin * slant]])
+        centre = np.array([(width - 1) / 2, (height - 1) / 2])
+        shift = np.array([right * self.translate * width, down * self.translate * height])
+        offset = centre - linear @ centre + shift
+        warped = cv2.warpAffine(
             image,
-            degrees=turn * self.degrees,
-            shift=(
-                down * self.translate * image.shape[0],
-                right * self.translate * image.shape[1],
-            ),
-            scale=rng.uniform(*self.scale),
-            shear=shear * self.shear,
-            border=self.border,
+            np.concatenate([linear, offset[:, None]], axis=1),  # [2, 3]
+            (width, height),
+            flags=cv2.INTER_LINEAR,
+            borderMode=_BORDERS[self.border],
         )
+        return warped.reshape(image.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +251,7 @@ class ValueRange(ImageOp):
     low: float = -1.0
     high: float = 1.0
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         if image.dtype != np.uint8:
             raise ValueError(f"{self} takes uint8, not {image.dtype}: scale the values only once")
         scale = np.float32((self.high - self.low) / 255)
@@ -274,11 +272,11 @@ class Normalize(ImageOp):
         if np.min(self.std) <= 0:
             raise ValueError(f"std={self.std!r} must be positive")
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
         if image.dtype != np.uint8 or max(mean.size, std.size) not in (1, image.shape[2]):
             raise ValueError(
-                f"{self} cannot take an image of {image.dtype} {list(image.shape)}; it takes uint8 "
-                "with as many channels as there are numbers"
+                f"{self} takes uint8 with as many channels as there are numbers, not "
+                f"{image.dtype} {list(image.shape)}"
             )
         return (image / np.float32(255) - mean) / std

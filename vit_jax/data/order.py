@@ -22,13 +22,7 @@ _ROUNDS = 8
 def order(seed: int, num_examples: int, position: np.ndarray) -> np.ndarray:
     """Which examples are at the positions of a run; each epoch holds every example once.
 
-    Args:
-      seed: any integer.
-      num_examples: N, the size of an epoch.
-      position: ints [P] from 0 on, over all epochs.
-
-    Returns:
-      int64 [P], values in [0, N).
+    Positions are ints [P] from 0 on, over all epochs; gives int64 [P] in [0, num_examples).
     """
     position = np.asarray(position, np.int64)
     epochs, within = np.divmod(position, num_examples)
@@ -81,7 +75,7 @@ class _Key(np.random.bit_generator.ISeedSequence):
     def __init__(self, *words: int):
         self._words = np.array(words, np.uint64)
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+    def generate_state(self, _n_words: int, _dtype: Any = np.uint32) -> np.ndarray:
         return self._words
 
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import cv2
 import grain
 import numpy as np
 
 from vit_jax.data import workers
 from vit_jax.data.order import example_rng, order
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.data.sources import ArraySpec
+from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
 
@@ -28,10 +30,10 @@ class Examples(Protocol):
     """What is asked of a dataset here; see datasets.Dataset."""
 
     @property
-    def source(self) -> Any: ...
+    def num_examples(self) -> int: ...
 
     @property
-    def num_examples(self) -> int: ...
+    def element_spec(self) -> Mapping[str, ArraySpec]: ...
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]: ...
 
@@ -46,7 +48,7 @@ class TrainBatches:
     seed: int
     start_step: int
     total_steps: int
-    repeated_augmentation: int = 1
+    repeated_augmentation: int
 
     def __len__(self) -> int:
         return max(0, self.total_steps - self.start_step)
@@ -82,57 +84,33 @@ def _build(
     dataset: Examples, indices: np.ndarray, seed: int, keys: np.ndarray, mask: np.ndarray
 ) -> Batch:
     """The examples `indices` [n], each with the random numbers of (seed, its key)."""
-    images = labels = np.empty(0)
+    spec = dataset.element_spec["image"]
+    images = np.empty((len(indices), *spec.shape), spec.dtype)  # [n, H, W, C]
+    labels = np.empty(len(indices), np.int32)
     for row, (index, key) in enumerate(zip(indices.tolist(), keys.tolist(), strict=True)):
         if row and key == keys[row - 1]:  # padding
             images[row], labels[row] = images[row - 1], labels[row - 1]
             continue
-        example = _example(dataset, index, example_rng(seed, key))
+        example = dataset.example(index, example_rng(seed, key))
         image = example["image"]
-        if row == 0:
-            images = np.empty((len(indices), *image.shape), image.dtype)  # [n, H, W, C]
-            labels = np.empty(len(indices), np.int32)
-        elif image.shape != images.shape[1:] or image.dtype != images.dtype:
-            raise _shape_error(_spec(images[0]), f"{_spec(image)} (example {index})")
+        if (image.shape, image.dtype) != (spec.shape, spec.dtype):
+            raise UserError(
+                f"preprocess gives images of different shapes, {spec.dtype} {list(spec.shape)} and "
+                f"{image.dtype} {list(image.shape)} (example {index}); end it with an op that "
+                "fixes the size, such as resize(224)."
+            )
         images[row], labels[row] = image, example["label"]
     return {"image": images, "label": labels, "mask": mask.astype(np.float32)}
 
 
-def _spec(image: np.ndarray) -> str:
-    return f"{image.dtype} {list(image.shape)}"
-
-
-def _shape_error(one: str, other: str) -> UserError:
-    return UserError(
-        f"preprocess gives images of different shapes, {one} and {other}; "
-        "end it with an op that fixes the size, such as resize(224) or central_crop(224)."
-    )
-
-
-def _example(dataset: Examples, index: int, rng: np.random.Generator) -> dict[str, Any]:
-    """One preprocessed example; an error says which one it was."""
-    try:
-        return dataset.example(index, rng)
-    except UserError:  # the dataset has said it all
-        raise
-    except Exception as error:
-        where = f"example {index}"
-        if hasattr(dataset.source, "describe"):
-            where += f" ({dataset.source.describe(index)})"
-        if isinstance(error, ValueError | OSError | cv2.error):
-            raise as_user_error(f"{where}: {error}", error) from error
-        # A bug: with its traceback, also through worker processes.
-        raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
-
-
-def _close(iterators: list[Any], prefix: str) -> None:
+def _close(iterators: list[Any], clean_up: Callable[[], None]) -> None:
     # Let go of it too: Grain complains about iterators that are alive when the interpreter ends.
     while iterators:
         iterators.pop().close()
-    workers.remove_shared(prefix)
+    clean_up()
 
 
-class HostBatches:
+class HostBatches(Iterator[Batch], AbstractContextManager[Any]):
     """An iterator of batches that owns threads or processes; `close` ends them, silently."""
 
     def __init__(
@@ -144,25 +122,17 @@ class HostBatches:
         prefetch: int,
     ):
         self._remaining = len(batches)
-        self._spec = ""
         self._iterators: list[Any] = []
         buffer_size = max(num_threads, prefetch) if num_threads else 0
         options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
-        prefix = ""
+        clean_up: Callable[[], None] = lambda: None  # noqa: E731
         if self._remaining:
             data = grain.MapDataset.source(batches).to_iter_dataset(options)
             if num_workers:
-                data, prefix = workers.spread(data, min(num_workers, self._remaining))
+                data, clean_up = workers.spread(data, min(num_workers, self._remaining))
             self._iterators.append(iter(data))
         # It also runs when this object is dropped, and before the interpreter joins its children.
-        self._close = weakref.finalize(self, _close, self._iterators, prefix)
-
-    def __len__(self) -> int:
-        """How many batches are still to come."""
-        return self._remaining
-
-    def __iter__(self) -> HostBatches:
-        return self
+        self._close = weakref.finalize(self, _close, self._iterators, clean_up)
 
     def __next__(self) -> Batch:
         if not self._remaining:
@@ -170,13 +140,9 @@ class HostBatches:
             raise StopIteration
         try:
             batch = next(self._iterators[0])
-            spec = _spec(batch["image"][0])
-            if self._spec and spec != self._spec:
-                raise _shape_error(self._spec, spec)
         except Exception:
             self.close()
             raise
-        self._spec = spec
         self._remaining -= 1
         return batch
 
@@ -185,9 +151,6 @@ class HostBatches:
         self._remaining = 0
         self._close()
 
-    def __enter__(self) -> HostBatches:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -195,10 +158,9 @@ class HostBatches:
 def check_repeated_augmentation(repeats: int, batch_size: int) -> None:
     """Raises UserError unless a batch holds a whole number of examples, `repeats` times each."""
     if repeats < 1 or batch_size % repeats:
-        nearest_size = max(1, batch_size // repeats) * repeats if repeats > 0 else batch_size
         raise UserError(
             f"dataset.repeated_augmentation={repeats} must be at least 1 and divide "
-            f"dataset.batch_size={batch_size}; use a batch size such as {nearest_size}."
+            f"dataset.batch_size={batch_size}."
         )
 
 
@@ -242,10 +204,8 @@ def train_batches(
       Iterator of {"image" [n, H, W, C], "label" int32 [n], "mask" float32 [n] of ones}.
 
     Raises:
-      UserError: m does not divide the batch size; (when iterating) an example cannot be read, or
-        images differ in shape.
+      UserError: (when iterating) an example cannot be read, or images differ in shape.
     """
-    check_repeated_augmentation(repeated_augmentation, batch_size)
     rows = np.arange(batch_size) if rows is None else rows
     batches = TrainBatches(
         dataset, batch_size, rows, seed, start_step, total_steps, repeated_augmentation
@@ -268,9 +228,5 @@ def eval_batches(
     number of batches. Random ops draw the same numbers each time.
     """
     rows = np.arange(batch_size) if rows is None else rows
-    return HostBatches(
-        EvalBatches(dataset, batch_size, rows),
-        num_threads=num_threads,
-        num_workers=num_workers,
-        prefetch=prefetch,
-    )
+    batches = EvalBatches(dataset, batch_size, rows)
+    return HostBatches(batches, num_threads=num_threads, num_workers=num_workers, prefetch=prefetch)

@@ -11,38 +11,18 @@ exactly the pixels that published accuracies were measured on.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import types
-import typing
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from vit_jax.data.ops import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    CentralCrop,
-    Decode,
-    Example,
-    FlipLr,
-    ImageOp,
-    InceptionCrop,
-    Normalize,
-    Pad,
-    RandomAffine,
-    RandomCrop,
-    Resize,
-    ResizeSmall,
-    Size,
-    ValueRange,
-    pair,
-)
+from vit_jax.data import ops
+from vit_jax.data.calls import evaluate_calls
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, Example, ImageOp, Size, pair
 from vit_jax.data.randaug import RandAug
 from vit_jax.data.random_erasing import RandomErasing
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError
 
 Channels = float | tuple[float, float, float]
 
@@ -114,19 +94,19 @@ PIPELINES: dict[str, Callable[..., str]] = {
 
 
 OPS: dict[str, Callable[..., Any]] = {
-    "decode": Decode,
-    "resize": Resize,
-    "resize_small": ResizeSmall,
-    "central_crop": CentralCrop,
-    "random_crop": RandomCrop,
-    "inception_crop": InceptionCrop,
-    "flip_lr": FlipLr,
-    "pad": Pad,
-    "random_affine": RandomAffine,
+    "decode": ops.Decode,
+    "resize": ops.Resize,
+    "resize_small": ops.ResizeSmall,
+    "central_crop": ops.CentralCrop,
+    "random_crop": ops.RandomCrop,
+    "inception_crop": ops.InceptionCrop,
+    "flip_lr": ops.FlipLr,
+    "pad": ops.Pad,
+    "random_affine": ops.RandomAffine,
     "randaug": RandAug,
     "random_erasing": RandomErasing,
-    "value_range": ValueRange,
-    "normalize": Normalize,
+    "value_range": ops.ValueRange,
+    "normalize": ops.Normalize,
 }
 
 
@@ -142,123 +122,26 @@ class Chain:
         Raises:
           ValueError: an image that cannot be decoded, or is too small for a crop.
         """
-        if isinstance(example["image"], bytes) and not isinstance(self.ops[0], Decode):
-            raise UserError(
-                f"images are encoded files, so preprocess must start with decode: {self}"
-            )
+        if isinstance(example["image"], bytes) and not isinstance(self.ops[0], ops.Decode):
+            raise UserError(f"preprocess must start with decode, the images are files: {self}")
         for op in self.ops:
             example = op(example, rng)
         return {**example, "image": np.ascontiguousarray(example["image"])}
-
-    def __repr__(self) -> str:
-        return f"Chain({', '.join(map(repr, self.ops))})"
 
 
 def parse(spec: str) -> Chain:
     """Builds the ops that `spec` names.
 
     Raises:
-      UserError: a syntax error, an unknown op, or an unknown, missing, ill-typed or impossible
-        argument; the message names what is known.
+      UserError: see `evaluate_calls`.
     """
-    return Chain(tuple(_build(spec)))
-
-
-def _build(spec: str) -> list[ImageOp]:
-    try:
-        tree = ast.parse(spec.strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        reason = getattr(error, "msg", None) or str(error) or "too long"
-        raise UserError(
-            f"preprocess {spec!r}: {reason}. Write ops with literal arguments, separated by '|', "
-            "such as 'decode|resize(224)|flip_lr'."
-        ) from None
-    built: list[ImageOp] = []
-    for node in _terms(tree):
-        name, args, kwargs = _call(spec, node)
-        known: dict[str, Callable[..., Any]] = {**OPS, **PIPELINES}
-        if name not in known:
-            raise UserError(
-                f"preprocess {spec!r}: unknown op {name!r}.{nearest(name, known)} "
-                f"Known ops: {', '.join(OPS)}; pipelines: {', '.join(PIPELINES)}."
-            )
-        try:
-            made = known[name](**_bind(known[name], args, kwargs))
-        except (TypeError, ValueError) as error:
-            end = "" if str(error).endswith("?") else "."
-            parameters = inspect.signature(known[name]).parameters.values()
-            shown = ", ".join(str(each.replace(annotation=each.empty)) for each in parameters)
-            raise UserError(
-                f"preprocess {spec!r}: {ast.unparse(node)}: {error}{end} "
-                f"Arguments: {name}({shown})."
-            ) from None
+    chain: list[ImageOp] = []
+    for name, made in evaluate_calls("preprocess", spec, {**OPS, **PIPELINES}):
         if name in OPS:
-            built.append(made)
+            chain.append(made)
             continue
         try:
-            built += _build(made)
+            chain += parse(made).ops
         except UserError as error:
             raise UserError(f"preprocess {spec!r}: {name} stands for {error}") from None
-    return built
-
-
-def _terms(node: ast.expr) -> list[ast.expr]:
-    """The operands of `|`, from left to right."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return [*_terms(node.left), *_terms(node.right)]
-    return [node]
-
-
-def _call(spec: str, node: ast.expr) -> tuple[str, list[Any], dict[str, Any]]:
-    """Name, positional and keyword arguments of `op` or `op(...)`."""
-    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-    text = ast.unparse(node)
-    if not isinstance(call.func, ast.Name):
-        raise UserError(
-            f"preprocess {spec!r}: {text!r} is not an op; write a name, with or without arguments "
-            "in parentheses."
-        )
-    kwargs = {}
-    try:
-        args = [ast.literal_eval(value) for value in call.args]
-        for keyword in call.keywords:
-            if keyword.arg is None:
-                raise ValueError
-            kwargs[keyword.arg] = ast.literal_eval(keyword.value)
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        raise UserError(
-            f"preprocess {spec!r}: arguments must be literals (numbers, strings in quotes, tuples, "
-            f"True, False, None), not as in {text!r}."
-        ) from None
-    return call.func.id, args, kwargs
-
-
-def _bind(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, converted to the annotated types; TypeError with a reason."""
-    signature = inspect.signature(function)
-    for name in kwargs:
-        if name not in signature.parameters:
-            hint = nearest(name, signature.parameters)
-            raise TypeError(f"unknown argument {name!r}" + (f".{hint}" if hint else ""))
-    bound = signature.bind(*args, **kwargs)
-    hints = typing.get_type_hints(function)
-    return {name: _cast(name, value, hints[name]) for name, value in bound.arguments.items()}
-
-
-def _cast(name: str, value: Any, hint: Any) -> Any:
-    """`value` as an instance of `hint`; lists count as tuples and ints as floats."""
-    if isinstance(hint, types.UnionType):
-        for member in typing.get_args(hint):
-            try:
-                return _cast(name, value, member)
-            except TypeError:
-                continue
-    elif typing.get_origin(hint) is tuple:
-        members = typing.get_args(hint)
-        if isinstance(value, list | tuple) and len(value) == len(members):
-            return tuple(_cast(name, v, member) for v, member in zip(value, members, strict=True))
-    elif hint is float and type(value) is int:
-        return float(value)
-    elif type(value) is hint:  # exactly: True is no number
-        return value
-    raise TypeError(f"{name}={value!r} is not {getattr(hint, '__name__', hint)}")
+    return Chain(tuple(chain))

@@ -74,7 +74,7 @@ class RandAug(ImageOp):
 # Every op takes (image uint8 [H, W, C], magnitude / 10, rng) and leaves its input as it is.
 
 
-def autocontrast(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def autocontrast(image: np.ndarray, _strength: float, _rng: np.random.Generator) -> np.ndarray:
     """Stretches each channel linearly to 0..255."""
 
     def table(histogram: np.ndarray) -> np.ndarray:
@@ -88,7 +88,7 @@ def autocontrast(image: np.ndarray, strength: float, rng: np.random.Generator) -
     return _look_up_by_channel(image, table)
 
 
-def equalize(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def equalize(image: np.ndarray, _strength: float, _rng: np.random.Generator) -> np.ndarray:
     """Makes the histogram of each channel as flat as it gets, by Pillow's rule."""
 
     def table(histogram: np.ndarray) -> np.ndarray:
@@ -103,7 +103,7 @@ def equalize(image: np.ndarray, strength: float, rng: np.random.Generator) -> np
     return _look_up_by_channel(image, table)
 
 
-def invert(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def invert(image: np.ndarray, _strength: float, _rng: np.random.Generator) -> np.ndarray:
     return cv2.bitwise_not(image).reshape(image.shape)
 
 
@@ -118,51 +118,51 @@ def rotate(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.n
     )
 
 
-def posterize(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def posterize(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
     """Keeps the highest 4 * strength bits, at least one."""
     dropped = 8 - max(1, int(4 * strength))
     return _look_up(image, np.arange(256) >> dropped << dropped)
 
 
-def solarize(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def solarize(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
     """Inverts pixels from the threshold on."""
     threshold = int(256 * strength) % 256
     bright = np.arange(256) >= threshold
     return _look_up(image, np.where(bright, 255 - _VALUES, _VALUES))
 
 
-def solarize_add(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def solarize_add(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
     """Adds 110 times the strength to pixels below 128."""
     added = np.minimum(_VALUES + int(110 * strength), 255)
     return _look_up(image, np.where(_VALUES < 128, added, _VALUES))
 
 
-def color(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def color(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
     """Blends from the grey picture."""
     if image.shape[2] == 1:
         return image
     scaled = image.astype(np.float32) * np.float32(1 / 255)
     grey = (cv2.transform(scaled, _LUMA) * np.float32(255.5)).astype(np.uint8)  # [H, W]
-    return _blend(grey[..., None], image, _enhancement(strength))
+    return _blend(grey[..., None], image, strength)
 
 
-def contrast(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def contrast(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
     """Blends from one grey."""
     grey = min(image.shape[0] * image.shape[1] // 256, 255)
-    return _look_up(image, _blend_table(_enhancement(strength))[grey])
+    return _look_up(image, _blend_table(strength)[grey])
 
 
-def brightness(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def brightness(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
     """Blends from black."""
-    return _look_up(image, _blend_table(_enhancement(strength))[0])
+    return _look_up(image, _blend_table(strength)[0])
 
 
-def sharpness(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def sharpness(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
     """Blends from the smoothed picture; the outermost pixels stay."""
     smooth = cv2.filter2D(image, -1, _SMOOTH, delta=_SMOOTH_SHIFT).reshape(image.shape)
     for edge in (0, -1):
         smooth[edge], smooth[:, edge] = image[edge], image[:, edge]
-    return _blend(smooth, image, _enhancement(strength))
+    return _blend(smooth, image, strength)
 
 
 def moving(row: int, column: int, unit: float) -> AugmentOp:
@@ -210,10 +210,6 @@ def _either_sign(value: float, rng: np.random.Generator) -> float:
     return value if rng.random() < 0.5 else -value
 
 
-def _enhancement(strength: float) -> float:
-    return 0.1 + 1.8 * strength
-
-
 def _look_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
     """`table` [256] or [1, 256, C] of values in [0, 256), cut to integers."""
     return cv2.LUT(image, table.astype(np.uint8)).reshape(image.shape)
@@ -229,17 +225,16 @@ def _look_up_by_channel(image: np.ndarray, table: Callable[[np.ndarray], np.ndar
 
 
 @functools.lru_cache(maxsize=32)
-def _blend_table(factor: float) -> np.ndarray:
-    """[256, 256]: what becomes of (value to blend from, value of the image)."""
+def _blend_table(strength: float) -> np.ndarray:
+    """[256, 256]: what becomes of (value to blend from, value of the image), cut to integers."""
     origin, value = _VALUES[:, None], _VALUES[None]
-    blend = origin + np.float32(factor) * (value - origin)
+    blend = origin + np.float32(0.1 + 1.8 * strength) * (value - origin)
     return np.clip(blend, 0, 255).astype(np.uint8)
 
 
-def _blend(origin: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
-    """origin + factor * (image - origin), cut to [0, 255] and to integers."""
+def _blend(origin: np.ndarray, image: np.ndarray, strength: float) -> np.ndarray:
     index = origin.astype(np.uint16) << 8 | image
-    return np.take(_blend_table(factor).ravel(), index)
+    return np.take(_blend_table(strength).ravel(), index)
 
 
 def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:

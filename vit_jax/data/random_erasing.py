@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 import numpy as np
 
-from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, ImageOp, check_choice, check_range
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, ImageOp, check_range
 
-MODES = ("noise", "mean")
 _ATTEMPTS = 10
 
 
@@ -31,42 +31,32 @@ class RandomErasing(ImageOp):
     probability: float = 0.25
     area: tuple[float, float] = (0.02, 1 / 3)
     ratio: tuple[float, float] = (0.3, 1 / 0.3)
-    mode: str = "noise"
+    mode: Literal["noise", "mean"] = "noise"
 
     def __post_init__(self) -> None:
         if not 0 <= self.probability <= 1:
             raise ValueError(f"probability={self.probability!r} must be in [0, 1]")
         check_range("area", self.area, 1.0)
-        if self.area[0] == 1.0:
-            raise ValueError(f"area={self.area!r}: a box that fits is smaller than the image")
         check_range("ratio", self.ratio)
-        check_choice("mode", self.mode, MODES)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        if rng.random() >= self.probability:
+        if rng.random() >= self.probability or (box := self._box(rng, *image.shape[:2])) is None:
             return image
-        box = self._box(rng, *image.shape[:2])
-        if box is None:
-            return image
-        top, left, height, width = box
-        shape = (height, width, image.shape[2])
+        image = image.copy()
+        shape = image[box].shape
+        fill = np.zeros(shape, np.float32)
         if self.mode == "noise":
             fill = rng.standard_normal(shape, np.float32)
-        else:
-            fill = np.zeros(shape, np.float32)
         if image.dtype == np.uint8:
             three = image.shape[2] == 3
             mean = np.array(IMAGENET_MEAN if three else np.mean(IMAGENET_MEAN), np.float32)
             std = np.array(IMAGENET_STD if three else np.mean(IMAGENET_STD), np.float32)
             fill = np.clip(np.rint((mean + std * fill) * 255), 0, 255)
-        image = image.copy()
-        image[top : top + height, left : left + width] = fill
+        image[box] = fill
         return image
 
-    def _box(
-        self, rng: np.random.Generator, height: int, width: int
-    ) -> tuple[int, int, int, int] | None:
-        """(top, left, height, width), or None where no draw fits."""
+    def _box(self, rng: np.random.Generator, height: int, width: int) -> tuple[slice, slice] | None:
+        """Rows and columns, or None where no draw fits."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(_ATTEMPTS):
             pixels = rng.uniform(*self.area) * height * width
@@ -76,5 +66,5 @@ class RandomErasing(ImageOp):
             if box_height < height and box_width < width:
                 top = int(rng.integers(0, height - box_height, endpoint=True))
                 left = int(rng.integers(0, width - box_width, endpoint=True))
-                return top, left, box_height, box_width
+                return slice(top, top + box_height), slice(left, left + box_width)
         return None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
 import os
 import resource
-import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +15,7 @@ from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError, as_user_error
 
 
-@dataclasses.dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """Records `skip : skip + take` of a file that holds `total` records."""
 
     filename: str
@@ -30,9 +27,7 @@ class Extent:
 class TFRecordFile:
     """An open TFRecord file, `[length: u64][crc: u32][payload][crc: u32]` over and over.
 
-    Args:
-      filename: the file.
-      offsets: where each record starts and where the last one ends, int64 [N + 1].
+    `offsets` says where each record starts and where the last one ends, int64 [N + 1].
     """
 
     def __init__(self, filename: str, offsets: np.ndarray):
@@ -75,25 +70,19 @@ def index_tfrecord(filename: str) -> np.ndarray:
     """Offsets of the records of a TFRecord file, int64 [N + 1]; 1.8 us per record once cached.
 
     Raises:
-      UserError: the file ends within a record, or is no TFRecord file.
+      ValueError: the file ends within a record, or is no TFRecord file.
     """
-    file = os.open(filename, os.O_RDONLY)
-    try:
+    with open(filename, "rb") as file:
+        descriptor = file.fileno()
         if hasattr(os, "posix_fadvise"):  # 8 bytes are wanted of each record: no read-ahead
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-        size = os.fstat(file).st_size
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        size = os.fstat(descriptor).st_size
         offsets = [0]
         while offsets[-1] < size:
-            header = os.pread(file, 8, offsets[-1])
-            length = int.from_bytes(header, "little")
-            if len(header) < 8 or offsets[-1] + 16 + length > size:
-                raise UserError(
-                    f"{filename}: truncated or damaged: its {size} bytes end within record "
-                    f"{len(offsets) - 1}; copy or prepare it again."
-                )
-            offsets.append(offsets[-1] + 16 + length)
-    finally:
-        os.close(file)
+            header = os.pread(descriptor, 8, offsets[-1])
+            offsets.append(offsets[-1] + 16 + int.from_bytes(header, "little"))
+            if len(header) < 8 or offsets[-1] > size:
+                raise ValueError(f"its {size} bytes end within record {len(offsets) - 2}")
     return np.array(offsets, np.int64)
 
 
@@ -110,18 +99,10 @@ class Records:
         self._format = file_format
         self._ends = list(itertools.accumulate(extent.take for extent in extents))
         self._offsets: dict[str, np.ndarray] = {}
-        self._reset()
-
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
         self._files: dict[str, TFRecordFile | ArrayRecordFile] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_files")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
+        return {**self.__dict__, "_files": {}}
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -153,10 +134,8 @@ class Records:
     def _file(self, extent: Extent) -> TFRecordFile | ArrayRecordFile:
         file = self._files.get(extent.filename)
         if file is None:
-            # Opened outside of the lock, so that many files are indexed at once.
-            opened = self._open(extent)
-            with self._lock:
-                file = self._files.setdefault(extent.filename, opened)
+            opened = self._open(extent)  # by several threads perhaps; the first one's is kept
+            file = self._files.setdefault(extent.filename, opened)
             if file is not opened:
                 opened.close()
         return file
@@ -172,18 +151,15 @@ class Records:
                 if name not in self._offsets:
                     self._offsets[name] = index_tfrecord(name)
                 file = TFRecordFile(name, self._offsets[name])
-        except UserError:
-            raise
+            if len(file) != extent.total:
+                raise ValueError(
+                    f"it holds {len(file)} records, the set's info says {extent.total}"
+                )
         except OSError as error:
             raise as_user_error(f"{name}: {error.strerror}.", error) from None
-        except (ValueError, RuntimeError) as error:  # array_record's
+        except (ValueError, RuntimeError) as error:  # also array_record's
             reason = str(error).splitlines()[0]
-            raise UserError(f"{name}: truncated or damaged ({reason}).") from None
-        if len(file) != extent.total:
-            raise UserError(
-                f"{name}: holds {len(file)} records, but the dataset's info says {extent.total}; "
-                "copy or prepare it again."
-            )
+            raise UserError(f"{name}: damaged ({reason}); copy or prepare it again.") from None
         return file
 
 

@@ -12,11 +12,21 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from vit_jax.errors import UserError, nearest
 
 GRAMMAR = "'train', 'train[:98%]', 'train[300:600]', 'train[-50:]' and sums such as 'train+test'"
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of an array, as `jax.eval_shape` takes them."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
 
 class Source(Protocol):
@@ -32,11 +42,7 @@ class CheckedSource(Source, Protocol):
     """A source whose files can be damaged, and which can say so before training starts."""
 
     def check(self, on_bad_image: str) -> Source:
-        """Reads what has to be read; returns the source to train on.
-
-        Raises:
-          UserError: a file is damaged (for images: unless `on_bad_image` is "skip").
-        """
+        """The source to train on; UserError for damage, unless it is images and "skip"."""
 
     def describe(self, index: int) -> str:
         """Where example `index` is stored, for error messages."""
@@ -45,8 +51,7 @@ class CheckedSource(Source, Protocol):
         """Lines that change when the files behind the source change."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One term of a split expression: examples `start:stop` of the split `name`."""
 
     name: str
@@ -54,19 +59,16 @@ class Part:
     stop: int
 
 
-def resolve_split(
-    split: str, known: Iterable[str], length: Callable[[str], int], *, key: str = "dataset.split"
-) -> list[Part]:
+def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]) -> list[Part]:
     """Turns a split expression into absolute, non-empty parts, with the meaning TFDS gives it.
 
-    Percentages are rounded to the nearest example (Python's `round`: halves to even), negative
-    bounds count from the end, `+` concatenates, `all` stands for the sum of all splits.
+    Percentages are rounded to the nearest example, negative bounds count from the end, `+`
+    concatenates, `all` is the sum of all splits.
 
     Args:
       split: the expression, such as `train[:98%]+test`.
       known: names of the splits there are.
       length: number of examples of a split; asked only for splits that the expression names.
-      key: config key to name in errors.
 
     Raises:
       UserError: unknown split, malformed expression, bound outside of the split, nothing selected.
@@ -78,8 +80,8 @@ def resolve_split(
     for name in asked:
         if re.fullmatch(r"[\w-]+", name) and name not in [*names, "all"]:
             raise UserError(
-                f"{key}={split!r}: unknown split {name!r}; known splits: {', '.join(names)}."
-                f"{nearest(name, names)}"
+                f"dataset.split={split!r}: unknown split {name!r}; known splits: "
+                f"{', '.join(names)}.{nearest(name, names)}"
             )
     counts = {name: length(name) for name in names if name in asked or "all" in asked}
     infos = {
@@ -92,14 +94,16 @@ def resolve_split(
         terms = tfds.core.ReadInstruction.from_spec(spec).to_absolute(infos)
     except (ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[-1].partition(" See format")[0].rstrip(".")
-        raise UserError(f"{key}={split!r}: {reason}; write {GRAMMAR}.") from None
-    bounds = [
-        (each.splitname, each.from_ or 0, counts[each.splitname] if each.to is None else each.to)
+        raise UserError(f"dataset.split={split!r}: {reason}; write {GRAMMAR}.") from None
+    parts = [
+        Part(
+            each.splitname, each.from_ or 0, counts[each.splitname] if each.to is None else each.to
+        )
         for each in terms
     ]
-    parts = [Part(*bound) for bound in bounds if bound[2] > bound[1]]
+    parts = [part for part in parts if part.stop > part.start]
     if not parts:
-        raise UserError(f"{key}={split!r} selects no example.")
+        raise UserError(f"dataset.split={split!r} selects no example.")
     return parts
 
 
@@ -115,8 +119,6 @@ class SlicedSource:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"index {index} outside of {len(self)} examples")
         position = bisect.bisect_right(self._ends, index)
         part = self._parts[position]
         return self._sources[part.name][part.stop - (self._ends[position] - index)]

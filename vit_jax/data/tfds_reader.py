@@ -6,71 +6,58 @@ written will do, with or without its builder's code. Nothing here downloads or p
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import glob
 import os
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import registered
 from tensorflow_datasets.proto import tf_example_pb2
 
-from vit_jax.data.computed_labels import COMPUTED_LABELS, ComputedLabel
+from vit_jax.data import computed_labels
+from vit_jax.data.computed_labels import COMPUTED_LABELS, Label
 from vit_jax.data.records import Extent, Records
-from vit_jax.data.sources import resolve_split
-from vit_jax.errors import UserError, nearest
+from vit_jax.data.sources import GRAMMAR
+from vit_jax.errors import UserError, check_local, nearest
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
 INFO_FILE = "dataset_info.json"
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
+@dataclasses.dataclass(frozen=True)
 class TfdsSource:
     """Encoded images and class numbers from the records of a prepared directory.
 
-    Args:
+    Attributes:
       records: the serialized `tf.train.Example`s.
       image_key: name of the feature that holds the image.
-      label: name of the feature that holds the class, or how the class is computed from others;
-        "" for none: all labels are 0.
-      num_classes: labels are below it.
+      label: how the class is found.
       full_name: `name/config/version`.
     """
 
-    def __init__(
-        self,
-        records: Records,
-        image_key: str,
-        label: str | ComputedLabel,
-        num_classes: int,
-        full_name: str,
-    ):
-        self._records = records
-        self._image_key = image_key
-        self._label = label
-        self._num_classes = num_classes
-        self._full_name = full_name
+    records: Records
+    image_key: str
+    label: Label
+    full_name: str
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        feature = self._features(index)
-        image = feature[self._image_key].bytes_list.value[0]
-        if not self._label:
-            return {"image": image, "label": 0}
-        if isinstance(self._label, ComputedLabel):
-            image, label = self._label.image(image), self._label.compute(feature)
-        else:
-            label = feature[self._label].int64_list.value[0]
-        if not 0 <= label < self._num_classes:
+        features = self._features(index)
+        label, num_classes = self.label.compute(features), len(self.label.class_names)
+        if num_classes and not 0 <= label < num_classes:
             # ImageNet's test split has -1 everywhere; training on it would fail silently.
             raise UserError(
-                f"{self.describe(index)}: label {label} is not in 0 .. {self._num_classes - 1}; "
+                f"{self.describe(index)}: label {label} is not in 0 .. {num_classes - 1}; "
                 "this split may have no labels."
             )
+        image = self.label.image(features[self.image_key].bytes_list.value[0])
         return {"image": image, "label": label}
 
     def stored(self, index: int) -> dict[str, list[Any]]:
@@ -78,39 +65,30 @@ class TfdsSource:
         values = {}
         for key, feature in self._features(index).items():
             kind = feature.WhichOneof("kind")  # None where TFDS stored an empty list
-            if key != self._image_key:
+            if key != self.image_key:
                 values[key] = list(getattr(feature, kind).value) if kind else []
         return values
 
     def _features(self, index: int) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(f"index {index} outside of {len(self)} examples")
-        return tf_example_pb2.Example.FromString(self._records[index]).features.feature
+        return tf_example_pb2.Example.FromString(self.records[index]).features.feature
 
-    def check(self, on_bad_image: str) -> TfdsSource:
-        """Opens every file and compares its number of records with the directory's metadata.
+    def check(self, _on_bad_image: str) -> TfdsSource:
+        """Compares the number of records in every file with the directory's metadata.
 
         Raises:
-          UserError: a file is missing, truncated or of another length; whatever `on_bad_image`
-            says, since skipping a file would drop thousands of examples.
+          UserError: a file is missing, truncated or of another length, whatever `on_bad_image`
+            says: skipping a file would drop thousands of examples.
         """
-        self._records.check()
+        self.records.check()
         return self
 
     def describe(self, index: int) -> str:
-        return self._records.describe(index)
+        return self.records.describe(index)
 
     def identity(self) -> Iterable[str]:
         """The dataset's full name with its version, and the files with their sizes."""
-        yield self._full_name
-        yield from self._records.identity()
-
-
-class Prepared(NamedTuple):
-    """A part of a prepared dataset."""
-
-    source: TfdsSource
-    class_names: tuple[str, ...]
+        yield self.full_name
+        yield from self.records.identity()
 
 
 def default_data_dir() -> str:
@@ -133,19 +111,16 @@ def find_prepared(name: str, data_dir: str) -> str:
     if match is None:
         raise UserError(f"dataset.name={name!r} is no TFDS name; write NAME[/CONFIG][:1.2.3].")
     root = data_dir or default_data_dir()
-    if "://" in root:
-        raise UserError(
-            f"dataset.data_dir={root!r}: only paths of this machine can be read; copy the dataset, "
-            "or mount the bucket."
-        )
+    check_local("dataset.data_dir", root)
     root = os.path.abspath(os.path.expanduser(root))
+    there = _prepared_versions(os.path.join(root, match["name"]))
     found = [
         (config, version, path)
-        for config, version, path in _prepared_versions(os.path.join(root, match["name"]))
+        for config, version, path in there
         if match["config"] in (None, config) and match["version"] in (None, version)
     ]
     if not found:
-        raise UserError(_not_prepared(name, match["name"], root))
+        raise UserError(_not_prepared(name, match["name"], root, there))
     configs = sorted({config for config, _, _ in found})
     if len(configs) > 1:
         choices = ", ".join(f"{match['name']}/{config}" for config in configs if config)
@@ -160,41 +135,33 @@ def _prepared_versions(folder: str) -> list[tuple[str, str, str]]:
         for path in sorted(glob.glob(f"{glob.escape(folder)}/{depth}/{INFO_FILE}")):
             directory = os.path.dirname(path)
             config, version = os.path.split(os.path.relpath(directory, folder))
-            if _VERSION.fullmatch(version):
+            if re.fullmatch(r"\d+\.\d+\.\d+", version):
                 found.append((config, version, directory))
     return found
 
 
-def _not_prepared(name: str, base: str, root: str) -> str:
+def _not_prepared(name: str, base: str, root: str, there: list[tuple[str, str, str]]) -> str:
     """One line on a dataset that is not there: unknown, or known and how to prepare it."""
-    there = [
-        f"{base}/{config}:{version}" if config else f"{base}:{version}"
-        for config, version, _ in _prepared_versions(os.path.join(root, base))
-    ]
     where = f"dataset.name={name!r}: not prepared in {root} (dataset.data_dir, else $TFDS_DATA_DIR)"
     if there:
-        return f"{where}; prepared there: {', '.join(there)}."
+        names = [base + f"/{config}" * bool(config) + f":{version}" for config, version, _ in there]
+        return f"{where}; prepared there: {', '.join(names)}."
+    own = {"imagenet2012": "imagenet2012 FOLDER", "imagenet21k": "imagenet21k TAR_OR_FOLDER"}
     # The community register would be asked over the network, and needs TensorFlow to fail well.
     known = registered.list_imported_builders()
-    if base == "imagenet21k":  # TFDS has none
+    if base not in known and base not in own:
         return (
-            f"{where}; prepare it from its tars with: "
-            f"python scripts/prepare_data.py imagenet21k TAR_OR_FOLDER --data_dir={root}"
+            f"dataset.name={name!r}: no such dataset; it takes 'digits', 'glyphs', the path of an "
+            f"image folder, or a TFDS name.{nearest(base, [*known, 'digits', 'glyphs'])}"
         )
-    if base not in known:
-        return (
-            f"dataset.name={name!r}: no such dataset. It takes 'digits', 'glyphs', the path of an "
-            f"image folder, or a TFDS name; nothing of that name is prepared in {root}."
-            f"{nearest(base, [*known, 'digits', 'glyphs'])}"
-        )
-    what = "imagenet2012 FOLDER" if base == "imagenet2012" else f"tfds {name}"
+    what = own.get(base, f"tfds {name}")
     return f"{where}; prepare it with: python scripts/prepare_data.py {what} --data_dir={root}"
 
 
 def open_prepared(
     directory: str, split: str, label_key: str = "", *, needs_label: bool = True
-) -> Prepared:
-    """Reads the metadata of a prepared directory; no record yet.
+) -> tuple[TfdsSource, tuple[str, ...]]:
+    """Reads the metadata of a prepared directory, no record yet; gives source and class names.
 
     Args:
       directory: the folder that holds `dataset_info.json`.
@@ -208,12 +175,14 @@ def open_prepared(
         has no random access.
     """
     try:
-        builder = tfds.builder_from_directory(directory)
+        info = tfds.builder_from_directory(directory).info
     except Exception as error:  # TFDS raises many kinds, over several lines
         reason = str(error).splitlines()[0]
         raise UserError(f"dataset {directory}: cannot read its metadata ({reason}).") from None
-    info = builder.info
-    image, label = image_key(info), _label(info, label_key) if needs_label or label_key else ""
+    image = image_key(info)
+    label = Label((), computed_labels.zero)
+    if needs_label or label_key:
+        label = _label(info, label_key)
     file_format = info.file_format.value if info.file_format else "unknown"
     if file_format not in ("array_record", "tfrecord"):
         raise UserError(
@@ -221,25 +190,16 @@ def open_prepared(
             "file_format='array_record'."
         )
     records = Records(file_format, extents(info.splits, split))
-    if isinstance(label, ComputedLabel):
-        class_names = label.class_names
-    else:
-        class_names = tuple(info.features[label].names) if label else ()
-    source = TfdsSource(records, image, label, len(class_names), info.full_name)
-    return Prepared(source, class_names)
+    return TfdsSource(records, image, label, info.full_name), label.class_names
 
 
 def extents(splits: Any, split: str) -> list[Extent]:
-    """Where the examples of a split expression lie; also takes TFDS's `train[:2shard]`."""
-    if "shard" in split:
-        terms = [split]
-    else:
-        parts = resolve_split(split, splits, lambda name: splits[name].num_examples)
-        terms = [f"{part.name}[{part.start}:{part.stop}]" for part in parts]
+    """Where the examples of a split expression lie."""
     try:
-        instructions = [each for term in terms for each in splits[term].file_instructions]
+        instructions = splits["".join(split.split())].file_instructions
     except Exception as error:  # likewise
-        raise UserError(f"dataset.split={split!r}: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UserError(f"dataset.split={split!r}: {reason}; write {GRAMMAR}.") from None
     if not instructions:
         raise UserError(f"dataset.split={split!r} selects no example.")
     return [
@@ -272,27 +232,22 @@ def image_key(info: Any) -> str:
     return chosen
 
 
-def _label(info: Any, label_key: str) -> str | ComputedLabel:
-    """Name of the label feature, or how the label is computed; UserError where neither is."""
+def _label(info: Any, label_key: str) -> Label:
+    """The label that is stored or computed; UserError where there is none."""
     features = info.features
     where = f"dataset {info.full_name}"
-    if label_key in COMPUTED_LABELS:
-        computed = COMPUTED_LABELS[label_key]
-        if info.name != computed.dataset or not set(computed.features) <= set(features):
-            raise UserError(
-                f"{where}: dataset.label_key={label_key!r} is computed from "
-                f"{' and '.join(computed.features)} of {computed.dataset}; this set's features: "
-                f"{_listing(info)}."
-            )
-        return computed
+    if computed := COMPUTED_LABELS.get(label_key):
+        if info.name == computed.dataset and set(computed.features) <= set(features):
+            return computed
+        raise UserError(
+            f"{where}: dataset.label_key={label_key!r} is computed from "
+            f"{' and '.join(computed.features)} of {computed.dataset}."
+        )
     labels = [key for key, each in features.items() if isinstance(each, tfds.features.ClassLabel)]
-    if label_key:
-        chosen = label_key if label_key in labels else ""
-    else:
-        # The last is that of imagenet2012_real, whose supervised key is a list of labels.
-        usual = (_supervised(info)[1], "label", "original_label")
-        chosen = next((key for key in usual if key in labels), "")
-    if not chosen or not features[chosen].num_classes:
+    # The last is that of imagenet2012_real, whose supervised key is a list of labels.
+    usual = [label_key] if label_key else [_supervised(info)[1], "label", "original_label"]
+    chosen = next((key for key in usual if key in labels and features[key].num_classes), "")
+    if not chosen:
         asked = f"dataset.label_key={label_key!r} is no class label" if label_key else "no label"
         offered = [key for key, each in COMPUTED_LABELS.items() if each.dataset == info.name]
         alternative = f", or to one of {', '.join(offered)}" if offered else ""
@@ -300,4 +255,5 @@ def _label(info: Any, label_key: str) -> str | ComputedLabel:
             f"{where}: {asked}; set dataset.label_key to a ClassLabel of its features: "
             f"{_listing(info)}{alternative}."
         )
-    return chosen
+    compute = functools.partial(computed_labels.stored, key=chosen)
+    return Label(tuple(features[chosen].names), compute)

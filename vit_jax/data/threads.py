@@ -21,15 +21,10 @@ def map_threads(
 ) -> Iterator[B]:
     """`map` in threads, by default a few more than there are cores; results come in order.
 
-    Reading files, hashing and OpenCV release the GIL. A thread takes `chunk` arguments at a time,
-    as a future costs 40 us and `os.stat` only 2.
+    A thread takes `chunk` arguments at a time, as a future costs 40 us and `os.stat` only 2.
     """
-
-    def several(part: tuple[A, ...]) -> list[B]:
-        return [function(argument) for argument in part]
-
     rest = iter(arguments)
     parts = iter(lambda: tuple(itertools.islice(rest, chunk)), ())
     with ThreadPoolExecutor(num_threads or (os.cpu_count() or 1) + 2) as pool:
-        for results in pool.map(several, parts):
+        for results in pool.map(lambda part: list(map(function, part)), parts):
             yield from results

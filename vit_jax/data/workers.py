@@ -1,30 +1,29 @@
 """Worker processes that end with the training process and leave nothing behind.
 
 Grain (0.2.18) spawns them, but a training process that is killed takes neither them nor their
-shared memory along. Here
-
-* a worker watches its parent and ends within a second of it;
-* images travel as files in /dev/shm (shared memory), which the receiver deletes as it opens them.
-  Their names tell the training process and the iterator: closing the iterator removes what was on
-  its way, a worker that outlives its parent does too, and the next run removes what is left of
-  processes that no longer exist, should all have been killed at once.
-
-Python's own `shared_memory` would need a tracker process, which complains about killed runs.
+shared memory along. Here a worker watches its parent and ends within a second of it, and images
+travel as files in a folder of the iterator in /dev/shm, each deleted as it is opened. Closing the
+iterator removes the folder, a worker that outlives its parent does too. The training process holds
+a lock on the folder, so that the next run can tell, and remove, what is left of processes that were
+all killed at once. (Python's `shared_memory` has a tracker, which complains about killed runs.)
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import functools
 import glob
 import logging
 import mmap
 import multiprocessing
 import os
-import re
 import secrets
+import shutil
 import signal
+import tempfile
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import grain
@@ -32,7 +31,6 @@ import numpy as np
 from absl import flags
 
 SHM = "/dev/shm"
-_NAME = re.compile(r"(?:sem\.)?vit_jax-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)-.*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +48,8 @@ class SharedArray:
             with open(path, "xb") as file:
                 file.write(np.ascontiguousarray(array).data)
         except OSError:
-            _unlink(path)
+            if os.path.exists(path):
+                os.unlink(path)
             raise
         return cls(path, array.shape, array.dtype)
 
@@ -58,50 +57,78 @@ class SharedArray:
         """The array, without a copy; its memory is freed with it. To be called once."""
         with open(self.path, "r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
-        _unlink(self.path)
+        os.unlink(self.path)
         return np.frombuffer(memory, self.dtype).reshape(self.shape)
 
 
-def spread(data: grain.IterDataset, num_workers: int) -> tuple[grain.IterDataset, str]:
+def spread(
+    data: grain.IterDataset, num_workers: int
+) -> tuple[grain.IterDataset, Callable[[], None]]:
     """`data`, with each `num_workers`-th batch made by another process, in the same order.
 
     Returns:
-      The dataset, and what to hand to `remove_shared` when its iterator is closed.
+      The dataset, and what to call when its iterator is closed.
     """
     if not flags.FLAGS.is_parsed():  # outside of absl.app; Grain reads a flag (google/grain#1355)
         flags.FLAGS.mark_as_parsed()
-    options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
-    if not os.path.isdir(SHM):
-        start = functools.partial(_start_worker, "")
-        return data.mp_prefetch(options, worker_init_fn=start), ""
-    remove_stale()
-    name = _run_name(os.getpid())
-    # Semaphores of multiprocessing are files in /dev/shm too.
-    multiprocessing.current_process()._config["semprefix"] = f"/{name}"  # type: ignore[attr-defined]
-    prefix = os.path.join(SHM, f"{name}{secrets.token_hex(4)}-")
+    folder, clean_up = _create_folder()
     # After the worker's threads, so that only batches that are sent are in shared memory.
-    data = data.map(_Send(prefix))
+    data = data.map(_Send(folder))
     keep = grain.experimental.DatasetOptions(min_shm_size=2**62)  # Grain itself copies nothing
     data = grain.experimental.WithOptionsIterDataset(data, keep)
-    data = data.mp_prefetch(options, worker_init_fn=functools.partial(_start_worker, prefix))
-    return data.map(_receive), prefix
+    options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
+    data = data.mp_prefetch(options, worker_init_fn=functools.partial(_start_worker, folder))
+    return data.map(_receive), clean_up
+
+
+def _create_folder() -> tuple[str, Callable[[], None]]:
+    """A locked folder in shared memory ("" where there is none), and what removes it."""
+    if not os.path.isdir(SHM):
+        return "", lambda: None
+    remove_stale()
+    hidden = tempfile.mkdtemp(prefix=f".vit_jax-{os.getpid()}-", dir=SHM)
+    lock = os.open(hidden, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = os.path.join(SHM, os.path.basename(hidden)[1:])  # seen by `remove_stale` from here on
+    os.rename(hidden, folder)
+
+    def remove() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+    return folder, remove
+
+
+def remove_stale() -> None:
+    """Removes the folders of this user's training processes that no longer exist."""
+    for folder in glob.glob(os.path.join(SHM, "vit_jax-*")):
+        try:
+            lock = os.open(folder, os.O_RDONLY)
+        except OSError:  # another user's, or another process was faster
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            pass  # in use
+        finally:
+            os.close(lock)
 
 
 class _Send:
     """Moves a batch's images to shared memory, in the worker."""
 
-    def __init__(self, prefix: str):
-        self._prefix = prefix
-        self._full = False
+    def __init__(self, folder: str):
+        self._folder = folder
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        if self._full:
+        if not self._folder:
             return batch
         try:
-            path = f"{self._prefix}{secrets.token_hex(8)}"
+            path = f"{self._folder}/{secrets.token_hex(8)}"
             return {**batch, "image": SharedArray.write(path, batch["image"])}
         except OSError as error:
-            self._full = True
+            self._folder = ""
             logging.getLogger(__name__).warning(
                 "%s: %s; batches are sent through a pipe, which is slower.", SHM, error.strerror
             )
@@ -113,18 +140,16 @@ def _receive(batch: dict[str, Any]) -> dict[str, np.ndarray]:
     return {**batch, "image": image.read() if isinstance(image, SharedArray) else image}
 
 
-def _start_worker(prefix: str, index: int, count: int) -> None:
+def _start_worker(folder: str, _index: int, _count: int) -> None:
     """Runs in the main thread of a new worker."""
     # Ctrl-C and a scheduler's SIGTERM reach the whole process group. The training process decides
     # what becomes of them, and may still want batches.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(
-        target=_follow_parent, args=(prefix,), name="follow-parent", daemon=True
-    ).start()
+    threading.Thread(target=_follow_parent, args=(folder,), daemon=True).start()
 
 
-def _follow_parent(prefix: str) -> None:
+def _follow_parent(folder: str) -> None:
     """Ends this process soon after its parent, which a SIGKILL gives no chance to say goodbye."""
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -132,53 +157,6 @@ def _follow_parent(prefix: str) -> None:
     # hold that open, hence the second look.
     while parent.is_alive() and os.getppid() == parent.pid:
         parent.join(timeout=1)
-    remove_shared(prefix)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
-
-
-def remove_shared(prefix: str) -> None:
-    """Deletes what was on its way through an iterator that is closed; nothing without prefix."""
-    if not prefix:
-        return
-    for path in glob.glob(glob.escape(prefix) + "*"):
-        _unlink(path)
-
-
-def _unlink(path: str) -> bool:
-    try:
-        os.unlink(path)
-    except OSError:  # another user's, or another process was faster
-        return False
-    return True
-
-
-def _run_name(pid: int) -> str:
-    """Names a training process; process ids alone are used again."""
-    return f"vit_jax-{_namespace()}-{pid}-{_start_time(pid)}-"
-
-
-def _namespace() -> int:
-    """Containers may share /dev/shm, but not their process ids."""
-    return os.stat("/proc/self/ns/pid").st_ino
-
-
-def _start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[19])
-    except OSError:
-        return None
-
-
-def remove_stale() -> None:
-    """Removes shared memory of training processes of this user that no longer exist."""
-    namespace = str(_namespace())
-    for name in os.listdir(SHM):
-        match = _NAME.fullmatch(name)
-        if match is None or match["namespace"] != namespace:
-            continue
-        if _start_time(int(match["pid"])) == int(match["start"]):
-            continue
-        if _unlink(os.path.join(SHM, name)):
-            logging.getLogger(__name__).info("removed shared memory %s of a killed run", name)

@@ -72,8 +72,8 @@ def image_of(record: bytes, image_key: str) -> bytes:
     return example.features.feature[image_key].bytes_list.value[0]
 
 
-def with_image(record: bytes, image_key: str, image: bytes) -> bytes:
-    """The same example with another image file."""
+def with_image(record: bytes, image: bytes) -> bytes:
+    """A record of `serialize` with another image file."""
     example = tf_example_pb2.Example.FromString(record)
-    example.features.feature[image_key].bytes_list.value[0] = image
+    example.features.feature["image"].bytes_list.value[0] = image
     return example.SerializeToString(deterministic=True)

@@ -51,12 +51,10 @@ class Listing(NamedTuple):
     @classmethod
     def load(cls, path: Path) -> Listing:
         with np.load(path) as content:
-            splits = {
-                name.removeprefix("split "): content[name]
-                for name in content.files
-                if name.startswith("split ")
-            }
-            return cls(content["class_names"].tolist(), content["files"], splits)
+            arrays = dict(content)
+        class_names, files = arrays.pop("class_names").tolist(), arrays.pop("files")
+        splits = {name.removeprefix("split "): rows for name, rows in arrays.items()}
+        return cls(class_names, files, splits)
 
 
 def make_rows(
@@ -89,10 +87,8 @@ def in_tfds_order(rows: np.ndarray, split: str, files: np.ndarray) -> np.ndarray
     """The rows [N] in the order that TFDS gives a split whose keys are the images' names.
 
     That is by the MD5 of split and key: `train[99%:]` holds the same images as in a set that TFDS
-    has prepared itself, and any slice is a random sample of the classes.
-
-    Raises:
-      UserError: two images have the same name; the message tells in which of the `files` [F].
+    has prepared itself, and any slice is a random sample of the classes. UserError where two
+    images have the same name.
     """
     salt = split.encode()
     digests = (hashlib.md5(salt + name).digest() for name in rows["name"])
@@ -110,12 +106,7 @@ def in_tfds_order(rows: np.ndarray, split: str, files: np.ndarray) -> np.ndarray
 
 
 def fingerprint(source: str, parts: Sequence[str]) -> str:
-    """Hash over relative path, size and time of change of the files of a source.
-
-    Args:
-      source: file or folder.
-      parts: the files and folders in it that are used.
-    """
+    """Hash over relative path, size and time of change of the files in `parts` of a source."""
     digest = hashlib.sha256()
     root = os.fsencode(source if os.path.isdir(source) else os.path.dirname(source))
     for path in sorted(path for part in parts for path in _files(os.fsencode(part))):

@@ -44,15 +44,14 @@ def write_image_metadata(
         "label": tfds.features.ClassLabel(names=list(class_names)),
         "file_name": tfds.features.Text(),
     }
-    info = tfds.core.DatasetInfo(
-        builder=dataset_info.DatasetIdentity(
-            name=name, version=tfds.core.Version(version), data_dir=str(folder), module_name=""
-        ),
-        description=description,
+    identity = dataset_info.DatasetIdentity(
+        name=name, version=tfds.core.Version(version), data_dir=str(folder), module_name=""
+    )
+    tfds.core.DatasetInfo(
+        builder=identity,
         features=tfds.features.FeaturesDict(features),
         supervised_keys=("image", "label"),
-    )
-    info.write_to_directory(folder)
+    ).write_to_directory(folder)
     _write_splits(folder, name, description, sizes)
 
 

@@ -27,9 +27,7 @@ class Origin:
       parts: the files and folders that it consists of.
       make_listing: folder for what has to be unpacked -> its examples.
       read: (listing, split, start, stop) -> examples `start:stop`, in any order.
-      image_key: the feature that holds the image.
       metadata: the prepared folder whose metadata are copied; None to write new ones.
-      no_resize: why none of its images may become a smaller JPEG, if there is a reason.
     """
 
     name: str
@@ -37,9 +35,7 @@ class Origin:
     parts: Sequence[str]
     make_listing: Callable[[Path], Listing]
     read: Callable[[Listing, str, int, int], Iterator[Example]] = read_images
-    image_key: str = "image"
     metadata: Path | None = None
-    no_resize: str = ""
 
 
 def _imagenet2012(source: str) -> Origin:
@@ -92,9 +88,7 @@ def _tfds(source: str) -> Origin:
         prepared.files,
         lambda _: prepared.listing(),
         prepared.read,
-        prepared.image_key,
         Path(source),
-        prepared.no_resize,
     )
 
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +74,18 @@ def prepare_data(
     """
     check_known("on_bad_image", on_bad_image, ("error", "skip"))
     check_known("source kind", kind, ORIGINS)
+    check_local("--data_dir", data_dir)
     source = os.path.abspath(os.path.expanduser(source))
     if not os.path.exists(source):
         raise UserError(f"{source}: No such file or directory.")
-    _check_range("num_workers", num_workers, 1)
-    _check_range("resize", resize, 0)
-    _check_range("quality", quality, 1, 100)
-    _check_range("shard_megabytes", shard_megabytes, 1e-6, 1e6)
-    check_local("--data_dir", data_dir)
+    if num_workers < 1 or resize < 0 or not 1 <= quality <= 100 or not shard_megabytes > 0:
+        raise UserError(
+            f"{num_workers=}, {resize=}, {quality=}, {shard_megabytes=}: flags out of range; "
+            "quality is from 1 to 100."
+        )
+    if resize and kind == "tfds":
+        raise UserError("--resize is for files; a set of TFDS keeps the images that it promises.")
     origin = ORIGINS[kind](source)
-    if resize and origin.no_resize:
-        raise UserError(f"{source}: {origin.no_resize}; prepare it without --resize.")
     name = name or origin.name + (f"_{resize}" if resize else "")
     if NAME.fullmatch(name) is None or "/" in name:
         raise UserError(f"--name={name!r}: takes letters, digits and underscores, a letter first.")
@@ -96,8 +97,7 @@ def prepare_data(
         "quality": quality if resize else 0,
         "shard_megabytes": shard_megabytes,
     }
-    root = Path(data_dir or default_data_dir()).expanduser().absolute()
-    folder = root / name / origin.version
+    folder = Path(data_dir or default_data_dir()).expanduser().absolute() / name / origin.version
     if folder.is_relative_to(source):
         raise UserError(f"{folder} would be inside its own source; give another --data_dir.")
     if check_finished(folder, plan):
@@ -106,28 +106,17 @@ def prepare_data(
         if check_finished(folder, plan):  # by another process, before this one got the lock
             return folder
         begin(work, plan)
-        listing = _list_source(origin, work)
+        if not (work / "listing.npz").exists():
+            origin.make_listing(work).save(work / "listing.npz")
+        listing = Listing.load(work / "listing.npz")
         receipts = _write_shards(origin, listing, work, name, plan, num_workers)
         _handle_unreadable(receipts, work, on_bad_image)
         if fingerprint(source, origin.parts) != plan["source_fingerprint"]:
             raise UserError(f"{source}: changed while it was read; delete {work} and begin again.")
-        _finish(origin, listing, work, name, plan, receipts)
+        _finish(origin, listing.class_names, work / "prepared", name, plan, receipts)
         (work / "prepared").rename(folder)
         sync(folder.parent)
     return folder
-
-
-def _check_range(flag: str, value: float, low: float, high: float = math.inf) -> None:
-    if not low <= value <= high:
-        fitting = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-        raise UserError(f"--{flag}={value} must be {fitting}.")
-
-
-def _list_source(origin: Origin, work: Path) -> Listing:
-    path = work / "listing.npz"
-    if not path.exists():
-        origin.make_listing(work).save(path)
-    return Listing.load(path)
 
 
 def _write_shards(
@@ -150,7 +139,7 @@ def _write_shards(
 
     def write(shard: Shard) -> dict[str, Any]:
         examples = origin.read(listing, shard.split, shard.start, shard.stop)
-        return write_shard(shard, examples, origin.image_key, shrink)
+        return write_shard(shard, examples, shrink)
 
     written = map_threads(write, missing, chunk=1, num_threads=num_workers)
     for shard, receipt in zip(missing, written, strict=True):
@@ -189,25 +178,24 @@ def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> Non
         return
     path = work / "prepared" / UNREADABLE
     write_atomically(path, "\n".join(bad) + "\n")
+    report = f"{len(bad)} images cannot be decoded, such as {bad[0]}; all are listed in {path}"
     if on_bad_image == "error":
         raise UserError(
-            f"{len(bad)} images cannot be decoded, such as {bad[0]}; all are listed in {path}. "
-            "--on_bad_image=skip finishes without them; to mend them, delete the folder "
+            f"{report}. --on_bad_image=skip finishes without them; to mend them, delete the folder "
             f"{work.name} too."
         )
-    logging.warning("%d images cannot be decoded and are left out, such as %s", len(bad), bad[0])
+    logging.warning("%s, and left out", report)
 
 
 def _finish(
     origin: Origin,
-    listing: Listing,
-    work: Path,
+    class_names: Sequence[str],
+    folder: Path,
     name: str,
     plan: dict[str, Any],
     receipts: Receipts,
 ) -> None:
     """Writes the metadata and the checksums, all safe on disk at the end."""
-    folder = work / "prepared"
     sizes = {}
     for split, shards in receipts.items():
         lengths = [receipt["records"] for receipt in shards.values()]
@@ -219,18 +207,12 @@ def _finish(
             f" Short sides above {plan['resize']} pixels were scaled down to that (area "
             f"interpolation), as JPEG of quality {plan['quality']}."
         )
+    shared: dict[str, Any] = {"name": name, "description": description, "sizes": sizes}
     if origin.metadata is not None:
-        metadata.copy_metadata(
-            origin.metadata, folder, name=name, description=description, sizes=sizes
-        )
+        metadata.copy_metadata(origin.metadata, folder, **shared)
     else:
         metadata.write_image_metadata(
-            folder,
-            name=name,
-            version=origin.version,
-            description=description,
-            class_names=listing.class_names,
-            sizes=sizes,
+            folder, version=origin.version, class_names=class_names, **shared
         )
     written = {file: receipt for shards in receipts.values() for file, receipt in shards.items()}
     for path in folder.iterdir():

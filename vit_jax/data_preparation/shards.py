@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 from array_record.python import array_record_module
 
+from vit_jax.data import geometry
 from vit_jax.data.decode import decode_image, decodes
-from vit_jax.data.ops import ResizeSmall
 from vit_jax.data_preparation.examples import Example, with_image
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import UNFINISHED, sync, write_atomically
@@ -24,8 +23,7 @@ from vit_jax.files.manifest import digest
 WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
-@dataclasses.dataclass(frozen=True)
-class Shrink:
+class Shrink(NamedTuple):
     """Scales an image file's short side down to `short_side` pixels, as a JPEG of `quality`.
 
     Area interpolation; upright, as the orientation tag is lost. Smaller images stay as they are.
@@ -37,24 +35,22 @@ class Shrink:
     def __call__(self, data: bytes) -> bytes:
         """Raises ValueError where the file cannot be decoded."""
         pixels = decode_image(data, channels=3, exif=True)
-        if min(pixels.shape[:2]) <= self.short_side:
+        short = min(pixels.shape[:2])
+        if short <= self.short_side:
             return data
-        small = ResizeSmall(self.short_side, "area").apply(pixels, None)  # type: ignore[arg-type]
-        options = [cv2.IMWRITE_JPEG_QUALITY, self.quality]
-        _, encoded = cv2.imencode(".jpg", cv2.cvtColor(small, cv2.COLOR_RGB2BGR), options)
-        return encoded.tobytes()
+        height, width = (round(side * self.short_side / short) for side in pixels.shape[:2])
+        small = cv2.cvtColor(geometry.resize(pixels, height, width, "area"), cv2.COLOR_RGB2BGR)
+        return cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, self.quality])[1].tobytes()
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """A part of a split that becomes a file.
 
     Attributes:
       path: of the finished file.
       receipt: of the JSON file that says that it is finished, and what it holds.
       split: the examples' split.
-      start: first position in it.
-      stop: position after the last.
+      start, stop: its examples are those from `start` to before `stop`.
       size: of the images in the source, in bytes.
     """
 
@@ -66,9 +62,7 @@ class Shard:
     size: int
 
 
-def write_shard(
-    shard: Shard, examples: Iterable[Example], image_key: str, shrink: Shrink | None
-) -> dict[str, Any]:
+def write_shard(shard: Shard, examples: Iterable[Example], shrink: Shrink | None) -> dict[str, Any]:
     """Writes a shard under another name, syncs and renames it, then leaves a receipt.
 
     Images that cannot be decoded are left out.
@@ -80,19 +74,13 @@ def write_shard(
     Raises:
       UserError: the source cannot be read or the shard cannot be written.
     """
-    records: dict[int, bytes] = {}
-    unreadable: dict[int, str] = {}
-    for each in examples:
-        record = _stored(each, image_key, shrink)
-        if record is None:
-            unreadable[each.position] = each.where
-        else:
-            records[each.position] = record
+    found = sorted((each.position, _stored(each, shrink), each.where) for each in examples)
+    records = [record for _, record, _ in found if record]
     temporary = shard.path.with_name(shard.path.name + UNFINISHED)
     try:
         writer = array_record_module.ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
-        for index in sorted(records):
-            writer.write(records[index])
+        for record in records:
+            writer.write(record)
         writer.close()
         sync(temporary)
         size, sha256 = digest(temporary)
@@ -100,10 +88,10 @@ def write_shard(
         sync(shard.path.parent)
         receipt = {
             "records": len(records),
-            "num_bytes": sum(map(len, records.values())),
+            "num_bytes": sum(map(len, records)),
             "bytes": size,
             "sha256": sha256,
-            "unreadable": [unreadable[index] for index in sorted(unreadable)],
+            "unreadable": [where for _, record, where in found if not record],
         }
         write_atomically(shard.receipt, json.dumps(receipt))
     except (OSError, RuntimeError) as error:  # RuntimeError: array_record's
@@ -116,17 +104,15 @@ def write_shard(
     return receipt
 
 
-def _stored(example: Example, image_key: str, shrink: Shrink | None) -> bytes | None:
-    """The record that goes into the shard; None where the image cannot be decoded."""
+def _stored(example: Example, shrink: Shrink | None) -> bytes:
+    """The record that goes into the shard; empty where the image cannot be decoded."""
     if shrink is None:
-        return example.record if decodes(example.image) else None
+        return example.record if decodes(example.image) else b""
     try:
         small = shrink(example.image)
     except ValueError:
-        return None
-    if small is example.image:
-        return example.record
-    return with_image(example.record, image_key, small)
+        return b""
+    return example.record if small is example.image else with_image(example.record, small)
 
 
 def read_receipt(shard: Shard) -> dict[str, Any] | None:

@@ -34,10 +34,8 @@ class PreparedSet:
             raise UserError(f"{directory}: TFDS has not prepared it ({reason}).") from None
         self._directory, self._splits = directory, info.splits
         self.name = info.name
-        self.version = f"{info.config_name}/{info.version}" if info.config_name else info.version
-        self.version = str(self.version)
-        self.image_key = tfds_reader.image_key(info)
-        self.no_resize = why_not_resize(info.features[self.image_key])
+        self.version = os.path.join(info.config_name or "", str(info.version))
+        self._image_key = tfds_reader.image_key(info)
         shards = [path for each in info.splits.values() for path in each.filenames]
         self.files = [f"{directory}/{name}" for name in (tfds_reader.INFO_FILE, *shards)]
         self._records = {
@@ -58,7 +56,7 @@ class PreparedSet:
             splits[split] = make_rows([b""] * len(records), size)
         return Listing((), np.array([], np.bytes_), splits)
 
-    def read(self, listing: Listing, split: str, start: int, stop: int) -> Iterator[Example]:
+    def read(self, _listing: Listing, split: str, start: int, stop: int) -> Iterator[Example]:
         records = self._records[split]
         for index in range(start, stop):
             where = records.describe(index)
@@ -67,18 +65,7 @@ class PreparedSet:
             except (OSError, RuntimeError) as error:  # RuntimeError: array_record's
                 reason = str(error).split(";")[0].splitlines()[0]
                 raise UserError(f"{where}: cannot be read ({reason}).") from None
-            yield Example(index, record, image_of(record, self.image_key), where)
-
-
-def why_not_resize(image: tfds.features.Image) -> str:
-    """What a feature promises that a JPEG of 8-bit RGB of another size would break, if anything."""
-    if None not in image.shape[:2]:
-        return "all its images are of one size"
-    if np.dtype(image.np_dtype) != np.uint8:
-        return f"its images are {np.dtype(image.np_dtype).name}, which JPEG cannot hold"
-    if image.shape[2] != 3:
-        return f"its images have {image.shape[2]} channels, not the 3 of a resized one"
-    return ""
+            yield Example(index, record, image_of(record, self._image_key), where)
 
 
 def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:

@@ -52,9 +52,7 @@ def work_folder(folder: Path) -> Iterator[Path]:
         except (BlockingIOError, PermissionError):
             raise UserError(f"{work}: another process is at work there.") from None
         except OSError as error:  # not every file system has locks
-            logging.warning(
-                "%s: cannot be locked (%s); prepare a set once at a time", work, error.strerror
-            )
+            logging.warning("%s: cannot be locked (%s); prepare it once at a time", work, error)
         yield work
     # NFS keeps a deleted file that is open under another name, so the lock is closed before.
     shutil.rmtree(work, ignore_errors=True)
@@ -76,14 +74,8 @@ def begin(work: Path, plan: dict[str, Any]) -> None:
         write_atomically(path, json.dumps(plan))
         return
     for key, value in plan.items():
-        if value == begun[key]:
-            continue
-        if key == "source_fingerprint":
+        if value != begun[key]:
             raise UserError(
-                f"{plan['source']}: changed since its preparation began; delete {work} to begin "
-                "again."
+                f"{work} was begun with {key}={begun[key]!r}, not {value!r}; give the same, or "
+                "delete it to begin again."
             )
-        raise UserError(
-            f"{work} was begun with {key}={begun[key]!r}, not {value!r}; give the same, or delete "
-            "it to begin again."
-        )

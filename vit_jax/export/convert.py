@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data import preprocess
+from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.errors import UserError, check_known
 from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.models.create import create_model, role_of
@@ -166,22 +167,22 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
         return value if isinstance(value, tuple) else (value,) * channels
 
     for op in preprocess.parse(description.eval_preprocess).ops:
-        if isinstance(op, preprocess.Resize | preprocess.ResizeSmall):
+        if isinstance(op, Resize | ResizeSmall):
             method = "bicubic" if "bicubic" in op.method else "bilinear"
-            resize = op.size if isinstance(op, preprocess.ResizeSmall) else op.shape
+            resize = op.size if isinstance(op, ResizeSmall) else op.shape
             settings = dataclasses.replace(settings, resize=resize, method=method)
             if "pillow" not in op.method:
                 notes.append("resizing there is antialiased, as Pillow does it; here it is not.")
-        elif isinstance(op, preprocess.CentralCrop):
+        elif isinstance(op, CentralCrop):
             settings = dataclasses.replace(settings, crop=op.shape)
-        elif isinstance(op, preprocess.Normalize):
+        elif isinstance(op, Normalize):
             mean, std = per_channel(op.mean), per_channel(op.std)
             settings = dataclasses.replace(settings, mean=mean, std=std)
-        elif isinstance(op, preprocess.ValueRange):  # (x - mean) / std = x * (high - low) + low
+        elif isinstance(op, ValueRange):  # (x - mean) / std = x * (high - low) + low
             scale = 1.0 / (op.high - op.low)
             mean, std = per_channel(-op.low * scale), per_channel(scale)
             settings = dataclasses.replace(settings, mean=mean, std=std)
-        elif not isinstance(op, preprocess.Decode):
+        elif not isinstance(op, Decode):
             lost.append(type(op).__name__)
     if lost:
         notes.append(f"of the preprocessing, {', '.join(lost)} is not written.")

@@ -24,6 +24,7 @@ from vit_jax.errors import UserError
 from vit_jax.export.onnx_graph import Constant, Graph, Operand, element_type, integers
 from vit_jax.export.settings import INPUT_NAME, import_package
 
+OPSET = 18  # the first in which all reductions take their axes in one way
 # Protocol buffers end at 2 GiB; beyond, constants stand in a file of their own.
 MAX_SINGLE_FILE = 2**31 - 2**24
 
@@ -35,7 +36,6 @@ def write_onnx(
     images: jax.ShapeDtypeStruct,
     *,
     output_name: str,
-    opset: int,
     metadata: Mapping[str, str],
 ) -> None:
     """Writes `function(params, images)` and checks the file's form.
@@ -46,7 +46,6 @@ def write_onnx(
       params: flat names to arrays; the graph's constants carry these names.
       images: shape and type of the input; its first size may be symbolic.
       output_name: of the result in the file.
-      opset: version of the operator set.
       metadata: texts to go with the model.
 
     Raises:
@@ -65,7 +64,7 @@ def write_onnx(
         shape = [size if isinstance(size, int) else "batch" for size in spec.shape]
         return helper.make_tensor_value_info(name, element_type(spec.dtype), shape)
 
-    opsets = [helper.make_opsetid("", opset)]
+    opsets = [helper.make_opsetid("", OPSET)]
     model = helper.make_model(
         helper.make_graph(
             graph.nodes, "vit_jax", [info(INPUT_NAME, images)], [info(output_name, result)]
@@ -255,21 +254,21 @@ EMITTERS: dict[str, Callable[..., Operand]] = {
     "concatenate": lambda graph, eqn, *x: graph.add("Concat", *x, axis=eqn.params["dimension"]),
     "conv_general_dilated": _conv_general_dilated,
     "convert_element_type": _convert_element_type,
-    "copy": lambda graph, eqn, x: x,
+    "copy": lambda _, __, x: x,
     "dot_general": _dot_general,
-    "erfc": lambda graph, eqn, x: graph.add("Sub", ONE, graph.add("Erf", x)),
+    "erfc": lambda graph, _, x: graph.add("Sub", ONE, graph.add("Erf", x)),
     "gather": _gather,
     "integer_pow": _integer_pow,
     "reduce_max": _reduce,
     "reduce_sum": _reduce,
     "reduce_window_max": _reduce_window_max,
     "reshape": lambda graph, eqn, x: graph.reshape(x, eqn.outvars[0].aval.shape),
-    "rsqrt": lambda graph, eqn, x: graph.add("Reciprocal", graph.add("Sqrt", x)),
-    "select_n": lambda graph, eqn, where, no, yes: graph.add("Where", where, yes, no),
+    "rsqrt": lambda graph, _, x: graph.add("Reciprocal", graph.add("Sqrt", x)),
+    "select_n": lambda graph, _, where, no, yes: graph.add("Where", where, yes, no),
     "slice": _slice,
-    "square": lambda graph, eqn, x: graph.add("Mul", x, x),
+    "square": lambda graph, _, x: graph.add("Mul", x, x),
     "squeeze": lambda graph, eqn, x: graph.reshape(x, eqn.outvars[0].aval.shape),
-    "stop_gradient": lambda graph, eqn, x: x,
+    "stop_gradient": lambda _, __, x: x,
     "tile": lambda graph, eqn, x: graph.add("Tile", x, graph.sizes(eqn.params["reps"])),
     "transpose": lambda graph, eqn, x: graph.transpose(x, eqn.params["permutation"]),
 }

@@ -15,14 +15,12 @@ from vit_jax.errors import UserError, check_known
 
 FORMATS = ("stablehlo", "onnx")
 INPUTS = ("float", "uint8")
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 OUTPUTS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "logits": lambda logits: logits,
     "softmax": jax.nn.softmax,
     "sigmoid": jax.nn.sigmoid,
 }
 INPUT_NAME = "images"
-MIN_OPSET = 18  # the first in which all reductions take their axes in one way
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +32,12 @@ class ExportSettings:
       input: `float`, scaled as the model's preprocessing scales, or `uint8`, raw pixels.
       output: `logits`, or probabilities by `softmax` or `sigmoid` (the loss it was trained with).
       batch: number of images; None leaves it free.
-      platforms: of StableHLO, for which it is compiled into one file.
-      opset: of ONNX.
     """
 
     format: str
     input: str = "float"
     output: str = "logits"
     batch: int | None = None
-    platforms: tuple[str, ...] = ("cpu", "cuda", "tpu")
-    opset: int = MIN_OPSET
 
     def __post_init__(self) -> None:
         check_known("--format", self.format, FORMATS)
@@ -51,21 +45,6 @@ class ExportSettings:
         check_known("--output", self.output, OUTPUTS)
         if self.batch is not None and self.batch < 1:
             raise UserError(f"--batch={self.batch} must be at least 1, or free.")
-        if self.format == "onnx":
-            newest = import_package("onnx").defs.onnx_opset_version()
-            if not MIN_OPSET <= self.opset <= newest:
-                raise UserError(
-                    f"--opset={self.opset} must be from {MIN_OPSET} to {newest} (of this onnx "
-                    "package)."
-                )
-            return
-        for platform in self.platforms:
-            check_known("--platforms", platform, PLATFORMS)
-        if "cpu" not in self.platforms:
-            raise UserError(
-                f"--platforms={','.join(self.platforms)} lacks cpu, on which the file is checked "
-                "after writing; add it, it takes hardly any space."
-            )
 
     @property
     def output_name(self) -> str:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.export.onnx import write_onnx
+from vit_jax.export.onnx import OPSET, write_onnx
 from vit_jax.export.settings import INPUT_NAME, OUTPUTS, ExportSettings, import_package
 from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.inputs import input_range
@@ -37,6 +37,7 @@ TOLERANCES = {"stablehlo": 1e-5, "onnx": 1e-4}
 # One bfloat16 rounding is 4e-3 of a value.
 BFLOAT16_TOLERANCE = 5e-2
 
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # of StableHLO, compiled into one file
 STABLEHLO_FILE, ONNX_FILE = "model.stablehlo", "model.onnx"
 _FRAMES = "jax_traceback_in_locations_limit"
 
@@ -142,7 +143,7 @@ def _write_stablehlo(
     specs = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in params.items()}
     forward = jax.jit(create_forward(model, settings))
     with _without_locations():
-        program = jax.export.export(forward, platforms=settings.platforms)(
+        program = jax.export.export(forward, platforms=PLATFORMS)(
             specs, settings.images(model.description.image_shape)
         )
     (folder / STABLEHLO_FILE).write_bytes(program.serialize())
@@ -176,7 +177,6 @@ def _write_onnx(
         flatten_names(model.params),
         settings.images(model.description.image_shape),
         output_name=settings.output_name,
-        opset=settings.opset,
         metadata={"vit_jax.description": json.dumps(model.description.to_json())},
     )
     options = onnxruntime.SessionOptions()
@@ -234,9 +234,9 @@ def _write_card(
         f"{settings.unit}",
     }
     if settings.format == "onnx":
-        facts["Operator set"] = str(settings.opset)
+        facts["Operator set"] = str(OPSET)
     else:
-        facts["Platforms"] = ", ".join(settings.platforms)
+        facts["Platforms"] = ", ".join(PLATFORMS)
         promise = "`jax.export` promises that releases of the following six months read it"
         facts["Written by jax"] = f"{jax.__version__}; {promise}"
     sizes = ", ".join(map(str, (settings.batch or "batch", *images.shape[1:])))

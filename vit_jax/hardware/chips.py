@@ -20,28 +20,17 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One accelerator chip. All rates are upper bounds, per chip and not per core.
+    """One accelerator chip. All rates are upper bounds, per chip and not per core."""
 
-    Attributes:
-      name: as users call it.
-      tflops: dense bfloat16 operations, 1e12 per second (V100: float16, it has no bfloat16).
-      hbm_gib: memory that programs can use.
-      hbm_gb_s: its bandwidth, 1e9 bytes per second.
-      link_gb_s: to the other chips of a slice or a node, in one direction.
-      network_gb_s: to other slices or nodes; 0 where there is none.
-      cores: tensor cores of a TPU; product names of v2, v3, v4 and v5p count them.
-      devices: how many JAX devices a chip is; 2 where each core is one.
-    """
-
-    name: str
+    name: str  # as users call it
     _: dataclasses.KW_ONLY
-    tflops: float
-    hbm_gib: float
-    hbm_gb_s: float
-    link_gb_s: float
-    network_gb_s: float = 0.0
-    cores: int = 1
-    devices: int = 1
+    tflops: float  # dense bfloat16, 1e12 per second (V100: float16, it has no bfloat16)
+    hbm_gib: float  # memory that programs can use
+    hbm_gb_s: float  # its bandwidth, 1e9 bytes per second
+    link_gb_s: float  # to the other chips of a slice or a node, in one direction
+    network_gb_s: float = 0.0  # to other slices or nodes
+    cores: int = 1  # of a TPU; product names of v2, v3, v4 and v5p count them
+    devices: int = 1  # of JAX; 2 where each core is one
 
     @property
     def device_peak_flops(self) -> float:

@@ -12,16 +12,12 @@ the paper.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.extend import core
-
-# The jaxprs inside these do not say how often they run, or on which part of the array.
-COUNTED_ONCE = ("while", "pallas_call", "shard_map")
 
 # A backward pass multiplies twice where the forward pass did once: for the gradient of the input
 # and for that of the weights.
@@ -33,11 +29,7 @@ def forward_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
 
     A `lax.scan` (and so `nn.scan`) counts as often as it runs; of the branches of a `lax.cond`, the
     most expensive one counts. What does not say how often it runs, such as a `while_loop` or a
-    kernel of one's own, counts once.
-
-    Args:
-      function: is traced, not run.
-      *abstract_args: arrays or `ShapeDtypeStruct`s, or trees of them.
+    kernel of one's own, counts once. `function` is traced, not run.
     """
     return jaxpr_flops(jax.make_jaxpr(function)(*abstract_args).jaxpr)
 
@@ -51,12 +43,7 @@ def train_flops(objective: Any, params: Any, batch: Any) -> float:
     """Operations to train on a batch: the forward pass and, at twice its cost, the backward pass.
 
     What the loss computes besides (a teacher) has no backward pass. What `model.remat` computes a
-    second time does not count: divided by time and peak, this gives model FLOPs utilisation (MFU),
-    not hardware utilisation.
-
-    Args:
-      objective: see `objectives.objective.Objective`.
-      params, batch: shapes of what it takes.
+    second time does not count: divided by time and peak, this gives model FLOPs utilisation (MFU).
     """
     forward = forward_flops(objective.evaluate, params, batch)
     rng = jax.eval_shape(lambda: jax.random.key(0))
@@ -80,8 +67,6 @@ def _equation_flops(eqn: Any) -> float:
         zeros = math.prod(eqn.params["lhs_dilation"])
         return 2.0 * terms * math.prod(eqn.outvars[0].aval.shape) / zeros
     counts = [jaxpr_flops(inner) for inner in _inner_jaxprs(eqn)]
-    if name in COUNTED_ONCE and any(counts):
-        logging.debug("The products inside a %r are counted once.", name)
     if name == "scan":
         return eqn.params["length"] * sum(counts)
     return max(counts, default=0.0) if name == "cond" else sum(counts)

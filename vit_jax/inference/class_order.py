@@ -85,7 +85,7 @@ class _Relabel(ImageOp):
 
     outputs: tuple[int, ...]
 
-    def __call__(self, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    def __call__(self, example: dict[str, Any], _rng: np.random.Generator) -> dict[str, Any]:
         return {**example, "label": self.outputs[example["label"]]}
 
 

@@ -13,11 +13,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.data.datasets import ArraySpec
 from vit_jax.data.folder import EXTENSIONS, FolderSource
 from vit_jax.data.ops import CentralCrop, Resize, ResizeSmall
 from vit_jax.data.preprocess import OPS, Chain, parse
-from vit_jax.data.sources import CheckedSource
+from vit_jax.data.sources import ArraySpec, CheckedSource
 from vit_jax.errors import UserError
 from vit_jax.evaluators.stream import Reader
 from vit_jax.models.tokens import pixels_per_token, token_grid

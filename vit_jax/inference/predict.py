@@ -137,7 +137,7 @@ def predict_images(
         raise UserError("the model has no head, so it names no class; extract features instead.")
     chain, spec = input_chain(model.description, encoded=True)
     objective = Classification(Task.of(model.module), loss=loss)
-    images = ForgivingImages(file_source(paths), chain, spec.shape, spec.dtype)
+    images = ForgivingImages(file_source(paths), chain, spec)
     reader = create_reader(images, batch_size)
     names = model.description.class_names or [f"class {i}" for i in range(num_outputs)]
 

@@ -19,7 +19,7 @@ from vit_jax.data.datasets import Dataset
 from vit_jax.data.preprocess import parse
 from vit_jax.multihost.preemption import PreemptionNotice
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
-from vit_jax.run import Run, create_run, initial_state
+from vit_jax.run import Run, create_run
 from vit_jax.train import create_clock, train
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import Batch, Metrics
@@ -134,7 +134,7 @@ def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, 
         )
         train(
             run,
-            initial_state(run, checkpoints),
+            run.initial_state(checkpoints),
             workdir,
             checkpoints,
             writer,

@@ -169,6 +169,7 @@ class BiTResNet(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32; `train` changes nothing."""
+        del train
         width = STEM_WIDTH * self.resnet_width_factor
         x = jnp.asarray(images, self.dtype)
         x = RootBlock(width, self.dtype, name="root_block")(x)  # [B, H/4, W/4, C']

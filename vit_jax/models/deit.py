@@ -42,6 +42,7 @@ class DistilledVisionTransformer(VisionTransformer):
 
     def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:
         """Class and distillation token: [B, N, D] -> [B, 2, D]."""
+        del train
         return x[:, :2]
 
     def _classify(self, x: jax.Array) -> jax.Array:

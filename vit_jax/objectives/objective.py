@@ -60,7 +60,7 @@ class Task:
     @classmethod
     def of(cls, model: Any) -> Task:
         """For a model that is there already, whatever its number of outputs."""
-        return cls(build_model=lambda num_outputs: model)
+        return cls(build_model=lambda _: model)
 
 
 class Objective:

@@ -129,7 +129,7 @@ def scale_by_layer(decay: float) -> optax.GradientTransformation:
         layer_factors(params, decay)  # its errors, before anything is compiled
         return optax.EmptyState()
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, _params: Any = None) -> tuple[Any, Any]:
         factors = layer_factors(updates, decay)
         return jax.tree.map(lambda u, f: u * jnp.asarray(f, u.dtype), updates, factors), state
 

@@ -7,6 +7,7 @@ published files) or as one `encoderblock` whose leaves have a leading axis of le
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import re
@@ -58,6 +59,14 @@ def unflatten_names(flat: dict[str, Any]) -> dict[str, Any]:
 def count_parameters(tree: Any) -> int:
     """Number of scalars in all leaves (arrays or ShapeDtypeStructs)."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def fingerprint(tree: Any) -> str:
+    """16 hex digits of all names and bytes of a tree of host arrays."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, array in flatten_names(tree).items():
+        digest.update(name.encode() + b"\0" + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def is_stacked(name: str) -> bool:

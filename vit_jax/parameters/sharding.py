@@ -247,6 +247,15 @@ def _split_over_batch(
     return jax.lax.with_sharding_constraint(value, PartitionSpec(BATCH_AXES, *others))
 
 
+def with_shardings(abstract_tree: Any, shardings: Any) -> Any:
+    """Shapes that say where they lie."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        abstract_tree,
+        shardings,
+    )
+
+
 def to_host(tree: Any) -> Any:
     """Arrays on any sharding and any number of processes -> numpy arrays on every process.
 

@@ -1,9 +1,8 @@
-"""What to change if a run does not fit, tried out until it does."""
+"""What to change if a run does not fit."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
@@ -25,44 +24,42 @@ def remedies(config: ConfigDict, topology: Topology) -> Iterator[tuple[Changes, 
       UserError: the config's mesh does not fit the topology.
     """
     changes: Changes = {}
-    prices: list[str] = []
+    prices: dict[str, None] = {}  # each once, in order
+
+    def with_(more: Changes, *costs: str) -> tuple[Changes, str]:
+        changes.update(more)
+        prices.update(dict.fromkeys(costs))
+        return dict(changes), "; ".join(prices)
+
     model, mesh = config.model, config.mesh
     has_blocks = hasattr(MODELS[model.name], "scan")  # all alike; those of a ResNet are not
     if has_blocks and (model.remat != "full" or not model.scan):
-        changes |= {"model.scan": True, "model.remat": "full"}
-        if model.remat != "full":
-            prices.append("about a quarter more arithmetic")
+        costs = ["about a quarter more arithmetic"] if model.remat != "full" else []
         if not model.scan:
-            prices.append("other initial values and dropout masks from the same seed")
-        yield dict(changes), "; ".join(prices)
+            costs.append("other initial values and dropout masks from the same seed")
+        yield with_({"model.scan": True, "model.remat": "full"}, *costs)
     group = topology.num_devices // topology.slices
     _, fsdp, tensor = mesh_sizes(
         **mesh, num_devices=topology.num_devices, group_size=group, kind="slice"
     )
     if group % tensor == 0 and fsdp != group // tensor:
-        changes |= {"mesh.data": -1, "mesh.fsdp": 0}
-        if mesh.tensor != tensor:  # -1: mesh.fsdp=0 asks for a number
-            changes |= {"mesh.tensor": tensor}
-        prices.append("parameters are gathered layer by layer")
-        yield dict(changes), "; ".join(prices)
-    shards = topology.num_devices // tensor
-    per_part = "parameters are gathered in every part of a batch"
+        # mesh.fsdp=0 asks for a number where mesh.tensor is -1.
+        split = {"mesh.tensor": tensor} if mesh.tensor != tensor else {}
+        price = "parameters are gathered layer by layer"
+        yield with_({"mesh.data": -1, "mesh.fsdp": 0, **split}, price)
     for steps in ACCUMULATION_STEPS:
         if steps <= config.train_step.accumulation_steps:
             continue
-        if config.dataset.batch_size % (shards * steps):
+        if config.dataset.batch_size % (topology.num_devices // tensor * steps):
             break
-        changes |= {"train_step.accumulation_steps": steps}
-        prices += [per_part] if per_part not in prices else []
-        yield dict(changes), "; ".join(prices)
+        price = "parameters are gathered in every part of a batch"
+        yield with_({"train_step.accumulation_steps": steps}, price)
     # Here after the accumulation, which costs a ResNet less.
     if not has_blocks and model.remat != "full":
-        changes |= {"model.remat": "full"}
-        prices.append("up to a third more arithmetic")
-        yield dict(changes), "; ".join(prices)
+        yield with_({"model.remat": "full"}, "up to a third more arithmetic")
     if config.optimizer.momentum_dtype != "bfloat16":
-        changes |= {"optimizer.momentum_dtype": "bfloat16"}
-        yield dict(changes), "; ".join([*prices, "the first moment is rounded"])
+        price = "the first moment is rounded"
+        yield with_({"optimizer.momentum_dtype": "bfloat16"}, price)
 
 
 def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
@@ -70,17 +67,6 @@ def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
     copy = config.copy_and_resolve_references()
     copy.update_from_flattened_dict(changes)
     return copy
-
-
-def first_that_fits(
-    config: ConfigDict, topology: Topology, fits: Callable[[ConfigDict], bool]
-) -> tuple[Changes, str] | None:
-    """Compiles one remedy after the other; None where all of them together are not enough."""
-    for changes, price in remedies(config, topology):
-        logging.info("It does not fit; trying %s.", flags(changes))
-        if fits(changed(config, changes)):
-            return changes, price
-    return None
 
 
 def flags(changes: Changes) -> str:

@@ -64,7 +64,10 @@ def collective_traffic(program: Program, groups_of: Sequence[int]) -> dict[str, 
             continue
         group = replica_groups(instruction, len(groups_of))[0]
         size, nodes = len(group), len({groups_of[device] for device in group})
-        num_bytes = times * _whole_bytes(program, computation, instruction, kind, size)
+        operands = [program.computations[computation][name] for name in instruction.operands]
+        num_bytes = times * sum(each.num_bytes for each in operands)
+        if kind == "all-gather":
+            num_bytes *= size
         # A TPU writes a reduce-scatter as a fusion of an all-reduce and the cut of its own part.
         if fused and "all-reduce-scatter" in computation:
             kind = "reduce-scatter"
@@ -84,20 +87,6 @@ def _sent(kind: str, n: int) -> float:
     return (2 if kind == "all-reduce" else 1) * (n - 1) / n
 
 
-def _whole_bytes(
-    program: Program, computation: str, instruction: Instruction, kind: str, size: int
-) -> int:
-    """Bytes of the arrays that are reduced, gathered, scattered or moved."""
-    if instruction.opcode.endswith("-start") and kind != "all-reduce":
-        # The result names operands and targets; several arrays may go together.
-        operands = [program.computations[computation][name] for name in instruction.operands]
-        num_bytes = sum(operand.num_bytes for operand in operands)
-        return num_bytes * size if kind == "all-gather" else num_bytes
-    if kind == "reduce-scatter":
-        return instruction.num_bytes * size
-    return instruction.num_bytes
-
-
 def replica_groups(instruction: Instruction, num_devices: int) -> list[list[int]]:
     """Which devices take part together; a program writes it in one of three ways.
 
@@ -113,8 +102,7 @@ def replica_groups(instruction: Instruction, num_devices: int) -> list[list[int]
         axes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", match["axes"])}
         named = re.findall(r"'([^']+)'", match["named"])
         names = [axis for axis in axes if axis not in named] + named
-        ids = _iota(match["ids"], match["order"]) if match["ids"] else np.arange(num_devices)
-        ids = ids.reshape(tuple(axes.values()))
+        ids = _iota(match["ids"] or str(num_devices), match["order"]).reshape([*axes.values()])
         ids = ids.transpose([list(axes).index(axis) for axis in names])
         return ids.reshape(-1, math.prod(axes[axis] for axis in named)).tolist()
     return [list(range(num_devices))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from vit_jax.plan.hlo import Computation, Instruction, Program, executions
+from vit_jax.plan.hlo import Computation, Instruction, Program, executions, root
 
 # Names for what is there already, or control.
 _FREE = re.compile(
@@ -30,47 +30,40 @@ def hbm_bytes(program: Program) -> float:
 
 def _moved(program: Program, computation: Computation, instruction: Instruction) -> int:
     written = instruction.hbm_bytes
-    if instruction.opcode in _SLICES:
-        return 2 * written
-    if instruction.opcode == "dynamic-update-slice":
-        return 2 * computation[instruction.operands[1]].hbm_bytes
     operands = [computation[name] for name in instruction.operands]
-    if instruction.opcode.endswith("-start"):
+    opcode = instruction.opcode.removesuffix("-start")
+    if opcode != instruction.opcode and opcode != "all-reduce":
         return _started(instruction, operands)
-    if instruction.opcode != "fusion" or instruction.called not in program.computations:
+    if opcode in _SLICES:
+        return 2 * written
+    if opcode == "dynamic-update-slice":
+        return 2 * operands[1].hbm_bytes
+    if opcode != "fusion" or instruction.called not in program.computations:
         return written + sum(each.hbm_bytes for each in operands)
     fused = program.computations[instruction.called]
-    read = sum(
-        min(operand.hbm_bytes, _read(program, fused, number))
-        for number, operand in enumerate(operands)
-    )
+    read = sum(min(each.hbm_bytes, _read(program, fused, i)) for i, each in enumerate(operands))
     return read + min(written, _written(fused))
 
 
 def _started(instruction: Instruction, operands: list[Instruction]) -> int:
     """Bytes of an asynchronous instruction, of which one end may be another memory.
 
-    The result names operands, targets and what the device waits for; that of an all-reduce, as if
-    it were synchronous, only the targets.
+    The result names operands, targets and what the device waits for.
     """
     opcode = instruction.opcode.removesuffix("-start")
-    if opcode == "all-reduce":
-        return instruction.hbm_bytes + sum(each.hbm_bytes for each in operands)
     if opcode not in (*_SLICES, "dynamic-update-slice"):
         return instruction.hbm_bytes
-    number = sum(len(operand.arrays) for operand in operands)
+    target = instruction.arrays[sum(len(operand.arrays) for operand in operands)]
     # What is taken of an operand, or put into it, has the size of the target, or of the update.
-    moved = operands[1] if opcode == "dynamic-update-slice" else instruction.arrays[number]
-    ends = (operands[0].arrays[0], instruction.arrays[number])
-    return moved.num_bytes * sum(array.in_hbm for array in ends)
+    moved = operands[1] if opcode == "dynamic-update-slice" else target
+    return moved.num_bytes * (operands[0].arrays[0].in_hbm + target.in_hbm)
 
 
 def _read(program: Program, fused: Computation, number: int) -> int:
     """Bytes that a fusion reads of its operand `number`: all of it, or the slices it takes."""
     parameters = (each for each in fused.values() if each.opcode == "parameter")
-    return _used(
-        program, fused, next(each for each in parameters if each.attributes == str(number))
-    )
+    value = next(each for each in parameters if each.attributes == str(number))
+    return _used(program, fused, value)
 
 
 def _used(program: Program, fused: Computation, value: Instruction) -> int:
@@ -94,15 +87,13 @@ def _used(program: Program, fused: Computation, value: Instruction) -> int:
 
 def _written(fused: Computation) -> int:
     """Bytes that a fusion writes: its results, or the slices that it updates in place."""
-    [root] = [each for each in fused.values() if each.root]
-    results = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    return sum(_updated(fused, result) for result in results)
-
-
-def _updated(fused: Computation, result: Instruction) -> int:
-    source = result
-    while source.opcode in _RENAMES and source.operands:
-        source = fused[source.operands[0]]
-    if source.opcode == "dynamic-update-slice":
-        return fused[source.operands[1]].num_bytes
-    return result.num_bytes
+    result = root(fused)
+    results = [fused[name] for name in result.operands] if result.opcode == "tuple" else [result]
+    total = 0
+    for result in results:
+        source = result
+        while source.opcode in _RENAMES and source.operands:
+            source = fused[source.operands[0]]
+        updates = source.opcode == "dynamic-update-slice"
+        total += (fused[source.operands[1]] if updates else result).num_bytes
+    return total

@@ -16,13 +16,12 @@ _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{\s*$")
 _LINE = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>\S+) = (?P<rest>.*)$")
 # Shapes hold no lower-case word before a parenthesis: T(8,128) and S(1) belong to layouts.
 _OPCODE = re.compile(r"(?:^|\s)([a-z][\w\-]*)\(")
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
+_ARRAY = re.compile(r"(?P<kind>pred|f8|[a-z]+(?P<bits>\d+))\w*\[(?P<sizes>[\d,]*)\](\{[^}]*\})?")
 _OPERAND = re.compile(r"%([^\s,()]+)")
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([^\s,)}]+)")
 # `{%a, %b}`, or `true_computation=%a, false_computation=%b` where a predicate chooses.
 _BRANCHES = re.compile(r"(?:branch|true|false)_computations?=(\{[^}]*\}|%[^\s,]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_BITS = re.compile(r"[a-z]+(\d+)")
 
 # Opcodes whose `calls` or `to_apply` run as a part of the program, not per element.
 _CALLING = ("call", "async-start", "fusion", "custom-call")
@@ -53,9 +52,14 @@ class Instruction:
     root: bool
 
     @functools.cached_property
-    def arrays(self) -> tuple[Array, ...]:
-        """The arrays of its result."""
-        return tuple(_arrays(self.shape))
+    def arrays(self) -> list[Array]:
+        """The arrays of its result; tokens are none."""
+        arrays = []
+        for match in _ARRAY.finditer(self.shape):
+            bits = 8 if match["kind"] in ("pred", "f8") else int(match["bits"])
+            size = math.prod(int(each) for each in match["sizes"].split(",") if each)
+            arrays.append(Array(size * bits // 8, in_hbm="S(" not in match[0]))
+        return arrays
 
     @property
     def num_bytes(self) -> int:
@@ -70,6 +74,11 @@ class Instruction:
         """The computation that it calls; "" for most."""
         match = _CALLED.search(self.attributes)
         return match[1] if match else ""
+
+    def computation(self, key: str) -> str:
+        """The computation in the attribute `key`."""
+        [name] = re.findall(rf"\b{key}=%?([^\s,]+)", self.attributes)
+        return name
 
 
 Computation = dict[str, Instruction]
@@ -104,59 +113,42 @@ def parse_program(text: str) -> Program:
     return Program(computations, entry)
 
 
-def executions(program: Program) -> Iterator[tuple[str, Instruction, int, bool]]:
+def root(computation: Computation) -> Instruction:
+    return next(each for each in computation.values() if each.root)
+
+
+def executions(
+    program: Program, name: str = "", times: int = 1, fused: bool = False
+) -> Iterator[tuple[str, Instruction, int, bool]]:
     """All instructions that run: (computation, instruction, how often, whether inside a fusion).
 
-    The comparison and the reduction of a loop or a reduce are no instructions of their own. A loop
+    From the entry on, or as a part of the computation `name`, which itself runs so often. The
+    comparison and the reduction of a loop or a reduce are no instructions of their own. A loop
     whose number of turns is not in the text counts once.
     """
-    yield from _walk(program, program.entry, 1, False)
-
-
-def _walk(
-    program: Program, name: str, times: int, fused: bool
-) -> Iterator[tuple[str, Instruction, int, bool]]:
+    name = name or program.entry
     for instruction in program.computations[name].values():
         yield name, instruction, times, fused
         if instruction.opcode == "while":
-            body = _attribute(instruction, "body")
-            yield from _walk(program, body, times * trip_count(program, instruction), fused)
+            turns = times * trip_count(program, instruction)
+            yield from executions(program, instruction.computation("body"), turns, fused)
         elif instruction.opcode == "conditional":
             branches = " ".join(_BRANCHES.findall(instruction.attributes))
             for branch in re.findall(r"%([^\s,}]+)", branches):
-                yield from _walk(program, branch, times, fused)
+                yield from executions(program, branch, times, fused)
         elif instruction.opcode in _CALLING and instruction.called in program.computations:
             inside = fused or instruction.opcode == "fusion"
-            yield from _walk(program, instruction.called, times, inside)
+            yield from executions(program, instruction.called, times, inside)
 
 
 def trip_count(program: Program, loop: Instruction) -> int:
     """How often a loop's body runs: as XLA notes it, or as its condition (counter < constant)."""
     if known := _TRIPS.search(loop.attributes):
         return int(known[1])
-    condition = program.computations[_attribute(loop, "condition")]
-    [root] = [each for each in condition.values() if each.root]
-    if root.opcode == "compare" and "direction=LT" in root.attributes:
-        for operand in root.operands:
+    condition = program.computations[loop.computation("condition")]
+    compare = root(condition)
+    if compare.opcode == "compare" and "direction=LT" in compare.attributes:
+        for operand in compare.operands:
             if condition[operand].opcode == "constant":
                 return int(condition[operand].attributes)
     return 1
-
-
-def _attribute(instruction: Instruction, key: str) -> str:
-    match = re.search(rf"{key}=%?([^\s,]+)", instruction.attributes)
-    assert match is not None, f"{instruction.opcode} {instruction.name} has no {key}"
-    return match[1]
-
-
-def _arrays(shape: str) -> Iterator[Array]:
-    for dtype, sizes, layout in _ARRAY.findall(shape):
-        bits = _BITS.fullmatch(dtype)
-        if dtype == "pred" or dtype.startswith("f8"):
-            width = 8
-        elif bits is not None:
-            width = int(bits[1])
-        else:  # token, opaque
-            continue
-        size = math.prod(int(each) for each in sizes.split(",") if each)
-        yield Array(size * width // 8, in_hbm="S(" not in layout)

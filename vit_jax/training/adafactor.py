@@ -46,7 +46,7 @@ def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTrans
         states = jax.tree_util.tree_map_with_path(init_leaf, params)
         return _gather(states, jnp.zeros([], jnp.int32))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, _params: Any = None) -> tuple[Any, Any]:
         def update_leaf(path: Any, gradient: jax.Array, v_row: Any, v_col: Any, v: Any) -> Any:
             leaf_update = one.update
             if is_stacked(path_name(path)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -22,24 +22,23 @@ def check_config(config: ConfigDict) -> None:
     first, last = config.log.profile_steps
     if first > last:
         raise UserError(f"log.profile_steps={(first, last)}: the first is after the last.")
-    for key, value, low in (
-        *(
-            (f"evaluators.{name}.every_steps", evaluator.every_steps, 0)
-            for name, evaluator in config.evaluators.items()
-        ),
-        ("log.every_steps", config.log.every_steps, 1),
-        ("loader.num_threads", config.loader.num_threads, 0),
-        ("loader.num_workers", config.loader.num_workers, 0),
-        ("loader.prefetch", config.loader.prefetch, 1),
-    ):
-        if value < low:
-            raise UserError(f"{key}={value} must be at least {low}.")
+    _check_at_least(0, "loader", config.loader)
+    _check_at_least(1, "loader", {"prefetch": config.loader.prefetch})
+    _check_at_least(1, "log", {"every_steps": config.log.every_steps})
+    for name, evaluator in config.evaluators.items():
+        _check_at_least(0, f"evaluators.{name}", {"every_steps": evaluator.every_steps})
     check_local("dataset.name", config.dataset.name)
     check_local("dataset.data_dir", config.dataset.data_dir)
     given = [key for key in ("steps", "examples", "epochs") if config.duration[key] is not None]
     if len(given) > 1:
         ignored = " and ".join(f"duration.{key}" for key in given[1:])
         logging.warning("duration.%s counts; %s is ignored.", given[0], ignored)
+
+
+def _check_at_least(low: int, section: str, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if value < low:
+            raise UserError(f"{section}.{key}={value} must be at least {low}.")
 
 
 def _numbers(config: Any, prefix: str = "") -> Iterator[tuple[str, float]]:

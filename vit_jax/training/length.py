@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from vit_jax.errors import UserError
 
 
@@ -45,3 +47,18 @@ def to_steps(
             f"examples={examples}, epochs={epochs}, batch_size={batch_size}); at least 1 is needed."
         )
     return steps
+
+
+def fit_warmup(total_steps: int, *, warmup_steps: int, cooldown_steps: int, **_: object) -> int:
+    """`warmup_steps`, or a tenth of the training where a recipe was shortened below them."""
+    if 0 < total_steps <= warmup_steps + cooldown_steps and not cooldown_steps:
+        logging.info(
+            f"schedule.warmup_steps={warmup_steps} does not fit into {total_steps} steps; warming "
+            f"up over {total_steps // 10}."
+        )
+        return total_steps // 10
+    if 2 * warmup_steps > total_steps > 0:
+        logging.warning(
+            f"schedule.warmup_steps={warmup_steps} is more than half of the {total_steps} steps."
+        )
+    return warmup_steps

@@ -1,7 +1,9 @@
-"""What a training run carries from step to step, and nothing else."""
+"""What a training run carries from step to step, and where it comes from."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -10,6 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.errors import UserError
+from vit_jax.parameters.names import flatten_names, unflatten_names
+from vit_jax.workdir.checkpoints import CheckpointManager
 
 
 @flax.struct.dataclass
@@ -50,3 +54,47 @@ def create_train_state(
         opt_state=tx.init(params),
         polyak_params=jax.tree.map(jnp.copy, params) if polyak_decay else None,
     )
+
+
+def initial_state(
+    checkpoints: CheckpointManager,
+    abstract_state: TrainState,
+    *,
+    init_state: Callable[[jax.Array], TrainState],
+    start_state: Callable[[Any], TrainState],
+    load_params: Callable[[], Any] | None,
+    seed: int,
+) -> TrainState:
+    """The last checkpoint of the work directory, or pre-trained parameters, or random ones.
+
+    Args:
+      checkpoints: of the work directory.
+      abstract_state: shapes that have shardings; no array is made before they are known.
+      init_state: rng -> random state; pure.
+      start_state: parameters -> the state before their first update; pure.
+      load_params: gives a tree of host arrays, with shapes where a random array is wanted (a new
+        head); None where nothing was pre-trained.
+      seed: of random parameters.
+    """
+    restored = checkpoints.restore(abstract_state)
+    if restored is not None:
+        step, state = restored
+        logging.info("Resuming from the checkpoint of step %d.", step)
+        return state
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
+    rng = jax.random.key(seed)
+    if load_params is None:
+        return jax.jit(init_state, out_shardings=shardings)(rng)
+    arrays, places = flatten_names(load_params()), flatten_names(shardings.params)
+    new = [name for name, leaf in arrays.items() if isinstance(leaf, jax.ShapeDtypeStruct)]
+    draw = jax.jit(
+        lambda rng: {name: flatten_names(init_state(rng).params)[name] for name in new},
+        out_shardings={name: places[name] for name in new},
+    )
+    params = dict(draw(rng))
+    for name in [name for name in arrays if name not in params]:
+        # One at a time: a large model is never on the host and on the devices as a whole.
+        array = arrays.pop(name)
+        params[name] = jax.make_array_from_callback(array.shape, places[name], array.__getitem__)
+    start = jax.jit(start_state, out_shardings=shardings, donate_argnums=0)
+    return start(unflatten_names(params))

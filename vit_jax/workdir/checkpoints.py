@@ -8,6 +8,7 @@ before the rename: a step without it, or that disagrees with it, is never restor
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -25,11 +26,11 @@ from etils import epath
 from vit_jax.errors import UserError, as_user_error, check_known, nearest
 from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.workdir.description import CHECKPOINTS
 from vit_jax.workdir.orbax_parts import (
     ITEM,
     ChecksummedHandler,
     async_checkpointer,
-    damaged_in,
     differing_leaves,
     is_disk_error,
     listed,
@@ -38,7 +39,6 @@ from vit_jax.workdir.orbax_parts import (
 )
 
 _LOG = logging.getLogger(__name__)
-_CHECKPOINTS = "checkpoints"
 _DAMAGED = "checkpoints_damaged"
 _UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax's suffix of a step that is not complete
 
@@ -75,10 +75,9 @@ class CheckpointManager:
                 raise UserError(f"checkpoint.{key}={value} must be at least 1.")
         check_known("checkpoint.best_mode", best_mode, ("max", "min"))
         self._workdir = Path(workdir).absolute()
-        self._folder = self._workdir / _CHECKPOINTS
+        self._folder = self._workdir / CHECKPOINTS
         self._every_steps = every_steps
-        self._keep = keep
-        self._keep_best = keep_best
+        self._keep, self._keep_best = keep, keep_best
         self._best_metric = best_metric
         self._best_sign = 1 if best_mode == "max" else -1
         self._scores: dict[int, float] = {}  # by step; higher is better
@@ -93,13 +92,9 @@ class CheckpointManager:
 
     def _prepare_folder(self) -> None:
         """Makes the folder and removes what killed saves left in it. Runs on process 0."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            for unfinished in self._folder.glob(f"*{_UNFINISHED}*"):
-                shutil.rmtree(unfinished)
-        except OSError as error:
-            message = f"{self._folder} cannot be written: {error.strerror}."
-            raise as_user_error(f"{message} Choose another --workdir.", error) from error
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in self._folder.glob(f"*{_UNFINISHED}*"):
+            shutil.rmtree(unfinished)
 
     def _add_score(self, step: int, metrics: dict[str, float]) -> None:
         score = self._best_sign * float(metrics.get(self._best_metric, math.nan))
@@ -131,9 +126,9 @@ class CheckpointManager:
         metrics = {name: float(value) for name, value in (metrics or {}).items()}
         if self._best_metric and metrics and self._best_metric not in metrics:
             _LOG.warning(
-                "checkpoint.best_metric=%r is not among the metrics of step %d (%s).%s",
-                self._best_metric, step, ", ".join(metrics), nearest(self._best_metric, metrics),
-            )  # fmt: skip
+                f"checkpoint.best_metric={self._best_metric!r} is not among the metrics of step "
+                f"{step} ({', '.join(metrics)}).{nearest(self._best_metric, metrics)}"
+            )
         self._handler.metrics = metrics
         with self._errors_of_saving(step):
             args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
@@ -207,10 +202,6 @@ class CheckpointManager:
         """The newest step on disk (not checked against its checksums), or None."""
         return max(steps_in(self._folder), default=None)
 
-    def verify(self, step: int) -> list[str]:
-        """Files that are missing or changed, relative to the folder of the step."""
-        return damaged_in(self._folder / str(step))
-
     def restore(self, abstract_state: Any) -> tuple[int, Any] | None:
         """Restores the newest step that agrees with its checksums.
 
@@ -224,8 +215,7 @@ class CheckpointManager:
           (step, state), or None where there is no checkpoint at all.
 
         Raises:
-          UserError: there are checkpoints, but none is intact; or the newest intact one is of a
-            state with other leaves, shapes or dtypes.
+          UserError: none is intact, or the newest intact one is of another state.
         """
         self.wait()
         step = run_on_first_process(self._choose_step)
@@ -251,15 +241,14 @@ class CheckpointManager:
         """The newest intact step; damaged ones are moved aside. Runs on process 0."""
         intact, damaged = newest_intact(self._folder, steps_in(self._folder))
         for step in damaged:
-            target = self._workdir / _DAMAGED
-            target.mkdir(exist_ok=True)
-            number = 1
-            while (target / f"{step}-{number}").exists():
-                number += 1
+            folder = self._workdir / _DAMAGED
+            folder.mkdir(exist_ok=True)
+            targets = (folder / f"{step}-{number}" for number in itertools.count(1))
+            target = next(path for path in targets if not path.exists())
             # Not os.rename: `checkpoints` may be a link to another disk.
-            shutil.move(self._folder / str(step), target / f"{step}-{number}")
+            shutil.move(self._folder / str(step), target)
             self._scores.pop(step, None)
-            _LOG.warning("Moved it to %s.", target / f"{step}-{number}")
+            _LOG.warning("Moved it to %s.", target)
         return intact
 
 
@@ -279,7 +268,7 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     if folder.name.isdecimal() and (folder / ITEM).is_dir():
         folder, steps = folder.parent, [int(folder.name)]
     else:
-        folder = folder / _CHECKPOINTS if (folder / _CHECKPOINTS).is_dir() else folder
+        folder = folder / CHECKPOINTS if (folder / CHECKPOINTS).is_dir() else folder
         steps = steps_in(folder)
     step, _ = newest_intact(folder, steps)
     if step is None:

@@ -24,15 +24,14 @@ import jax
 from vit_jax.errors import PassingError, UserError, as_user_error, check_known, check_local
 from vit_jax.files.atomic import read_json, write_json
 from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.workdir.description import CHECKPOINTS, PARAMS_FILE, RESULTS_FILE
 
 _LOG = logging.getLogger(__name__)
 _CONFIG = "config.json"
 _DATASET = "dataset.json"
 _LOCK = ".lock"
 # What a run leaves behind that another run must not mix with its own.
-_RESULTS = ("checkpoints", "params.npz", "metrics.jsonl")
-# What says that the run has ended.
-_FINISHED = ("results.json", "params.npz")
+_RESULTS = (CHECKPOINTS, PARAMS_FILE, "metrics.jsonl")
 # Locked by this process: workdir -> open file. The kernel drops the lock when the process dies.
 _HELD: dict[Path, int] = {}
 _LOST_HOST_SECONDS = 120.0
@@ -57,7 +56,7 @@ def claim_workdir(
       config: plain nested dict of int, float, str, bool, None, list and tuple.
       dataset_fingerprint: what the order and content of the data depend on.
       resume: `auto` refuses the workdir of another config; `force` keeps its `config.json` as
-        `config.<n>.json`, its finished results likewise, and goes on with this one.
+        `config.<n>.json`, its finished results likewise, and takes this one.
       runtime_keys: dotted keys of the config that may change between restarts. One that ends in
         a dot stands for the section (`mesh.`).
       local_keys: likewise those that may differ between the processes of a run.
@@ -74,22 +73,19 @@ def claim_workdir(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _lock(folder)
-            try:
-                _take_over(folder, config, dataset_fingerprint, resume, runtime_keys)
-            except BaseException:
-                release_workdir(folder)
+            _take_over(folder, config, dataset_fingerprint, resume, runtime_keys)
+        except BaseException as error:
+            release_workdir(folder)
+            if not isinstance(error, OSError):
                 raise
-        except OSError as error:
+            message = f"{error.strerror or error} ({error.filename or folder})"
             raise as_user_error(
-                f"Workdir {workdir} cannot be written: {error.strerror or error} "
-                f"({error.filename or folder}). Choose another --workdir.",
-                error,
+                f"Workdir {workdir} cannot be written: {message}. Choose another --workdir.", error
             ) from error
 
     _check_same(config, dataset_fingerprint, local_keys)
     run_on_first_process(claim)
-    # Not touched before it is there: a network file system would remember for a while that it is
-    # not.
+    # Not touched before it is there: a network file system would remember that it is not.
     _check_shared(Path(workdir).resolve())
 
 
@@ -147,15 +143,10 @@ def _lock(folder: Path) -> None:
     parent must not keep the workdir shut, as it would with flock.
     """
     release_workdir(folder)
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        _acquire(lock, folder)
-    except BaseException:
-        os.close(lock)
-        raise
+    lock = _HELD[folder] = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    _acquire(lock, folder)
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"pid {os.getpid()} on {_machine()}\n".encode(), 0)
-    _HELD[folder] = lock
 
 
 def _machine() -> str:
@@ -172,8 +163,7 @@ def _acquire(lock: int, folder: Path) -> None:
     The server of a network file system keeps a lost host's lock until it gives the host up: NFS 4
     after 90 s. So a holder on another host is waited for.
     """
-    deadline = time.monotonic() + _LOST_HOST_SECONDS
-    waiting = False
+    deadline, waiting = time.monotonic() + _LOST_HOST_SECONDS, False
     while True:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,10 +182,9 @@ def _acquire(lock: int, folder: Path) -> None:
             )
         if not waiting:
             _LOG.warning(
-                "Workdir %s is locked by another host (%s): waiting up to %.0f s, in case it is "
-                "lost.",
-                folder, holder, _LOST_HOST_SECONDS,
-            )  # fmt: skip
+                f"Workdir {folder} is locked by another host ({holder}): waiting up to "
+                f"{_LOST_HOST_SECONDS:.0f} s, in case it is lost."
+            )
         waiting = True
         time.sleep(_POLL_SECONDS)
 
@@ -227,12 +216,9 @@ def _take_over(
             continue
         problem = _another_run(path, value, may_differ)
         if problem and resume == "auto":
-            raise UserError(
-                f"{problem} Choose another --workdir, or --resume=force to go on with the new "
-                "values."
-            )
+            raise UserError(f"{problem} Choose another --workdir, or --resume=force.")
         if resume == "force" and _another_run(path, value, ()):
-            for finished in _FINISHED if problem else ():  # by a run of other values
+            for finished in (RESULTS_FILE, PARAMS_FILE) if problem else ():  # of other values
                 if (folder / finished).exists():
                     os.rename(folder / finished, _free_name(folder / finished))
             shutil.copy2(path, _free_name(path))

@@ -25,9 +25,7 @@ class MetricWriter:
 
     Lines look like `{"step": 20, "loss": 1.5, "images_per_second": 900.0}`; a step with training
     metrics and evaluations has a line for each. A resumed run drops the lines after the step it
-    starts from, because it writes them again.
-
-    A context manager, so that W&B learns whether the run has failed, or will go on.
+    starts from, because it writes them again. A context: W&B is told how the run has ended.
     """
 
     def __init__(
@@ -84,26 +82,21 @@ class MetricWriter:
         if self._wandb is not None:
             self._wandb.write(step, metrics)
 
-    def close(self, *, failed: bool = False, resumes: bool = False) -> None:
-        """Flushes everything; W&B shows the run as failed, preempted (`resumes`) or finished."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Flushes everything; W&B shows the run as finished, preempted or failed, by `error`."""
         if self._file is not None:
-            try:
-                with _errors_of(self._file):
-                    self._file.close()
-            except UserError:
-                if not failed:  # else the first error counts
-                    raise
+            with _errors_of(self._file) if error is None else contextlib.suppress(OSError):
+                self._file.close()
         if self._summary is not None:
             self._summary.close()
         if self._wandb is not None:
-            self._wandb.close(failed=failed, resumes=resumes)
+            self._wandb.close(error)
 
     def __enter__(self) -> MetricWriter:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        resumes = isinstance(error, PreemptedError)
-        self.close(failed=error is not None and not resumes, resumes=resumes)
+        self.close(error)
 
 
 @contextlib.contextmanager
@@ -141,8 +134,8 @@ class WandbRun:
         import wandb
 
         path = Path(workdir) / WANDB_FILE
-        known = read_json(path) if path.exists() else None
-        if not isinstance(known, dict) or known.get("project") != project or "id" not in known:
+        known = read_json(path) if path.exists() else {}
+        if known.get("project") != project:
             known = {"project": project, "id": secrets.token_hex(6)}
             write_json(path, known)  # before the run exists, or a kill would lose its id
         try:
@@ -157,11 +150,8 @@ class WandbRun:
                 settings=wandb.Settings(finish_timeout=30),
             )
         except Exception as error:  # W&B has no common class for no login, network, permission
-            raise UserError(
-                f"log.wandb={project!r}: W&B does not start: {' '.join(str(error).split())} "
-                "Log in with `wandb login`, set WANDB_MODE=offline, or leave log.wandb empty; "
-                f"without {path} this becomes a new run."
-            ) from error
+            message = f"log.wandb={project!r}: W&B does not start: {' '.join(str(error).split())}"
+            raise UserError(f"{message} Try `wandb login` or WANDB_MODE=offline.") from error
         self._run.config.update(config, allow_val_change=True)  # a resumed run may bring other keys
         self._lost = False
         # Evaluations that a preempted run makes up for. W&B has closed that step, so they go to
@@ -178,11 +168,11 @@ class WandbRun:
         if step >= self._run.starting_step:
             self._attempt(lambda: self._run.log(dict(metrics), step=step))
 
-    def close(self, *, failed: bool, resumes: bool) -> None:
-        if resumes:  # with a status that is not 0, "preempted" takes the place of "failed"
-            self._attempt(self._run.mark_preempting)
-        code = REQUEUE_EXIT_CODE if resumes else int(failed)
-        self._attempt(lambda: self._run.finish(exit_code=code))
+    def close(self, error: BaseException | None) -> None:
+        if resumes := isinstance(error, PreemptedError):
+            self._attempt(self._run.mark_preempting)  # "preempted" takes the place of "failed"
+        exit_code = REQUEUE_EXIT_CODE if resumes else int(error is not None)
+        self._attempt(lambda: self._run.finish(exit_code=exit_code))
 
     def _attempt(self, call: Callable[[], Any]) -> None:
         """W&B is a process of its own, which a SIGTERM to the whole job ends: training goes on."""
@@ -204,8 +194,7 @@ def check_wandb(project: str) -> None:
         from wandb import init  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f'log.wandb={project!r} needs the package wandb: pip install "vit_jax[wandb]", or '
-            "leave log.wandb empty."
+            f'log.wandb={project!r} needs the package wandb: pip install "vit_jax[wandb]".'
         ) from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +80,18 @@ def differing_leaves(saved_tree: Any, abstract_state: Any) -> list[str]:
       saved_tree: of a handler's metadata.
       abstract_state: pytree of jax.ShapeDtypeStruct.
     """
-    saved, wanted = dict(_leaves(saved_tree)), dict(_leaves(abstract_state))
+    saved, wanted = (
+        {
+            jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}"
+            for path, x in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (saved_tree, abstract_state)
+    )
     return [
         f"{name} (saved {saved.get(name, 'nothing')}, needed {wanted.get(name, 'nothing')})"
         for name in sorted(saved.keys() | wanted.keys())
         if saved.get(name) != wanted.get(name)
     ]
-
-
-def _leaves(tree: Any) -> Iterator[tuple[str, str]]:
-    """Yields (`params/head/kernel`, `float32[768, 10]`)."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        yield name, f"{leaf.dtype}{list(leaf.shape)}"
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -109,17 +107,17 @@ def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]
     Raises:
       UserError: there are steps, but none is intact.
     """
-    damaged: dict[int, list[str]] = {}
+    damaged: dict[int, str] = {}
     for step in steps:
         files = damaged_in(folder / str(step))
         if not files:
             return step, list(damaged)
-        _LOG.warning("Checkpoint %s is damaged: %s.", folder / str(step), listed(files))
-        damaged[step] = files
+        damaged[step] = listed(files)
+        _LOG.warning("Checkpoint %s is damaged: %s.", folder / str(step), damaged[step])
     if damaged:
-        steps_and_files = "; ".join(f"step {i}: {listed(files)}" for i, files in damaged.items())
         raise UserError(
-            f"No checkpoint in {folder} is intact (damaged files of {steps_and_files}). "
+            f"No checkpoint in {folder} is intact (damaged: "
+            f"{'; '.join(f'step {step}: {files}' for step, files in damaged.items())}). "
             "Bring back a copy, or move them away to start over."
         )
     return None, []

@@ -31,9 +31,8 @@ PACKAGES = (
 
 def collect_provenance() -> dict[str, Any]:
     """Commit, versions, devices, command line and time of this process."""
-    versions: dict[str, str | None] = {}
+    versions: dict[str, str] = {}
     for package in PACKAGES:
-        versions[package] = None
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     changed = _git("status", "--porcelain")
@@ -54,11 +53,10 @@ def collect_provenance() -> dict[str, Any]:
 
 def _git(*args: str) -> str | None:
     """Its answer; None without a checkout, or without git on this machine."""
-    command = ["git", "-C", str(Path(__file__).resolve().parents[2]), *args]
+    command = ["git", "-C", os.path.dirname(__file__), *args]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output(
-            command, stderr=subprocess.DEVNULL, text=True, timeout=10
-        ).strip()
+        options: dict[str, Any] = {"stderr": subprocess.DEVNULL, "text": True, "timeout": 10}
+        return subprocess.check_output(command, **options).strip()
     return None
 
 

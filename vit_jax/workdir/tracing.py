@@ -30,33 +30,29 @@ class Trace:
         self._book = book
         if self._first < self._last and (self._first > total_steps or self._last <= first_step):
             logging.warning(
-                "log.profile_steps=%s: no trace, this session makes the updates %d to %d.",
-                profile_steps, first_step, total_steps,
-            )  # fmt: skip
+                f"log.profile_steps={profile_steps}: no trace, this session makes the updates "
+                f"{first_step} to {total_steps}."
+            )
         self._folder = str(Path(workdir) / "profile")
         self._active = False
 
     def before(self, step: int, state: Any) -> None:
         """To be called before each update, with the state that it starts from."""
-        due = self._first <= step < self._last
-        if due == self._active:
-            return
-        jax.block_until_ready(state)  # the host is ahead of the devices
-        if due:
-            with self._book():
-                jax.profiler.start_trace(self._folder)
-            self._active = True
-        else:
-            self._stop()
+        if (self._first <= step < self._last) != self._active:
+            jax.block_until_ready(state)  # the host is ahead of the devices
+            self._switch()
 
-    def _stop(self) -> None:
-        if self._active:
-            with self._book():
+    def _switch(self) -> None:
+        with self._book():
+            if self._active:
                 jax.profiler.stop_trace()
-            self._active = False
+            else:
+                jax.profiler.start_trace(self._folder)
+        self._active = not self._active
 
     def __enter__(self) -> Trace:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
+        if self._active:
+            self._switch()

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.data import preprocess
+from vit_jax.data.ops import Normalize, ValueRange
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import count_parameters
 from vit_jax.pretrained.cards.snippets import FORMATS, loading_snippet
@@ -95,8 +96,7 @@ def _facts(description: Description) -> dict[str, str]:
 def _preprocessing_text(spec: str) -> str:
     if not spec:
         return "How the images were preprocessed in training is unknown."
-    scales = (preprocess.ValueRange, preprocess.Normalize)
-    has_scale = any(isinstance(op, scales) for op in preprocess.parse(spec).ops)
+    has_scale = any(isinstance(op, ValueRange | Normalize) for op in preprocess.parse(spec).ops)
     return f"Preprocessing: `{spec}`{'' if has_scale else ', then `pixels / 127.5 - 1`'}."
 
 
