@@ -18,6 +18,9 @@ class Accuracy:
     source: str
     dataset: str = "imagenet2012"
 
+    def __str__(self) -> str:
+        return f"{self.percent:g} % {self.dataset} ({self.source})"
+
 
 @dataclasses.dataclass(frozen=True)
 class ZooEntry:

@@ -124,7 +124,7 @@ def show(entry: ZooEntry) -> str:
         "sha256": f"begins with {entry.sha256}" if entry.sha256 else "not published",
     }
     lines = [entry.name, *(f"  {key:<11}{value}" for key, value in fields.items())]
-    lines += [f"  {'accuracy':<11}{a.percent:g} % {a.dataset} ({a.source})" for a in entry.accuracy]
+    lines += [f"  {'accuracy':<11}{accuracy}" for accuracy in entry.accuracy]
     lines += [f"  {'note':<11}{entry.note}"] if entry.note else []
     lines += ["", *(f"  python scripts/{command}" for command in _commands(entry))]
     return "\n".join(lines)
