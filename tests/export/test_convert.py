@@ -6,8 +6,6 @@ import dataclasses
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -247,19 +245,20 @@ def test_destinations_that_do_not_go(
     assert (tmp_path / "there.npz").read_text() == "mine"
 
 
-def test_the_command(sources: dict[str, Path], tmp_path: Path) -> None:
-    script = str(tiny.ROOT / "scripts" / "convert_checkpoint.py")
+def test_the_command(
+    sources: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(*arguments: str) -> int:
+        return tiny.run_here(monkeypatch, "convert_checkpoint.py", *arguments)
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, script, *arguments]
-        return subprocess.run(command, env=tiny.environment(), capture_output=True, text=True)
-
-    result = run(str(sources["npz"]), str(tmp_path / "t"), "--format=timm", "--json")
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["format"] == "timm"  # stdout holds nothing else
+    assert run(str(sources["npz"]), str(tmp_path / "t"), "--format=timm", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "timm"  # stdout holds nothing else
     (tmp_path / "broken.npz").write_bytes(sources["npz"].read_bytes()[:1000])
-    result = run(str(tmp_path / "broken.npz"), str(tmp_path / "u"), "--format=timm")
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
+    assert run(str(tmp_path / "broken.npz"), str(tmp_path / "u"), "--format=timm") == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
     assert not (tmp_path / "u").exists()

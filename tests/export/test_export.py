@@ -76,23 +76,18 @@ def snippet(folder: Path) -> str:
     return code
 
 
-def test_a_run_exported_from_the_command_line(tmp_path: Path) -> None:
+def test_a_run_exported_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run that has ended, through the script and the lines of the model cards."""
     workdir = save_model(tmp_path / "run", class_names=CLASSES)
     model = load_model(workdir)
     expected = logits(model, np.zeros((2, *model.description.image_shape), np.float32))
 
     folder = tmp_path / "exported" / "onnx"
-    script = tiny.ROOT / "scripts" / "export.py"
-    arguments = [workdir, folder, "--format=onnx", "--json"]
-    result = subprocess.run(
-        [sys.executable, "-W", "error", script, *arguments],
-        env=tiny.environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout)
+    arguments = [str(workdir), str(folder), "--format=onnx", "--json"]
+    assert tiny.run_here(monkeypatch, "export.py", *arguments) == 0
+    report = json.loads(capsys.readouterr().out)
     assert set(report["files"]) == {path.name for path in folder.iterdir()}
     assert report["max_difference"] <= report["tolerance"]
     assert report["num_parameters"] == sum(x.size for x in jax.tree.leaves(model.params))

@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import logging
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -325,21 +323,14 @@ def test_the_script_prints_json_and_one_line_errors(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    script = str(tiny.ROOT / "scripts/evaluate.py")
-
-    def run(*arguments: str) -> Any:
-        start = [script, str(model), "--json", f"--dataset={photos}"]
-        monkeypatch.setattr(sys, "argv", [*start, *arguments])
-        runpy.run_path(script, run_name="__main__")
-
-    run("--dtype=bfloat16", "--image_size=24")
+    start = [str(model), "--json", f"--dataset={photos}"]
+    options = ["--dtype=bfloat16", "--image_size=24"]
+    assert tiny.run_here(monkeypatch, "evaluate.py", *start, *options) == 0
     results = json.loads(capsys.readouterr().out)
     assert results["num_examples"] == 27
     assert "resize(height=24, width=24" in results["preprocess"]
     assert results["dtype"] == "bfloat16"
-    with pytest.raises(SystemExit) as ended:
-        run("--split=trian")
-    assert ended.value.code == 2
+    assert tiny.run_here(monkeypatch, "evaluate.py", *start, "--split=trian") == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1

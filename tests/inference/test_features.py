@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import pytest
 
 from tests import fixtures_data, tiny
 from tests.saved_models import save_model
-from vit_jax import launch
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.inference.feature_file import write_rows
@@ -253,13 +250,9 @@ def test_the_script(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(launch, "start_logging", lambda: None)  # it would stay for other tests
-    script = str(tiny.ROOT / "scripts/extract_features.py")
     options = ["--split=train", f"--output={tmp_path / 'f.npz'}", "--features=cls,tok"]
-    monkeypatch.setattr(sys, "argv", [script, str(saved), str(photos), *options])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(script, run_name="__main__")
-    assert ended.value.code == 2
+    status = tiny.run_here(monkeypatch, "extract_features.py", str(saved), str(photos), *options)
+    assert status == 2
     errors = capsys.readouterr().err
     assert errors.startswith("error: --features: this model has no 'tok'. Did you mean 'tokens'?")
     assert errors.count("\n") == 1

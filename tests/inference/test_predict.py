@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -132,11 +130,8 @@ def test_lines_json_and_picture(
     assert pixels.shape[1] > 1000  # 4 columns
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000  # photographs, no empty axes
 
-    script = str(tiny.ROOT / "scripts/predict.py")
-    monkeypatch.setattr(sys, "argv", [script, str(source), *arguments, "--top=2", "--json"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(script, run_name="__main__")
-    assert ended.value.code == 1
+    options = ["--top=2", "--json"]
+    assert tiny.run_here(monkeypatch, "predict.py", str(source), *arguments, *options) == 1
     objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [Path(each["image"]).name for each in objects if "error" in each] == [
         "03b.png",

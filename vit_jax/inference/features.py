@@ -47,6 +47,7 @@ from vit_jax.inference.inputs import (
 from vit_jax.inference.load import load_model
 from vit_jax.objectives.objective import scale_images
 from vit_jax.parameters.sharding import replicated
+from vit_jax.workdir.description import Description
 
 # (params, batch) -> features by name
 FeatureFunction = Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]
@@ -91,31 +92,23 @@ def extract_features(
         raise UserError(f"--output={output}: name a file that ends in .npz.")
     model = load_model(source, **model_options)
     names = check_features(model.module, features)
-    chain, spec = input_chain(model.description, encoded=not split)
-    if split:
-        if len(images) != 1:
-            raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
-        data = create_dataset(
-            name=images[0],
-            split=split,
-            preprocess=model.description.eval_preprocess,
-            data_dir=data_dir,
-            label_key=label_key,
-            on_bad_image=on_bad_image,
-        )
-    else:
-        paths = find_images(images)
-        if missing := [path for path in paths if not os.path.exists(path)]:
-            raise UserError(f"{missing[0]}: no such file or folder; a dataset needs a --split.")
-        data = Dataset("images", "", file_source(paths), chain, (), on_bad_image)
-    data = data.check()
+    data = _open_images(
+        images,
+        split,
+        model.description,
+        data_dir=data_dir,
+        label_key=label_key,
+        on_bad_image=on_bad_image,
+    ).check()
     others = {"names": np.array(example_names(data.source, data.split))}
     if split:
         others["class_names"] = np.array(data.class_names)
     reader = create_reader(data, batch_size)
     params = jax.device_put(model.params, replicated(reader.mesh))
     function = feature_function(model.module, [*names, "labels"] if split else names)
-    batch = {"image": jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype), "label": np.zeros(1, int)}
+    image = data.element_spec["image"]
+    images_spec = jax.ShapeDtypeStruct((1, *image.shape), image.dtype)
+    batch = {"image": images_spec, "label": np.zeros(1, int)}
     specs = {
         name: jax.ShapeDtypeStruct((data.num_examples, *rows.shape[1:]), rows.dtype)
         for name, rows in jax.eval_shape(function, params, batch).items()
@@ -124,6 +117,22 @@ def extract_features(
     shapes = {name: specs[name].shape for name in names}
     logging.info("Wrote %s: %s", output, shapes)
     return shapes
+
+
+def _open_images(
+    images: list[str], split: str, description: Description, **options: Any
+) -> Dataset:
+    """The dataset of that name, or image files as one without labels."""
+    chain, _ = input_chain(description, encoded=not split)
+    if not split:
+        paths = find_images(images)
+        if missing := [path for path in paths if not os.path.exists(path)]:
+            raise UserError(f"{missing[0]}: no such file or folder; a dataset needs a --split.")
+        return Dataset("images", "", file_source(paths), chain, (), options["on_bad_image"])
+    if len(images) != 1:
+        raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
+    preprocess = description.eval_preprocess
+    return create_dataset(name=images[0], split=split, preprocess=preprocess, **options)
 
 
 def available_features(module: Any) -> list[str]:
