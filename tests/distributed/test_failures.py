@@ -134,15 +134,17 @@ def damage(step_dir: Path) -> None:
 
 def test_a_mistake_of_one_process_ends_all(tmp_path: Path) -> None:
     """Before the first collective: nobody waits for the one that is gone."""
-    gone = tmp_path / "gone"
-    run = (*RUN, "--config.dataset.name=digits")
+    counts = {"train": {"a": 20, "b": 20}, "test": {"a": 5, "b": 5}}
+    fixtures_data.write_folder(tmp_path / "home0" / "photos", counts)
     with cluster(
         tmp_path,
-        *run,
+        *RUN,
+        "--config.dataset.name=~/photos",
+        "--config.dataset.split=train",
+        "--config.evaluators.test.split=test",
         num_processes=2,
-        prefix=lambda i: ["env", f"TFDS_DATA_DIR={gone if i else ''}"] if i else [],
+        prefix=lambda i: ["env", f"HOME={tmp_path}/home{i}"],
     ) as running:
-        gone.write_text("a file where process 1 looks for its data")
         codes = running.exit_codes()
     assert codes == [2, 2], running.output
     assert "process 1 (" in running[0].output
