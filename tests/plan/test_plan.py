@@ -127,7 +127,7 @@ def test_the_first_remedy_that_fits_is_found(copied: Plan, split: Plan) -> None:
     assert "This fits: --config.model.scan=True" in report_text(plan)
 
 
-def test_a_teacher_takes_its_memory_and_its_arithmetic(copied: Plan, tmp_path: Path) -> None:
+def test_a_teacher_takes_its_memory_and_its_arithmetic(tmp_path: Path) -> None:
     names = tuple(map(str, range(10)))
     teacher = saved_models.save_model(tmp_path / "x", class_names=names, hidden_size=64)
     size = sum(array.nbytes for array in np.load(teacher / "params.npz").values())

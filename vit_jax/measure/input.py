@@ -82,7 +82,7 @@ def benchmark_input(
       {variant: measurements, one per round}; `vit_jax` is first.
 
     Raises:
-      UserError: a pipeline cannot be imported, or fails.
+      UserError: TensorFlow is not installed.
     """
     if peer and importlib.util.find_spec("tensorflow") is None:
         raise UserError('--peer needs TensorFlow; pip install "vit_jax[tf]".')
@@ -133,11 +133,7 @@ def _write(folder: Path, records: list[bytes]) -> str:
 def _in_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function of this file in a fresh process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        try:
-            return pool.submit(function, *arguments).result()
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise UserError(f"{function.__name__}: {reason}") from error
+        return pool.submit(function, *arguments).result()
 
 
 def _measure_ours(directory: str, preprocess: str, settings: Settings) -> Speed:

@@ -97,10 +97,9 @@ class TakeTurns(MetricWriter):
 def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, Any]:
     """Images per second of our loop and of the reference, in turn.
 
-    The loop is `vit_jax.train.train` with everything it does between two checkpoints: reading
-    ahead, transfer, sharded update, fetching and checking of metrics, `metrics.jsonl`, TensorBoard.
-    The reference runs its update on one batch that is on the device already. Compilation,
-    checkpoints and evaluation are left out on both sides.
+    The loop is `vit_jax.train.train` with everything it does between two checkpoints. The reference
+    runs its update on one batch that is on the device already. Compilation, checkpoints and
+    evaluation are left out on both sides.
 
     Args:
       config: recipe; its model, batch size and optimizer are used on examples held in memory.

@@ -25,19 +25,12 @@ _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="([A-Z_]+)"')
 
 @dataclasses.dataclass
 class Traffic:
-    """Collectives of one kind in one step.
-
-    Attributes:
-      count: executions.
-      num_bytes: of the whole arrays, per device.
-      sent_bytes: that each device sends over the links, by the best known (ring) algorithms.
-      network_bytes: that each device sends to other slices or nodes.
-    """
+    """Collectives of one kind in one step, per device."""
 
     count: int = 0
-    num_bytes: float = 0.0
-    sent_bytes: float = 0.0
-    network_bytes: float = 0.0
+    num_bytes: float = 0.0  # of the whole arrays
+    sent_bytes: float = 0.0  # over the links, by the best known (ring) algorithms
+    network_bytes: float = 0.0  # to other slices or nodes
 
 
 def collective_traffic(program: Program, groups_of: Sequence[int]) -> dict[str, Traffic]:

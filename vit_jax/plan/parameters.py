@@ -15,20 +15,13 @@ _NUMBERED = re.compile(r"(encoderblock|unit)_?\d+")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Parameters of one name and shape; those of equal layers in one row.
+    """Parameters of one name and shape; those of equal layers in one row."""
 
-    Attributes:
-      name: with * for the number of a layer.
-      spec: mesh axis of each dimension, "-" where it is whole.
-      split: over how many devices each of them is split; 1 is whole everywhere.
-      copies: how many layers.
-    """
-
-    name: str
+    name: str  # with * for the number of a layer
     shape: tuple[int, ...]
-    spec: str
-    split: int
-    copies: int
+    spec: str  # mesh axis of each dimension, "-" where it is whole
+    split: int  # over how many devices each of them is split; 1 is whole everywhere
+    copies: int  # layers
 
     @property
     def size(self) -> int:

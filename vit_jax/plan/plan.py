@@ -23,32 +23,21 @@ from vit_jax.plan.topology import Topology
 
 @dataclasses.dataclass
 class Plan:
-    """Everything that the report and plan.json say.
-
-    Attributes:
-      full_compile: whether the update was optimized as for training.
-      data: what is trained on, and where its sizes are from.
-      available_bytes: of a device for programs; None for virtual devices without --hbm_gib.
-      step: None where the compiler found no way to fit it into the memory.
-      refusal: the compiler's words, if it refused.
-      model_flops_per_image: products of forward and backward pass.
-      recipe: see `whole_recipe`.
-      remedy: config keys to change so that it fits, and the price; None: not needed or none found.
-    """
+    """Everything that the report and plan.json say."""
 
     topology: Topology
-    full_compile: bool
+    full_compile: bool  # optimized as for training
     mesh: dict[str, int]
     batch_size: int
-    data: str
+    data: str  # what is trained on, and where its sizes are from
     rows: list[Row]
-    available_bytes: int | None
-    step: CompiledStep | None
-    refusal: str
-    model_flops_per_image: float
+    available_bytes: int | None  # of a device; None for virtual devices without --hbm_gib
+    step: CompiledStep | None  # None where the compiler found no way to fit it into the memory
+    refusal: str  # the compiler's words then
+    model_flops_per_image: float  # products of forward and backward pass
     time: StepTime | None
     recipe: dict[str, float | None]
-    remedy: tuple[Changes, str] | None = None
+    remedy: tuple[Changes, str] | None = None  # what to change so that it fits, and its price
 
     @property
     def sure_share(self) -> float:

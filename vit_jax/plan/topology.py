@@ -51,19 +51,12 @@ EXAMPLES = "v5e:16x16, v4:4x4x4, v5e-256, v3-8, 2xv5e:16x16, H100:8, H100:2x8, c
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """What a plan compiles for.
+    """What a plan compiles for."""
 
-    Attributes:
-      kind: "tpu", "gpu" or "cpu".
-      chip: None for "cpu".
-      shape: chips along each axis of one slice; (GPUs,) of a node; (devices,) of "cpu".
-      slices: how many slices, or nodes of GPUs.
-    """
-
-    kind: str
-    chip: Chip | None
-    shape: tuple[int, ...]
-    slices: int = 1
+    kind: str  # "tpu", "gpu" or "cpu"
+    chip: Chip | None  # None for "cpu"
+    shape: tuple[int, ...]  # of one slice, in chips; (GPUs,) of a node; (devices,) of "cpu"
+    slices: int = 1  # or nodes of GPUs
 
     @property
     def num_chips(self) -> int:

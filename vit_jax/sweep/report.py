@@ -17,16 +17,10 @@ def summarize(
     learning_rate: float | None,
     final: Sequence[Outcome],
 ) -> dict[str, Any]:
-    """Everything about a sweep, finished or not.
+    """Everything about a sweep, finished or not, for JSON.
 
-    Args:
-      config: of the sweep.
-      grid, final: outcomes of the candidates and of the final runs, see `plan.read_outcome`.
-      learning_rate: the chosen one; None before the grid is complete.
-
-    Returns:
-      For JSON; `mean` and `std` (sample standard deviation, None for one run) are over the final
-      runs that finished, in percent of the test set.
+    `learning_rate` is None before the grid is complete. `mean` and `std` (of a sample, None for
+    one run) are over the final runs that finished, in percent of the test set.
     """
     percents = [100 * each["accuracy"] for each in final if each["state"] == "finished"]
     missing = [each["run"] for each in (*grid, *final) if each["state"] == "missing"]
