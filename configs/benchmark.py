@@ -6,7 +6,7 @@ Small enough for two CPU cores (about a second per update), and in proportion of
 arithmetic like the models that people train.
 
 `configs/benchmark.py:input` is that of `scripts/benchmark.py input`: the official training
-preprocessing of batches of 128; without a dataset.name it makes photographs itself.
+preprocessing of batches of 128, of photographs that the benchmark makes itself.
 """
 
 from ml_collections import ConfigDict

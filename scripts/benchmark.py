@@ -2,13 +2,13 @@
 
     python scripts/benchmark.py step [--config=RECIPE] [--steps=5] [--rounds=8]
     python scripts/benchmark.py load [--variant=B/16] [--rounds=5]
-    python scripts/benchmark.py input [--peer=CLONE_OF_BIG_VISION] [--num_cores=1] [--resize=256]
+    python scripts/benchmark.py input [--peer=CLONE_OF_BIG_VISION] [--num_images=4096]
 
 step: what the training loop costs over a plain jitted update, on examples held in memory; images
 per second of each turn and the ratios are printed, the median ratio gives the overhead.
 load: seconds to load a published file (written for this, with random numbers), beside timm.
 input: images per second and processor time of the input pipeline, beside big_vision's on the same
-JPEGs (made for this, or the first of --config.dataset.name), and of ours on a resized copy.
+JPEGs (made for this); `taskset -c 0` before the command measures on one core.
 """
 
 import logging
@@ -40,49 +40,45 @@ def step(config, workdir):
 
 def load(config, workdir):
     logging.getLogger().setLevel(logging.WARNING)
-    from vit_jax.measure.weights import benchmark_load, write_file
+    from vit_jax.measure.weights import benchmark_load
 
     del config, workdir
-    variant = flags.FLAGS.variant
+    given = flags.FLAGS
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "published.npz"
-        write_file(path, variant)
-        print(f"{variant}, {path.stat().st_size / 2**20:.0f} MiB")
-        result = benchmark_load(path, variant=variant, rounds=flags.FLAGS.rounds)
+        result = benchmark_load(Path(folder), variant=given.variant, rounds=given.rounds)
     for name in ("vit_jax", "timm"):
         print_turns(name, "s", result[name])
     print(f"vit_jax / timm: {result['ratio']:.2f} (median of turns)")
 
 
 def input_pipeline(config, workdir):
-    from vit_jax.measure.input import Settings, benchmark_input, compare, first_examples
+    from vit_jax.measure.input import Settings, benchmark_input, compare
 
     del workdir
-    flag_values = flags.FLAGS
+    given = flags.FLAGS
     settings = Settings(
         batch_size=config.dataset.batch_size,
-        num_images=flag_values.num_images,
+        num_images=given.num_images,
         num_threads=config.loader.num_threads,
         num_workers=config.loader.num_workers,
-        num_cores=flag_values.num_cores,
     )
-    if not flag_values.peer:
+    if not given.peer:
         print("without --peer=CLONE_OF_BIG_VISION there is nothing to compare with")
     with tempfile.TemporaryDirectory() as folder:
         speeds = benchmark_input(
             Path(folder),
             settings,
-            examples=first_examples(config.dataset) if config.dataset.name else None,
             preprocess=config.dataset.preprocess,
-            peer=flag_values.peer,
-            resize=flag_values.resize,
-            rounds=flag_values.rounds,
+            peer=given.peer,
+            rounds=given.rounds,
         )
+    ours = speeds["vit_jax"]
     for name, turns in speeds.items():
         print_turns(name, "images/s", [turn.images_per_second for turn in turns])
         print_turns(name, "CPU ms/image", [turn.cpu_ms_per_image for turn in turns])
-    for name, (rate, cpu) in compare(speeds).items():
-        print(f"vit_jax / {name}: {rate:.2f} in images/s, {cpu:.2f} per CPU second (medians)")
+        if turns is not ours:
+            rate, cpu = compare(ours, turns)
+            print(f"vit_jax / {name}: {rate:.2f} in images/s, {cpu:.2f} per CPU second (medians)")
 
 
 def print_turns(name, unit, values):
@@ -95,9 +91,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("rounds", 8, "How often both take turns.", lower_bound=1)
     flags.DEFINE_string("variant", "B/16", "Model whose file is loaded.")
     flags.DEFINE_string("peer", "", "Clone of github.com/google-research/big_vision.")
-    flags.DEFINE_integer("num_cores", 0, "Cores for the input; 0 takes all.", lower_bound=0)
     flags.DEFINE_integer("num_images", 4096, "Images per turn of the input.", lower_bound=1)
-    flags.DEFINE_integer("resize", 0, "Short side of a resized copy; 0: none.", lower_bound=0)
     with launch.one_line_errors():
         if not command_line.asks_for_help():
             if len(sys.argv) < 2 or sys.argv[1] not in BENCHMARKS:

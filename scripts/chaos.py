@@ -15,9 +15,7 @@ import sys
 from pathlib import Path
 
 from vit_jax import launch
-from vit_jax.errors import UserError
 
-CONFIG = str(launch.ROOT / "configs" / "quickstart.py")
 STEPS_PER_MINUTE = 90  # of this model on two cores, restarts included
 SETTINGS = (
     "--config.dataset.batch_size=64",
@@ -36,44 +34,31 @@ def main():
     )
     parser.add_argument("--workdir", required=True, type=Path, help="a new folder")
     parser.add_argument("--minutes", type=float, default=30.0, help="about, of the disturbed run")
-    parser.add_argument("--steps", type=int, help="updates of the run; overrides --minutes")
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--devices", type=int, default=1, help="virtual CPU devices per process")
     parser.add_argument("--pause", type=float, nargs=2, default=(20.0, 60.0), metavar="SECONDS")
-    parser.add_argument("--damage", type=float, default=0.2, help="probability, per session")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--config", default=CONFIG, help="recipe")
     arguments, overrides = parser.parse_known_args()
     launch.start_logging()
     with launch.one_line_errors():
-        from vit_jax.measure.chaos import run_chaos, train_command
+        from vit_jax.measure.chaos import run_chaos
 
-        for flag in ("processes", "devices", "minutes", "steps"):
-            value = getattr(arguments, flag)
-            if value is not None and value <= 0:
-                raise UserError(f"--{flag}={value} must be positive.")
-        shortest, longest = arguments.pause
-        if not 0 <= shortest <= longest:
-            raise UserError(
-                f"--pause {shortest} {longest} must be the shorter time, then the longer."
-            )
-        if not 0 <= arguments.damage <= 1:
-            raise UserError(f"--damage={arguments.damage} must be from 0 to 1.")
         # As at Ctrl-C, so that no training outlives this.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        steps = arguments.steps or round(STEPS_PER_MINUTE * arguments.minutes)
-        sizes = [
+        steps = max(10, round(STEPS_PER_MINUTE * arguments.minutes))
+        command = [
+            *(sys.executable, f"{launch.ROOT}/scripts/train.py"),
+            f"--config={launch.ROOT}/configs/quickstart.py",
             f"--config.duration.steps={steps}",
-            f"--config.checkpoint.every_steps={max(1, min(20, steps // 10))}",
+            f"--config.checkpoint.every_steps={min(20, steps // 10)}",
+            *SETTINGS,
+            *overrides,
         ]
         report = run_chaos(
-            train_command(arguments.config, *sizes, *SETTINGS, *overrides),
+            command,
             arguments.workdir.absolute(),
             num_processes=arguments.processes,
-            num_devices=arguments.devices,
             seed=arguments.seed,
             pause_seconds=tuple(arguments.pause),
-            damage_probability=arguments.damage,
         )
         print("\n".join(report.lines()))
         sys.exit(1 if report.differing else 0)

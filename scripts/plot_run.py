@@ -28,14 +28,13 @@ def main():
         default=[],
         help="panels, as loss,test/accuracy (default: loss, evaluations, learning rate, speed)",
     )
-    add("--x", default="step", help="step, images (steps times batch size) or hours (default step)")
+    add("--x", default="step", choices=("step", "images", "hours"), help="default: step")
     add(
         "--smooth",
         type=float,
         default=0.02,
         help="width of the moving average as a share of the x axis (default 0.02; 0: none)",
     )
-    add("--names", type=comma_list, default=[], help="of the runs in the legend, as base,wide")
     arguments = vars(parser.parse_args())
     launch.start_logging()
     with launch.one_line_errors():

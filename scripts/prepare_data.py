@@ -3,13 +3,12 @@
     python scripts/prepare_data.py imagenet2012 FOLDER --data_dir=DIR [--num_workers=8]
     python scripts/prepare_data.py imagenet21k winter21_whole.tar.gz --data_dir=DIR
     python scripts/prepare_data.py folder PHOTOS --data_dir=DIR [--resize=256]
-    python scripts/prepare_data.py tfds NAME_OR_PREPARED_FOLDER --data_dir=DIR
+    python scripts/prepare_data.py tfds NAME --data_dir=DIR
     python scripts/prepare_data.py --check DIR/imagenet2012/5.1.0 [--check=full]
 
 imagenet2012: FOLDER holds the original ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, or the
 folders train/ and val/. imagenet21k: the tar of class tars, or a folder of class tars. folder:
-train/CLASS/*.jpg and so on. tfds: a set that is prepared (it gets other shards), or a name, which
-TFDS downloads and prepares itself.
+train/CLASS/*.jpg and so on. tfds: a name, which TFDS downloads and prepares itself.
 
 The same command resumes an interrupted preparation, whenever it was killed. Progress is on stderr;
 the last line on stdout is the prepared folder. --check compares checksums, --check=full decodes
@@ -35,9 +34,7 @@ def main():
     parser.add_argument("--name", default="", help="of the set (default: by its source)")
     threads = min(32, os.cpu_count() or 1)
     parser.add_argument("--num_workers", type=int, default=threads, help="threads")
-    parser.add_argument(
-        "--resize", type=int, default=0, help="short side of larger images, pixels; not tfds"
-    )
+    parser.add_argument("--resize", type=int, default=0, help="short side of larger images, pixels")
     parser.add_argument("--quality", type=int, default=95, help="of the JPEGs that --resize writes")
     parser.add_argument("--on_bad_image", default="error", help="error | skip")
     parser.add_argument("--shard_megabytes", type=float, default=256)
@@ -55,10 +52,10 @@ def main():
 
 
 def prepare(kind, source, manual_dir, arguments):
+    from vit_jax.data_preparation.build_tfds import build_tfds
     from vit_jax.data_preparation.prepare import prepare_data
-    from vit_jax.data_preparation.tfds_sets import build_tfds
 
-    if kind == "tfds" and not os.path.isdir(os.path.expanduser(source)):
+    if kind == "tfds":
         return build_tfds(source, arguments["data_dir"], manual_dir)
     return prepare_data(kind, source, **arguments)
 

@@ -12,7 +12,6 @@ The same command again goes on where it was. Besides the flags below:
   --processes=1       runs at a time on this machine; CUDA_VISIBLE_DEVICES is dealt out to them
   --num_tasks=1       tasks that share the work, each started with the same --workdir
   --task=I            which of them this is, from 0 (default: SLURM_ARRAY_TASK_ID)
-  --wait_minutes=0    how long to wait for runs of other tasks before the report
 """
 
 import os
@@ -40,17 +39,15 @@ def run(config, workdir):
         task=sweep.task_number(given.task, given.num_tasks, os.environ),
         processes=given.processes,
         command=[sys.executable, *sys.argv],
-        wait_minutes=given.wait_minutes,
         resume=given.resume,
     )
     sweep.run_sweep(config, workdir, seeds=given.seeds, share=share)
 
 
 if __name__ == "__main__":
-    flags.DEFINE_integer("seeds", 3, "Final runs on all training data.")
-    flags.DEFINE_integer("num_tasks", 1, "Tasks that share the work.")
+    flags.DEFINE_integer("seeds", 3, "Final runs on all training data.", lower_bound=1)
+    flags.DEFINE_integer("num_tasks", 1, "Tasks that share the work.", lower_bound=1)
     flags.DEFINE_integer("task", None, "Which of them this is, from 0.")
-    flags.DEFINE_integer("processes", 1, "Runs at a time on this machine.")
-    flags.DEFINE_float("wait_minutes", 0.0, "How long to wait for runs of other tasks.")
+    flags.DEFINE_integer("processes", 1, "Runs at a time on this machine.", lower_bound=1)
     flags.DEFINE_string("only", "", "The one run to do; how a sweep starts its processes.")
     launch.main(run, doc=__doc__)

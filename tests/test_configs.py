@@ -17,7 +17,7 @@ from tests import fixtures_data, tiny
 from vit_jax import command_line
 from vit_jax import config as default
 from vit_jax import run as run_module
-from vit_jax.data.pipeline import train_batches
+from vit_jax.data.pipeline import HostBatches
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model
 from vit_jax.models.variants import get_variant
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # not name is a TypeError.
 SECTIONS: dict[str, Callable[..., Any]] = {
     "duration": to_steps,
-    "loader": train_batches,
+    "loader": HostBatches.__init__,
     "mesh": create_mesh,
     "mix": create_mixing,
     "train_step": make_train_step,

@@ -18,7 +18,7 @@ from tests import fixtures_data, tiny
 from vit_jax import train as train_module
 from vit_jax.errors import PreemptedError, UserError
 from vit_jax.files.manifest import read_manifest, write_manifest
-from vit_jax.multihost import liveness
+from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.names import flatten_names
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.session import Session, TrainingDivergedError
@@ -115,7 +115,7 @@ def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Pa
     evaluation = {"evaluators__test__every_steps": 4, "checkpoint__best_metric": "test/accuracy"}
     # Between two checkpoints: only the request to stop saves step 4.
     config = tiny.config(**ALL_ON, **evaluation, checkpoint__every_steps=100)
-    workdir, note = tmp_path / "run", liveness.note
+    workdir, note = tmp_path / "run", watchdog.note
 
     def stopping(doing: str, step: int | None = None, **kwargs: Any) -> None:
         if (doing, step) == ("evaluating test", 4):
@@ -123,7 +123,7 @@ def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Pa
         note(doing, step, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(liveness, "note", stopping)
+        patch.setattr(watchdog, "note", stopping)
         with pytest.raises(PreemptedError, match="Stopped as asked after step 4 of 8"):
             train_and_evaluate(config, str(workdir))
     saved = workdir / "checkpoints" / "4" / "state"

@@ -44,6 +44,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {lowered[matches[0]]!r}?" if matches else ""
 
 
+def list_names(names: Iterable[str], shown: int = 4) -> str:
+    """The first few names, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
 def check_known(key: str, value: object, known: Iterable[str]) -> None:
     """Raises a UserError that lists the known names, unless `value` is one of them."""
     known = list(known)

@@ -103,10 +103,10 @@ def _has_peers() -> bool:
 def _wait_for_verdict(error: Exception) -> None:
     """Ends the process if another one is to blame; the watch says which."""
     if _has_peers():
-        from vit_jax.multihost import liveness
+        from vit_jax.multihost.watchdog import watchdog
 
         print(f"{str(error).splitlines()[0]} (looking for the cause)", file=sys.stderr, flush=True)
-        liveness.wait_for_verdict()
+        watchdog.wait_for_verdict()
 
 
 def _end(message: str, exit_code: int) -> NoReturn:
@@ -115,9 +115,9 @@ def _end(message: str, exit_code: int) -> NoReturn:
         print(message, file=sys.stderr, flush=True)
     if not _has_peers():
         sys.exit(exit_code)
-    from vit_jax.multihost import liveness
+    from vit_jax.multihost.watchdog import watchdog
 
-    liveness.fail(message.strip().splitlines()[-1].removeprefix("error: "), exit_code)
+    watchdog.fail(message.strip().splitlines()[-1].removeprefix("error: "), exit_code)
     logging.shutdown()
     os._exit(exit_code)  # not through JAX's farewell, for which everybody would have to come
 
@@ -156,6 +156,6 @@ def join_processes(timeouts: Any) -> None:
 
 def leave_processes() -> None:
     """The work is done: when all have said so, nobody is missed from here on."""
-    from vit_jax.multihost import liveness
+    from vit_jax.multihost.watchdog import watchdog
 
-    liveness.leave()
+    watchdog.leave()

@@ -21,9 +21,9 @@ from vit_jax.data.pipeline import HostBatches, train_batches
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import read_json, write_json
 from vit_jax.hardware.chips import find_chip
-from vit_jax.multihost import liveness
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.preemption import PreemptionNotice
+from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
 from vit_jax.run import Run, create_run, describe
 from vit_jax.training.clock import KINDS, Clock
@@ -76,14 +76,14 @@ def train_and_evaluate(
     """
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        liveness.expect_progress(True)
-        stack.callback(liveness.expect_progress, False)
-        liveness.note("starting the devices")
+        watchdog.expect_progress(True)
+        stack.callback(watchdog.expect_progress, False)
+        watchdog.note("starting the devices")
         mesh = create_mesh(**config.mesh)
         run_on_first_process(lambda: check_wandb(config.log.wandb))
         stack.enter_context(jax.set_mesh(mesh))
         notice = stack.enter_context(PreemptionNotice())
-        liveness.note("opening the data")
+        watchdog.note("opening the data")
         run = create_run(config, mesh)
         claim_workdir(
             workdir,
@@ -101,7 +101,7 @@ def train_and_evaluate(
         describe(run, workdir)
         checkpoints = CheckpointManager(workdir, **config.checkpoint)
         stack.callback(checkpoints.close)
-        liveness.note("making or restoring the state")
+        watchdog.note("making or restoring the state")
         state = run.initial_state(checkpoints)
         start_step = int(state.step)
         if start_step > run.total_steps:
@@ -183,16 +183,16 @@ def train(
             )
         )
         for step in range(start_step + 1, run.total_steps + 1):
-            liveness.note("reading a batch", step)
+            watchdog.note("reading a batch", step)
             with clock.data_wait.waiting():
                 batch = next(batches)
-            liveness.note("updating", step, waits=True)
+            watchdog.note("updating", step, waits=True)
             trace.before(step, state)
             state, metrics = step_fn(state, constants, batch)
             clock.data_wait.dispatched(metrics["loss"])
             if step == start_step + 1:
                 jax.block_until_ready(state.step)
-                liveness.note("updating", step, waits=True, started=True)
+                watchdog.note("updating", step, waits=True, started=True)
                 seconds = clock.first_step_done(step)
                 logging.info("The first step, compilation included, took %.1fs.", seconds)
             results = session.after_update(state, step, metrics) or results
@@ -250,7 +250,7 @@ def finish(
     run: Run, state: TrainState, workdir: str, results: dict[str, float], clock: Clock
 ) -> dict[str, float]:
     """Writes `params.npz`, then `results.json`, whose existence means that the run has ended."""
-    liveness.note(f"writing {PARAMS_FILE}")
+    watchdog.note(f"writing {PARAMS_FILE}")
     params = to_host(state.eval_params)
     rows = read_metrics(workdir)
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]

@@ -190,9 +190,9 @@ def test_full_shared_memory_falls_back_to_the_pipe(tmp_path, caplog):
     assert len(caplog.records) == 1  # says it once
 
 
-def test_shared_arrays_are_writable_copies_whose_file_is_gone(tmp_path):
+def test_received_images_are_writable_and_their_file_is_gone(tmp_path):
     array = np.arange(24, dtype=np.float32).reshape(2, 3, 4, 1)[:, ::-1]
-    read = workers.SharedArray.write(str(tmp_path / "x"), array).read()
+    read = workers._receive(workers._Send(str(tmp_path))({"image": array}))["image"]
     assert os.listdir(tmp_path) == []
     assert read.dtype == np.float32
     np.testing.assert_array_equal(read, array)

@@ -75,13 +75,9 @@ def test_contents_are_checked_too(prepared: pathlib.Path) -> None:
 
 
 def test_only_prepared_sets_are_checked(prepared: pathlib.Path) -> None:
-    with pytest.raises(UserError, match="holds no checksums.json"):
-        check_prepared(str(prepared / "no"))
-    with pytest.raises(UserError, match=f"did you mean {prepared}"):
-        check_prepared(str(prepared.parents[1]))
-    (prepared / "checksums.json").unlink()
-    with pytest.raises(UserError, match=r"holds no checksums.json; see prepare_data.py tfds"):
-        check_prepared(str(prepared))
+    for folder in (prepared / "no", prepared.parents[1]):
+        with pytest.raises(UserError, match=r"holds no checksums.json; give .*NAME/VERSION"):
+            check_prepared(str(folder))
 
 
 def test_the_script_names_damaged_shards(prepared: pathlib.Path, tmp_path: pathlib.Path) -> None:

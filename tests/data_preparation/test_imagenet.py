@@ -160,7 +160,7 @@ def test_21k_from_tars_and_folders_together(tmp_path: pathlib.Path) -> None:
     }
 
 
-def test_21k_from_every_layout(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_21k_from_every_layout(tmp_path: pathlib.Path) -> None:
     ids = ["n00004475", "n99000001", "n02084071", "n01440764"]
     images = small.train_images(dict(zip(ids, (8, 5, 0, 14), strict=True)))
     inner = {f"winter21/{each}.tar": small.tar(files) for each, files in images.items()}
@@ -186,7 +186,6 @@ def test_21k_from_every_layout(tmp_path: pathlib.Path, caplog: pytest.LogCapture
         assert not list(folder.parent.glob("*.incomplete"))
     assert len(found["whole.tar"]) > 1
     assert found["whole.tar"] == found["whole.tar.gz"] == found["tars"] == found["folders"]
-    assert "1 classes without images" in caplog.text
     dataset = create_dataset(
         name="imagenet21k", split="full", preprocess="decode", data_dir=f"{tmp_path}/out_tars"
     )
@@ -238,8 +237,7 @@ def test_members_without_bytes_of_their_own_are_refused(tmp_path: pathlib.Path) 
     folder = tmp_path / "n00004475"
     folder.mkdir()
     (folder / "a.JPEG").write_bytes(small.jpeg(0))
-    kinds = {"hard": "only a link", "symbolic": "only a link", "sparse": "is sparse"}
-    for kind, message in kinds.items():
+    for kind in ("hard", "symbolic", "sparse"):
         odd = folder / "b.JPEG"
         if kind == "hard":
             os.link(folder / "a.JPEG", odd)
@@ -252,7 +250,9 @@ def test_members_without_bytes_of_their_own_are_refused(tmp_path: pathlib.Path) 
         packed = str(tmp_path / kind / "n00004475.tar")
         command = ["tar", "-C", str(folder), "--sparse", "-cf", packed, "a.JPEG", "b.JPEG"]
         subprocess.run(command, check=True)
-        fails("imagenet21k", tmp_path / kind, rf"n00004475: 'b.JPEG' (is )?{message}.*again")
+        fails(
+            "imagenet21k", tmp_path / kind, "n00004475: 'b.JPEG' is a link or sparse; pack it again"
+        )
         odd.unlink()
     os.link(folder / "a.JPEG", tmp_path / "README")  # other members may be anything
     os.link(folder / "a.JPEG", tmp_path / "n00004476.tar")
@@ -265,7 +265,7 @@ def test_members_without_bytes_of_their_own_are_refused(tmp_path: pathlib.Path) 
         zipped.write_bytes(gzip.compress(whole.read_bytes()))
         for source in (whole, zipped):
             if refused:
-                fails("imagenet21k", source, f"'{name}' is only a link to 'n00004475/a.JPEG'")
+                fails("imagenet21k", source, f"'{name}' is a link or sparse")
             else:
                 out = prepare_data("imagenet21k", str(source), data_dir=f"{source}_out")
                 assert len(examples(tfds.builder_from_directory(out), "full")) == 1
@@ -274,7 +274,7 @@ def test_members_without_bytes_of_their_own_are_refused(tmp_path: pathlib.Path) 
 def test_other_sources_are_refused(tmp_path: pathlib.Path) -> None:
     fails("imagenet2012", tmp_path / "missing", "No such file")
     (tmp_path / "empty").mkdir()
-    fails("imagenet2012", tmp_path / "empty", "holds neither ILSVRC2012_img_train.tar nor")
+    fails("imagenet2012", tmp_path / "empty", "holds none of ILSVRC2012_img_train.tar, ")
     fails("imagenet21k", tmp_path / "empty", "holds no class tars such as n00004475.tar")
     (tmp_path / "none" / "train").mkdir(parents=True)
     fails("imagenet2012", tmp_path / "none", "train: holds no class folders")

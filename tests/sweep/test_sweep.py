@@ -110,11 +110,11 @@ def test_one_rate_needs_no_grid() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"sweep__learning_rates": ()}, r"sweep.learning_rates is empty.*=0\.01,0\.03"),
+        ({"sweep__learning_rates": ()}, r"must be different positive numbers.*=0\.01,0\.03"),
         ({"sweep__learning_rates": ("0.01,x",)}, "must be different positive numbers"),
         ({"sweep__learning_rates": (0.1, 0.1)}, "must be different positive numbers"),
         ({"sweep__learning_rates": (0.1, -1)}, "must be different positive numbers"),
-        ({"sweep__validation_split": ""}, r"sweep.validation_split is empty.*train\[90%:\]"),
+        ({"sweep__validation_split": ""}, r"needs a held-out part.*train\[90%:\]"),
     ],
 )
 def test_mistakes_are_named(overrides: dict[str, Any], message: str) -> None:
@@ -122,11 +122,7 @@ def test_mistakes_are_named(overrides: dict[str, Any], message: str) -> None:
         plan_grid(config(**overrides))
 
 
-def test_shares_that_make_no_sense() -> None:
-    with pytest.raises(UserError, match="--task=2 must be from 0 to 1"):
-        Share(num_tasks=2, task=2)
-    with pytest.raises(UserError, match="--processes=0"):
-        Share(processes=0)
+def test_an_unknown_run_is_named() -> None:
     with pytest.raises(UserError, match="Did you mean 'grid/lr_0.001'"):
         find_run(config(), "grid/lr_0.01", 2)
 
@@ -137,6 +133,8 @@ def test_slurm_numbers_the_tasks_of_a_shared_sweep_only() -> None:
     assert task_number(1, 4, slurm) == 1
     assert task_number(None, 1, slurm) == 0
     assert task_number(None, 4, {}) == 0
+    with pytest.raises(UserError, match="--task=2 must be from 0 to 1"):
+        task_number(2, 2, {})
 
 
 def candidate(rate: float, accuracy: float | None) -> dict[str, Any]:
@@ -158,7 +156,7 @@ def test_the_choice(candidates: list[tuple[float, float | None]], best: float) -
 
 
 def test_no_choice_where_all_diverged() -> None:
-    with pytest.raises(UserError, match="every learning rate of the sweep diverged"):
+    with pytest.raises(UserError, match="every learning rate diverged"):
         best_learning_rate([candidate(0.1, None), candidate(0.2, None)])
 
 
@@ -188,7 +186,7 @@ def test_the_table(finished: Path) -> None:
     assert "1e+30           diverged at step" in text
     assert "accuracy on train[80:100]" in text
     assert "accuracy on test[:50]" in text
-    assert "(mean and standard deviation of 2 seeds)" in text
+    assert "(mean and standard deviation of 2 of 2 seeds)" in text
     assert "published       98.95 from somewhere" in text
     assert "Not complete" not in text
 
@@ -243,20 +241,6 @@ def test_two_tasks_one_of_them_killed(
     for name in ("grid/lr_0.001", summary["final"][1]["run"]):
         ours, theirs = ((root / name / "params.npz").read_bytes() for root in (tmp_path, finished))
         assert ours == theirs
-
-
-def test_waiting_for_another_task(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other task is done while this one waits."""
-    (tmp_path / "grid").mkdir()
-    for name in ("grid/lr_1e+30", "final"):
-        (tmp_path / name).symlink_to(finished / name)
-    monkeypatch.setattr(sweep, "train_and_evaluate", None)
-    other = (tmp_path / "grid/lr_0.001", finished / "grid/lr_0.001")
-    monkeypatch.setattr(sweep.time, "sleep", lambda _: other[0].symlink_to(other[1]))
-    share = Share(num_tasks=4, task=3, wait_minutes=1.0)
-    assert run_sweep(config(), str(tmp_path), seeds=2, share=share)["complete"]
 
 
 def test_processes_take_turns_and_failures_are_named(tmp_path: Path) -> None:

@@ -11,16 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.curves.read import (
-    X_AXES,
-    RunCurves,
-    differing_keys,
-    legend_labels,
-    read_run,
-    smoothed,
-    value_text,
-)
-from vit_jax.errors import UserError, check_known, nearest
+from vit_jax.curves.read import RunCurves, legend_labels, read_run, smoothed
+from vit_jax.errors import UserError, check_known
 
 # Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
 # their yellow. After them the same colours come again, dashed.
@@ -29,12 +21,9 @@ STYLES: list[dict[str, Any]] = [
     {"color": color, "ls": line} for line in ("-", "--", ":", "-.") for color in COLORS
 ]
 MARKERS = "osD^vPX"  # one per evaluator
-SUFFIXES = (".png", ".pdf", ".svg")
 MAX_PANELS = 9  # where nothing is asked for
 MAX_MARKERS = 40  # per curve, or they hide each other
-DENSE = 1000  # so many points become a band, which hides what is behind it
 X_TITLES = {"step": "step", "images": "training images", "hours": "hours"}
-EXACT = ("learning_rate",)  # has no noise that smoothing could take away
 
 
 def plot_run(
@@ -44,7 +33,6 @@ def plot_run(
     metrics: Sequence[str] = (),
     x: str = "step",
     smooth: float = 0.02,
-    names: Sequence[str] = (),
 ) -> Path:
     """Draws the metrics of several runs; returns the file.
 
@@ -58,34 +46,17 @@ def plot_run(
         `test/accuracy` of one. Empty: loss, evaluations, learning rate and speed.
       x: `step`, `images` (comparable where batch sizes differ) or `hours` (evaluation included).
       smooth: width of the moving average, as a share of the x axis; 0 shows what was logged.
-      names: of the runs in the legend; empty: folder and what differs in `config.json`.
 
     Raises:
       UserError: a folder is no run, nothing is called that, or matplotlib is not installed.
     """
-    path = Path(output)
-    check_known("--x", x, X_AXES)
-    check_known("the suffix of --output", path.suffix, SUFFIXES)
-    if not 0 <= smooth < 1:
-        raise UserError(f"--smooth={smooth} must be a share of the x axis, from 0 to below 1.")
-    if not path.resolve().parent.is_dir():
-        raise UserError(f"--output={output}: the folder {path.parent} is not there.")
-    if names and len(names) != len(workdirs):
-        raise UserError(f"--names has {len(names)} names for {len(workdirs)} runs.")
     runs = [read_run(workdir) for workdir in workdirs]
-    panels = choose_panels(runs, metrics)
-    labels = list(names) or legend_labels(runs)
-    if not names:
-        _log_differences(runs, labels)
-    figure = draw(runs, labels, panels, x=x, smooth=smooth)
-    import matplotlib
-
+    figure = draw(runs, choose_panels(runs, metrics), x=x, smooth=smooth)
     try:
-        with matplotlib.rc_context({"agg.path.chunksize": 10_000}):  # of very long runs
-            figure.savefig(path)
-    except OSError as error:
-        raise UserError(f"--output={output} cannot be written: {error.strerror}.") from error
-    return path
+        figure.savefig(output)
+    except (OSError, ValueError) as error:  # ValueError: of a suffix that is no format
+        raise UserError(f"--output={output}: {error}") from error
+    return Path(output)
 
 
 def curves_of(run: RunCurves, panel: str) -> list[str]:
@@ -100,16 +71,12 @@ def choose_panels(runs: Sequence[RunCurves], asked: Sequence[str]) -> list[str]:
     """What to draw: the metrics asked for, or those that most readers look at.
 
     Raises:
-      UserError: no run has a metric of that name.
+      UserError: no run has a metric of that name, or any metric.
     """
     names = dict.fromkeys(name for run in runs for name in run.curves)
     last_parts = dict.fromkeys(name.rpartition("/")[2] for name in names)
     for panel in asked:
-        if panel not in names and panel not in last_parts:
-            raise UserError(
-                f"--metrics={panel}: no run has it.{nearest(panel, [*names, *last_parts])} "
-                f"Known: {', '.join(sorted({*names, *last_parts}))}."
-            )
+        check_known("--metrics", panel, {**names, **last_parts})
     if asked:
         return list(dict.fromkeys(asked))
     evaluated = [name.rpartition("/")[2] for name in names if "/" in name]
@@ -125,40 +92,23 @@ def choose_panels(runs: Sequence[RunCurves], asked: Sequence[str]) -> list[str]:
     return chosen[:room] + speed
 
 
-def _log_differences(runs: Sequence[RunCurves], labels: Sequence[str]) -> None:
-    """All that differs between the configs; a legend has room for a few keys only."""
-    for key in differing_keys([run.config for run in runs]):
-        values = " | ".join(value_text(run.config, key) for run in runs)
-        logging.info("%s: %s", key, values)
-    for label in labels:
-        logging.info("Run %s", label)
-
-
-def draw(
-    runs: Sequence[RunCurves],
-    labels: Sequence[str],
-    panels: Sequence[str],
-    *,
-    x: str,
-    smooth: float,
-) -> Any:
+def draw(runs: Sequence[RunCurves], panels: Sequence[str], *, x: str, smooth: float) -> Any:
     """The figure: panels in rows, the legend of runs above them."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.lines import Line2D
     except ImportError as error:
-        raise UserError(
-            'scripts/plot_run.py draws with matplotlib: pip install "vit_jax[embedded]".'
-        ) from error
+        raise UserError('No matplotlib: pip install "vit_jax[embedded]".') from error
     columns = min(len(panels), 2 if len(panels) <= 4 else 3)
     rows = math.ceil(len(panels) / columns)
     # Figure instead of pyplot: nothing stays open, and no display is looked for.
     figure = Figure(
-        figsize=(5.4 * max(columns, 2) if columns > 1 else 7.5, 3.4 * rows + 0.25 * len(runs)),
+        figsize=(5.4 * columns + 2.1 * (columns == 1), 3.4 * rows + 0.25 * len(runs)),
         dpi=110,
         layout="constrained",
     )
     shown = [(run, name) for run in runs for panel in panels for name in curves_of(run, panel)]
-    end = max(np.nanmax(run.along(run.curves[name], x)) for run, name in shown) if shown else 1.0
+    end = max((np.nanmax(run.along(run.curves[name], x)) for run, name in shown), default=1.0)
     evaluators = dict.fromkeys(name.rpartition("/")[0] for _, name in shown)
     markers = dict(zip(filter(None, evaluators), itertools.cycle(MARKERS), strict=False))
     for number, panel in enumerate(panels, start=1):
@@ -167,12 +117,9 @@ def draw(
             _draw_run(axis, run, panel, x, smooth * end, style, markers)
         _finish_panel(axis, panel, x, runs, markers)
         axis.set_xlim(0, 1.02 * end or 1)
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], lw=2, **style)
-        for _, style in zip(runs, itertools.cycle(STYLES), strict=False)
-    ]
+    styles = itertools.islice(itertools.cycle(STYLES), len(runs))
+    handles = [Line2D([], [], lw=2, **style) for style in styles]
+    labels = legend_labels(runs)
     legend = figure.legend(handles, labels, loc="outside upper left", frameon=False, handlelength=3)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ is one of a folder's name, or of a regular expression
@@ -196,27 +143,15 @@ def _draw_run(
         positions, values = positions[known], curve.values[known]
         if "/" in name:
             every = max(1, math.ceil(len(values) / MAX_MARKERS))
-            axis.plot(
-                positions,
-                values,
-                **style,
-                lw=1.0,
-                ms=5,
-                mec="white",
-                mew=0.6,
-                marker=markers[name.rpartition("/")[0]],
-                # The last one always: it is what the run is remembered by.
-                markevery=((len(values) - 1) % every, every),
-                zorder=4,
-            )
-            continue
-        smooths = width > 0 and name not in EXACT and len(positions) > 1
-        faint = {"lw": 0.7, "alpha": 0.1 if len(positions) > DENSE else 0.25}
-        look: dict[str, Any] = faint if smooths else {"lw": 1.6}
-        marker = "." if len(positions) == 1 else ""
-        axis.plot(positions, values, **style, **look, marker=marker, zorder=2)
-        if smooths:
-            axis.plot(positions, smoothed(positions, values, width), **style, lw=1.6, zorder=3)
+            # The last point always has a marker: it is what the run is remembered by.
+            marked = {"marker": markers[name.rpartition("/")[0]], "mec": "white"}
+            offset = (len(values) - 1) % every
+            axis.plot(positions, values, **style, **marked, lw=1, markevery=(offset, every))
+        elif width and name != "learning_rate":
+            axis.plot(positions, values, **style, lw=0.7, alpha=0.25)
+            axis.plot(positions, smoothed(positions, values, width), **style, lw=1.6)
+        else:
+            axis.plot(positions, values, **style, lw=1.6)
 
 
 def _finish_panel(
@@ -233,11 +168,9 @@ def _finish_panel(
     axis.grid(color="0.92")
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-    sources = dict.fromkeys(
-        name.rpartition("/")[0] for run in runs for name in curves_of(run, panel)
-    )
+    names = [name for run in runs for name in curves_of(run, panel)]
+    sources = dict.fromkeys(name.rpartition("/")[0] for name in names)
     if any(sources):
-        look: dict[str, Any] = {"color": "0.4", "lw": 1}
-        handles = [Line2D([], [], marker=markers.get(name, ""), **look) for name in sources]
-        labels = [name or "training" for name in sources]
+        handles = [Line2D([], [], marker=markers.get(each, ""), color="0.4") for each in sources]
+        labels = [source or "training" for source in sources]
         axis.legend(handles, labels, fontsize=8, frameon=False)

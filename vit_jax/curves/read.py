@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,8 @@ from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
 
 X_AXES = ("step", "images", "hours")
 # Differences in these rarely say why one curve is above another; they are named last.
-_HOUSEKEEPING = (
-    "checkpoint.",
-    "dataset.data_dir",
-    "evaluators.",
-    "loader.",
-    "log.",
-    "processes.",
-    "sweep.",
+_HOUSEKEEPING = re.compile(
+    r"(checkpoint|evaluators|loader|log|processes|sweep)\.|dataset\.data_dir$"
 )
 _ABSENT = "(absent)"
 
@@ -46,66 +41,37 @@ class RunCurves:
     workdir: Path
     config: dict[str, Any]
     curves: dict[str, Curve]
-    last_step: int
-    finished: bool
 
     def along(self, curve: Curve, x: str) -> np.ndarray:
-        """Positions [N] of a curve's values on one of `X_AXES`.
-
-        Raises:
-          UserError: the run does not tell its batch size (`images`) or its times (`hours`).
-        """
+        """Positions [N] of a curve's values on one of `X_AXES`."""
         if x == "hours":
-            if not np.isfinite(curve.hours).any():
-                raise UserError(f"--x=hours: {self.workdir} has no elapsed_seconds in its metrics.")
             return curve.hours
-        if x == "step":
-            return curve.steps
-        key = "dataset.batch_size"
-        if key not in self.config or not isinstance(self.config[key], int):
-            raise UserError(f"--x=images: {self.workdir}/config.json has no {key}.")
-        return curve.steps * self.config[key]
+        return curve.steps * (self.config["dataset.batch_size"] if x == "images" else 1)
 
 
 def read_run(workdir: str | Path) -> RunCurves:
     """Reads a work directory; the run may still be going on.
 
     Raises:
-      UserError: it is no work directory, or nothing has been logged in it yet.
+      UserError: it is no work directory.
     """
     folder = Path(workdir)
     if not (folder / METRICS_FILE).is_file():
-        below = sorted(path.parent.name for path in folder.glob(f"*/{METRICS_FILE}"))[:8]
-        found = f"Runs below it: {', '.join(below)}." if below else "It is no --workdir of a run."
+        below = sorted(path.parent.name for path in folder.glob(f"*/{METRICS_FILE}"))
+        found = f"Runs below it: {', '.join(below[:8])}." if below else "It is no run's --workdir."
         raise UserError(f"{workdir} holds no {METRICS_FILE}. {found}")
-    config = read_json(folder / "config.json")
-    if not isinstance(config, dict):
-        raise UserError(f"{folder / 'config.json'} holds no config, but {config!r:.60}.")
-    config = traverse_util.flatten_dict(config, sep=".")
-    rows = read_metrics(folder)
-    if not rows:
-        raise UserError(f"{folder / METRICS_FILE} has no finished line yet; try again later.")
+    config = traverse_util.flatten_dict(read_json(folder / "config.json"), sep=".")
     points: dict[str, list[tuple[float, float, float]]] = collections.defaultdict(list)
-    for row in rows:
+    for row in read_metrics(folder):
         step = row.pop("step")
         seconds = row.pop("elapsed_seconds", None)
-        hours = seconds / 3600 if _is_number(seconds) else math.nan
+        hours = math.nan if seconds is None else seconds / 3600
         for name, value in row.items():
-            if _is_number(value):
+            # NaN, from evaluations of a run that diverged, cannot be drawn.
+            if isinstance(value, int | float) and math.isfinite(value):
                 points[name].append((step, hours, value))
     curves = {name: Curve(*np.array(points[name], np.float64).T) for name in points}
-    return RunCurves(
-        workdir=folder,
-        config=config,
-        curves=curves,
-        last_step=int(max(curve.steps[-1] for curve in curves.values())) if curves else 0,
-        finished=(folder / "results.json").exists(),  # the last file that the loop writes
-    )
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it can be drawn: NaN, from evaluations of a run that diverged, cannot."""
-    return isinstance(value, int | float) and abs(value) < 1e300
+    return RunCurves(folder, config, curves)
 
 
 def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -115,38 +81,33 @@ def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     keys = dict.fromkeys(key for config in configs for key in config)
     texts = {key: {value_text(config, key) for config in configs} for key in keys}
-    differing = [key for key in keys if len(texts[key]) > 1]
 
     def rank(key: str) -> tuple[bool, int]:
         new = _ABSENT in texts[key]  # in the code, since the oldest of these runs
-        return new or key.startswith(_HOUSEKEEPING), -len(texts[key])
+        return new or _HOUSEKEEPING.match(key) is not None, -len(texts[key])
 
-    return sorted(differing, key=rank)
+    return sorted((key for key in keys if len(texts[key]) > 1), key=rank)
 
 
 def value_text(values: Mapping[str, Any], key: str) -> str:
     """A value as a legend shows it; keys that other versions of the code did not have differ."""
     value = values.get(key, _ABSENT)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 32 else f"{text[:15]}…{text[-15:]}"
 
 
 def legend_labels(runs: Sequence[RunCurves], *, max_keys: int = 3) -> list[str]:
-    """One label per run: `folder: learning_rate=0.003 batch_size=512, to step 12000`."""
+    """One label per run: `folder: learning_rate=0.003  batch_size=512`."""
     names = [run.workdir.resolve().name for run in runs]
     if len(set(names)) < len(names):
         names = ["/".join(run.workdir.resolve().parts[-2:]) for run in runs]
-    keys = differing_keys([run.config for run in runs])
-    shown = keys[:max_keys]
-    last_parts = [key.rpartition(".")[2] for key in shown]
+    keys = differing_keys([run.config for run in runs])[:max_keys]
+    last = [key.rpartition(".")[2] for key in keys]
+    shown = {k: short if last.count(short) == 1 else k for k, short in zip(keys, last, strict=True)}
     labels = []
     for name, run in zip(names, runs, strict=True):
-        parts = []
-        for key, last in zip(shown, last_parts, strict=True):
-            text = value_text(run.config, key)
-            text = text if len(text) <= 32 else f"{text[:15]}…{text[-15:]}"
-            parts.append(f"{last if last_parts.count(last) == 1 else key}={text}")
-        label = f"{name}: {'  '.join(parts)}" if parts else name
-        labels.append(label if run.finished else f"{label}  (at step {run.last_step:,})")
+        parts = [f"{text}={value_text(run.config, key)}" for key, text in shown.items()]
+        labels.append(f"{name}: {'  '.join(parts)}" if parts else name)
     return labels
 
 

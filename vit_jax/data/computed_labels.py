@@ -28,22 +28,13 @@ Features = Mapping[str, Any]  # of a tf.train.Example
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """A class number out of the features of an example.
+    """A class number out of the features of an example."""
 
-    Attributes:
-      class_names: one per class; () where there is no label.
-      compute: features of a serialized example -> class number; one outside of the classes where
-        the example has no annotation.
-      dataset: the TFDS set that a computed label is for.
-      features: top-level features that are read.
-      brightness: pixels are multiplied by it (dSprites are stored as 0 and 1).
-    """
-
-    class_names: tuple[str, ...]
-    compute: Callable[[Features], int]
-    dataset: str = ""
-    features: tuple[str, ...] = ()
-    brightness: int = 1
+    class_names: tuple[str, ...]  # () where there is no label
+    compute: Callable[[Features], int]  # outside of the classes where there is no annotation
+    dataset: str = ""  # the TFDS set that a computed label is for ...
+    features: tuple[str, ...] = ()  # ... and its top-level features that are read
+    brightness: int = 1  # pixels are multiplied by it (dSprites are stored as 0 and 1)
 
     def image(self, data: bytes) -> bytes | np.ndarray:
         """The image as a source gives it: encoded, or uint8 [H, W, C] where it has to change."""

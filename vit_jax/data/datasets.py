@@ -27,23 +27,14 @@ EMBEDDED: dict[str, Callable[..., Any]] = {"digits": digit_splits, "glyphs": gly
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """A part of a dataset with its preprocessing; picklable.
-
-    Attributes:
-      name: as given to `create_dataset`.
-      split: the split expression.
-      source: random access to the stored examples.
-      preprocess: `(example, rng) -> example`.
-      class_names: one per class, in the order of the labels; () where there are no labels.
-      on_bad_image: "error" or "skip"; what `check` does with images that do not decode.
-    """
+    """A part of a dataset with its preprocessing; picklable."""
 
     name: str
     split: str
-    source: Source
+    source: Source  # random access to the stored examples
     preprocess: Chain
-    class_names: tuple[str, ...]
-    on_bad_image: str = "error"
+    class_names: tuple[str, ...]  # in the order of the labels; () where there are no labels
+    on_bad_image: str = "error"  # or "skip": what `check` does with images that do not decode
 
     @property
     def num_classes(self) -> int:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
+from vit_jax.data.sources import describe
+
 # One image is too little work to share among threads; the pipeline's threads take whole batches.
 cv2.setNumThreads(1)
 
@@ -41,9 +43,7 @@ def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]  # [H, W, 1]
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4):
-        raise ValueError(
-            f"an image must be uint8 [H, W, 1, 3 or 4], not {pixels.dtype} {list(pixels.shape)}"
-        )
+        raise ValueError(f"an image must be uint8 [H, W, 1, 3 or 4], not {describe(pixels)}")
     pixels = pixels[:, :, :3]
     if pixels.shape[2] == channels:
         return pixels

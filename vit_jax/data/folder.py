@@ -24,7 +24,7 @@ import numpy as np
 
 from vit_jax.data.decode import decodes
 from vit_jax.data.preprocess import Chain
-from vit_jax.data.sources import ArraySpec, resolve_split
+from vit_jax.data.sources import ArraySpec, describe, resolve_split
 from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import write_atomically
@@ -41,10 +41,7 @@ REMEMBER_FROM = 20_000
 class FolderSource:
     """Encoded image files with their class numbers.
 
-    Args:
-      root: the folder that `paths` are relative to.
-      paths: file names relative to `root`, as bytes [N] (compact to send to worker processes).
-      labels: class numbers, int32 [N].
+    Paths are relative to `root`, bytes [N] (compact to send to worker processes); labels int32 [N].
     """
 
     def __init__(self, root: str, paths: np.ndarray, labels: np.ndarray):
@@ -95,13 +92,11 @@ class FolderSource:
 class ForgivingImages:
     """Examples for `pipeline.eval_batches` in which a damaged or missing image is black.
 
-    Attributes:
-      failures: what was wrong, by the example's index; filled while the examples are read.
-      element_spec: of the examples.
+    `spec` is what `preprocess` has to give; `failures` says what was wrong with an example, and is
+    filled while they are read.
     """
 
     def __init__(self, source: FolderSource, preprocess: Chain, spec: ArraySpec):
-        """`spec` is what `preprocess` has to give."""
         self.source = source
         self.failures: dict[int, str] = {}
         self.element_spec = {"image": spec}
@@ -118,10 +113,7 @@ class ForgivingImages:
             image = example["image"]
             if (image.shape, image.dtype) == (spec.shape, spec.dtype):
                 return example
-            self.failures[index] = (
-                f"the preprocessing made {image.dtype} {list(image.shape)} of it, the model takes "
-                f"{spec.dtype} {list(spec.shape)}"
-            )
+            self.failures[index] = f"preprocess gives {describe(image)}, not {describe(spec)}"
         except (ValueError, OSError, cv2.error) as error:
             self.failures[index] = str(getattr(error, "strerror", None) or error)
         return {"image": np.zeros(spec.shape, spec.dtype), "label": 0}

@@ -1,4 +1,4 @@
-"""Resizing uint8 images [H, W, C], and sampling boxes to crop.
+"""Resizing uint8 images [H, W, C].
 
 The `pillow_...` methods resize with antialiasing, bit for bit as Pillow does it to 8-bit images:
 timm, DeiT and Hugging Face evaluate on images that Pillow (through torchvision) has resized. An
@@ -9,7 +9,6 @@ however small the output is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -30,7 +29,6 @@ _CV2_METHODS = {
 # are then exact in float64, so any order of summation gives Pillow's result.
 _PRECISION = 2.0**22
 _ROWS_AT_ONCE = 16  # of the output: few enough that most of the weights' matrix is not zero
-_CROP_ATTEMPTS = 100
 
 
 def _bilinear(x: np.ndarray) -> np.ndarray:
@@ -101,40 +99,3 @@ def _resample_rows(rows: np.ndarray, size: int, method: str) -> np.ndarray:
         sums = cv2.gemm(fixed, rows[low:high].astype(np.float64), 1, none, 0)  # [b, M]
         out[part] = np.clip(np.floor(sums / _PRECISION + 0.5), 0, 255)
     return out
-
-
-def sample_crop(
-    rng: np.random.Generator,
-    height: int,
-    width: int,
-    area: tuple[float, float],
-    ratio: tuple[float, float],
-) -> tuple[int, int, int, int]:
-    """A random box (top, left, height, width) inside an image of height x width.
-
-    Follows the sampling of TensorFlow's `sample_distorted_bounding_box`, which the official code
-    calls with no boxes: the aspect ratio (width / height) is uniform in `ratio`; given that, the
-    height (not the area) is uniform among those that keep the area within `area`, as a fraction of
-    the image's, so small crops are more frequent than with a uniform area; after 100 rejected
-    draws the whole image is taken. Differences: other random numbers, and every offset is equally
-    likely, the last one included.
-    """
-    low, high = area[0] * height * width, area[1] * height * width
-    for _ in range(_CROP_ATTEMPTS):
-        aspect = rng.uniform(ratio[0], ratio[1])
-        highest = min(round(math.sqrt(high / aspect)), int((width + 0.5) / aspect), height)
-        lowest = min(round(math.sqrt(low / aspect)), highest)
-        box_height = int(rng.integers(lowest, highest, endpoint=True))
-        box_width = round(box_height * aspect)
-        # Rounding both sides can leave the range by a little: one pixel row puts that right.
-        if box_height * box_width < low:
-            box_height += 1
-        elif box_height * box_width > high:
-            box_height -= 1
-        box_width = round(box_height * aspect)
-        fits = 0 < box_height <= height and 0 < box_width <= width
-        if fits and low <= box_height * box_width <= high:
-            top = int(rng.integers(0, height - box_height, endpoint=True))
-            left = int(rng.integers(0, width - box_width, endpoint=True))
-            return top, left, box_height, box_width
-    return 0, 0, height, width

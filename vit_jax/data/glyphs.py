@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
+from vit_jax.data.order import example_rng
 from vit_jax.errors import UserError
 
 # 50 labels for 62 characters: those that only their size or the typeface tells apart share one, for
@@ -169,8 +170,7 @@ class GlyphSource:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         label = index % len(CLASSES)
-        key = np.array([self.seed, index], np.uint64)
-        rng = np.random.Generator(np.random.Philox(key=key))
+        rng = example_rng(self.seed, index)
         family = _pick(self.families, rng)
         field = _field(_pick(family, rng), _pick(CLASSES[label], rng))
         return {"image": _render(field, self.size, rng)[:, :, None], "label": label}  # [S, S, 1]

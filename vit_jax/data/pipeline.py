@@ -20,7 +20,7 @@ import numpy as np
 
 from vit_jax.data import workers
 from vit_jax.data.order import example_rng, order
-from vit_jax.data.sources import ArraySpec
+from vit_jax.data.sources import ArraySpec, describe
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -95,9 +95,8 @@ def _build(
         image = example["image"]
         if (image.shape, image.dtype) != (spec.shape, spec.dtype):
             raise UserError(
-                f"preprocess gives images of different shapes, {spec.dtype} {list(spec.shape)} and "
-                f"{image.dtype} {list(image.shape)} (example {index}); end it with an op that "
-                "fixes the size, such as resize(224)."
+                f"preprocess gives {describe(spec)} and {describe(image)} (example {index}); end "
+                "it with an op that fixes the size, such as resize(224)."
             )
         images[row], labels[row] = image, example["label"]
     return {"image": images, "label": labels, "mask": mask.astype(np.float32)}
@@ -117,38 +116,38 @@ class HostBatches(Iterator[Batch], AbstractContextManager[Any]):
         self,
         batches: TrainBatches | EvalBatches,
         *,
-        num_threads: int,
-        num_workers: int,
-        prefetch: int,
+        num_threads: int = 0,
+        num_workers: int = 0,
+        prefetch: int = 2,
     ):
-        self._remaining = len(batches)
-        self._iterators: list[Any] = []
+        """
+        Args:
+          batches: to make.
+          num_threads: per process; each makes a whole batch. 0: batches are made when asked for.
+          num_workers: processes that make batches; 0: this process does.
+          prefetch: batches to make ahead, per process; at least one per thread.
+        """
         buffer_size = max(num_threads, prefetch) if num_threads else 0
         options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
+        self._iterators: list[Any] = []
         clean_up: Callable[[], None] = lambda: None  # noqa: E731
-        if self._remaining:
+        if count := len(batches):
             data = grain.MapDataset.source(batches).to_iter_dataset(options)
             if num_workers:
-                data, clean_up = workers.spread(data, min(num_workers, self._remaining))
+                data, clean_up = workers.spread(data, min(num_workers, count))
             self._iterators.append(iter(data))
         # It also runs when this object is dropped, and before the interpreter joins its children.
         self._close = weakref.finalize(self, _close, self._iterators, clean_up)
 
     def __next__(self) -> Batch:
-        if not self._remaining:
-            self.close()
-            raise StopIteration
         try:
-            batch = next(self._iterators[0])
-        except Exception:
+            return next(self._iterators[0] if self._iterators else iter(()))
+        except Exception:  # StopIteration too
             self.close()
             raise
-        self._remaining -= 1
-        return batch
 
     def close(self) -> None:
         """Ends threads and processes; no batch comes after it."""
-        self._remaining = 0
         self._close()
 
     def __exit__(self, *_: object) -> None:
@@ -173,9 +172,7 @@ def train_batches(
     total_steps: int,
     repeated_augmentation: int = 1,
     rows: np.ndarray | None = None,
-    num_threads: int = 0,
-    num_workers: int = 0,
-    prefetch: int = 2,
+    **loader: int,
 ) -> HostBatches:
     """The batches that update parameters, `start_step` .. `total_steps` - 1.
 
@@ -196,9 +193,7 @@ def train_batches(
       total_steps: of the whole run.
       repeated_augmentation: m; divides the batch size.
       rows: which rows of the global batch this process holds, sorted ints [n]; all by default.
-      num_threads: per process; each makes a whole batch. 0: batches are made when asked for.
-      num_workers: processes that make batches; 0: this process does.
-      prefetch: batches to make ahead, per process; at least one per thread.
+      loader: see `HostBatches`.
 
     Returns:
       Iterator of {"image" [n, H, W, C], "label" int32 [n], "mask" float32 [n] of ones}.
@@ -210,17 +205,11 @@ def train_batches(
     batches = TrainBatches(
         dataset, batch_size, rows, seed, start_step, total_steps, repeated_augmentation
     )
-    return HostBatches(batches, num_threads=num_threads, num_workers=num_workers, prefetch=prefetch)
+    return HostBatches(batches, **loader)
 
 
 def eval_batches(
-    dataset: Examples,
-    *,
-    batch_size: int,
-    rows: np.ndarray | None = None,
-    num_threads: int = 0,
-    num_workers: int = 0,
-    prefetch: int = 2,
+    dataset: Examples, *, batch_size: int, rows: np.ndarray | None = None, **loader: int
 ) -> HostBatches:
     """Every example once, in the order of the split; arguments as for `train_batches`.
 
@@ -228,5 +217,4 @@ def eval_batches(
     number of batches. Random ops draw the same numbers each time.
     """
     rows = np.arange(batch_size) if rows is None else rows
-    batches = EvalBatches(dataset, batch_size, rows)
-    return HostBatches(batches, num_threads=num_threads, num_workers=num_workers, prefetch=prefetch)
+    return HostBatches(EvalBatches(dataset, batch_size, rows), **loader)

@@ -101,7 +101,6 @@ OPS: dict[str, Callable[..., Any]] = {
     "random_crop": ops.RandomCrop,
     "inception_crop": ops.InceptionCrop,
     "flip_lr": ops.FlipLr,
-    "pad": ops.Pad,
     "random_affine": ops.RandomAffine,
     "randaug": RandAug,
     "random_erasing": RandomErasing,

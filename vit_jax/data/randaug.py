@@ -28,6 +28,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.ops import ImageOp, check_positive
+from vit_jax.data.sources import describe
 
 FILL = 128
 MAX_LEVEL = 10.0  # the magnitude at which an op has its documented strength
@@ -63,8 +64,8 @@ class RandAug(ImageOp):
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
             raise ValueError(
-                f"randaug takes uint8 images with 1 or 3 channels, not {image.dtype} "
-                f"{list(image.shape)}; put it before value_range and normalize"
+                f"randaug takes uint8, 1 or 3 channels, not {describe(image)}: put it before "
+                "value_range or normalize"
             )
         for choice in rng.integers(len(AUGMENT_OPS), size=self.num_layers).tolist():
             image = _OPS_IN_ORDER[choice](image, self.magnitude / MAX_LEVEL, rng)
@@ -74,33 +75,36 @@ class RandAug(ImageOp):
 # Every op takes (image uint8 [H, W, C], magnitude / 10, rng) and leaves its input as it is.
 
 
-def autocontrast(image: np.ndarray, _strength: float, _rng: np.random.Generator) -> np.ndarray:
-    """Stretches each channel linearly to 0..255."""
+def per_channel(table: Callable[[np.ndarray], np.ndarray]) -> AugmentOp:
+    """Looks the values of each channel up in a table that is made from its histogram [256]."""
 
-    def table(histogram: np.ndarray) -> np.ndarray:
-        present = np.flatnonzero(histogram)
-        low, high = np.float32(present[0]), np.float32(present[-1])
-        if low == high:
-            return _VALUES
-        scale = np.float32(255) / (high - low)
-        return np.clip(_VALUES * scale - low * scale, 0, 255)
+    def op(image: np.ndarray, _strength: float, _rng: np.random.Generator) -> np.ndarray:
+        channels = range(image.shape[2])
+        histograms = [cv2.calcHist([image], [c], None, [256], [0, 256]).ravel() for c in channels]
+        return _look_up(image, np.stack(list(map(table, histograms)), axis=-1)[None])
 
-    return _look_up_by_channel(image, table)
+    return op
 
 
-def equalize(image: np.ndarray, _strength: float, _rng: np.random.Generator) -> np.ndarray:
-    """Makes the histogram of each channel as flat as it gets, by Pillow's rule."""
+def stretched(histogram: np.ndarray) -> np.ndarray:
+    """Linearly to 0..255."""
+    present = np.flatnonzero(histogram)
+    low, high = np.float32(present[0]), np.float32(present[-1])
+    if low == high:
+        return _VALUES
+    scale = np.float32(255) / (high - low)
+    return np.clip(_VALUES * scale - low * scale, 0, 255)
 
-    def table(histogram: np.ndarray) -> np.ndarray:
-        counts = histogram.astype(np.int64)
-        step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
-        if step == 0:
-            return _VALUES
-        below = np.concatenate([[0], np.cumsum(counts)[:-1] + step // 2])
-        below[1:] //= step
-        return np.clip(below, 0, 255)
 
-    return _look_up_by_channel(image, table)
+def equalized(histogram: np.ndarray) -> np.ndarray:
+    """As flat as it gets, by Pillow's rule."""
+    counts = histogram.astype(np.int64)
+    step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
+    if step == 0:
+        return _VALUES
+    below = np.concatenate([[0], np.cumsum(counts)[:-1] + step // 2])
+    below[1:] //= step
+    return np.clip(below, 0, 255)
 
 
 def invert(image: np.ndarray, _strength: float, _rng: np.random.Generator) -> np.ndarray:
@@ -186,8 +190,8 @@ def cutout(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.n
 
 
 AUGMENT_OPS: dict[str, AugmentOp] = {
-    "autocontrast": autocontrast,
-    "equalize": equalize,
+    "autocontrast": per_channel(stretched),
+    "equalize": per_channel(equalized),
     "invert": invert,
     "rotate": rotate,
     "posterize": posterize,
@@ -213,15 +217,6 @@ def _either_sign(value: float, rng: np.random.Generator) -> float:
 def _look_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
     """`table` [256] or [1, 256, C] of values in [0, 256), cut to integers."""
     return cv2.LUT(image, table.astype(np.uint8)).reshape(image.shape)
-
-
-def _look_up_by_channel(image: np.ndarray, table: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """A table for each channel, made from its histogram [256]."""
-    tables = [
-        table(cv2.calcHist([image], [channel], None, [256], [0, 256]).ravel())
-        for channel in range(image.shape[2])
-    ]
-    return _look_up(image, np.stack(tables, axis=-1)[None])
 
 
 @functools.lru_cache(maxsize=32)

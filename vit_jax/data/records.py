@@ -7,7 +7,7 @@ import itertools
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,17 +15,17 @@ from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError, as_user_error
 
 
-class Extent(NamedTuple):
-    """Records `skip : skip + take` of a file that holds `total` records."""
+class Extent(Protocol):
+    """Records `skip : skip + take` of a file; TFDS's FileInstruction."""
 
     filename: str
     skip: int
     take: int
-    total: int
+    examples_in_shard: int
 
 
-class TFRecordFile:
-    """An open TFRecord file, `[length: u64][crc: u32][payload][crc: u32]` over and over.
+class TFRecordReader:
+    """Reads `[length: u64][crc: u32][payload][crc: u32]`... through ArrayRecordReader's interface.
 
     `offsets` says where each record starts and where the last one ends, int64 [N + 1].
     """
@@ -34,36 +34,15 @@ class TFRecordFile:
         self._offsets = offsets
         self._file = os.open(filename, os.O_RDONLY)
 
-    def __len__(self) -> int:
+    def num_records(self) -> int:
         return len(self._offsets) - 1
 
-    def read(self, number: int) -> bytes:
-        start, stop = int(self._offsets[number]) + 12, int(self._offsets[number + 1]) - 4
-        return os.pread(self._file, stop - start, start)
+    def read(self, numbers: Sequence[int]) -> list[bytes]:
+        ends = [self._offsets[number : number + 2].tolist() for number in numbers]
+        return [os.pread(self._file, stop - start - 16, start + 12) for start, stop in ends]
 
     def close(self) -> None:
         os.close(self._file)
-
-
-class ArrayRecordFile:
-    """An open ArrayRecord file, which has an index of its records."""
-
-    def __init__(self, filename: str):
-        from array_record.python import array_record_module  # TFRecords are read without it
-
-        # Random access: no read-ahead, and a buffer of about one small record.
-        self._reader = array_record_module.ArrayRecordReader(
-            filename, options="readahead_buffer_size:0", file_reader_buffer_size=32768
-        )
-
-    def __len__(self) -> int:
-        return self._reader.num_records()
-
-    def read(self, number: int) -> bytes:
-        return self._reader.read([number])[0]
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 def index_tfrecord(filename: str) -> np.ndarray:
@@ -99,7 +78,7 @@ class Records:
         self._format = file_format
         self._ends = list(itertools.accumulate(extent.take for extent in extents))
         self._offsets: dict[str, np.ndarray] = {}
-        self._files: dict[str, TFRecordFile | ArrayRecordFile] = {}
+        self._files: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": {}}
@@ -109,7 +88,7 @@ class Records:
 
     def __getitem__(self, index: int) -> bytes:
         extent, number = self._locate(index)
-        return self._file(extent).read(number)
+        return self._file(extent).read([number])[0]
 
     def describe(self, index: int) -> str:
         extent, number = self._locate(index)
@@ -131,7 +110,7 @@ class Records:
         extent = self.extents[position]
         return extent, extent.skip + extent.take - (self._ends[position] - index)
 
-    def _file(self, extent: Extent) -> TFRecordFile | ArrayRecordFile:
+    def _file(self, extent: Extent) -> Any:
         file = self._files.get(extent.filename)
         if file is None:
             opened = self._open(extent)  # by several threads perhaps; the first one's is kept
@@ -140,21 +119,25 @@ class Records:
                 opened.close()
         return file
 
-    def _open(self, extent: Extent) -> TFRecordFile | ArrayRecordFile:
+    def _open(self, extent: Extent) -> Any:
         _allow_open_files(len(self.extents))
-        name = extent.filename
+        name = str(extent.filename)
         try:
             os.stat(name)  # array_record does not say plainly that a file is missing
             if self._format == "array_record":
-                file: TFRecordFile | ArrayRecordFile = ArrayRecordFile(name)
+                from array_record.python import array_record_module
+
+                # Random access: no read-ahead, and a buffer of about one small record.
+                file: Any = array_record_module.ArrayRecordReader(
+                    name, options="readahead_buffer_size:0", file_reader_buffer_size=32768
+                )
             else:
                 if name not in self._offsets:
                     self._offsets[name] = index_tfrecord(name)
-                file = TFRecordFile(name, self._offsets[name])
-            if len(file) != extent.total:
-                raise ValueError(
-                    f"it holds {len(file)} records, the set's info says {extent.total}"
-                )
+                file = TFRecordReader(name, self._offsets[name])
+            count, expected = file.num_records(), extent.examples_in_shard
+            if count != expected:
+                raise ValueError(f"it holds {count} records, the set's info says {expected}")
         except OSError as error:
             raise as_user_error(f"{name}: {error.strerror}.", error) from None
         except (ValueError, RuntimeError) as error:  # also array_record's

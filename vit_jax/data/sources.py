@@ -29,6 +29,10 @@ class ArraySpec:
     dtype: np.dtype
 
 
+def describe(array: ArraySpec | np.ndarray) -> str:
+    return f"{array.dtype} {list(array.shape)}"
+
+
 class Source(Protocol):
     """What the pipeline reads from; see the module's docstring."""
 

@@ -21,7 +21,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from vit_jax.data import computed_labels
 from vit_jax.data.computed_labels import COMPUTED_LABELS, Label
-from vit_jax.data.records import Extent, Records
+from vit_jax.data.records import Records
 from vit_jax.data.sources import GRAMMAR
 from vit_jax.errors import UserError, check_local, nearest
 
@@ -31,19 +31,12 @@ INFO_FILE = "dataset_info.json"
 
 @dataclasses.dataclass(frozen=True)
 class TfdsSource:
-    """Encoded images and class numbers from the records of a prepared directory.
+    """Encoded images and class numbers from the records of a prepared directory."""
 
-    Attributes:
-      records: the serialized `tf.train.Example`s.
-      image_key: name of the feature that holds the image.
-      label: how the class is found.
-      full_name: `name/config/version`.
-    """
-
-    records: Records
-    image_key: str
+    records: Records  # serialized `tf.train.Example`s
+    image_key: str  # name of the feature that holds the image
     label: Label
-    full_name: str
+    full_name: str  # `name/config/version`
 
     def __len__(self) -> int:
         return len(self.records)
@@ -73,11 +66,9 @@ class TfdsSource:
         return tf_example_pb2.Example.FromString(self.records[index]).features.feature
 
     def check(self, _on_bad_image: str) -> TfdsSource:
-        """Compares the number of records in every file with the directory's metadata.
+        """UserError where a file is missing, truncated or of another length than the metadata say.
 
-        Raises:
-          UserError: a file is missing, truncated or of another length, whatever `on_bad_image`
-            says: skipping a file would drop thousands of examples.
+        Whatever `on_bad_image` says: skipping a file would drop thousands of examples.
         """
         self.records.check()
         return self
@@ -86,7 +77,6 @@ class TfdsSource:
         return self.records.describe(index)
 
     def identity(self) -> Iterable[str]:
-        """The dataset's full name with its version, and the files with their sizes."""
         yield self.full_name
         yield from self.records.identity()
 
@@ -113,39 +103,37 @@ def find_prepared(name: str, data_dir: str) -> str:
     root = data_dir or default_data_dir()
     check_local("dataset.data_dir", root)
     root = os.path.abspath(os.path.expanduser(root))
-    there = _prepared_versions(os.path.join(root, match["name"]))
-    found = [
-        (config, version, path)
-        for config, version, path in there
-        if match["config"] in (None, config) and match["version"] in (None, version)
-    ]
+    there = _prepared_versions(root, match["name"])
+    found = {
+        each: path
+        for each, path in there.items()
+        if match["config"] in (None, each["config"]) and match["version"] in (None, each["version"])
+    }
     if not found:
-        raise UserError(_not_prepared(name, match["name"], root, there))
-    configs = sorted({config for config, _, _ in found})
-    if len(configs) > 1:
-        choices = ", ".join(f"{match['name']}/{config}" for config in configs if config)
-        raise UserError(f"dataset.name={name!r}: several configs are prepared: {choices}.")
-    return max(found, key=lambda row: tuple(map(int, row[1].split("."))))[2]
+        names = [each.string for each in there]
+        raise UserError(_not_prepared(name, match["name"], root, names))
+    if len({each["config"] for each in found}) > 1:
+        names = [each.string for each in found]
+        raise UserError(f"dataset.name={name!r}: several configs are there: {', '.join(names)}.")
+    return found[max(found, key=lambda each: tuple(map(int, each["version"].split("."))))]
 
 
-def _prepared_versions(folder: str) -> list[tuple[str, str, str]]:
-    """All (config or "", version, directory) below `data_dir/name`."""
-    found = []
+def _prepared_versions(root: str, base: str) -> dict[re.Match[str], str]:
+    """The directories of a set by its names with config and version."""
+    found = {}
     for depth in ("*", "*/*"):
-        for path in sorted(glob.glob(f"{glob.escape(folder)}/{depth}/{INFO_FILE}")):
-            directory = os.path.dirname(path)
-            config, version = os.path.split(os.path.relpath(directory, folder))
-            if re.fullmatch(r"\d+\.\d+\.\d+", version):
-                found.append((config, version, directory))
+        for path in sorted(glob.glob(f"{glob.escape(root)}/{base}/{depth}/{INFO_FILE}")):
+            parts = os.path.relpath(os.path.dirname(path), root).rsplit(os.sep, 1)
+            if match := NAME.fullmatch(":".join(parts)):
+                found[match] = os.path.dirname(path)
     return found
 
 
-def _not_prepared(name: str, base: str, root: str, there: list[tuple[str, str, str]]) -> str:
+def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
     """One line on a dataset that is not there: unknown, or known and how to prepare it."""
     where = f"dataset.name={name!r}: not prepared in {root} (dataset.data_dir, else $TFDS_DATA_DIR)"
     if there:
-        names = [base + f"/{config}" * bool(config) + f":{version}" for config, version, _ in there]
-        return f"{where}; prepared there: {', '.join(names)}."
+        return f"{where}; prepared there: {', '.join(there)}."
     own = {"imagenet2012": "imagenet2012 FOLDER", "imagenet21k": "imagenet21k TAR_OR_FOLDER"}
     # The community register would be asked over the network, and needs TensorFlow to fail well.
     known = registered.list_imported_builders()
@@ -189,23 +177,15 @@ def open_prepared(
             f"dataset {directory} is stored as {file_format}; prepare it again with "
             "file_format='array_record'."
         )
-    records = Records(file_format, extents(info.splits, split))
-    return TfdsSource(records, image, label, info.full_name), label.class_names
-
-
-def extents(splits: Any, split: str) -> list[Extent]:
-    """Where the examples of a split expression lie."""
     try:
-        instructions = splits["".join(split.split())].file_instructions
+        extents = info.splits["".join(split.split())].file_instructions
     except Exception as error:  # likewise
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"dataset.split={split!r}: {reason}; write {GRAMMAR}.") from None
-    if not instructions:
+    if not extents:
         raise UserError(f"dataset.split={split!r} selects no example.")
-    return [
-        Extent(str(each.filename), each.skip, each.take, each.examples_in_shard)
-        for each in instructions
-    ]
+    records = Records(file_format, extents)
+    return TfdsSource(records, image, label, info.full_name), label.class_names
 
 
 def _supervised(info: Any) -> tuple[str, str]:

@@ -10,7 +10,6 @@ all killed at once. (Python's `shared_memory` has a tracker, which complains abo
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import functools
 import glob
@@ -24,6 +23,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grain
@@ -31,34 +31,6 @@ import numpy as np
 from absl import flags
 
 SHM = "/dev/shm"
-
-
-@dataclasses.dataclass(frozen=True)
-class SharedArray:
-    """Where an array lies in shared memory."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @classmethod
-    def write(cls, path: str, array: np.ndarray) -> SharedArray:
-        """Raises OSError when shared memory is full (in containers it is often 64 MB)."""
-        try:
-            with open(path, "xb") as file:
-                file.write(np.ascontiguousarray(array).data)
-        except OSError:
-            if os.path.exists(path):
-                os.unlink(path)
-            raise
-        return cls(path, array.shape, array.dtype)
-
-    def read(self) -> np.ndarray:
-        """The array, without a copy; its memory is freed with it. To be called once."""
-        with open(self.path, "r+b") as file:
-            memory = mmap.mmap(file.fileno(), 0)
-        os.unlink(self.path)
-        return np.frombuffer(memory, self.dtype).reshape(self.shape)
 
 
 def spread(
@@ -82,11 +54,12 @@ def spread(
 
 
 def _create_folder() -> tuple[str, Callable[[], None]]:
-    """A locked folder in shared memory ("" where there is none), and what removes it."""
-    if not os.path.isdir(SHM):
-        return "", lambda: None
+    """A locked folder in shared memory ("" where there is none for us), and what removes it."""
     remove_stale()
-    hidden = tempfile.mkdtemp(prefix=f".vit_jax-{os.getpid()}-", dir=SHM)
+    try:
+        hidden = tempfile.mkdtemp(prefix=f".vit_jax-{os.getpid()}-", dir=SHM)
+    except OSError:
+        return "", lambda: None
     lock = os.open(hidden, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     folder = os.path.join(SHM, os.path.basename(hidden)[1:])  # seen by `remove_stale` from here on
@@ -124,20 +97,29 @@ class _Send:
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         if not self._folder:
             return batch
+        image, path = batch["image"], f"{self._folder}/{secrets.token_hex(8)}"
         try:
-            path = f"{self._folder}/{secrets.token_hex(8)}"
-            return {**batch, "image": SharedArray.write(path, batch["image"])}
-        except OSError as error:
+            with open(path, "xb") as file:
+                file.write(np.ascontiguousarray(image).data)
+        except OSError as error:  # it is full: containers often have 64 MB
             self._folder = ""
+            Path(path).unlink(missing_ok=True)
             logging.getLogger(__name__).warning(
                 "%s: %s; batches are sent through a pipe, which is slower.", SHM, error.strerror
             )
             return batch
+        return {**batch, "image": (path, image.shape, image.dtype)}
 
 
 def _receive(batch: dict[str, Any]) -> dict[str, np.ndarray]:
-    image = batch["image"]
-    return {**batch, "image": image.read() if isinstance(image, SharedArray) else image}
+    """Maps the images, without a copy; their memory is freed with them."""
+    if not isinstance(batch["image"], tuple):
+        return batch
+    path, shape, dtype = batch["image"]
+    with open(path, "r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+    os.unlink(path)
+    return {**batch, "image": np.frombuffer(memory, dtype).reshape(shape)}
 
 
 def _start_worker(folder: str, _index: int, _count: int) -> None:

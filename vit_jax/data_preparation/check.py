@@ -28,21 +28,11 @@ class Damage(NamedTuple):
 def check_prepared(directory: str, *, full: bool = False) -> list[Damage]:
     """Compares every file with its checksum; `full` decodes every image too.
 
-    Args:
-      directory: a prepared folder, `.../NAME/VERSION`.
-      full: whether to decode.
-
-    Returns:
-      What is damaged; nothing if all is well.
-
-    Raises:
-      UserError: there is no prepared set, or it was prepared without checksums.
+    The directory is a prepared one, `.../NAME/VERSION`; UserError where it has no checksums.
     """
     folder = Path(directory).expanduser().absolute()
     if not (folder / MANIFEST).exists():
-        nested = [str(path.parent) for path in sorted(folder.rglob(MANIFEST))][:3]
-        hint = f"; did you mean {' or '.join(nested)}?" if nested else "; see prepare_data.py tfds."
-        raise UserError(f"{folder}: holds no {MANIFEST}{hint}")
+        raise UserError(f"{folder}: holds no {MANIFEST}; give .../NAME/VERSION that we prepared.")
     manifest = read_manifest(folder)
     if manifest is None:
         return [Damage(MANIFEST, "is damaged itself")]

@@ -1,4 +1,4 @@
-"""The examples of a source, one by one, as the records that a TFDS set holds."""
+"""The examples of a source, one by one, and the records that a TFDS set holds."""
 
 from __future__ import annotations
 
@@ -15,18 +15,12 @@ from vit_jax.errors import UserError
 
 
 class Example(NamedTuple):
-    """An example as TFDS serializes it.
-
-    Attributes:
-      position: in the split.
-      record: a serialized `tf.train.Example`.
-      image: the image file in it.
-      where: where it is stored, for messages.
-    """
+    """An image file at a position of a split, its class, its name, and where it is stored."""
 
     position: int
-    record: bytes
     image: bytes
+    label: int
+    name: bytes
     where: str
 
 
@@ -50,8 +44,7 @@ def read_images(listing: Listing, split: str, start: int, stop: int) -> Iterator
                     image = file.read(row["size"])
                     if len(image) != row["size"]:
                         raise UserError(f"{where}: truncated; copy it again.")
-                    record = serialize(image, int(row["label"]), name)
-                    yield Example(start + position, record, image, where)
+                    yield Example(start + position, image, int(row["label"]), name, where)
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}.") from None
 
@@ -70,10 +63,3 @@ def image_of(record: bytes, image_key: str) -> bytes:
     """The image file in a serialized example."""
     example = tf_example_pb2.Example.FromString(record)
     return example.features.feature[image_key].bytes_list.value[0]
-
-
-def with_image(record: bytes, image: bytes) -> bytes:
-    """A record of `serialize` with another image file."""
-    example = tf_example_pb2.Example.FromString(record)
-    example.features.feature["image"].bytes_list.value[0] = image
-    return example.SerializeToString(deterministic=True)

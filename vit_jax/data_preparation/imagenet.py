@@ -27,7 +27,7 @@ from vit_jax.data.folder import EXTENSIONS
 from vit_jax.data.threads import map_threads
 from vit_jax.data_preparation.listing import FilesAndRows, Listing, in_tfds_order, join, make_rows
 from vit_jax.data_preparation.progress import Progress
-from vit_jax.data_preparation.tars import is_gzip, list_tar, unpack_gzip
+from vit_jax.data_preparation.tars import list_tar, unpack_gzip
 from vit_jax.errors import UserError
 from vit_jax.pretrained.zoo.class_names import LABELS, wordnet_ids
 
@@ -38,6 +38,7 @@ PLACES = {  # the first that is there counts
 }
 
 _CLASS = re.compile(r"(n\d{8})(\.tar)?")
+_IMAGE = re.compile(rf"[^.].*({'|'.join(map(re.escape, EXTENSIONS))})", re.IGNORECASE)
 _CLASS_TAR = re.compile(r"n\d{8}\.tar")
 _VALIDATION = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
 
@@ -58,22 +59,15 @@ def imagenet2012_parts(source: str) -> dict[str, str]:
         if paths := [path for name in names if os.path.exists(path := f"{source}/{name}")]:
             found[split] = paths[0]
     if not found:
-        raise UserError(
-            f"{source}: holds neither ILSVRC2012_img_train.tar nor ILSVRC2012_img_val.tar, nor "
-            "folders train and val."
-        )
+        raise UserError(f"{source}: holds none of {', '.join(sum(PLACES.values(), ()))}.")
     return found
 
 
 def list_imagenet2012(source: str) -> Listing:
     """The splits `train` and `validation`, as far as they are there, with TFDS's labels and order.
 
-    Args:
-      source: a folder with, for each split, its original tar; or `train/WORDNET_ID/*.JPEG` and
-        `val/`, which holds the images either flat or in such folders.
-
-    Raises:
-      UserError: neither is there, a tar is damaged, a class is unknown.
+    A split is its original tar, or `train/WORDNET_ID/*.JPEG` and `val/`, which holds the images
+    either flat or in such folders. UserError for a damaged tar or an unknown class.
     """
     ids = wordnet_ids("imagenet2012")
     numbers = {each: number for number, each in enumerate(ids)}
@@ -88,8 +82,7 @@ def list_imagenet2012(source: str) -> Listing:
             splits[split] = _list_validation(path, numbers)
         else:
             raise UserError(f"{path}: holds no class folders or class tars such as n01440764.")
-    for split, expected in NUM_IMAGES.items():
-        found = len(splits[split][1]) if split in splits else 0
+        found, expected = len(splits[split][1]), NUM_IMAGES[split]
         if found != expected:
             logging.warning("%s: %s has %d images, not %d", source, split, found, expected)
     return _in_order(ids, splits)
@@ -102,12 +95,9 @@ def list_imagenet21k(source: str, work: Path) -> Listing:
       source: the tar of class tars (`winter21_whole.tar.gz`, `fall11_whole.tar`), or a folder that
         holds a tar `n00004475.tar` or a folder `n00004475` of each class.
       work: where class tars are unpacked to from a compressed tar, which takes as much disk again.
-
-    Raises:
-      UserError: nothing of this is there, or a tar is damaged.
     """
     path = source
-    if os.path.isfile(source) and is_gzip(source):
+    if source.endswith((".gz", ".tgz")):
         path = str(work / "unpacked")
         logging.info("%s is compressed: its class tars are unpacked to %s first", source, path)
         progress = Progress("unpacking", os.path.getsize(source) / 1e6, "MB")
@@ -117,27 +107,15 @@ def list_imagenet21k(source: str, work: Path) -> Listing:
         raise UserError(f"{source}: holds no class tars such as n00004475.tar.")
     ids = [each.wordnet_id for each in classes]
     files, rows = _list_classes(classes, {each: number for number, each in enumerate(ids)})
-    used, rows["label"] = np.unique(rows["label"], return_inverse=True)
-    if len(used) < len(ids):
-        logging.warning("%d classes without images get no label", len(ids) - len(used))
-    logging.info(
-        "%d classes (fall 2011: 21841; winter 2021: 19167; published heads: %d), %d images",
-        len(used),
-        LABELS["imagenet21k"],
-        len(rows),
-    )
+    used, rows["label"] = np.unique(rows["label"], return_inverse=True)  # some have no images
+    counts = f"{len(used)} classes (fall 2011: 21841; winter 2021: 19167), {len(rows)} images"
+    logging.info("%s; published heads have %d outputs", counts, LABELS["imagenet21k"])
     return _in_order([ids[number] for number in used], {"full": (files, rows)})
 
 
 def validation_labels() -> list[str]:
     """WordNet ids of ILSVRC 2012's validation images 1 .. 50,000, from the TFDS package."""
-    place = "datasets/imagenet2012/validation_labels.txt"
-    path = Path(tfds.__file__).parent / place
-    if not path.is_file():
-        raise UserError(
-            f"the installed tensorflow-datasets lacks {place}; install 4.9.9 or newer, or put the "
-            "validation images into class folders."
-        )
+    path = Path(tfds.__file__).parent / "datasets/imagenet2012/validation_labels.txt"
     return path.read_text(encoding="utf-8").split()
 
 
@@ -172,12 +150,11 @@ def _list_part(part: Part) -> FilesAndRows:
     """The images of one folder or tar; their labels are 0 yet."""
     path = os.fsencode(part.path)
     if os.path.isdir(part.path):
-        with os.scandir(path) as entries:
-            images = sorted((e.name, e.stat().st_size) for e in entries if _is_image(e.name))
-        names = [name for name, _ in images]
-        files = np.array([os.path.join(path, name) for name in names], np.bytes_)
-        return files, make_rows(names, [size for _, size in images], file=np.arange(len(names)))
-    members = list_tar(part.path, _is_image, part.start, part.size, name=part.wordnet_id)
+        names = sorted(name for name in os.listdir(path) if _IMAGE.fullmatch(os.fsdecode(name)))
+        files = [os.path.join(path, name) for name in names]
+        rows = make_rows(names, list(map(os.path.getsize, files)), file=np.arange(len(names)))
+        return np.array(files, np.bytes_), rows
+    members = list_tar(part.path, _IMAGE.fullmatch, part.start, part.size, name=part.wordnet_id)
     rows = make_rows(
         [os.fsencode(each.name) for each in members],
         [each.size for each in members],
@@ -186,34 +163,25 @@ def _list_part(part: Part) -> FilesAndRows:
     return np.array([path], np.bytes_), rows
 
 
-def _is_image(name: str | bytes) -> bool:
-    name = os.fsdecode(name)
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-
-
 def _list_validation(path: str, numbers: dict[str, int]) -> FilesAndRows:
     """Validation images without class folders; their names number them."""
     files, rows = _list_part(Part("", path))
+    if not len(rows):
+        raise UserError(f"{path}: holds no images.")
     labels = validation_labels()
     for row in rows:
         match = _VALIDATION.fullmatch(row["name"])
         if match is None or not 1 <= int(match[1]) <= len(labels):
-            raise UserError(
-                f"{path}: {os.fsdecode(bytes(row['name']))!r} is not called "
-                "ILSVRC2012_val_00000001.JPEG or so, and no class folder tells its class."
-            )
+            name = os.fsdecode(bytes(row["name"]))
+            raise UserError(f"{path}: {name!r} is not called ILSVRC2012_val_00000001.JPEG or so.")
         row["label"] = numbers[labels[int(match[1]) - 1]]
-    if not len(rows):
-        raise UserError(f"{path}: holds no images.")
     return files, rows
 
 
 def _in_order(class_names: Sequence[str], splits: dict[str, FilesAndRows]) -> Listing:
     """Joins the splits, each in TFDS's order."""
-    ordered = {}
-    all_files: list[np.ndarray] = []
-    for split, (files, rows) in splits.items():
-        ordered[split] = in_tfds_order(rows, split, files)
-        ordered[split]["file"] += sum(map(len, all_files))
-        all_files.append(files)
-    return Listing(class_names, np.concatenate(all_files), ordered)
+    parts = [(files, in_tfds_order(rows, split, files)) for split, (files, rows) in splits.items()]
+    files, rows = join(parts)
+    ends = np.cumsum([len(part) for _, part in parts])
+    ordered = dict(zip(splits, np.split(rows, ends[:-1]), strict=True))
+    return Listing(class_names, files, ordered)

@@ -22,21 +22,15 @@ from vit_jax.files.atomic import UNFINISHED, sync
 FilesAndRows = tuple[np.ndarray, np.ndarray]  # paths, bytes [F]; rows [N], see make_rows
 
 # Sources consist of these; a log that is written beside them is no change.
-_SOURCE_FILE = re.compile(r"[^.].*(\.tar|\.jpe?g|\.png|\.webp|record.*|dataset_info\.json)", re.I)
+_SOURCE_FILE = re.compile(r"[^.].*\.(tar|jpe?g|png|webp)", re.IGNORECASE)
 
 
 class Listing(NamedTuple):
-    """The examples of a set, split by split, in the order in which they will be stored.
-
-    Attributes:
-      class_names: one per class, in the order of the labels.
-      files: paths of the files that hold the images, bytes [F].
-      splits: name to rows [N], see `make_rows`.
-    """
+    """The examples of a set, split by split, in the order in which they will be stored."""
 
     class_names: Sequence[str]
-    files: np.ndarray
-    splits: dict[str, np.ndarray]
+    files: np.ndarray  # that hold the images: paths, bytes [F]
+    splits: dict[str, np.ndarray]  # name to rows [N], see `make_rows`
 
     def save(self, path: Path) -> None:
         """Writes one file, whole or not at all."""

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.data.folder import open_folder, split_folders
-from vit_jax.data_preparation import imagenet, tfds_sets
-from vit_jax.data_preparation.examples import Example, read_images
+from vit_jax.data_preparation import imagenet
 from vit_jax.data_preparation.listing import Listing, make_rows
 from vit_jax.errors import UserError
 
 
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """A source, before any of its images is read.
+class Origin(NamedTuple):
+    """A source, before any of its images is read."""
 
-    Attributes:
-      name: of the set that it becomes, a TFDS name.
-      version: of the set; `config/version` where TFDS has configs.
-      parts: the files and folders that it consists of.
-      make_listing: folder for what has to be unpacked -> its examples.
-      read: (listing, split, start, stop) -> examples `start:stop`, in any order.
-      metadata: the prepared folder whose metadata are copied; None to write new ones.
-    """
-
-    name: str
+    name: str  # of the set that it becomes
     version: str
-    parts: Sequence[str]
-    make_listing: Callable[[Path], Listing]
-    read: Callable[[Listing, str, int, int], Iterator[Example]] = read_images
-    metadata: Path | None = None
+    parts: Sequence[str]  # the files and folders that it consists of
+    make_listing: Callable[[Path], Listing]  # from a folder for what has to be unpacked
 
 
 def _imagenet2012(source: str) -> Origin:
@@ -44,9 +31,10 @@ def _imagenet2012(source: str) -> Origin:
 
 
 def _imagenet21k(source: str) -> Origin:
-    return Origin(
-        "imagenet21k", "1.0.0", [source], lambda work: imagenet.list_imagenet21k(source, work)
-    )
+    def make_listing(work: Path) -> Listing:
+        return imagenet.list_imagenet21k(source, work)
+
+    return Origin("imagenet21k", "1.0.0", [source], make_listing)
 
 
 def _folder(source: str) -> Origin:
@@ -80,21 +68,8 @@ def _list_folder(source: str) -> Listing:
     return Listing(class_names, np.array(paths, np.bytes_), splits)
 
 
-def _tfds(source: str) -> Origin:
-    prepared = tfds_sets.PreparedSet(source)
-    return Origin(
-        prepared.name,
-        prepared.version,
-        prepared.files,
-        lambda _: prepared.listing(),
-        prepared.read,
-        Path(source),
-    )
-
-
 ORIGINS: dict[str, Callable[[str], Origin]] = {
     "imagenet2012": _imagenet2012,
     "imagenet21k": _imagenet21k,
     "folder": _folder,
-    "tfds": _tfds,
 }

@@ -27,16 +27,18 @@ import numpy as np
 
 from vit_jax.data.tfds_reader import NAME, default_data_dir
 from vit_jax.data.threads import map_threads
-from vit_jax.data_preparation import metadata
+from vit_jax.data_preparation.examples import read_images
 from vit_jax.data_preparation.listing import Listing, fingerprint
-from vit_jax.data_preparation.metadata import UNREADABLE, SplitSizes, shard_name
-from vit_jax.data_preparation.origins import ORIGINS, Origin
+from vit_jax.data_preparation.metadata import SplitSizes, shard_name, write_image_metadata
+from vit_jax.data_preparation.origins import ORIGINS
 from vit_jax.data_preparation.progress import Progress
 from vit_jax.data_preparation.shards import Shard, Shrink, read_receipt, write_shard
 from vit_jax.data_preparation.work_folder import begin, check_finished, work_folder
 from vit_jax.errors import UserError, check_known, check_local
 from vit_jax.files.atomic import sync, write_atomically
 from vit_jax.files.manifest import write_manifest
+
+UNREADABLE = "unreadable_images.txt"
 
 Receipts = dict[str, dict[str, dict[str, Any]]]  # {split: {file name of a shard: its receipt}}
 
@@ -83,8 +85,6 @@ def prepare_data(
             f"{num_workers=}, {resize=}, {quality=}, {shard_megabytes=}: flags out of range; "
             "quality is from 1 to 100."
         )
-    if resize and kind == "tfds":
-        raise UserError("--resize is for files; a set of TFDS keeps the images that it promises.")
     origin = ORIGINS[kind](source)
     name = name or origin.name + (f"_{resize}" if resize else "")
     if NAME.fullmatch(name) is None or "/" in name:
@@ -109,18 +109,18 @@ def prepare_data(
         if not (work / "listing.npz").exists():
             origin.make_listing(work).save(work / "listing.npz")
         listing = Listing.load(work / "listing.npz")
-        receipts = _write_shards(origin, listing, work, name, plan, num_workers)
+        receipts = _write_shards(listing, work, name, plan, num_workers)
         _handle_unreadable(receipts, work, on_bad_image)
         if fingerprint(source, origin.parts) != plan["source_fingerprint"]:
             raise UserError(f"{source}: changed while it was read; delete {work} and begin again.")
-        _finish(origin, listing.class_names, work / "prepared", name, plan, receipts)
+        _finish(work / "prepared", origin.version, listing.class_names, plan, receipts)
         (work / "prepared").rename(folder)
         sync(folder.parent)
     return folder
 
 
 def _write_shards(
-    origin: Origin, listing: Listing, work: Path, name: str, plan: dict[str, Any], num_workers: int
+    listing: Listing, work: Path, name: str, plan: dict[str, Any], num_workers: int
 ) -> Receipts:
     """Writes the shards that are missing; returns the receipts of all."""
     shrink = Shrink(plan["resize"], plan["quality"]) if plan["resize"] else None
@@ -138,7 +138,7 @@ def _write_shards(
     progress = Progress("writing", total / 1e6, "MB")
 
     def write(shard: Shard) -> dict[str, Any]:
-        examples = origin.read(listing, shard.split, shard.start, shard.stop)
+        examples = read_images(listing, shard.split, shard.start, shard.stop)
         return write_shard(shard, examples, shrink)
 
     written = map_threads(write, missing, chunk=1, num_threads=num_workers)
@@ -188,10 +188,9 @@ def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> Non
 
 
 def _finish(
-    origin: Origin,
-    class_names: Sequence[str],
     folder: Path,
-    name: str,
+    version: str,
+    class_names: Sequence[str],
     plan: dict[str, Any],
     receipts: Receipts,
 ) -> None:
@@ -207,13 +206,9 @@ def _finish(
             f" Short sides above {plan['resize']} pixels were scaled down to that (area "
             f"interpolation), as JPEG of quality {plan['quality']}."
         )
-    shared: dict[str, Any] = {"name": name, "description": description, "sizes": sizes}
-    if origin.metadata is not None:
-        metadata.copy_metadata(origin.metadata, folder, **shared)
-    else:
-        metadata.write_image_metadata(
-            folder, version=origin.version, class_names=class_names, **shared
-        )
+    write_image_metadata(
+        folder, version=version, description=description, class_names=class_names, sizes=sizes
+    )
     written = {file: receipt for shards in receipts.values() for file, receipt in shards.items()}
     for path in folder.iterdir():
         if path.name not in written:  # shards are synced already

@@ -13,7 +13,7 @@ from array_record.python import array_record_module
 
 from vit_jax.data import geometry
 from vit_jax.data.decode import decode_image, decodes
-from vit_jax.data_preparation.examples import Example, with_image
+from vit_jax.data_preparation.examples import Example, serialize
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import UNFINISHED, sync, write_atomically
 from vit_jax.files.manifest import digest
@@ -44,22 +44,14 @@ class Shrink(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A part of a split that becomes a file.
+    """Examples `start:stop` of a split, which become a file."""
 
-    Attributes:
-      path: of the finished file.
-      receipt: of the JSON file that says that it is finished, and what it holds.
-      split: the examples' split.
-      start, stop: its examples are those from `start` to before `stop`.
-      size: of the images in the source, in bytes.
-    """
-
-    path: Path
-    receipt: Path
+    path: Path  # of the finished file
+    receipt: Path  # of the JSON file that says that it is finished, and what it holds
     split: str
     start: int
     stop: int
-    size: int
+    size: int  # of the images in the source, in bytes
 
 
 def write_shard(shard: Shard, examples: Iterable[Example], shrink: Shrink | None) -> dict[str, Any]:
@@ -74,7 +66,7 @@ def write_shard(shard: Shard, examples: Iterable[Example], shrink: Shrink | None
     Raises:
       UserError: the source cannot be read or the shard cannot be written.
     """
-    found = sorted((each.position, _stored(each, shrink), each.where) for each in examples)
+    found = sorted((each.position, _record(each, shrink), each.where) for each in examples)
     records = [record for _, record, _ in found if record]
     temporary = shard.path.with_name(shard.path.name + UNFINISHED)
     try:
@@ -104,15 +96,16 @@ def write_shard(shard: Shard, examples: Iterable[Example], shrink: Shrink | None
     return receipt
 
 
-def _stored(example: Example, shrink: Shrink | None) -> bytes:
+def _record(example: Example, shrink: Shrink | None) -> bytes:
     """The record that goes into the shard; empty where the image cannot be decoded."""
-    if shrink is None:
-        return example.record if decodes(example.image) else b""
+    image = example.image
+    if shrink is None and not decodes(image):
+        return b""
     try:
-        small = shrink(example.image)
+        image = shrink(image) if shrink else image
     except ValueError:
         return b""
-    return example.record if small is example.image else with_image(example.record, small)
+    return serialize(image, example.label, example.name)
 
 
 def read_receipt(shard: Shard) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import tarfile
@@ -30,14 +31,9 @@ def list_tar(
     *,
     name: str = "",
 ) -> list[Member]:
-    """The wanted files of a tar that is `path`, or lies at `start` in it; reads headers only.
+    """The files, by name, that are `wanted` of an uncompressed tar; reads headers only.
 
-    Args:
-      path: an uncompressed file.
-      wanted: whether to list a member, by its file name.
-      start: where the tar begins.
-      size: its bytes; to the end of the file by default.
-      name: what to call an inner tar in errors.
+    The tar is `path`, or `size` bytes from `start` on, an inner tar that errors call `name`.
 
     Raises:
       UserError: it is no tar, ends too early, or a wanted member does not lie in it as it is (a
@@ -71,20 +67,13 @@ def _wanted_files(
     for info in tar:
         if not wanted(os.path.basename(info.name)):
             continue
-        if info.islnk() or info.issym():
+        if info.islnk() or info.issym() or info.issparse():
             raise UserError(
-                f"{where}: {info.name!r} is only a link to {info.linkname!r}; pack it again with "
-                "tar --dereference --hard-dereference."
+                f"{where}: {info.name!r} is a link or sparse; pack it again with tar --dereference "
+                "--hard-dereference, without --sparse."
             )
-        if info.issparse():
-            raise UserError(f"{where}: {info.name!r} is sparse; pack it again without --sparse.")
         if info.isfile():
             yield info
-
-
-def is_gzip(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(2) == b"\x1f\x8b"
 
 
 def unpack_gzip(
@@ -92,13 +81,8 @@ def unpack_gzip(
 ) -> None:
     """Writes the wanted members of a tar.gz, which has no random access, to `folder`.
 
-    Members that are there already (from an interrupted call) are not written again.
-
-    Args:
-      path: a tar, compressed by gzip.
-      folder: where to; the members' folders are dropped.
-      wanted: whether to unpack a member, by its file name.
-      report: called with the bytes of `path` read since the last call.
+    Members that are there already (from an interrupted call) are not written again; their folders
+    are dropped. `report` is called with the bytes of `path` read since the last call.
 
     Raises:
       UserError: the archive is damaged, or a wanted member is a link or a sparse file.
@@ -119,10 +103,8 @@ def unpack_gzip(
                     shutil.copyfileobj(content, file, 1 << 20)
                 sync(temporary)
                 temporary.rename(target)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: truncated or damaged ({error}); copy it again.") from None
     except OSError as error:
-        if error.errno is None:  # gzip's own, as for a wrong checksum
-            raise UserError(f"{path}: damaged ({error}); copy it again.") from None
         raise UserError(f"{path}: cannot unpack it to {folder} ({error.strerror}).") from None
     sync(folder)

@@ -9,7 +9,7 @@ import jax
 from clu import metrics as clu_metrics
 
 from vit_jax.evaluators.stream import Reader
-from vit_jax.multihost import liveness
+from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import keep_batch_sharding, replicated
 
 
@@ -55,7 +55,7 @@ class ObjectiveEvaluator:
                 on_batch()
                 values = self._eval_step(params, batch)
                 total = values if total is None else self._merge(total, values)
-                liveness.note("reading a batch to evaluate")
+                watchdog.note("reading a batch to evaluate")
         total = jax.device_get(total)
         count = {int(value.count) for value in total.values()}
         num_examples = self._reader.dataset.num_examples

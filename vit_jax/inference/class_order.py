@@ -13,8 +13,7 @@ import numpy as np
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.ops import ImageOp
 from vit_jax.data.preprocess import Chain
-from vit_jax.errors import UserError
-from vit_jax.pretrained.fit.report import list_names
+from vit_jax.errors import UserError, list_names
 from vit_jax.pretrained.zoo.class_names import LABELS, class_names, wordnet_ids
 
 

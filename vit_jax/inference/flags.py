@@ -35,7 +35,4 @@ def create_parser(doc: str | None, *, source: str, batch_size: int) -> argparse.
 def pair(text: str) -> tuple[int, int]:
     """`384` or `384,288` as two numbers."""
     first, _, second = text.partition(",")
-    try:
-        return int(first), int(second or first)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number N, nor two as N,M") from None
+    return int(first), int(second or first)

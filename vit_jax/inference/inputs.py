@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.folder import EXTENSIONS, FolderSource
-from vit_jax.data.ops import CentralCrop, Resize, ResizeSmall
+from vit_jax.data.ops import CentralCrop, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.data.preprocess import OPS, Chain, parse
 from vit_jax.data.sources import ArraySpec, CheckedSource
 from vit_jax.errors import UserError
@@ -57,14 +57,15 @@ def input_range(description: Description) -> tuple[np.ndarray, np.ndarray]:
 
     Every preprocessing that we know is affine in the pixels, so this is all of it.
     """
-    chain = parse(description.eval_preprocess)
     found = []
     for value in (0, 255):
-        pixels = np.full(description.image_shape, value, np.uint8)
-        example = {"image": cv2.imencode(".png", pixels)[1].tobytes(), "label": 0}
-        image = chain(example, np.random.default_rng(0))["image"][0, 0]  # [C]
-        is_raw = image.dtype == np.uint8  # scaled to [-1, 1] on the device
-        found.append(np.asarray(image / 127.5 - 1.0 if is_raw else image, np.float32))
+        pixel: Any = np.full((1, 1, description.image_shape[2]), value, np.uint8)
+        for op in parse(description.eval_preprocess).ops:
+            if isinstance(op, Normalize | ValueRange):
+                pixel = op.apply(pixel, np.random.default_rng(0))
+        if pixel.dtype == np.uint8:  # scaled to [-1, 1] on the device
+            pixel = pixel / 127.5 - 1.0
+        found.append(np.asarray(pixel[0, 0], np.float32))
     return found[0], found[1]
 
 
@@ -138,7 +139,7 @@ def find_images(arguments: Iterable[str]) -> list[str]:
     """Files as they are given; of folders, all images below them, sorted by path.
 
     Raises:
-      UserError: a folder without images, or nothing given.
+      UserError: a folder without images.
     """
     found: list[str] = []
     for argument in map(os.path.expanduser, arguments):
@@ -155,8 +156,6 @@ def find_images(arguments: Iterable[str]) -> list[str]:
                 f"{argument}: no image in this folder or below ({', '.join(EXTENSIONS)})."
             )
         found += below
-    if not found:
-        raise UserError("no image is given; name files or folders.")
     return found
 
 

@@ -1,9 +1,9 @@
 """Images per second and processor time of the input pipeline, beside big_vision's, in turn.
 
-All variants read the same JPEGs, decode them, cut an inception crop to 224 pixels and mirror half
-of them. Each measurement is a process of its own; the files are in the page cache, so storage is
-not measured. On a machine that others use too, processor time (user + system of the process and
-its workers) is the fairer figure: big_vision's 48 threads get a larger share of a busy core.
+Both read the same JPEGs, decode them, cut an inception crop to 224 pixels and mirror half of them.
+Each measurement is a process of its own; the files are in the page cache, so storage is not
+measured. On a machine that others use too, processor time (user + system of the process and its
+workers) is the fairer figure: big_vision's 48 threads get a larger share of a busy core.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from array_record.python import array_record_module
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data.pipeline import train_batches
 from vit_jax.data_preparation import metadata
-from vit_jax.data_preparation.examples import image_of, serialize
-from vit_jax.data_preparation.shards import WRITER_OPTIONS, Shrink
+from vit_jax.data_preparation.examples import serialize
+from vit_jax.data_preparation.shards import WRITER_OPTIONS
 from vit_jax.errors import UserError
 from vit_jax.measure.photos import photographs
 
 NUM_SHARDS = 8
-QUALITY = 95  # of the resized copy
 _NAME, _VERSION = "benchmark", "1.0.0"
 
 # As in its configs/vit_i1k.py, without one-hot labels; and in uint8, which none of its recipes has.
@@ -48,21 +47,12 @@ PEERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What every measurement has in common.
-
-    Attributes:
-      batch_size: images per batch.
-      num_images: that are timed, after as many as fill the buffers.
-      num_threads: reading threads of our pipeline, per process.
-      num_workers: its processes.
-      num_cores: cores to run on; 0 for all that there are.
-    """
+    """What every measurement has in common."""
 
     batch_size: int = 128
-    num_images: int = 4096
-    num_threads: int = 2
-    num_workers: int = 0
-    num_cores: int = 0
+    num_images: int = 4096  # that are timed, after as many as fill the buffers
+    num_threads: int = 2  # of our pipeline, per process
+    num_workers: int = 0  # its processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +70,9 @@ def benchmark_input(
     examples: Iterable[tuple[bytes, int]] | None = None,
     preprocess: str = "official_train(224)",
     peer: str = "",
-    resize: int = 0,
     rounds: int = 5,
 ) -> dict[str, list[Speed]]:
-    """Measures our pipeline and, if asked for, big_vision's and ours on a resized copy, in turn.
+    """Measures our pipeline and, if asked for, big_vision's, in turn.
 
     Args:
       folder: an empty folder for the images.
@@ -91,7 +80,6 @@ def benchmark_input(
       examples: image files with labels below 1000; photographs are made by default.
       preprocess: of our pipeline.
       peer: a clone of big_vision; "" to leave it out. Needs TensorFlow.
-      resize: short side of the images of the copy, in pixels; 0 to leave it out.
       rounds: how often each variant takes its turn.
 
     Returns:
@@ -100,99 +88,62 @@ def benchmark_input(
     Raises:
       UserError: a pipeline cannot be imported, or fails.
     """
-    records = [serialize(image, label, b"") for image, label in examples or photographs(1024)]
-    ours = _write(folder / "ours", records)
+    if peer and importlib.util.find_spec("tensorflow") is None:
+        raise UserError('--peer needs TensorFlow; pip install "vit_jax[tf]".')
+    examples = examples or photographs(1024)
+    ours = _write(folder / "ours", [serialize(*each, b"") for each in examples])
     variants: dict[str, tuple[Any, ...]] = {"vit_jax": (_measure_ours, ours, preprocess, settings)}
     if peer:
-        if importlib.util.find_spec("tensorflow") is None:
-            raise UserError('--peer needs TensorFlow; pip install "vit_jax[tf]".')
-        if not (Path(peer) / "big_vision" / "input_pipeline.py").is_file():
-            raise UserError(f"--peer={peer!r} is no clone of big_vision.")
         theirs = str(folder / "theirs")
-        _in_process(0, _write_for_peer, ours, theirs)
+        _in_process(_write_for_peer, ours, theirs)
         for name, steps in PEERS.items():
             variants[name] = (_measure_peer, theirs, steps, os.path.abspath(peer), settings)
-    if resize:
-        shrink = Shrink(resize, QUALITY)
-        small = [serialize(shrink(image_of(each, "image")), 0, b"") for each in records]
-        resized = _write(folder / "resized", small)
-        variants[f"vit_jax on {resize} px"] = (_measure_ours, resized, preprocess, settings)
     speeds: dict[str, list[Speed]] = {name: [] for name in variants}
     for turn in range(rounds):
         names = list(variants)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            speeds[name].append(_in_process(settings.num_cores, *variants[name]))
+            speeds[name].append(_in_process(*variants[name]))
     return speeds
 
 
-def first_examples(dataset: Any, count: int = 1024) -> list[tuple[bytes, int]]:
-    """Image files and labels of the first `count` examples of `config.dataset`.
-
-    Raises:
-      UserError: its images are not files.
-    """
-    source = create_dataset(
-        name=dataset.name,
-        split=dataset.split,
-        preprocess=dataset.preprocess,
-        data_dir=dataset.data_dir,
-        label_key=dataset.label_key,
-    ).source
-    found = [source[index] for index in range(min(count, len(source)))]
-    if not isinstance(found[0]["image"], bytes):
-        raise UserError(f"dataset.name={dataset.name!r}: its images are drawn, not decoded.")
-    return [(each["image"], each["label"] % 1000) for each in found]
-
-
-def compare(speeds: dict[str, list[Speed]]) -> dict[str, tuple[float, float]]:
-    """How many times faster `vit_jax` is than each other: (images/s, processor time); medians."""
-    ours = speeds["vit_jax"]
-    ratios = {}
-    for name, theirs in speeds.items():
-        pairs = list(zip(ours, theirs, strict=True))
-        rates = [a.images_per_second / b.images_per_second for a, b in pairs]
-        times = [b.cpu_ms_per_image / a.cpu_ms_per_image for a, b in pairs]
-        ratios[name] = (statistics.median(rates), statistics.median(times))
-    del ratios["vit_jax"]
-    return ratios
+def compare(ours: list[Speed], theirs: list[Speed]) -> tuple[float, float]:
+    """How many times faster we are: (images/s, processor time); medians over the rounds."""
+    pairs = list(zip(ours, theirs, strict=True))
+    rates = [a.images_per_second / b.images_per_second for a, b in pairs]
+    times = [b.cpu_ms_per_image / a.cpu_ms_per_image for a, b in pairs]
+    return statistics.median(rates), statistics.median(times)
 
 
 def _write(folder: Path, records: list[bytes]) -> str:
     """Writes a prepared set; returns its directory."""
     directory = folder / _NAME / _VERSION
     directory.mkdir(parents=True)
-    lots = [lot.tolist() for lot in np.array_split(np.arange(len(records)), NUM_SHARDS)]
-    for number, lot in enumerate(lots):
+    sizes = []
+    for number in range(NUM_SHARDS):
         path = directory / metadata.shard_name(_NAME, "train", number, NUM_SHARDS)
         writer = array_record_module.ArrayRecordWriter(str(path), WRITER_OPTIONS)
-        for index in lot:
-            writer.write(records[index])
+        for record in (shard := records[number::NUM_SHARDS]):
+            writer.write(record)
         writer.close()
+        sizes.append(len(shard))
     metadata.write_image_metadata(
         directory,
-        name=_NAME,
         version=_VERSION,
         description="",
         class_names=[str(number) for number in range(1000)],
-        sizes={"train": metadata.SplitSizes([len(lot) for lot in lots], sum(map(len, records)))},
+        sizes={"train": metadata.SplitSizes(sizes, sum(map(len, records)))},
     )
     return str(directory)
 
 
-def _in_process(num_cores: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function of this file in a fresh process, on the first `num_cores` cores."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=_pin, initargs=(num_cores,)) as pool:
+def _in_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function of this file in a fresh process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(function, *arguments).result()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"{function.__name__}: {reason}") from error
-
-
-def _pin(num_cores: int) -> None:
-    if num_cores:  # before anything counts them
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:num_cores])
 
 
 def _measure_ours(directory: str, preprocess: str, settings: Settings) -> Speed:
@@ -239,9 +190,9 @@ def _write_for_peer(source: str, folder: str) -> None:
     target = Path(folder)
     target.mkdir()
     for path in sorted(Path(source).iterdir()):
-        copy = target / path.name.replace(metadata.FILE_FORMAT, "tfrecord")
+        copy = target / path.name.replace("array_record", "tfrecord")
         if copy.name == path.name:
-            copy.write_text(path.read_text().replace(f'"{metadata.FILE_FORMAT}"', '"tfrecord"'))
+            copy.write_text(path.read_text().replace('"array_record"', '"tfrecord"'))
             continue
         reader = array_record_module.ArrayRecordReader(str(path))
         with tf.io.TFRecordWriter(str(copy)) as file:

@@ -16,7 +16,6 @@ SIZES = {
     (600, 800): 0.05,
     (240, 320): 0.05,
 }
-_QUALITY = (88, 95)
 _SIDE = 1200
 
 
@@ -39,6 +38,6 @@ def photographs(count: int, seed: int = 0) -> Iterator[tuple[bytes, int]]:
         image = cloud[top : top + height, left : left + width] * rng.uniform(15, 60)
         image = image + rng.uniform(60, 190, 3)
         image += rng.uniform(0.5, 7.0) * rng.standard_normal((height, width, 1), np.float32)
-        options = [cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(*_QUALITY, endpoint=True))]
+        options = [cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(88, 96))]
         _, encoded = cv2.imencode(".jpg", image.clip(0, 255).astype(np.uint8), options)
         yield encoded.tobytes(), int(rng.integers(1000))

@@ -27,35 +27,15 @@ from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.metrics import MetricWriter
 
 
-@dataclasses.dataclass(frozen=True)
-class InMemory:
-    """Examples that are ready: reading costs nothing, so that the loop itself is what is timed."""
-
-    images: np.ndarray
-    labels: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": self.images[index], "label": int(self.labels[index])}
-
-
 def in_memory(dataset: Dataset, num_examples: int) -> Dataset:
-    """The first examples of a dataset, preprocessed once and for all."""
+    """The first examples, preprocessed once and for all: reading them costs nothing."""
     count = min(num_examples, dataset.num_examples)
     examples = [dataset.example(i, np.random.default_rng(i)) for i in range(count)]
-    images = np.stack([example["image"] for example in examples])
-    labels = np.array([example["label"] for example in examples])
-    channels = images.shape[-1]
-    return dataclasses.replace(
-        dataset, source=InMemory(images, labels), preprocess=parse(f"decode(channels={channels})")
-    )
+    decode = parse(f"decode(channels={examples[0]['image'].shape[-1]})")
+    return dataclasses.replace(dataset, source=examples, preprocess=decode)
 
 
-def reference_step(
-    run: Run, tx: optax.GradientTransformation
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+def reference_step(run: Run) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """The update as one writes it first: no mesh, no accumulation, no average."""
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -66,11 +46,23 @@ def reference_step(
             return run.objective.loss(params, batch, rng)
 
         (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        updates, opt_state = run.tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state), {"loss": loss}
 
     return step
+
+
+def device_batch(run: Run) -> Batch:
+    """The first examples of a run, on its devices."""
+    size, rng = run.dataset.num_examples, np.random.default_rng(0)
+    examples = [run.dataset.example(i % size, rng) for i in range(run.batch_size)]
+    batch = {
+        "image": np.stack([example["image"] for example in examples]),
+        "label": np.array([example["label"] for example in examples], np.int32),
+        "mask": np.ones(run.batch_size, np.float32),
+    }
+    return jax.device_put(batch, batch_sharding(run.mesh))
 
 
 class TakeTurns(MetricWriter):
@@ -80,23 +72,26 @@ class TakeTurns(MetricWriter):
     drifts does so for both.
     """
 
-    def __init__(
-        self, workdir: str, *, tensorboard: bool, images: int, reference: Callable[[], Any]
-    ):
-        super().__init__(workdir, start_step=0, tensorboard=tensorboard)
-        self._images = images
-        self._reference = reference
-        self._start: float | None = None  # of the loop's turn; the first one compiles
+    def __init__(self, workdir: str, run: Run, steps: int):
+        super().__init__(workdir, start_step=0, tensorboard=run.config.log.tensorboard)
+        self._steps = steps
+        self._images = steps * run.batch_size
+        self._step, self._batch = reference_step(run), device_batch(run)
+        self._state = jax.jit(run.init_state)(jax.random.key(run.config.seed))
+        self._start: float | None = None  # of the loop's turn
         self.speeds: dict[str, list[float]] = {"loop": [], "reference": []}
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         super().write(step, metrics)
         now = time.perf_counter()
-        if self._start is not None:
+        for _ in range(self._steps):
+            self._state, _ = self._step(self._state, self._batch)
+        jax.block_until_ready(self._state)
+        end = time.perf_counter()
+        if self._start is not None:  # the first turn of both compiles
             self.speeds["loop"].append(self._images / (now - self._start))
-            self._reference()
-            self.speeds["reference"].append(self._images / (time.perf_counter() - now))
-        self._start = time.perf_counter()
+            self.speeds["reference"].append(self._images / (end - now))
+        self._start = end
 
 
 def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, Any]:
@@ -120,56 +115,17 @@ def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, 
     with config.unlocked():
         config.evaluators = ConfigDict()
     config.log.every_steps = steps
-    config.duration.steps = steps * (rounds + 1)  # the first turn compiles and is not timed
+    config.duration.steps = steps * (rounds + 1)
     mesh = create_mesh(**config.mesh)
     with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as workdir:
         run = create_run(config, mesh)
         run = dataclasses.replace(run, dataset=in_memory(run.dataset, 4 * run.batch_size))
         checkpoints = CheckpointManager(workdir, every_steps=10**9, keep=1)
-        writer = TakeTurns(
-            workdir,
-            tensorboard=config.log.tensorboard,
-            images=steps * run.batch_size,
-            reference=compiled_reference(run, steps),
-        )
-        train(
-            run,
-            run.initial_state(checkpoints),
-            workdir,
-            checkpoints,
-            writer,
-            clock := create_clock(run, 0, {}),
-            PreemptionNotice(),
-        )
-        clock.close()
-        writer.close()
-        checkpoints.close()
+        state = run.initial_state(checkpoints)
+        writer, clock = TakeTurns(workdir, run, steps), create_clock(run, 0, {})
+        train(run, state, workdir, checkpoints, writer, clock, PreemptionNotice())
+        for each in (clock, writer, checkpoints):
+            each.close()
     pairs = zip(writer.speeds["loop"], writer.speeds["reference"], strict=True)
     ratios = [loop / plain for loop, plain in pairs]
     return {**writer.speeds, "ratios": ratios, "overhead": 1.0 - statistics.median(ratios)}
-
-
-def compiled_reference(run: Run, steps: int) -> Callable[[], None]:
-    """A function that runs so many updates of the reference and waits for them."""
-    step = reference_step(run, run.tx)
-    state = jax.jit(run.init_state)(jax.random.key(run.config.seed))
-    size = run.dataset.num_examples
-    examples = [
-        run.dataset.example(i % size, np.random.default_rng(i)) for i in range(run.batch_size)
-    ]
-    batch = {
-        "image": np.stack([example["image"] for example in examples]),
-        "label": np.array([example["label"] for example in examples], np.int32),
-        "mask": np.ones(run.batch_size, np.float32),
-    }
-    batch = jax.device_put(batch, batch_sharding(run.mesh))
-    state, _ = step(state, batch)
-    jax.block_until_ready(state)
-
-    def turn() -> None:
-        nonlocal state
-        for _ in range(steps):
-            state, _ = step(state, batch)
-        jax.block_until_ready(state)
-
-    return turn

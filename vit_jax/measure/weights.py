@@ -20,21 +20,7 @@ from vit_jax.pretrained.formats.google import to_published
 from vit_jax.pretrained.load import load_pretrained
 
 
-def write_file(path: Path, variant: str) -> None:
-    """A file in the published naming, of a variant at 224 pixels, with random numbers."""
-    shapes = flatten_names(_abstract_params(variant))
-    rng = np.random.default_rng(0)
-    arrays = {name: rng.random(leaf.shape, np.float32) for name, leaf in shapes.items()}
-    write_arrays(path, to_published(arrays))
-
-
-def _abstract_params(variant: str) -> Any:
-    model = create_model(**get_variant(variant), num_classes=1000)
-    image = jnp.zeros((1, 224, 224, 3))
-    return jax.eval_shape(lambda: model.init(jax.random.key(0), image, train=False))["params"]
-
-
-def benchmark_load(path: Path, *, variant: str, rounds: int) -> dict[str, Any]:
+def benchmark_load(folder: Path, *, variant: str, rounds: int) -> dict[str, Any]:
     """Seconds of `load_pretrained`, and of timm's `load_pretrained`, in turn.
 
     Both models are made beforehand; both read the whole file (from the cache of the operating
@@ -42,7 +28,7 @@ def benchmark_load(path: Path, *, variant: str, rounds: int) -> dict[str, Any]:
     it: timm into its parameters, we into arrays of JAX on the first device.
 
     Args:
-      path: a file of `variant` with 1000 classes at 224 pixels, pre-Linen names.
+      folder: gets the file, in the published naming, with random numbers for 224 pixels.
       variant: a key of `vit_jax.models.variants.VARIANTS` that timm has.
       rounds: how often both take turns.
 
@@ -55,29 +41,32 @@ def benchmark_load(path: Path, *, variant: str, rounds: int) -> dict[str, Any]:
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # RuntimeError: of a torchvision without operators
-        raise UserError(
-            f'the peer cannot be imported ({error}); pip install "vit_jax[peers]", and a '
-            "torchvision that goes with torch."
-        ) from error
+        raise UserError(f'no timm ({error}): pip install "vit_jax[peers]" torchvision') from error
     sizes = get_variant(variant)
-    model = timm.models.vision_transformer.VisionTransformer(
+    theirs = timm.models.vision_transformer.VisionTransformer(
         patch_size=sizes["patch_size"],
         embed_dim=sizes["hidden_size"],
         depth=sizes["num_layers"],
         num_heads=sizes["num_heads"],
     )
-    like = _abstract_params(variant)
+    ours = create_model(**sizes, num_classes=1000)
+    image = jnp.zeros((1, 224, 224, 3))
+    like = jax.eval_shape(lambda: ours.init(jax.random.key(0), image, train=False))["params"]
+    rng, path = np.random.default_rng(0), folder / "published.npz"
+    shapes = flatten_names(like).items()
+    arrays = {name: rng.random(leaf.shape, np.float32) for name, leaf in shapes}
+    write_arrays(path, to_published(arrays))
 
-    def ours() -> None:
+    def load() -> None:
         params, _ = load_pretrained(path, like=like, reset_head=False)
         jax.block_until_ready(jax.device_put(params, jax.devices()[0]))
 
-    turns = {"vit_jax": ours, "timm": lambda: model.load_pretrained(str(path))}
+    turns = {"vit_jax": load, "timm": lambda: theirs.load_pretrained(str(path))}
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for turn in range(rounds + 1):
-        for name, load in turns.items():
+        for name, turn_of in turns.items():
             start = time.perf_counter()
-            load()
+            turn_of()
             if turn:
                 seconds[name].append(time.perf_counter() - start)
     ratios = [a / b for a, b in zip(seconds["vit_jax"], seconds["timm"], strict=True)]

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.multihost import coordination, liveness
+from vit_jax.multihost import coordination
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, STOPPING
+from vit_jax.multihost.watchdog import watchdog
 
 _LOG = logging.getLogger(__name__)
 # What JAX says, as a plain RuntimeError, when a pod or machine of a TPU run has no name yet.
@@ -41,11 +42,9 @@ def start_processes(
     Args:
       distributed: `auto` joins where the flags or a cluster that JAX knows (Cloud TPU, GKE, SLURM,
         Open MPI, Kubernetes jobs) say how; `on` insists on it; `off` runs alone.
-      coordinator_address: host:port of process 0; with the next two, for processes that were
-        started by hand.
-      num_processes: of the run.
-      process_id: this one's.
-      arrival_timeout_seconds: how long to wait for all processes.
+      coordinator_address, num_processes, process_id: host:port of process 0, how many there are,
+        and which one this is, where they were started by hand.
+      arrival_timeout_seconds: how long to wait for all of them.
       timeouts: of `Watchdog.start`.
 
     Raises:
@@ -53,9 +52,9 @@ def start_processes(
       PeersMissingError: a process did not arrive.
     """
     flags = {
-        "--coordinator_address": coordinator_address,
-        "--num_processes": num_processes,
-        "--process_id": process_id,
+        "coordinator_address": coordinator_address,
+        "num_processes": num_processes,
+        "process_id": process_id,
     }
     _check_flags(distributed, flags)
     for key, value in {"arrival_timeout_seconds": arrival_timeout_seconds, **timeouts}.items():
@@ -64,21 +63,17 @@ def start_processes(
             or_zero = " or 0 (no limit)" if has_zero else ""
             raise UserError(f"processes.{key}={value} must be positive{or_zero}.")
     if distributed != "off":
-        heartbeat_timeout = timeouts["heartbeat_timeout_seconds"]
+        # JAX's own heartbeats speak up after ours, which can say more.
+        heartbeat_timeout = int(3 * timeouts["heartbeat_timeout_seconds"]) + 10
         found = _initialize(
-            arrival_timeout_seconds,
-            coordinator_address=coordinator_address,
-            num_processes=num_processes,
-            process_id=process_id,
-            # JAX's own heartbeats speak up after ours, which can say more.
-            heartbeat_timeout_seconds=int(3 * heartbeat_timeout) + 10,
+            arrival_timeout_seconds, heartbeat_timeout_seconds=heartbeat_timeout, **flags
         )
         if distributed == "on" and not found:
             raise UserError(
                 "--distributed=on, but no cluster was found that says who the other processes are "
-                f"(Cloud TPU, GKE, SLURM, Open MPI); give {', '.join(flags)}."
+                f"(Cloud TPU, GKE, SLURM, Open MPI); give --{', --'.join(flags)}."
             )
-    liveness.start(**timeouts)
+    watchdog.start(**timeouts)
 
 
 def _check_flags(distributed: str, flags: dict[str, Any]) -> None:
@@ -89,7 +84,7 @@ def _check_flags(distributed: str, flags: dict[str, Any]) -> None:
     if distributed == "off":
         raise UserError("--distributed=off contradicts the flags of the processes; drop one.")
     if missing:
-        raise UserError(f"{missing[0]} is missing; give all of {', '.join(flags)}, or none.")
+        raise UserError(f"--{missing[0]} is missing; give all of --{', --'.join(flags)}, or none.")
     if not 0 <= process_id < num_processes:
         raise UserError(f"--process_id={process_id} must be from 0 to {num_processes - 1}.")
     if not address.rpartition(":")[2].isdigit():
@@ -157,11 +152,11 @@ def _on_abort(reason: Callable[[], tuple[str, int] | None]) -> None:
 
 
 def _why_aborted(address: str) -> tuple[str, int] | None:
-    if verdict := liveness.watchdog.verdict:  # process 0 ends by the same one, and was faster
+    if verdict := watchdog.verdict:  # process 0 ends by the same one, and was faster
         return "", verdict[1]
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):
         socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
         return None
-    text = liveness.watchdog.coordinator_is_lost(f"{address} does not answer")
+    text = watchdog.coordinator_is_lost(f"{address} does not answer")
     return f"{text}\n{STOPPING}\n", REQUEUE_EXIT_CODE

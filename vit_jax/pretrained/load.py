@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, list_names
 from vit_jax.parameters.names import (
     flatten_names,
     is_scanned,
@@ -22,7 +22,7 @@ from vit_jax.parameters.names import (
 from vit_jax.pretrained.files.containers import open_container
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.fit.posemb import POSEMB, find_source_grid
-from vit_jax.pretrained.fit.report import LoadReport, list_names
+from vit_jax.pretrained.fit.report import LoadReport
 from vit_jax.pretrained.fit.sizes import model_sizes, num_prefix_tokens
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.formats.table import TORCH_FILE, WEIGHTS_FILE, read_container

@@ -31,26 +31,20 @@ class SweepRun:
     config: ConfigDict
     metric: str
 
-    @property
-    def learning_rate(self) -> float:
-        return float(self.config.optimizer.learning_rate)
-
 
 def plan_rates(config: ConfigDict) -> list[float]:
-    """The candidates in rising order, checked.
+    """The candidates in rising order.
 
     Raises:
       UserError: there are none, or some are not different positive numbers.
     """
     rates = config.sweep.learning_rates
-    if not rates:
-        raise UserError(
-            "sweep.learning_rates is empty: set it as --config.sweep.learning_rates=0.01,0.03, "
-            "with sweep.train_split and sweep.validation_split, or take a recipe that has it."
-        )
     positive = all(isinstance(rate, int | float) and 0 < rate < math.inf for rate in rates)
-    if not positive or len(set(rates)) < len(rates):
-        raise UserError(f"sweep.learning_rates={rates} must be different positive numbers.")
+    if not rates or not positive or len(set(rates)) < len(rates):
+        raise UserError(
+            f"sweep.learning_rates={rates} must be different positive numbers, as in "
+            "--config.sweep.learning_rates=0.01,0.03."
+        )
     return sorted(map(float, rates))
 
 
@@ -60,26 +54,21 @@ def plan_grid(config: ConfigDict) -> list[SweepRun]:
     Raises:
       UserError: see `plan_rates`; no evaluator `test`; no held-out part to choose on.
     """
-    rates = plan_rates(config)
-    if "test" not in config.evaluators:
-        raise UserError(
-            "a sweep reports the evaluator 'test', which this config does not have; its "
-            f"evaluators: {', '.join(config.evaluators)}."
-        )
+    rates, sweep = plan_rates(config), config.sweep
+    check_known("a sweep reports the evaluator", "test", config.evaluators)
     if len(rates) == 1:
         return []
-    for key in ("train_split", "validation_split"):
-        if not config.sweep[key]:
-            raise UserError(
-                f"sweep.{key} is empty: choosing a learning rate needs a held-out part of train, "
-                "as sweep.train_split='train[:90%]' and sweep.validation_split='train[90%:]'."
-            )
+    if not (sweep.train_split and sweep.validation_split):
+        raise UserError(
+            "choosing a learning rate needs a held-out part of train, as sweep.train_split="
+            "'train[:90%]' and sweep.validation_split='train[90%:]'."
+        )
     runs = []
     for rate in rates:
         planned = _copy(config, rate)
-        planned.dataset.split = config.sweep.train_split
+        planned.dataset.split = sweep.train_split
         validation = config.evaluators.test.copy_and_resolve_references()
-        validation.update(split=config.sweep.validation_split, every_steps=0, at_start=False)
+        validation.update(split=sweep.validation_split, every_steps=0, at_start=False)
         with planned.unlocked():  # the test set is not looked at before the choice is made
             planned.evaluators = ConfigDict({"validation": validation})
         planned.checkpoint.best_metric = ""
@@ -98,11 +87,7 @@ def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[Swe
 
 
 def find_run(config: ConfigDict, name: str, seeds: int) -> SweepRun:
-    """The run of that name among all that the sweep may come to.
-
-    Raises:
-      UserError: there is none.
-    """
+    """The run of that name among all that the sweep may come to."""
     runs = plan_grid(config)
     for rate in plan_rates(config):
         runs += plan_final(config, rate, seeds)
@@ -124,12 +109,8 @@ def read_outcome(run: SweepRun, workdir: Path, resume: str = "auto") -> Outcome:
       UserError: the folder belongs to a run of another config, and `resume` is not "force".
     """
     folder = workdir / run.name
-    outcome: Outcome = {
-        "run": run.name,
-        "learning_rate": run.learning_rate,
-        "seed": run.config.seed,
-        "state": "missing",
-    }
+    rate, seed = run.config.optimizer.learning_rate, run.config.seed
+    outcome: Outcome = {"run": run.name, "learning_rate": rate, "seed": seed, "state": "missing"}
     files = [name for name in (RESULTS_FILE, DIVERGED_FILE) if (folder / name).exists()]
     if not files:
         return outcome
@@ -161,9 +142,6 @@ def best_learning_rate(candidates: Sequence[Mapping[str, Any]]) -> float:
     """
     finished = [each for each in candidates if each["state"] == "finished"]
     if not finished:
-        raise UserError(
-            "every learning rate of the sweep diverged; try smaller ones, as "
-            "--config.sweep.learning_rates=0.0001,0.0003."
-        )
+        raise UserError("every learning rate diverged; try smaller sweep.learning_rates.")
     best = min(finished, key=lambda each: (-each["accuracy"], each["learning_rate"]))
     return best["learning_rate"]

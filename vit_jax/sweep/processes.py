@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 
@@ -21,38 +22,27 @@ def run_in_processes(
     Returns:
       Those that failed: the last line of their output, and where the rest of it is.
     """
-    waiting = list(names)
-    running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
-    failed: dict[str, str] = {}
-    try:
-        while waiting or running:
-            for slot in range(processes):
-                if slot not in running and waiting:
-                    name = waiting.pop(0)
-                    log = workdir / f"{name}.log"
-                    log.parent.mkdir(parents=True, exist_ok=True)
-                    logging.info("Starting %s; its output goes to %s.", name, log)
-                    with open(log, "w") as file:
-                        process = subprocess.Popen(
-                            [*command, f"--only={name}"],
-                            stdout=file,
-                            stderr=subprocess.STDOUT,
-                            env={**os.environ, **device_share(os.environ, slot, processes)},
-                        )
-                    running[slot] = name, process
-            for slot, (name, process) in list(running.items()):
-                if process.poll() is not None:
-                    del running[slot]
-                    logging.info("%s ended with status %d.", name, process.returncode)
-                    if process.returncode:
-                        log = workdir / f"{name}.log"
-                        text = log.read_text(errors="replace").strip() or "it printed nothing"
-                        failed[name] = f"{text.splitlines()[-1][:300]} ({log})"
-            time.sleep(0.1)
-    finally:
-        for _, process in running.values():
-            process.terminate()
-    return failed
+    slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for slot in range(processes):
+        slots.put(slot)
+
+    def run(name: str) -> str:
+        slot, log = slots.get(), workdir / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        logging.info("Starting %s; its output goes to %s.", name, log)
+        env = {**os.environ, **device_share(os.environ, slot, processes)}
+        with open(log, "w") as file:
+            status = subprocess.call(
+                [*command, f"--only={name}"], stdout=file, stderr=subprocess.STDOUT, env=env
+            )
+        slots.put(slot)
+        logging.info("%s ended with status %d.", name, status)
+        text = log.read_text(errors="replace").strip() or "it printed nothing"
+        return f"{text.splitlines()[-1][:300]} ({log})" if status else ""
+
+    with ThreadPoolExecutor(processes) as pool:
+        failures = zip(names, pool.map(run, names), strict=True)
+        return {name: failure for name, failure in failures if failure}
 
 
 def device_share(environ: Mapping[str, str], slot: int, processes: int) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-Outcome = Mapping[str, Any]
+from vit_jax.sweep.plan import Outcome
 
 
 def summarize(
@@ -16,7 +16,6 @@ def summarize(
     grid: Sequence[Outcome],
     learning_rate: float | None,
     final: Sequence[Outcome],
-    seeds: int,
 ) -> dict[str, Any]:
     """Everything about a sweep, finished or not.
 
@@ -24,7 +23,6 @@ def summarize(
       config: of the sweep.
       grid, final: outcomes of the candidates and of the final runs, see `plan.read_outcome`.
       learning_rate: the chosen one; None before the grid is complete.
-      seeds: how many final runs there are to be.
 
     Returns:
       For JSON; `mean` and `std` (sample standard deviation, None for one run) are over the final
@@ -33,13 +31,12 @@ def summarize(
     percents = [100 * each["accuracy"] for each in final if each["state"] == "finished"]
     missing = [each["run"] for each in (*grid, *final) if each["state"] == "missing"]
     return {
-        "complete": not missing and len(final) == seeds,
+        "complete": not missing and bool(final),
         "missing": missing,
         "validation_split": config.sweep.validation_split,
         "grid": list(grid),
         "learning_rate": learning_rate,
         "test_split": config.evaluators.test.split,
-        "seeds": seeds,
         "final": list(final),
         "mean": statistics.fmean(percents) if percents else None,
         "std": statistics.stdev(percents) if len(percents) > 1 else None,
@@ -60,18 +57,16 @@ def table(summary: Mapping[str, Any]) -> str:
         lines.append(f"{rate:16}accuracy on {summary['test_split']}")
     lines += [f"seed {each['seed']:<11}{_result(each)}" for each in summary["final"]]
     if summary["mean"] is not None:
-        count = sum(each["state"] == "finished" for each in summary["final"])
+        finished = [each for each in summary["final"] if each["state"] == "finished"]
         spread = "" if summary["std"] is None else f" +- {summary['std']:.2f}"
-        of = "" if count == summary["seeds"] else f"{count} of "
-        of += "1 seed" if summary["seeds"] == 1 else f"{summary['seeds']} seeds"
-        note = f"mean and standard deviation of {of}" if spread else of
+        note = f"mean and standard deviation of {len(finished)} of {len(summary['final'])} seeds"
         lines.append(f"{'this sweep':16}{summary['mean']:.2f}{spread} ({note})")
     if summary["published"]:
         lines.append(f"{'published':16}{summary['published']}")
     if not summary["complete"]:
-        missing = ", ".join(summary["missing"]) or "nothing else"
         stage = "" if summary["final"] else "; the final runs come after the grid"
-        lines.append(f"Not complete; missing: {missing}{stage}. The same command goes on.")
+        missing = ", ".join(summary["missing"]) or "nothing else"
+        lines.append(f"Not complete; missing: {missing}{stage}. The same command resumes.")
     return "\n".join(lines)
 
 

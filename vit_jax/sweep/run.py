@@ -9,11 +9,8 @@ back, so a sweep can be killed, continued, and shared out over processes and arr
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import write_json
+from vit_jax.files.atomic import write_atomically, write_json
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.sweep.plan import (
     DIVERGED_FILE,
@@ -38,8 +35,6 @@ from vit_jax.sweep.report import summarize, table
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.session import TrainingDivergedError
 
-POLL_SECONDS = 20.0
-
 
 @dataclasses.dataclass(frozen=True)
 class Share:
@@ -49,7 +44,6 @@ class Share:
       num_tasks, task: every num_tasks-th run of each stage, from number `task` on.
       processes: how many runs at a time; from 2 on each is a process of its own.
       command: this command line, which such a process is started with, plus `--only=RUN`.
-      wait_minutes: how long to wait for runs of other tasks at the end of each stage.
       resume: see `train_and_evaluate`.
     """
 
@@ -57,15 +51,7 @@ class Share:
     task: int = 0
     processes: int = 1
     command: Sequence[str] = ()
-    wait_minutes: float = 0.0
     resume: str = "auto"
-
-    def __post_init__(self) -> None:
-        for key in ("num_tasks", "processes"):
-            if getattr(self, key) < 1:
-                raise UserError(f"--{key}={getattr(self, key)} must be at least 1.")
-        if not 0 <= self.task < self.num_tasks:
-            raise UserError(f"--task={self.task} must be from 0 to {self.num_tasks - 1}.")
 
     def complete(self, runs: list[SweepRun], workdir: Path) -> tuple[list[Outcome], dict[str, str]]:
         """Does its part of a stage; returns the outcomes of all of it, and what failed and why."""
@@ -73,7 +59,11 @@ class Share:
         def read() -> list[Outcome]:
             return [read_outcome(run, workdir, self.resume) for run in runs]
 
-        missing = [outcome["state"] == "missing" for outcome in self._once(read)]
+        def outcomes() -> list[Outcome]:
+            # Beside processes of its own this one leaves JAX alone, and with it the devices.
+            return read() if self.processes > 1 else run_on_first_process(read)
+
+        missing = [outcome["state"] == "missing" for outcome in outcomes()]
         mine = [runs[i] for i in range(self.task, len(runs), self.num_tasks) if missing[i]]
         failed: dict[str, str] = {}
         if self.processes > 1:
@@ -83,14 +73,7 @@ class Share:
             for number, run in enumerate(mine, start=1):
                 logging.info("Sweep, run %d of %d: %s", number, len(mine), run.name)
                 execute(run, workdir, self.resume)
-        return self._once(lambda: _wait(read, self.wait_minutes)), failed
-
-    def _once(self, function: Callable[[], list[Outcome]]) -> list[Outcome]:
-        """On the first of the processes that train together.
-
-        Beside processes of its own this one leaves JAX alone, and with it the devices.
-        """
-        return run_on_first_process(function) if self.processes == 1 else function()
+        return outcomes(), failed
 
 
 def run_sweep(
@@ -114,8 +97,6 @@ def run_sweep(
       UserError: a mistake in the config; every learning rate diverged; after the report: processes
         that failed.
     """
-    if seeds < 1:
-        raise UserError(f"--seeds={seeds} must be at least 1.")
     share = share or Share()
     folder = Path(workdir)
     planned = plan_grid(config)
@@ -126,9 +107,13 @@ def run_sweep(
         learning_rate = best_learning_rate(grid)
     if learning_rate is not None:
         final, failed = share.complete(plan_final(config, learning_rate, seeds), folder)
-    summary = summarize(config, grid, learning_rate, final, seeds)
+    summary = summarize(config, grid, learning_rate, final)
     if share.processes > 1 or jax.process_index() == 0:
-        _report(summary, folder, share.task)
+        text = table(summary)
+        print(text)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "sweep.json", summary)
+        write_atomically(folder / "sweep.txt", text + "\n")
     if failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise UserError(f"{len(failed)} runs failed. {reasons}. The same command tries them again.")
@@ -149,32 +134,9 @@ def execute(run: SweepRun, workdir: Path, resume: str = "auto") -> None:
 
 def task_number(task: int | None, num_tasks: int, environ: Mapping[str, str]) -> int:
     """--task, or where it is not given the number that Slurm gave this job of its array."""
-    if task is not None:
-        return task
     # With one task, an array is one over something else, such as datasets.
-    slurm = "SLURM_ARRAY_TASK_ID" in environ and num_tasks > 1
-    return int(environ["SLURM_ARRAY_TASK_ID"]) if slurm else 0
-
-
-def _wait(read: Callable[[], list[Outcome]], wait_minutes: float) -> list[Outcome]:
-    """The outcomes, once none is missing or the time is up."""
-    end = time.monotonic() + 60.0 * wait_minutes
-    while True:
-        outcomes = read()
-        missing = [outcome["run"] for outcome in outcomes if outcome["state"] == "missing"]
-        left = end - time.monotonic()
-        if not missing or left <= 0:
-            return outcomes
-        logging.info("Waiting for %s, %.0f minutes at most.", ", ".join(missing), left / 60.0)
-        time.sleep(min(POLL_SECONDS, left))
-
-
-def _report(summary: dict[str, Any], workdir: Path, task: int) -> None:
-    """Prints the table and writes both files, whole even where several tasks write them."""
-    text = table(summary)
-    print(text)
-    workdir.mkdir(parents=True, exist_ok=True)
-    for suffix, content in {".json": json.dumps(summary, indent=2), ".txt": text}.items():
-        mine = workdir / f"sweep.{task}{suffix}"
-        mine.write_text(content + "\n")
-        os.replace(mine, workdir / f"sweep{suffix}")
+    if task is None and num_tasks > 1:
+        task = int(environ.get("SLURM_ARRAY_TASK_ID", "0"))
+    if not 0 <= (task or 0) < num_tasks:
+        raise UserError(f"--task={task} must be from 0 to {num_tasks - 1}.")
+    return task or 0

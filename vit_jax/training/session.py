@@ -11,9 +11,9 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import PreemptedError
-from vit_jax.multihost import liveness
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.preemption import PreemptionNotice
+from vit_jax.multihost.watchdog import watchdog
 from vit_jax.training.clock import Clock, format_seconds
 from vit_jax.training.optimizer import Schedule
 from vit_jax.training.state import TrainState
@@ -114,13 +114,13 @@ class Session:
 
     def wait_for_checkpoint(self, step: int) -> None:
         """Blocks until the last checkpoint is complete."""
-        liveness.note("saving", step, waits=True)
+        watchdog.note("saving", step, waits=True)
         with self.clock.book("checkpoint"):
             self._checkpoints.wait()
 
     def _log(self) -> None:
         """Fetches the metrics of all updates since the last call, checks all, writes the last."""
-        liveness.note("waiting for the devices", self._pending[-1][0], waits=True)
+        watchdog.note("waiting for the devices", self._pending[-1][0], waits=True)
         fetched = [
             (step, {name: float(value) for name, value in metrics.items()})
             for step, metrics in jax.device_get(self._pending)
@@ -154,7 +154,7 @@ class Session:
                 continue
 
             def on_batch(key: str = key) -> None:
-                liveness.note(f"evaluating {key}", step, waits=True)
+                watchdog.note(f"evaluating {key}", step, waits=True)
                 if step and self._notice.reached():  # there is less time than this may take
                     if run_on_first_process(self._checkpoints.latest_step) != step:
                         self._save(state, step, {})
@@ -181,7 +181,7 @@ class Session:
         return step == self._total_steps or bool(every_steps and step % every_steps == 0)
 
     def _save(self, state: TrainState, step: int, results: dict[str, float]) -> None:
-        liveness.note("saving", step, waits=True)
+        watchdog.note("saving", step, waits=True)
         with self.clock.book("checkpoint", "save"):
             self._checkpoints.save(step, state, results or None)
 

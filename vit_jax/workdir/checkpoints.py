@@ -23,7 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.errors import UserError, as_user_error, check_known, nearest
+from vit_jax.errors import UserError, as_user_error, check_known, list_names, nearest
 from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.workdir.description import CHECKPOINTS
@@ -33,7 +33,6 @@ from vit_jax.workdir.orbax_parts import (
     async_checkpointer,
     differing_leaves,
     is_disk_error,
-    listed,
     newest_intact,
     steps_in,
 )
@@ -50,14 +49,11 @@ class CheckpointManager:
 
     Args:
       workdir: existing folder, the same for every process.
-      every_steps: a checkpoint is due at multiples of this, and at the last step.
-      keep: how many of the latest checkpoints to keep.
-      best_metric: name in the metrics given to `save`; empty: only the latest are kept.
-      best_mode: `max` or `min`: which value of the metric is best.
-      keep_best: how many of the best checkpoints to keep besides.
+      every_steps, keep, best_metric, best_mode, keep_best: keys of `config.checkpoint`;
+        `best_metric` is a name in the metrics given to `save`.
 
     Raises:
-      UserError: an argument is out of range, or the folder cannot be written.
+      UserError: an argument is out of range.
     """
 
     def __init__(
@@ -80,10 +76,6 @@ class CheckpointManager:
         self._keep, self._keep_best = keep, keep_best
         self._best_metric = best_metric
         self._best_sign = 1 if best_mode == "max" else -1
-        self._scores: dict[int, float] = {}  # by step; higher is better
-        for step in steps_in(self._folder):
-            manifest = read_manifest(self._folder / str(step) / ITEM)
-            self._add_score(step, manifest["note"]["metrics"] if manifest else {})
         run_on_first_process(self._prepare_folder)
         self._handler = ChecksummedHandler()
         self._orbax = async_checkpointer(self._handler)
@@ -95,11 +87,6 @@ class CheckpointManager:
         self._folder.mkdir(parents=True, exist_ok=True)
         for unfinished in self._folder.glob(f"*{_UNFINISHED}*"):
             shutil.rmtree(unfinished)
-
-    def _add_score(self, step: int, metrics: dict[str, float]) -> None:
-        score = self._best_sign * float(metrics.get(self._best_metric, math.nan))
-        if not math.isnan(score):
-            self._scores[step] = score
 
     def should_save(self, step: int, total_steps: int) -> bool:
         """Whether a checkpoint is due after `step` finished updates.
@@ -117,7 +104,7 @@ class CheckpointManager:
         Args:
           step: finished updates.
           state: pytree of (sharded) jax.Arrays.
-          metrics: of this step, if any; `best_metric` is looked up in them.
+          metrics: of this step, if any.
 
         Raises:
           UserError: this or the previous checkpoint could not be written.
@@ -133,7 +120,6 @@ class CheckpointManager:
         with self._errors_of_saving(step):
             args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
             self._orbax.save(self._folder / str(step), args=args)
-        self._add_score(step, metrics)
         self._saving = step, self._thread.submit(self._finish_save)
 
     def _finish_save(self) -> None:
@@ -141,10 +127,17 @@ class CheckpointManager:
         self._orbax.wait_until_finished()
         if jax.process_index() == 0:
             steps = steps_in(self._folder)
-            scored = [step for step in steps if step in self._scores]
-            best = sorted(scored, key=lambda step: (-self._scores[step], -step))[: self._keep_best]
+            scores = {step: self._score(step) for step in steps if self._best_metric}
+            scored = [step for step, score in scores.items() if not math.isnan(score)]
+            best = sorted(scored, key=lambda step: (-scores[step], -step))[: self._keep_best]
             for step in set(steps[self._keep :]) - set(best):
                 shutil.rmtree(self._folder / str(step))
+
+    def _score(self, step: int) -> float:
+        """Of a step on disk; higher is better, NaN is none."""
+        manifest = read_manifest(self._folder / str(step) / ITEM)
+        metrics = manifest["note"]["metrics"] if manifest else {}
+        return self._best_sign * float(metrics.get(self._best_metric, math.nan))
 
     def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Gives a step on disk, saved without metrics, those of a later evaluation.
@@ -160,7 +153,6 @@ class CheckpointManager:
                 write_manifest(item, {"metrics": metrics}, known=manifest["files"])
 
         run_on_first_process(write)
-        self._add_score(step, metrics)
 
     def wait(self) -> None:
         """Blocks until the save under way is committed.
@@ -187,7 +179,6 @@ class CheckpointManager:
         try:
             yield
         except Exception as error:
-            self._scores.pop(step, None)
             if not is_disk_error(error):
                 raise
             steps = [each for each in steps_in(self._folder) if each != step]
@@ -227,7 +218,7 @@ class CheckpointManager:
         if differing:
             raise UserError(
                 f"Checkpoint {item.parent} is of another model or optimizer: "
-                f"{listed(differing)}. Use the config it was written with, or another --workdir."
+                f"{list_names(differing)}. Use its own config, or another --workdir."
             )
         try:
             return step, handler.restore(item, args=ocp.args.StandardRestore(abstract_state))
@@ -247,7 +238,6 @@ class CheckpointManager:
             target = next(path for path in targets if not path.exists())
             # Not os.rename: `checkpoints` may be a link to another disk.
             shutil.move(self._folder / str(step), target)
-            self._scores.pop(step, None)
             _LOG.warning("Moved it to %s.", target)
         return intact
 

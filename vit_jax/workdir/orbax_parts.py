@@ -11,7 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, list_names
 from vit_jax.files.manifest import damaged_files, write_manifest
 
 _LOG = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]
         files = damaged_in(folder / str(step))
         if not files:
             return step, list(damaged)
-        damaged[step] = listed(files)
+        damaged[step] = list_names(files)
         _LOG.warning("Checkpoint %s is damaged: %s.", folder / str(step), damaged[step])
     if damaged:
         raise UserError(
@@ -125,7 +125,3 @@ def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]
 
 def damaged_in(step_dir: Path) -> list[str]:
     return [f"{ITEM}/{name}" for name in damaged_files(step_dir / ITEM)]
-
-
-def listed(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

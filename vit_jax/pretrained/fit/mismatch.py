@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from vit_jax.errors import list_names
 from vit_jax.models.create import role_of
 from vit_jax.pretrained.fit.posemb import POSEMB
-from vit_jax.pretrained.fit.report import list_names
 from vit_jax.pretrained.fit.sizes import (
     BIT_STEM_KERNEL,
     PATCH_KERNEL,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+
+from vit_jax.errors import list_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +34,6 @@ class LoadReport:
             "dropped": _by_reason(self.dropped),
         }
         return "\n".join(f"{kind}: {text}" for kind, text in kinds.items() if text)
-
-
-def list_names(names: Iterable[str], shown: int = 4) -> str:
-    """The first few names, and how many more there are."""
-    names = list(names)
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
 
 
 def _by_reason(reasons: dict[str, str]) -> str:
