@@ -34,14 +34,16 @@ def run(config, workdir):
         return
     if given.processes > 1 and given.num_processes is not None:
         raise UserError("--processes is for one machine, --num_processes for one run over several.")
-    share = sweep.Share(
+    sweep.run_sweep(
+        config,
+        workdir,
+        seeds=given.seeds,
         num_tasks=given.num_tasks,
         task=sweep.task_number(given.task, given.num_tasks, os.environ),
         processes=given.processes,
         command=[sys.executable, *sys.argv],
         resume=given.resume,
     )
-    sweep.run_sweep(config, workdir, seeds=given.seeds, share=share)
 
 
 if __name__ == "__main__":

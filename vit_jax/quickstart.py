@@ -16,7 +16,8 @@ from vit_jax.files.atomic import write_json
 from vit_jax.models.create import create_model
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Task
-from vit_jax.pretrained.load import read_params
+from vit_jax.parameters.names import unflatten_names
+from vit_jax.pretrained.load import read_source
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.clock import format_seconds
 from vit_jax.workdir.description import PARAMS_FILE
@@ -123,7 +124,7 @@ def draw_predictions(root: Path, rows: int = 5, columns: int = 12) -> None:
     description = json.loads((root / "finetune" / "model.json").read_text())
     model = create_model(**description["model"])
     objective = Classification(Task.of(model))
-    params = read_params(root / "finetune" / PARAMS_FILE)
+    params = unflatten_names(read_source(root / "finetune" / PARAMS_FILE).params)
     images, labels = read_all(scans(root, "test", description["eval_preprocess"]))
     logits = np.asarray(jax.jit(objective.predict)(params, {"image": images}))
     answers = logits.argmax(axis=-1)

@@ -88,7 +88,7 @@ def test_the_name_of_a_file_does_not_matter(tmp_path: Path) -> None:
 
 def test_what_is_not_a_file_is_said(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name, message in (("none", "does not exist"), (".", "a folder"), ("pipe", "not a file")):
+    for name, message in (("none", "No such file"), (".", "a folder"), ("pipe", "not a file")):
         with pytest.raises(UserError, match=message):
             open_container(tmp_path / name)
 
@@ -256,7 +256,7 @@ def test_a_model_in_several_files_reads_as_one(tmp_path: Path) -> None:
         ({"a": "/etc/passwd"}, "'/etc/passwd', not a file beside it"),
         ({"a": "../model-1.safetensors"}, "'../model-1.safetensors', not a file beside it"),
         ({"a": ".."}, "Is a directory"),
-        ({"a": "model-3.safetensors"}, "does not exist"),
+        ({"a": "model-3.safetensors"}, "No such file"),
         ({"a": "model.safetensors.index.json"}, "of no known kind"),
         ({"a": "model-2.safetensors"}, "disagree, first about 'a'"),
         ({"c": None}, "disagree, first about 'c'"),

@@ -65,11 +65,11 @@ def rename(arrays: Arrays, name: str, rng: np.random.Generator) -> Arrays:
     return {other if each == name else each: array for each, array in arrays.items()}
 
 
-def remove(arrays: Arrays, name: str, rng: np.random.Generator) -> Arrays:
+def remove(arrays: Arrays, name: str, _: np.random.Generator) -> Arrays:
     return {each: array for each, array in arrays.items() if each != name}
 
 
-def add(arrays: Arrays, name: str, rng: np.random.Generator) -> Arrays:
+def add(arrays: Arrays, name: str, _: np.random.Generator) -> Arrays:
     return {**arrays, f"{name}_more": arrays[name]}
 
 
@@ -80,11 +80,11 @@ def reshape(arrays: Arrays, name: str, rng: np.random.Generator) -> Arrays:
     return {**arrays, name: np.ascontiguousarray(choices[int(rng.integers(len(choices)))])}
 
 
-def empty(arrays: Arrays, name: str, rng: np.random.Generator) -> Arrays:
+def empty(arrays: Arrays, name: str, _: np.random.Generator) -> Arrays:
     return {**arrays, name: arrays[name][:0]}
 
 
-def retype(arrays: Arrays, name: str, rng: np.random.Generator) -> Arrays:
+def retype(arrays: Arrays, name: str, _: np.random.Generator) -> Arrays:
     return {**arrays, name: arrays[name].astype(np.int32)}
 
 

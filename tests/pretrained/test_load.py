@@ -21,7 +21,7 @@ from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats import table as formats
 from vit_jax.pretrained.formats.google import POSEMB
-from vit_jax.pretrained.load import load_pretrained, read_params, read_source
+from vit_jax.pretrained.load import load_pretrained, read_source
 from vit_jax.pretrained.zoo import list as zoo
 from vit_jax.pretrained.zoo import resolve as sources
 from vit_jax.workdir.description import Description, InputSettings
@@ -102,7 +102,7 @@ def test_nan_is_damage(published: Path, tmp_path: Path) -> None:
     arrays["cls"] = arrays["cls"] * np.nan
     path = write_arrays(tmp_path / "nan.npz", arrays)
     with pytest.raises(UserError, match="cls has NaN"):
-        read_params(path)
+        read_source(path)
 
 
 def test_other_conventions_are_warned_of(published: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -177,10 +177,10 @@ def test_the_name_of_a_file_says_nothing(name: str, published: Path, tmp_path: P
 
 def test_folders_without_weights(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no checkpoint"):
-        read_params(tmp_path)
+        read_source(tmp_path)
     write_arrays(tmp_path / "a.npz", {"x": np.zeros(1, "f")})
     with pytest.raises(UserError, match=r"name one of its files: a\.npz"):
-        read_params(tmp_path)
+        read_source(tmp_path)
 
 
 def test_the_number_of_heads_is_the_files_own(tmp_path: Path) -> None:

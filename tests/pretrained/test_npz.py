@@ -109,15 +109,6 @@ def test_reading_takes_the_memory_of_the_arrays_once(tmp_path: Path) -> None:
         assert size <= peak < 1.2 * size, name
 
 
-def test_names_that_are_not_there_are_answered_with_the_nearest(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", **{"head/kernel": np.zeros(2, np.float32)})
-    with (
-        open_container(tmp_path / "a.npz") as container,
-        pytest.raises(UserError, match=r"no array 'head/kernal'. Did you mean 'head/kernel'?"),
-    ):
-        container.read("head/kernal")
-
-
 def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", a=np.array([{"a": 1}], dtype=object))
     with pytest.raises(UserError, match="it holds pickled Python objects, which are never loaded"):

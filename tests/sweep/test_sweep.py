@@ -19,7 +19,7 @@ from vit_jax.errors import UserError
 from vit_jax.sweep import run as sweep
 from vit_jax.sweep.plan import best_learning_rate, find_run, plan_final, plan_grid
 from vit_jax.sweep.processes import device_share, run_in_processes
-from vit_jax.sweep.run import Share, run_sweep, task_number
+from vit_jax.sweep.run import run_sweep, task_number
 from vit_jax.train import RESULTS_FILE
 from vit_jax.workdir.checkpoints import CheckpointManager
 
@@ -214,7 +214,7 @@ def test_two_tasks_one_of_them_killed(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each does its own part, and both come to what one undisturbed task has found."""
-    tasks = [Share(num_tasks=2, task=0), Share(num_tasks=2, task=1)]
+    first, second = ({"seeds": 2, "num_tasks": 2, "task": task} for task in (0, 1))
     save = CheckpointManager.save
 
     def stopping(self: CheckpointManager, step: int, *args: Any) -> None:
@@ -225,18 +225,18 @@ def test_two_tasks_one_of_them_killed(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CheckpointManager, "save", stopping)
         with pytest.raises(StopHere):
-            run_sweep(config(), str(tmp_path), seeds=2, share=tasks[0])
-    summary = run_sweep(config(), str(tmp_path), seeds=2, share=tasks[1])
+            run_sweep(config(), str(tmp_path), **first)
+    summary = run_sweep(config(), str(tmp_path), **second)
     assert not summary["complete"]
     assert summary["missing"] == ["grid/lr_0.001"]
     assert summary["final"] == []
     assert "the final runs come after the grid" in capsys.readouterr().out
 
-    summary = run_sweep(config(), str(tmp_path), seeds=2, share=tasks[0])
+    summary = run_sweep(config(), str(tmp_path), **first)
     assert [each["state"] for each in summary["final"]] == ["finished", "missing"]
     rows = (tmp_path / "grid/lr_0.001/provenance.jsonl").read_text().splitlines()
     assert [json.loads(row)["start_step"] for row in rows] == [0, 2]  # it went on
-    summary = run_sweep(config(), str(tmp_path), seeds=2, share=tasks[1])
+    summary = run_sweep(config(), str(tmp_path), **second)
     assert summary == json.loads((finished / "sweep.json").read_text())
     for name in ("grid/lr_0.001", summary["final"][1]["run"]):
         ours, theirs = ((root / name / "params.npz").read_bytes() for root in (tmp_path, finished))

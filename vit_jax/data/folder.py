@@ -11,6 +11,7 @@ the last has rank 1. A class with a single file has rank 0, so it is in every su
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import json
 import logging
@@ -219,17 +220,19 @@ def _list_split(
 
 def unreadable(paths: Sequence[bytes]) -> list[int]:
     """Positions of the files in `paths` that cannot be read or decoded, in order."""
-    cache = _verdict_file(paths) if len(paths) >= REMEMBER_FROM else None
-    if cache is not None and cache.exists():
-        return json.loads(cache.read_text())
+    cache = None
+    if len(paths) >= REMEMBER_FROM:  # of exactly these files, and the rules of `decodes`
+        digest = hashlib.blake2b(b"3" + b"\n".join(map_threads(_stamp, paths)), digest_size=16)
+        home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        cache = home / "vit_jax" / "checked_images" / f"{digest.hexdigest()}.json"
+        if cache.exists():
+            return json.loads(cache.read_text())
     verdicts = list(map_threads(_decodes_file, paths))
     bad = [position for position, verdict in enumerate(verdicts) if not verdict]
     if cache is not None and None not in verdicts:  # what cannot be read now may be the next time
-        try:
+        with contextlib.suppress(OSError):
             cache.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(cache, json.dumps(bad))
-        except OSError as error:
-            logging.getLogger(__name__).warning("cannot remember the image check: %s", error)
     return bad
 
 
@@ -239,18 +242,9 @@ def _decodes_file(path: bytes) -> bool | None:
     return None if content is None else decodes(content)
 
 
-def _verdict_file(paths: Sequence[bytes]) -> Path:
-    """Where the verdict on exactly these files (path, size and time of change) is kept."""
-
-    def stamp(path: bytes) -> bytes:
-        try:
-            status = os.stat(path)
-        except OSError:  # a link to nothing
-            return path + b" gone\n"
-        return path + f" {status.st_size} {status.st_mtime_ns}\n".encode()
-
-    digest = hashlib.blake2b(b"2", digest_size=16)  # changes with the rules of `decodes`
-    for line in map_threads(stamp, paths):
-        digest.update(line)
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home, "vit_jax", "checked_images", f"{digest.hexdigest()}.json")
+def _stamp(path: bytes) -> bytes:
+    try:
+        status = os.stat(path)
+    except OSError:  # a link to nothing
+        return path + b" gone"
+    return path + f" {status.st_size} {status.st_mtime_ns}".encode()

@@ -55,21 +55,10 @@ def prepare_data(
     on_bad_image: str = "error",
     shard_megabytes: float = 256,
 ) -> Path:
-    """Prepares a set, or resumes a preparation that was interrupted.
+    """Prepares a set, or resumes a preparation that was interrupted; returns its folder.
 
-    Args:
-      kind: a key of `origins.ORIGINS`.
-      source: file or folder.
-      data_dir: TFDS root to write to; "" for TFDS's default.
-      name: of the set; by default that of the source, with `_RESIZE` where it is resized.
-      num_workers: threads that write shards.
-      resize: short side, in pixels, of larger images; 0 keeps every image byte for byte.
-      quality: of the JPEGs that `resize` writes, 1 to 100.
-      on_bad_image: `error` (at the end, with a list) or `skip` images that cannot be decoded.
-      shard_megabytes: of images, in the source, that go into a shard; a thread holds one.
-
-    Returns:
-      The prepared folder.
+    `kind` is a key of `origins.ORIGINS`, `source` a file or folder; the others are the flags of
+    scripts/prepare_data.py.
 
     Raises:
       UserError: see the message; what was done so far is kept.

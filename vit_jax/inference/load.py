@@ -17,7 +17,7 @@ from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.fit.report import LoadReport
 from vit_jax.pretrained.formats.json_values import reading
 from vit_jax.pretrained.infer import infer_description
-from vit_jax.pretrained.load import check_explained, read_source
+from vit_jax.pretrained.load import read_source
 from vit_jax.workdir.description import Description
 
 # How a model is trained and computed, not what it is.
@@ -75,7 +75,6 @@ def load_model(
       UserError: see `read_source`; also if arrays are missing, or sizes contradict each other.
     """
     stored = read_source(source, num_heads=num_heads, grid=grid)
-    check_explained(source, stored)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     try:
         description = infer_description(stored, grid=grid, image_size=size)

@@ -37,12 +37,8 @@ from vit_jax.measure.photos import photographs
 NUM_SHARDS = 8
 _NAME, _VERSION = "benchmark", "1.0.0"
 
-# As in its configs/vit_i1k.py, without one-hot labels; and in uint8, which none of its recipes has.
-_PEER_CROP = "decode_jpeg_and_inception_crop(224)|flip_lr"
-PEERS = {
-    "big_vision": f'{_PEER_CROP}|value_range(-1, 1)|keep("image", "label")',
-    "big_vision uint8": f'{_PEER_CROP}|keep("image", "label")',
-}
+# As in its configs/vit_i1k.py, without one-hot labels.
+_PEER = 'decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)|keep("image", "label")'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +92,11 @@ def benchmark_input(
     if peer:
         theirs = str(folder / "theirs")
         _in_process(_write_for_peer, ours, theirs)
-        for name, steps in PEERS.items():
-            variants[name] = (_measure_peer, theirs, steps, os.path.abspath(peer), settings)
+        variants["big_vision"] = (_measure_peer, theirs, os.path.abspath(peer), settings)
     speeds: dict[str, list[Speed]] = {name: [] for name in variants}
-    for turn in range(rounds):
-        names = list(variants)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            speeds[name].append(_in_process(*variants[name]))
+    for _ in range(rounds):
+        for name, measurement in variants.items():
+            speeds[name].append(_in_process(*measurement))
     return speeds
 
 
@@ -159,7 +153,7 @@ def _measure_ours(directory: str, preprocess: str, settings: Settings) -> Speed:
         return _time((batch["image"] for batch in batches), settings)
 
 
-def _measure_peer(directory: str, steps: str, peer: str, settings: Settings) -> Speed:
+def _measure_peer(directory: str, peer: str, settings: Settings) -> Speed:
     """big_vision's own `input_pipeline.training`, from its own files."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.path.insert(0, peer)
@@ -175,7 +169,7 @@ def _measure_peer(directory: str, steps: str, peer: str, settings: Settings) -> 
                 "batch_size": settings.batch_size,
                 "shuffle_buffer_size": 250_000,
                 "prefetch": 8,
-                "pp": steps,
+                "pp": _PEER,
             }
         )
     )

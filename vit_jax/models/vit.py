@@ -80,8 +80,8 @@ class VisionTransformer(nn.Module):
         (attention pooling), or every token: `unpooled` (without class token) and
         `token_unpooled` (with it), which give [B, N, num_classes].
       head_bias_init: constant; -10 where the loss is a sigmoid over many classes.
-      position_embedding: `learned`, or `sincos2d`: fixed (see `tokens.sincos2d`), without a parameter
-        and for any grid; a class token gets none.
+      position_embedding: `learned`, or `sincos2d`: fixed (`tokens.sincos2d`), without a parameter,
+        for any grid; a class token gets none.
       position_stddev: of learned positions at initialisation: 0.02 in the official code,
         1 / sqrt(hidden_size) in big_vision.
       gelu: `tanh` or `exact`, see `GELUS`.

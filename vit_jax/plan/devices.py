@@ -24,45 +24,29 @@ NO_TPU = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
 }
 
-# What the compiler asks of a GPU beside `Chip`, from NVIDIA's data sheets.
-_ALL_GPUS = {
-    "threads_per_block_limit": 1024,
-    "threads_per_warp": 32,
-    "shared_memory_per_block": 48 * 2**10,
-    "threads_per_core_limit": 2048,
-    "block_dim_limit_x": 2**31 - 1,
-    "block_dim_limit_y": 2**16 - 1,
-    "block_dim_limit_z": 2**16 - 1,
-    "thread_dim_limit_x": 1024,
-    "thread_dim_limit_y": 1024,
-    "thread_dim_limit_z": 64,
-    "registers_per_core_limit": 2**16,
-    "registers_per_block_limit": 2**16,
-}
-_A100 = _ALL_GPUS | {
-    "core_count": 108,
-    "fpus_per_core": 64,
-    "l2_cache_size": 40 * 2**20,
-    "clock_rate_ghz": 1.41,
-    "shared_memory_per_core": 164 * 2**10,
-    "shared_memory_per_block_optin": 163 * 2**10,
-    "cuda_compute_capability": "{ major: 8 minor: 0 feature_extension: NONE }",
-}
-_H100 = _ALL_GPUS | {
-    "core_count": 132,
-    "fpus_per_core": 128,
-    "l2_cache_size": 50 * 2**20,
-    "clock_rate_ghz": 1.98,
-    "shared_memory_per_core": 228 * 2**10,
-    "shared_memory_per_block_optin": 227 * 2**10,
-    "cuda_compute_capability": "{ major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }",
-}
-GPUS: dict[str, dict[str, Any]] = {  # by `Chip.name`
+# What the compiler asks of a GPU beside `Chip`, from NVIDIA's data sheets: a GpuDeviceInfoProto.
+_LIMITS = """
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536 shared_memory_per_block: 49152
+"""
+_A100 = f"""{_LIMITS}
+  core_count: 108 clock_rate_ghz: 1.41 fpus_per_core: 64 l2_cache_size: {40 * 2**20}
+  shared_memory_per_core: {164 * 2**10} shared_memory_per_block_optin: {163 * 2**10}
+  cuda_compute_capability {{ major: 8 minor: 0 feature_extension: NONE }}
+"""
+_HOPPER = f"""{_LIMITS}
+  fpus_per_core: 128 l2_cache_size: {50 * 2**20}
+  shared_memory_per_core: {228 * 2**10} shared_memory_per_block_optin: {227 * 2**10}
+  cuda_compute_capability {{ major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }}
+"""
+GPUS = {  # by `Chip.name`
     "A100-40GB": _A100,
     "A100-80GB": _A100,
-    "H100": _H100,
-    "H100-PCIe": {**_H100, "core_count": 114, "clock_rate_ghz": 1.755},
-    "H200": _H100,
+    "H100": f"{_HOPPER} core_count: 132 clock_rate_ghz: 1.98",
+    "H100-PCIe": f"{_HOPPER} core_count: 114 clock_rate_ghz: 1.755",
+    "H200": f"{_HOPPER} core_count: 132 clock_rate_ghz: 1.98",
 }
 
 
@@ -75,14 +59,15 @@ def topology_devices(topology: Topology) -> list[Any]:
     jax.config.update("jax_platforms", "cpu")  # an accelerator that is here is left alone
     chip, count = topology.chip, topology.num_devices
     if chip is None:
-        return _virtual_devices(count)
+        with contextlib.suppress(RuntimeError):  # JAX runs already; what there is has to do
+            jax.config.update("jax_num_cpu_devices", count)
+        return jax.devices()[:count]
     if topology.kind == "gpu":
         return _gpus(topology, chip)
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             f"--topology={topology.name} needs the TPU compiler, which runs without a TPU: "
-            "pip install 'vit_jax[tpu]', if need be in an environment of its own; or plan for "
-            f"cpu:{count}."
+            f"pip install 'vit_jax[tpu]'; or plan for cpu:{count}."
         )
     options: dict[str, Any] = {"num_slices": topology.slices} if topology.slices > 1 else {}
     if chip.name == "v4":  # two cores that appear as one device, as on Cloud TPU
@@ -106,27 +91,17 @@ def _gpus(topology: Topology, chip: Chip) -> list[Any]:
             "pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt (or both of cuda13) in the "
             f"version of jax ({jax.__version__}); or plan for cpu:{topology.num_devices}."
         )
-    info = GPUS[chip.name] | {
-        "memory_bandwidth": round(chip.hbm_gb_s * 1e9),
-        "device_memory_size": chip.device_hbm_bytes,
-    }
-    fields = " ".join(f"{key}: {value}" for key, value in info.items())
     [device_kind] = [kind for kind, name in DEVICE_KINDS.items() if name == chip.name]
-    target_config = (  # XLA's GpuTargetConfigProto as text
-        f'platform_name: "CUDA" device_description_str: "{device_kind}" '
-        f"dnn_version_info {{ major: 9 minor: 10 patch: 0 }} gpu_device_info {{ {fields} }}"
-    )
+    target_config = f"""
+      platform_name: "CUDA" device_description_str: "{device_kind}"
+      dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+      gpu_device_info {{
+        {GPUS[chip.name]}
+        memory_bandwidth: {round(chip.hbm_gb_s * 1e9)} device_memory_size: {chip.device_hbm_bytes}
+      }}
+    """
     return topologies.get_topology_desc(
         platform="cuda",
         target_config=target_config,
         topology=f"{topology.slices}x1x{topology.shape[0]}",
     ).devices
-
-
-def _virtual_devices(count: int) -> list[Any]:
-    with contextlib.suppress(RuntimeError):  # JAX runs already; what there is has to do
-        jax.config.update("jax_num_cpu_devices", count)
-    devices = jax.devices("cpu")
-    if len(devices) < count:
-        raise UserError(f"--topology=cpu:{count}: this process has {len(devices)} devices already.")
-    return devices[:count]

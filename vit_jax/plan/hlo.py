@@ -11,6 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{\s*$")
 _LINE = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>\S+) = (?P<rest>.*)$")
@@ -27,17 +28,11 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLING = ("call", "async-start", "fusion", "custom-call")
 
 
-@dataclasses.dataclass(frozen=True)
-class Array:
-    """One array of a shape.
+class Array(NamedTuple):
+    """One array of a shape."""
 
-    Attributes:
-      num_bytes: without padding.
-      in_hbm: False where the layout places it in another memory (VMEM of a TPU).
-    """
-
-    num_bytes: int
-    in_hbm: bool
+    num_bytes: int  # without padding
+    in_hbm: bool  # or in another memory, as its layout says (VMEM of a TPU)
 
 
 @dataclasses.dataclass(frozen=True)

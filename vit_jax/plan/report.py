@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from vit_jax.hardware.chips import GIB
@@ -13,13 +14,6 @@ from vit_jax.plan.estimate import StepTime, utilization
 from vit_jax.plan.parameters import parameter_table
 from vit_jax.plan.plan import Plan, gpu_share
 from vit_jax.plan.topology import Topology
-
-MEMORY_NOTES = {
-    "arguments": "  (train state, constants and batch)",
-    "aliased": "  (outputs in the place of arguments)",
-    "peak": "  (most that is alive at a time)",
-    "total": "  (arguments + outputs - aliased + temporaries)",
-}
 
 
 def report_text(plan: Plan) -> str:
@@ -59,29 +53,24 @@ def _subject(plan: Plan) -> list[str]:
 
 def _flops(plan: Plan) -> list[str]:
     model = plan.model_flops_per_image * plan.batch_size
+    executed = plan.step.executed_flops if plan.step else math.nan
     lines = [
         f"model     {model / 1e12:,.4g} TFLOP per step, {plan.model_flops_per_image / 1e9:,.4g} G "
-        "per image: products, forward and twice that backward"
+        "per image: products, forward and twice that backward",
+        f"executed  {executed / 1e12:,.4g} TFLOP, {executed / model:.2f} x the model's: with what "
+        "remat repeats, but not what XLA computes again by itself where memory is short",
     ]
-    if plan.step is not None:
-        executed = plan.step.executed_flops
-        lines.append(
-            f"executed  {executed / 1e12:,.4g} TFLOP, {executed / model:.2f} x the model's: with "
-            "what remat repeats, but not what XLA computes again by itself where memory is short"
-        )
-    return lines
+    return lines if plan.step else lines[:1]
 
 
 def _memory(plan: Plan) -> list[str]:
-    sizes = plan.step.memory if plan.step else {}
-    lines = [f"{name:13}{_gib(size)}{MEMORY_NOTES.get(name, '')}" for name, size in sizes.items()]
-    if plan.refusal:
-        lines.append(f"the compiler: {plan.refusal}")
+    sizes = dict(plan.step.memory) if plan.step else {}
     if plan.available_bytes is not None:
-        share = f"  ({gpu_share():.0%} of the GPU; XLA_PYTHON_CLIENT_MEM_FRACTION sets it)"
-        note = share if plan.topology.kind == "gpu" else ""
-        lines.append(f"available    {_gib(plan.available_bytes)}{note}")
-    return lines
+        sizes["available"] = plan.available_bytes
+    lines = [f"{name:12}{size / GIB:10.3f} GiB" for name, size in sizes.items()]
+    if plan.topology.kind == "gpu":
+        lines[-1] += f"  ({gpu_share():.0%} of the GPU; XLA_PYTHON_CLIENT_MEM_FRACTION sets it)"
+    return [*lines, f"the compiler: {plan.refusal}"] if plan.refusal else lines
 
 
 def _collectives(step: CompiledStep) -> list[str]:
@@ -113,14 +102,12 @@ def _recipe(recipe: dict[str, Any]) -> list[str]:
     exaflops = f"{recipe['exaflops']:,.4g} exaFLOPs"
     lines = [f"{recipe['steps']:,} steps, {recipe['images']:,} images, {exaflops}"]
     if recipe["days"] is not None:
-        lines.append(
-            f"{recipe['days']:.3g} days: {recipe['chip_days']:,.1f} chip-days, without "
-            "evaluations, checkpoints and interruptions"
-        )
-    days = recipe["paper_core_days"]
-    paper = f"paper, table 2: {days:,}" if days else "no figure in the paper"
+        days = f"{recipe['days']:.3g} days, {recipe['chip_days']:,.1f} chip-days"
+        lines.append(f"{days}, without evaluations, checkpoints and interruptions")
+    paper = recipe["paper_core_days"]
+    published = f"paper, table 2: {paper:,}" if paper else "no figure in the paper"
     v3 = f"{recipe['v3_core_days']:,.3g} TPUv3-core-days at the published share of its peak"
-    return [*lines, f"{v3} ({paper})"]
+    return [*lines, f"{v3} ({published})"]
 
 
 def _verdict(plan: Plan) -> list[str]:
@@ -145,10 +132,6 @@ def _verdict(plan: Plan) -> list[str]:
             "tried; take more chips or a smaller dataset.batch_size."
         )
     return lines
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:9.3f} GiB"
 
 
 def _ms(seconds: float) -> str:

@@ -22,18 +22,12 @@ from vit_jax.plan.topology import Topology, parse_topology
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One model on one topology, a line of the results.
-
-    Attributes:
-      settings: beside the recipe's own; "" for none.
-      gib: per device in all; None, as what follows, where nothing that was tried fits.
-      step_seconds, images_per_second, chip_days: predicted.
-    """
+    """One model on one topology, a line of the results; no figures where nothing tried fits."""
 
     model: str
     topology: str
-    settings: str = ""
-    gib: float | None = None
+    settings: str = ""  # beside the recipe's own
+    gib: float | None = None  # per device in all
     step_seconds: float | None = None
     images_per_second: float | None = None
     chip_days: float | None = None

@@ -77,11 +77,9 @@ class Topology:
     @property
     def name(self) -> str:
         """As `parse_topology` reads it."""
-        shape = "x".join(map(str, self.shape))
+        chip, shape = self.chip.name if self.chip else "cpu", "x".join(map(str, self.shape))
         slices = f"{self.slices}x" if self.slices > 1 else ""
-        if self.kind == "tpu":
-            return f"{slices}{self.chip.name if self.chip else ''}:{shape}"
-        return f"{self.chip.name if self.chip else 'cpu'}:{slices}{shape}"
+        return f"{slices}{chip}:{shape}" if self.kind == "tpu" else f"{chip}:{slices}{shape}"
 
     def __str__(self) -> str:
         units = {"tpu": "chips", "gpu": "GPUs", "cpu": "virtual devices of this machine"}

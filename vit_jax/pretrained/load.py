@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from vit_jax.parameters.names import (
 )
 from vit_jax.pretrained.files.containers import open_container
 from vit_jax.pretrained.fit.adapt import adapt_params
-from vit_jax.pretrained.fit.posemb import POSEMB
+from vit_jax.pretrained.fit.posemb import POSEMB, find_source_grid
 from vit_jax.pretrained.fit.report import LoadReport
 from vit_jax.pretrained.fit.sizes import model_sizes, num_prefix_tokens
 from vit_jax.pretrained.formats.stored import Stored
@@ -41,13 +40,9 @@ def load_pretrained(
     like: Any,
     target_grid: tuple[int, int] | None = None,
     grid: tuple[int, int] | None = None,
-    reset_head: bool = True,
-    posemb: str = "bilinear",
-    resize_patches: bool = False,
-    channels: str = "",
-    class_token: str = "",
     num_heads: int | None = None,
     model: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> tuple[dict[str, Any], LoadReport]:
     """Loads published or own weights into the shape of a model.
 
@@ -57,11 +52,11 @@ def load_pretrained(
         mere shapes (jax.ShapeDtypeStruct).
       target_grid: rows and columns of tokens of that model; None takes its positions for a square.
       grid: those of the file, where they are no square and it does not tell.
-      reset_head: take the head from `like`; with False the file's must fit.
-      posemb, resize_patches, channels, class_token: what may be adapted, see `adapt_params`.
       num_heads: those of the file, where it does not tell and they are not those of `like`.
       model: attributes of the model; those that do not show in parameters (`gelu`,
         `layer_norm_epsilon`) and differ from the file's are warned of.
+      **options: `reset_head`, `posemb`, `resize_patches`, `channels`, `class_token`: what may be
+        adapted, see `adapt_params`.
 
     Returns:
       (nested dict of numpy float32 arrays with the structure and shapes of `like`, report). Leaves
@@ -77,20 +72,18 @@ def load_pretrained(
     flat_like |= {name: leaf for name, leaf in flatten_names(like).items() if name in flat_like}
     default_heads = model_sizes(flat_like)["num_heads"]
     stored = read_source(source, num_heads=num_heads, default_heads=default_heads, grid=grid)
-    check_explained(source, stored)
     _warn_of_conventions(source, stored, model or {})
+    if target_grid is None and POSEMB in flat_like:
+        tokens = num_prefix_tokens(flat_like)
+        target_grid = find_source_grid(flat_like[POSEMB].shape, (1, 1), tokens)
     flat, report = adapt_params(
         stored.params,
         flat_like,
-        grid=target_grid or _square_grid(flat_like),
+        grid=target_grid or (1, 1),  # where nothing depends on it
         source_grid=grid or told_grid(stored),
-        reset_head=reset_head,
-        posemb=posemb,
-        resize_patches=resize_patches,
-        channels=channels,
-        class_token=class_token,
         dropped=stored.dropped,
         changed=stored.changed,
+        **options,
     )
     logging.info("%s (%s):\n%s", source, stored.format, report)
     tree = unflatten_names(flat)
@@ -115,7 +108,8 @@ def read_source(
       grid: rows and columns of its tokens, where they are no square and it does not tell.
 
     Raises:
-      UserError: nothing there, no weights, damaged, or a model that is none of ours.
+      UserError: nothing there, no weights, damaged, a model that is none of ours, or arrays that
+        are not understood.
     """
     path = resolve(source)
     if path.is_dir():
@@ -137,28 +131,12 @@ def read_source(
     for name, array in stored.params.items():
         if not np.isfinite(np.sum(array)) and not np.isfinite(array).all():
             raise UserError(f"{source}: {name} has NaN or infinite values; the file is damaged.")
-    return stored
-
-
-def read_params(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
-    """The parameters of `read_source` as a nested dict, which `module.apply` takes.
-
-    Raises:
-      UserError: see `read_source`; also for arrays in the file that are not understood.
-    """
-    stored = read_source(source, **kwargs)
-    check_explained(source, stored)
-    return unflatten_names(stored.params)
-
-
-def check_explained(source: Any, stored: Stored) -> None:
-    """Raises UserError if the file holds arrays that no rule speaks of."""
-    if stored.unexpected:
-        count = len(stored.unexpected)
+    if count := len(stored.unexpected):
         raise UserError(
             f"{source}: {count} array{'' if count == 1 else 's'} in it belong to no model of ours: "
             f"{list_names(stored.unexpected)}. It was recognised as {stored.format}."
         )
+    return stored
 
 
 def _read_checkpoint(path: Path) -> Stored:
@@ -212,30 +190,12 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
         logging.warning("%s: %s=%s in the file, not %s.", entry.name, key, found[key], expected)
 
 
-def _warn_of_conventions(
-    source: str | os.PathLike[str], stored: Stored, model: Mapping[str, Any]
-) -> None:
+def _warn_of_conventions(source: Any, stored: Stored, model: Mapping[str, Any]) -> None:
     """The same parameters with another GELU or epsilon are another function, if not by much."""
-    known = stored.conventions
-    if stored.description is not None:
-        known = {**known, **stored.description.model}
+    known = stored.conventions | (stored.description.model if stored.description else {})
     for key in ("gelu", "layer_norm_epsilon"):
         if key in model and key in known and model[key] != known[key]:
             logging.warning(
-                "%s was trained with %s=%s and model.%s=%s; --config.model.%s=%s computes what "
-                "it learned.",
-                *(source, key, known[key], key, model[key], key, known[key]),
+                f"{source} was trained with {key}={known[key]} and model.{key}={model[key]}; "
+                f"--config.model.{key}={known[key]} computes what it learned."
             )
-
-
-def _square_grid(like: Mapping[str, Any]) -> tuple[int, int]:
-    if POSEMB not in like:
-        return 1, 1  # nothing depends on it
-    num_tokens = like[POSEMB].shape[1] - num_prefix_tokens(like)
-    side = math.isqrt(num_tokens)
-    if side * side != num_tokens:
-        raise UserError(
-            f"the model has {num_tokens} tokens, which are no square; give target_grid=(rows, "
-            "columns)."
-        )
-    return side, side

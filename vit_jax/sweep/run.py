@@ -8,7 +8,6 @@ back, so a sweep can be killed, continued, and shared out over processes and arr
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,48 +35,16 @@ from vit_jax.train import train_and_evaluate
 from vit_jax.training.session import TrainingDivergedError
 
 
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """Which runs of a sweep are this task's, and how it does them.
-
-    Attributes:
-      num_tasks, task: every num_tasks-th run of each stage, from number `task` on.
-      processes: how many runs at a time; from 2 on each is a process of its own.
-      command: this command line, which such a process is started with, plus `--only=RUN`.
-      resume: see `train_and_evaluate`.
-    """
-
-    num_tasks: int = 1
-    task: int = 0
-    processes: int = 1
-    command: Sequence[str] = ()
-    resume: str = "auto"
-
-    def complete(self, runs: list[SweepRun], workdir: Path) -> tuple[list[Outcome], dict[str, str]]:
-        """Does its part of a stage; returns the outcomes of all of it, and what failed and why."""
-
-        def read() -> list[Outcome]:
-            return [read_outcome(run, workdir, self.resume) for run in runs]
-
-        def outcomes() -> list[Outcome]:
-            # Beside processes of its own this one leaves JAX alone, and with it the devices.
-            return read() if self.processes > 1 else run_on_first_process(read)
-
-        missing = [outcome["state"] == "missing" for outcome in outcomes()]
-        mine = [runs[i] for i in range(self.task, len(runs), self.num_tasks) if missing[i]]
-        failed: dict[str, str] = {}
-        if self.processes > 1:
-            names = [run.name for run in mine]
-            failed = run_in_processes(names, self.command, workdir, self.processes)
-        else:
-            for number, run in enumerate(mine, start=1):
-                logging.info("Sweep, run %d of %d: %s", number, len(mine), run.name)
-                execute(run, workdir, self.resume)
-        return outcomes(), failed
-
-
 def run_sweep(
-    config: ConfigDict, workdir: str, *, seeds: int = 3, share: Share | None = None
+    config: ConfigDict,
+    workdir: str,
+    *,
+    seeds: int = 3,
+    num_tasks: int = 1,
+    task: int = 0,
+    processes: int = 1,
+    command: Sequence[str] = (),
+    resume: str = "auto",
 ) -> dict[str, Any]:
     """Does this task's share of the sweep, and reports on all of it.
 
@@ -88,7 +55,10 @@ def run_sweep(
       config: a recipe with `config.sweep`; with one learning rate there is no grid to run.
       workdir: folder of the sweep, the same for all tasks.
       seeds: final runs, from `config.seed` on.
-      share: this task's; all of it by default.
+      num_tasks, task: every num_tasks-th run of each stage is done, from number `task` on.
+      processes: how many runs at a time; from 2 on each is a process of its own.
+      command: this command line, which such a process is started with, plus `--only=RUN`.
+      resume: see `train_and_evaluate`.
 
     Returns:
       What `sweep.json` holds; `complete` says whether every run is done, `missing` which are not.
@@ -97,18 +67,37 @@ def run_sweep(
       UserError: a mistake in the config; every learning rate diverged; after the report: processes
         that failed.
     """
-    share = share or Share()
-    folder = Path(workdir)
+    folder, failed = Path(workdir), dict[str, str]()
+
+    def complete(runs: list[SweepRun]) -> list[Outcome]:
+        """Does its part of a stage; returns the outcomes of all of it."""
+
+        def read() -> list[Outcome]:
+            return [read_outcome(run, folder, resume) for run in runs]
+
+        def outcomes() -> list[Outcome]:
+            # Beside processes of its own this one leaves JAX alone, and with it the devices.
+            return read() if processes > 1 else run_on_first_process(read)
+
+        missing = [outcome["state"] == "missing" for outcome in outcomes()]
+        mine = [runs[i] for i in range(task, len(runs), num_tasks) if missing[i]]
+        if processes > 1:
+            names = [run.name for run in mine]
+            failed.update(run_in_processes(names, command, folder, processes))
+        else:
+            for number, run in enumerate(mine, start=1):
+                logging.info("Sweep, run %d of %d: %s", number, len(mine), run.name)
+                execute(run, folder, resume)
+        return outcomes()
+
     planned = plan_grid(config)
-    grid, failed = share.complete(planned, folder)
-    final: list[Outcome] = []
+    grid = complete(planned)
     learning_rate = None if planned else plan_rates(config)[0]
     if planned and all(outcome["state"] != "missing" for outcome in grid):
         learning_rate = best_learning_rate(grid)
-    if learning_rate is not None:
-        final, failed = share.complete(plan_final(config, learning_rate, seeds), folder)
-    summary = summarize(config, grid, learning_rate, final)
-    if share.processes > 1 or jax.process_index() == 0:
+    runs = [] if learning_rate is None else plan_final(config, learning_rate, seeds)
+    summary = summarize(config, grid, learning_rate, complete(runs))
+    if processes > 1 or jax.process_index() == 0:
         text = table(summary)
         print(text)
         folder.mkdir(parents=True, exist_ok=True)

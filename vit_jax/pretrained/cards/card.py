@@ -96,8 +96,7 @@ def _facts(description: Description) -> dict[str, str]:
 def _preprocessing_text(spec: str) -> str:
     if not spec:
         return "How the images were preprocessed in training is unknown."
-    scales = (ValueRange, Normalize)
-    has_scale = any(isinstance(op, scales) for op in preprocess.parse(spec).ops)
+    has_scale = any(isinstance(op, ValueRange | Normalize) for op in preprocess.parse(spec).ops)
     return f"Preprocessing: `{spec}`{'' if has_scale else ', then `pixels / 127.5 - 1`'}."
 
 

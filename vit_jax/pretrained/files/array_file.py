@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax.errors import UserError, as_user_error, nearest
+from vit_jax.errors import UserError, as_user_error
 
 _READING_THREADS = 4
 _MAX_NAME = 1024
@@ -41,8 +41,6 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist.") from error
     except OSError as error:
         raise as_user_error(f"cannot read {path}: {error.strerror or error}.", error) from error
     except BadFile as error:
@@ -90,10 +88,8 @@ class Container:
         """One array, contiguous and owned by the caller; floats as float32, the rest as stored.
 
         Raises:
-          UserError: no such name, damaged data, or a float64 beyond the range of float32.
+          UserError: damaged data, or a float64 beyond the range of float32.
         """
-        if name not in self.arrays:
-            raise UserError(f"{self.path} has no array {name!r}.{nearest(name, self.arrays)}")
         with reading(self.path):
             array = self._read_stored(name)
             if array.dtype == bool:

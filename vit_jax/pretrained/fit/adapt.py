@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,7 +73,7 @@ def adapt_params(
     check_known("pretrained.posemb", posemb, METHODS)
     check_known("pretrained.channels", channels, ("", *CHANNEL_METHODS))
     check_known("pretrained.class_token", class_token, ("", "add", "drop"))
-    fit = _Fit(loaded, like, dropped or {}, changed or {})
+    fit = _Fit(dict(loaded), like, dict(dropped or {}), dict(changed or {}))
     tokens = [token for token in TOKENS if token in loaded]
     fit.tokens(class_token)
     reset = fit.heads(reset_head)
@@ -97,20 +98,14 @@ def adapt_params(
     }, report
 
 
+@dataclasses.dataclass
 class _Fit:
     """Arrays on their way into another model, and what was done to them on it."""
 
-    def __init__(
-        self,
-        loaded: Mapping[str, Any],
-        like: Mapping[str, Any],
-        dropped: Mapping[str, str],
-        changed: Mapping[str, str],
-    ) -> None:
-        self.arrays = dict(loaded)
-        self.like = like
-        self.dropped = dict(dropped)
-        self.adapted = dict(changed)
+    arrays: dict[str, Any]
+    like: Mapping[str, Any]
+    dropped: dict[str, str]
+    adapted: dict[str, str]
 
     def _replace(self, name: str, array: np.ndarray, how: str) -> None:
         self.arrays[name] = array

@@ -50,16 +50,12 @@ class Row(NamedTuple):
     op: Op = SAME
 
 
-def layer(ours: str, theirs: str, op: Op = DENSE, bias: Op = SAME) -> list[Row]:
-    """A layer of PyTorch: a weight, changed by `op`, and a bias."""
-    return stacked_layer([ours], theirs, op, bias)
-
-
-def stacked_layer(ours: list[str], theirs: str, op: Op, bias: Op) -> list[Row]:
-    """Several layers of ours as one of PyTorch's."""
+def layer(ours: str | list[str], theirs: str, op: Op = DENSE, bias: Op = SAME) -> list[Row]:
+    """A layer of PyTorch, or several of ours as one: a weight, changed by `op`, and a bias."""
+    names = [ours] if isinstance(ours, str) else ours
     return [
-        Row(tuple(f"{name}/kernel" for name in ours), f"{theirs}.weight", op),
-        Row(tuple(f"{name}/bias" for name in ours), f"{theirs}.bias", bias),
+        Row(tuple(f"{name}/kernel" for name in names), f"{theirs}.weight", op),
+        Row(tuple(f"{name}/bias" for name in names), f"{theirs}.bias", bias),
     ]
 
 

@@ -14,7 +14,7 @@ from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.pretrained.files.array_file import Container
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.json_values import pair, positive, reading
-from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers, stacked_layer
+from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.workdir.description import HALF, Description, InputSettings
 
@@ -66,7 +66,7 @@ def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[
         *layer("head_dist", "head_dist"),
         Row(("MAPHead_0/probe",), "attn_pool.latent"),
         *layer(f"{pooling}/query", "attn_pool.q", *heads),
-        *stacked_layer([f"{pooling}/key", f"{pooling}/value"], "attn_pool.kv", *heads),
+        *layer([f"{pooling}/key", f"{pooling}/value"], "attn_pool.kv", *heads),
         *layer(f"{pooling}/out", "attn_pool.proj", rows.HEADS_OUT),
         *norm("MAPHead_0/LayerNorm_0", "attn_pool.norm"),
         *layer("MAPHead_0/MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
@@ -79,7 +79,7 @@ def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[
         attention = f"{ours}/MultiHeadDotProductAttention_0"
         qkv = [f"{attention}/{name}" for name in ("query", "key", "value")]
         table += norm(f"{ours}/LayerNorm_0", f"{theirs}.norm1")
-        table += stacked_layer(qkv, f"{theirs}.attn.qkv", *heads)
+        table += layer(qkv, f"{theirs}.attn.qkv", *heads)
         table += layer(f"{attention}/out", f"{theirs}.attn.proj", rows.HEADS_OUT)
         table += norm(f"{ours}/LayerNorm_1", f"{theirs}.norm2")
         table += layer(f"{ours}/MlpBlock_0/Dense_0", f"{theirs}.mlp.fc1")
@@ -206,6 +206,10 @@ def to_timm(
         "mlp_ratio": ratio,
         "act_layer": {exact: act for act, exact in _GELUS.items()}[model["gelu"]],
     }
+    if isinstance(inputs.resize, tuple):
+        share, mode = crop_pct(height, inputs.resize[0]), "squash"
+    else:
+        share, mode = crop_pct(min(height, width), inputs.resize), "center"
     if model["resnet_layers"] is None:
         args["patch_size"] = model["patch_size"]
     if model["name"] != "deit":
@@ -222,7 +226,8 @@ def to_timm(
             "input_size": [channels, height, width],
             "fixed_input_size": True,
             "interpolation": inputs.method,
-            **_crop(inputs.resize, height, width),
+            "crop_pct": share,
+            "crop_mode": mode,
             "mean": list(inputs.mean),
             "std": list(inputs.std),
             "num_classes": model["num_classes"],
@@ -237,12 +242,6 @@ def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     blocks = numbers(r"encoderblock_(\d+)/", params)
     units = numbers(r"block(\d+)/unit(\d+)/", params)
     return rows.write_rows(_table(blocks, units), params, "timm")
-
-
-def _crop(resize: int | tuple[int, int], height: int, width: int) -> dict[str, Any]:
-    if isinstance(resize, tuple):
-        return {"crop_pct": crop_pct(height, resize[0]), "crop_mode": "squash"}
-    return {"crop_pct": crop_pct(min(height, width), resize), "crop_mode": "center"}
 
 
 def crop_pct(size: int, resized: int) -> float:

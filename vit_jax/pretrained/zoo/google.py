@@ -15,7 +15,7 @@ from typing import Any
 
 from vit_jax.models.variants import get_variant
 from vit_jax.pretrained.zoo import augreg
-from vit_jax.pretrained.zoo.entry import Accuracy, ZooEntry
+from vit_jax.pretrained.zoo.entry import Accuracy, ZooEntry, read_top1
 from vit_jax.pretrained.zoo.torch import TIMM_TOP1
 
 _README = "official README"
@@ -191,15 +191,24 @@ def _better_plain_vit(epochs: int, *, top1: float) -> ZooEntry:
     )
 
 
-def _deit_iii(model: str, *, top1: float) -> ZooEntry:
-    size, resolution, data = model.split("_")
+# By size and pre-training.
+_DEIT_III = """
+       1k         21k
+small  81.4/83.4  83.1/84.8
+base   83.8/85.0  85.7/86.7
+large  84.9/85.8  87.0/87.7
+"""
+
+
+def _deit_iii(size: str, data: str, resolution: int, *, top1: float) -> ZooEntry:
+    model = f"{size}_{resolution}_{data}"
     pretrained = ", pre-trained on ImageNet-21k" if data == "21k" else ""
     return ZooEntry(
         name=f"big_vision/bv_deit_3_{model}",
         url=f"gs://big_vision/zoo/deit3/bv_deit_3_{model}.npz",
         format="big_vision",
         variant={"small": "S/16", "base": "B/16", "large": "L/16"}[size],
-        resolution=int(resolution),
+        resolution=resolution,
         preprocess=f"timm_eval({resolution}, 1.0)",
         accuracy=(Accuracy(top1, "README_revenge.md of facebookresearch/deit, before conversion"),),
         note=f"DeiT III converted by big_vision to inputs in [-1, 1]{pretrained}.",
@@ -210,18 +219,7 @@ _BIG_VISION = (
     _better_plain_vit(90, top1=76.5),
     _better_plain_vit(150, top1=78.5),
     _better_plain_vit(300, top1=80.0),
-    _deit_iii("small_224_1k", top1=81.4),
-    _deit_iii("small_384_1k", top1=83.4),
-    _deit_iii("base_224_1k", top1=83.8),
-    _deit_iii("base_384_1k", top1=85.0),
-    _deit_iii("large_224_1k", top1=84.9),
-    _deit_iii("large_384_1k", top1=85.8),
-    _deit_iii("small_224_21k", top1=83.1),
-    _deit_iii("small_384_21k", top1=84.8),
-    _deit_iii("base_224_21k", top1=85.7),
-    _deit_iii("base_384_21k", top1=86.7),
-    _deit_iii("large_224_21k", top1=87.0),
-    _deit_iii("large_384_21k", top1=87.7),
+    *(_deit_iii(*key, top1=top1) for key, top1 in read_top1(_DEIT_III).items()),
 )
 
 ROWS = (*_VIT, *_AUGREG, *_SHARPNESS_AWARE, *_BIG_VISION)

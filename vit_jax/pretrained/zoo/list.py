@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable
 from typing import Any
 
 from vit_jax.errors import UserError, check_known, nearest
 from vit_jax.models import augreg_names
-from vit_jax.models.variants import get_variant
 from vit_jax.pretrained.zoo import augreg, google, torch
 from vit_jax.pretrained.zoo.class_names import class_names
 from vit_jax.pretrained.zoo.entry import ZooEntry
@@ -54,31 +54,18 @@ def get_entry(name: str) -> ZooEntry:
     raise UserError(f"{name!r} is not in the zoo.{hint} `python scripts/zoo.py list` lists it.")
 
 
-def filter_entries(
-    *,
-    family: str | None = None,
-    variant: str | None = None,
-    resolution: int | None = None,
-    num_classes: int | None = None,
-    min_accuracy: float | None = None,
-) -> list[ZooEntry]:
-    """Rows that agree with every argument that is given.
+def filter_entries(*, min_accuracy: float | None = None, **fields: Any) -> list[ZooEntry]:
+    """Rows that agree with every argument that is not None.
 
     Args:
-      family: first part of the name.
-      variant: key of models/variants.py.
-      resolution: in pixels.
-      num_classes: of the head.
       min_accuracy: least published ImageNet top-1, in percent; rows without one are left out.
+      **fields: of `ZooEntry`, or its `family`.
 
     Raises:
       UserError: a value that no row has, or values that no row has together.
     """
-    if variant is not None:
-        get_variant(variant)  # says what is no variant at all
-    given: dict[str, Any] = {"family": family, "variant": variant, "resolution": resolution}
-    given = {k: v for k, v in {**given, "num_classes": num_classes}.items() if v is not None}
     rows = list(entries().values())
+    given = {key: value for key, value in fields.items() if value is not None}
     for key, value in given.items():
         known = sorted({getattr(row, key) for row in entries().values()})
         check_known(key, str(value), map(str, known))
@@ -105,29 +92,14 @@ def table(rows: Iterable[ZooEntry]) -> str:
 
 
 def show(entry: ZooEntry) -> str:
-    """Every field, and the commands that use the checkpoint."""
-    classes = str(entry.num_classes) if entry.num_classes else "0 (no head)"
-    if entry.num_classes:
-        names = class_names(entry.labels) if entry.labels else ()
-        classes += f" ({names[0]} ... {names[-1]})" if names else " (names not known)"
-    fields = {
-        "address": entry.url,
-        "format": entry.format,
-        "variant": entry.variant,
-        "resolution": f"{entry.resolution}x{entry.resolution} pixels",
-        "classes": classes,
-        "pooling": entry.classifier,
-        "tanh layer": f"{entry.representation_size} wide" if entry.representation_size else "none",
-        "positions": entry.position_embedding,
-        "preprocess": entry.preprocess,
-        "size": entry.size or "not published",
-        "sha256": f"begins with {entry.sha256}" if entry.sha256 else "not published",
-    }
-    lines = [entry.name, *(f"  {key:<11}{value}" for key, value in fields.items())]
-    lines += [f"  {'accuracy':<11}{accuracy}" for accuracy in entry.accuracy]
-    lines += [f"  {'note':<11}{entry.note}"] if entry.note else []
-    lines += ["", *(f"  python scripts/{command}" for command in _commands(entry))]
-    return "\n".join(lines)
+    """Every field that is known, and the commands that use the checkpoint."""
+    fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
+    fields["accuracy"] = "; ".join(map(str, entry.accuracy))
+    if entry.labels:
+        names = class_names(entry.labels)
+        fields["labels"] = f"{entry.labels} ({names[0]} ... {names[-1]})"
+    lines = [f"  {name:<21}{value}" for name, value in fields.items() if value not in ("", None)]
+    return "\n".join([*lines, "", *(f"  python scripts/{each}" for each in _commands(entry))])
 
 
 def _commands(entry: ZooEntry) -> list[str]:

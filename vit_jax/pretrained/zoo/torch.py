@@ -11,7 +11,7 @@ from typing import Any
 
 from vit_jax.models.variants import get_variant
 from vit_jax.pretrained.formats.timm import ARCHITECTURES
-from vit_jax.pretrained.zoo.entry import Accuracy, ZooEntry
+from vit_jax.pretrained.zoo.entry import Accuracy, ZooEntry, read_top1
 
 _DEIT_README = "README_deit.md of facebookresearch/deit"
 _TIMM_RESULTS = "pytorch-image-models, results/results-imagenet.csv"
@@ -111,8 +111,7 @@ _GOOGLE = [
     _on_google("vit-huge-patch14-224-in21k"),
 ]
 
-# ImageNet top-1, at 224/384 pixels, of the repositories that timm's author converted from Google's
-# files: ARCHITECTURE_RESOLUTION.TAG; "-": there is none.
+# Repositories that timm's author converted from Google's files: ARCHITECTURE_RESOLUTION.TAG.
 _TOP1 = """
                    augreg_in21k_ft_in1k  augreg_in1k    orig_in21k_ft_in1k  sam_in1k
 vit_tiny_patch16   75.452/78.438         -/-            -/-                 -/-
@@ -128,16 +127,12 @@ vit_small_r26_s32  81.856/84.066         -/-            -/-                 -/-
 vit_base_r50_s16   -/-                   -/-            -/84.988            -/-
 vit_large_r50_s32  84.434/86.188         -/-            -/-                 -/-
 """
-_TAGS, *_ROWS = (line.split() for line in _TOP1.strip().splitlines())
-TIMM_TOP1: dict[str, float] = {
-    f"{architecture}_{resolution}.{tag}": float(top1)
-    for architecture, *cells in _ROWS
-    for tag, cell in zip(_TAGS, cells, strict=True)
-    for resolution, top1 in zip((224, 384), cell.split("/"), strict=True)
-    if top1 != "-"
+TIMM_TOP1 = {
+    f"{architecture}_{resolution}.{tag}": top1
+    for (architecture, tag, resolution), top1 in read_top1(_TOP1).items()
 }
 # Whose pre-trained weights are there too, at 224 pixels and without an accuracy.
-_IN21K = [f"{architecture}_224.augreg_in21k" for architecture, first, *_ in _ROWS if first != "-/-"]
+_IN21K = [name.removesuffix("_ft_in1k") for name in TIMM_TOP1 if "_224.augreg_in21k" in name]
 _IN21K += ["vit_base_patch32_224.orig_in21k", "vit_base_patch16_224.orig_in21k"]
 _IN21K += ["vit_large_patch32_224.orig_in21k", "vit_large_patch16_224.orig_in21k"]
 _IN21K += ["vit_huge_patch14_224.orig_in21k", "vit_base_r50_s16_224.orig_in21k"]
