@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from pathlib import Path
@@ -12,12 +11,10 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import create_dataset
-from vit_jax.files.json import write_json
-from vit_jax.models.create import create_model
+from vit_jax.files.atomic import write_json
+from vit_jax.inference.load import load_model
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Task
-from vit_jax.parameters.names import unflatten_names
-from vit_jax.pretrained.load import read_source
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.clock import format_seconds
 from vit_jax.workdir.description import PARAMS_FILE
@@ -115,12 +112,10 @@ def draw_predictions(root: Path, rows: int = 5, columns: int = 12) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    description = json.loads((root / "finetune" / "model.json").read_text())
-    model = create_model(**description["model"])
-    objective = Classification(Task.of(model))
-    params = read_params(root / "finetune" / PARAMS_FILE)
-    images, labels = read_scans("test", description["eval_preprocess"])
-    logits = np.asarray(jax.jit(objective.predict)(params, {"image": images}))
+    model = load_model(str(root / "finetune"))
+    images, labels = read_scans("test", model.description.eval_preprocess)
+    predict = jax.jit(Classification(Task.of(model.module)).predict)
+    logits = np.asarray(predict(model.params, {"image": images}))
     answers = logits.argmax(axis=-1)
     shown = np.argsort(answers == labels, kind="stable")[: rows * columns]
 
