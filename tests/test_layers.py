@@ -315,3 +315,11 @@ for name in {modules!r}:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_training_from_scratch_loads_no_reader_of_weights() -> None:
+    program = "import sys, vit_jax.train; print(*(m for m in sys.modules if m[:8] == 'vit_jax.'))"
+    output = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)
+    modules = [each for each in output.split() if (ROOT / f"{each.replace('.', '/')}.py").exists()]
+    assert not [each for each in modules if within(each, "vit_jax.pretrained")]
+    assert 40 < len(modules) <= 70  # what a reader of the loop may have to pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from pathlib import Path
@@ -11,13 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.datasets import create_dataset
 from vit_jax.files.atomic import write_json
-from vit_jax.models.create import create_model
+from vit_jax.inference.load import load_model
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Task
-from vit_jax.parameters.names import unflatten_names
-from vit_jax.pretrained.load import read_source
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.clock import format_seconds
 from vit_jax.workdir.description import PARAMS_FILE
@@ -45,7 +42,6 @@ def run_quickstart(workdir: str) -> dict[str, Any]:
     for number, stage in enumerate(STAGES, start=1):
         logging.info("Stage %d of %d: %s", number, len(STAGES), stage)
         config = quickstart.get_config(stage)
-        config.dataset.data_dir = str(root.absolute() / "data")
         if stage == "finetune":
             config.pretrained.source = str(root.absolute() / "pretrain")
         results = train_and_evaluate(config, str(root / stage))
@@ -57,7 +53,7 @@ def run_quickstart(workdir: str) -> dict[str, Any]:
         start = [row for row in read_metrics(root / stage) if row["step"] == 0]
         if start:
             summary[stage]["initial_accuracy"] = start[0]["test/accuracy"]
-    summary["svm"] = {"accuracy": svm_accuracy(root)}
+    summary["svm"] = {"accuracy": svm_accuracy()}
     write_json(root / "summary.json", summary)
     draw_predictions(root)
     print(table(summary))
@@ -66,26 +62,21 @@ def run_quickstart(workdir: str) -> dict[str, Any]:
     return summary
 
 
-def scans(root: Path, split: str, preprocess: str) -> Dataset:
-    return create_dataset(
-        name="digits", split=split, preprocess=preprocess, data_dir=str(root.absolute() / "data")
-    )
-
-
-def read_all(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, H, W, C] and labels [N]."""
+def read_scans(split: str, preprocess: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images [N, H, W, C] and labels [N] of the handwritten digits."""
+    dataset = create_dataset(name="digits", split=split, preprocess=preprocess)
     rng = np.random.default_rng(0)
     examples = [dataset.example(i, rng) for i in range(dataset.num_examples)]
     images = np.stack([example["image"] for example in examples])
     return images, np.array([example["label"] for example in examples])
 
 
-def svm_accuracy(root: Path) -> float:
+def svm_accuracy() -> float:
     """A classical yardstick on the same 300 scans; C=10 is best on the validation scans."""
     from sklearn.svm import SVC
 
     (x, y), (x_test, y_test) = (
-        read_all(scans(root, split, "decode(channels=1)")) for split in ("train[:300]", "test")
+        read_scans(split, "decode(channels=1)") for split in ("train[:300]", "test")
     )
     return float(
         SVC(C=10).fit(x.reshape(len(x), -1), y).score(x_test.reshape(len(x_test), -1), y_test)
@@ -121,12 +112,10 @@ def draw_predictions(root: Path, rows: int = 5, columns: int = 12) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    description = json.loads((root / "finetune" / "model.json").read_text())
-    model = create_model(**description["model"])
-    objective = Classification(Task.of(model))
-    params = unflatten_names(read_source(root / "finetune" / PARAMS_FILE).params)
-    images, labels = read_all(scans(root, "test", description["eval_preprocess"]))
-    logits = np.asarray(jax.jit(objective.predict)(params, {"image": images}))
+    model = load_model(str(root / "finetune"))
+    images, labels = read_scans("test", model.description.eval_preprocess)
+    predict = jax.jit(Classification(Task.of(model.module)).predict)
+    logits = np.asarray(predict(model.params, {"image": images}))
     answers = logits.argmax(axis=-1)
     shown = np.argsort(answers == labels, kind="stable")[: rows * columns]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,22 +193,25 @@ def test_an_unwritable_folder() -> None:
 
 
 HOLDER = """
-import sys, time
-from vit_jax.workdir.claim import claim_workdir
-claim_workdir(sys.argv[1], {"seed": 0}, {}, resume="auto", runtime_keys=())
-print("claimed", flush=True)
-if sys.argv[2] == "fork":
-    import os
-    if os.fork() == 0:
-        time.sleep(60)
+import os, socket, sys, time
+from vit_jax.workdir import claim
+name, boot = sys.argv[2:]
+if name:
+    socket.gethostname = lambda: name
+if boot:
+    claim._machine = lambda: f"{socket.gethostname()} (boot {boot})"
+claim.claim_workdir(sys.argv[1], {"seed": 0}, {}, resume="auto", runtime_keys=())
+if os.fork() == 0:
+    print("claimed", flush=True)
 time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("children", ["none", "fork"])
-def test_a_workdir_is_for_one_process_until_it_dies(tmp_path: Path, children: str) -> None:
+@contextlib.contextmanager
+def holding(workdir: Path, name: str = "", boot: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A process that has claimed the workdir, on a host of that name and boot, and has a child."""
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path), children],
+        [sys.executable, "-c", HOLDER, str(workdir), name, boot],
         cwd=REPO,
         stdout=subprocess.PIPE,
         text=True,
@@ -218,58 +220,43 @@ def test_a_workdir_is_for_one_process_until_it_dies(tmp_path: Path, children: st
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "claimed\n"
-        for resume in ("auto", "force"):
-            with pytest.raises(UserError, match=f"in use by another process .pid {holder.pid} on"):
-                claim(tmp_path, {"seed": 0}, {}, resume=resume)
-        time.sleep(0.2)  # the fork, if any
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
-        # A worker that outlives its killed parent must not keep the workdir shut.
-        claim(tmp_path, {"seed": 0}, {})
+        yield holder
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(holder.pid, signal.SIGKILL)
         holder.communicate()
 
 
-@pytest.mark.parametrize(
-    ("is_lost", "is_other_name"), [(True, True), (False, True), (False, False)]
-)
+def test_a_workdir_is_for_one_process_until_it_dies(tmp_path: Path) -> None:
+    with holding(tmp_path) as holder:
+        for resume in ("auto", "force"):
+            with pytest.raises(UserError, match=f"in use by another process .pid {holder.pid} on"):
+                claim(tmp_path, {"seed": 0}, {}, resume=resume)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        # A worker that outlives its killed parent must not keep the workdir shut.
+        claim(tmp_path, {"seed": 0}, {})
+
+
+# Another host; or, as in Kubernetes, one of the same name that was started on another machine.
+@pytest.mark.parametrize(("name", "boot"), [("elsewhere", ""), ("", "another")])
 def test_a_lock_of_another_host_is_waited_for(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    is_lost: bool,
-    is_other_name: bool,
+    name: str,
+    boot: str,
 ) -> None:
     monkeypatch.setattr("vit_jax.workdir.claim._POLL_SECONDS", 0.1)
-    monkeypatch.setattr("vit_jax.workdir.claim._LOST_HOST_SECONDS", 60.0 if is_lost else 0.5)
-    # Another host; or, as in Kubernetes, one of the same name that was started on another machine.
-    name, boot = ("elsewhere", "") if is_other_name else (socket.gethostname(), "another")
-    elsewhere = (
-        "import socket, vit_jax.workdir.claim\n"
-        f"socket.gethostname = lambda: {name!r}\n"
-        f"if {boot!r}: vit_jax.workdir.claim._machine = lambda: '{name} (boot {boot})'\n"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", elsewhere + HOLDER, str(tmp_path), "none"],
-        cwd=REPO,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "claimed\n"
-        if is_lost:
-            threading.Timer(1.0, holder.kill).start()
+    monkeypatch.setattr("vit_jax.workdir.claim._LOST_HOST_SECONDS", 0.5)
+    with holding(tmp_path, name, boot) as holder:
+        host = name or socket.gethostname()
+        with pytest.raises(UserError, match=f"in use .*pid {holder.pid} on {host}"):
             claim(tmp_path, {"seed": 0}, {})
-        else:
-            with pytest.raises(UserError, match=f"in use .*pid {holder.pid} on {name}"):
-                claim(tmp_path, {"seed": 0}, {})
         assert caplog.text.count("is locked by another host") == 1
-    finally:
-        holder.kill()
-        holder.communicate()
+        monkeypatch.setattr("vit_jax.workdir.claim._LOST_HOST_SECONDS", 60.0)
+        threading.Timer(0.5, holder.kill).start()
+        claim(tmp_path, {"seed": 0}, {})  # it was lost
 
 
 def test_the_same_process_may_claim_again(tmp_path: Path) -> None:
@@ -300,16 +287,9 @@ def test_a_run_killed_before_it_wrote_its_config_claims_nothing(tmp_path: Path) 
 
 
 def _refused_elsewhere(workdir: Path) -> bool:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_is_refused, (workdir,))
-
-
-def _is_refused(workdir: Path) -> bool:
-    try:
-        claim(workdir)
-    except UserError:
-        return True
-    return False
+    code = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    command = [sys.executable, "-c", code, str(workdir / ".lock")]
+    return b"BlockingIOError" in subprocess.run(command, capture_output=True).stderr
 
 
 def test_write_json_replaces_the_file_at_once(tmp_path: Path) -> None:

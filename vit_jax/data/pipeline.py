@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import grain
 import numpy as np
 
-from vit_jax.data import workers
 from vit_jax.data.order import example_rng, order
 from vit_jax.data.sources import ArraySpec, describe
 from vit_jax.errors import UserError
@@ -134,6 +133,8 @@ class HostBatches(Iterator[Batch], AbstractContextManager[Any]):
         if count := len(batches):
             data = grain.MapDataset.source(batches).to_iter_dataset(options)
             if num_workers:
+                from vit_jax.data import workers
+
                 data, clean_up = workers.spread(data, min(num_workers, count))
             self._iterators.append(iter(data))
         # It also runs when this object is dropped, and before the interpreter joins its children.

@@ -7,21 +7,12 @@ import itertools
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError, as_user_error
-
-
-class Extent(Protocol):
-    """Records `skip : skip + take` of a file; TFDS's FileInstruction."""
-
-    filename: str
-    skip: int
-    take: int
-    examples_in_shard: int
 
 
 class TFRecordReader:
@@ -66,14 +57,14 @@ def index_tfrecord(filename: str) -> np.ndarray:
 
 
 class Records:
-    """The serialized records of several extents, one extent after the other.
+    """The serialized records of several extents (TFDS's FileInstructions), one after the other.
 
     Files are opened where and when they are read: pickling sends the TFRecord indices but no
     file descriptors. A damaged file raises a UserError that names it, in `check` or when the
     first of its records is read.
     """
 
-    def __init__(self, file_format: str, extents: Sequence[Extent]):
+    def __init__(self, file_format: str, extents: Sequence[Any]):
         self.extents = list(extents)
         self._format = file_format
         self._ends = list(itertools.accumulate(extent.take for extent in extents))
@@ -102,15 +93,14 @@ class Records:
 
     def check(self) -> None:
         """Opens every file; UserError when one is missing, truncated or of another length."""
-        for _ in map_threads(self._file, self.extents, chunk=1):
-            pass
+        list(map_threads(self._file, self.extents, chunk=1))
 
-    def _locate(self, index: int) -> tuple[Extent, int]:
+    def _locate(self, index: int) -> tuple[Any, int]:
         position = bisect.bisect_right(self._ends, index)
         extent = self.extents[position]
         return extent, extent.skip + extent.take - (self._ends[position] - index)
 
-    def _file(self, extent: Extent) -> Any:
+    def _file(self, extent: Any) -> Any:
         file = self._files.get(extent.filename)
         if file is None:
             opened = self._open(extent)  # by several threads perhaps; the first one's is kept
@@ -119,7 +109,7 @@ class Records:
                 opened.close()
         return file
 
-    def _open(self, extent: Extent) -> Any:
+    def _open(self, extent: Any) -> Any:
         _allow_open_files(len(self.extents))
         name = str(extent.filename)
         try:

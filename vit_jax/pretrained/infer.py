@@ -77,7 +77,7 @@ def infer_description(
     size = stored.image_size or image_size
     if POSEMB in stored.params:
         tokens, shape = num_prefix_tokens(stored.params), stored.params[POSEMB].shape
-        grid = find_source_grid(shape, (1, 1), tokens, grid or told_grid(stored))
+        grid = find_source_grid(shape, (1, 1), tokens, grid or known_grid(stored))
     elif grid is None or patch is None:
         if size is None:
             raise UserError(
@@ -101,7 +101,7 @@ def infer_description(
     )
 
 
-def told_grid(stored: Stored) -> tuple[int, int] | None:
+def known_grid(stored: Stored) -> tuple[int, int] | None:
     """Rows and columns of tokens, where something beside the arrays tells them."""
     if stored.description is not None:
         return stored.description.grid

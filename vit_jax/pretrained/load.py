@@ -26,7 +26,7 @@ from vit_jax.pretrained.fit.report import LoadReport
 from vit_jax.pretrained.fit.sizes import model_sizes, num_prefix_tokens
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.formats.table import TORCH_FILE, WEIGHTS_FILE, read_container
-from vit_jax.pretrained.infer import infer_model, told_grid
+from vit_jax.pretrained.infer import infer_model, known_grid
 from vit_jax.pretrained.zoo.class_names import class_names
 from vit_jax.pretrained.zoo.entry import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
@@ -80,7 +80,7 @@ def load_pretrained(
         stored.params,
         flat_like,
         grid=target_grid or (1, 1),  # where nothing depends on it
-        source_grid=grid or told_grid(stored),
+        source_grid=grid or known_grid(stored),
         dropped=stored.dropped,
         changed=stored.changed,
         **options,
@@ -149,16 +149,13 @@ def _read_checkpoint(path: Path) -> Stored:
     params = {name: np.asarray(array, np.float32) for name, array in flat.items()}
     # In a work directory, its folder of checkpoints, or one of these.
     workdir = next((p.parent for p in (path, path.parent) if p.name == CHECKPOINTS), path)
-    return Stored("orbax", params, description=_read_description(workdir / MODEL_FILE))
+    return Stored("orbax", params, description=_description_of(workdir / PARAMS_FILE))
 
 
 def _description_of(file: Path) -> Description | None:
     """What we wrote beside a file: NAME.json, or `model.json` in a folder of ours."""
     in_folder = file.name.startswith((PARAMS_FILE, WEIGHTS_FILE, TORCH_FILE))
-    return _read_description(file.parent / MODEL_FILE if in_folder else file.with_suffix(".json"))
-
-
-def _read_description(path: Path) -> Description | None:
+    path = file.parent / MODEL_FILE if in_folder else file.with_suffix(".json")
     return Description.read(path) if path.is_file() else None
 
 

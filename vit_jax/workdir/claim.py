@@ -15,11 +15,11 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import PassingError, UserError, as_user_error, check_known, check_local
 from vit_jax.files.atomic import read_json, write_json
@@ -256,7 +256,7 @@ def _another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...])
 
 def _differences(saved: Any, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
     """`key: saved -> new` of the first ten dotted keys in which they differ."""
-    old, new = dict(_flatten(saved)), dict(_flatten(value))
+    old, new = _flatten(saved), _flatten(value)
     sections = tuple(key for key in may_differ if key.endswith("."))
     found = [
         f"{key}: {old.get(key, '(absent)')} -> {new.get(key, '(absent)')}"
@@ -268,13 +268,10 @@ def _differences(saved: Any, value: dict[str, Any], may_differ: tuple[str, ...])
     return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
 
 
-def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (dotted key, JSON of the value); an empty section and a list are values."""
-    if isinstance(value, dict) and (value or not prefix):
-        for key, inner in value.items():
-            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, json.dumps(value)
+def _flatten(tree: dict[str, Any]) -> dict[str, str]:
+    """Dotted key -> JSON of the value; an empty section and a list are values."""
+    flat = flatten_dict(tree, sep=".", keep_empty_nodes=True)
+    return {key: json.dumps(value, default=lambda _: {}) for key, value in flat.items()}
 
 
 def _canonical(text: str | None) -> str | None:

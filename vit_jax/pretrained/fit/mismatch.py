@@ -42,37 +42,37 @@ def describe_mismatch(arrays: Params, like: Params, original: Params) -> str:
     parts = [f"{len(names)} {kind} ({list_names(names)})" for kind, names in kinds.items() if names]
     if not parts:
         return ""
-    ways_out = _ways_out_of_options(arrays, like) + _ways_out_of_sizes(arrays, like)
-    if not ways_out:
-        ways_out = ["make sure that the file is whole and of this model (model.*)"]
+    hints = _option_hints(arrays, like) + _size_hints(arrays, like)
+    if not hints:
+        hints = ["make sure that the file is whole and of this model (model.*)"]
     return (
         f"the pre-trained parameters do not fit the model: {', '.join(parts)}. "
-        f"Way out: {'; '.join(ways_out)}."
+        f"Way out: {'; '.join(hints)}."
     )
 
 
-def _ways_out_of_options(arrays: Params, like: Params) -> list[str]:
+def _option_hints(arrays: Params, like: Params) -> list[str]:
     """For what `pretrained.*` can adapt."""
-    ways = []
+    hints = []
     before, after = (
         [axis_of(params, PATCH_KERNEL, 4, axis) for axis in (0, 1)] for params in (arrays, like)
     )
     if None not in before + after and before != after:
         size = before[0] if before[0] == before[1] else tuple(before)
-        ways.append(f"pretrained.resize_patches=True or model.patch_size={size}")
+        hints.append(f"pretrained.resize_patches=True or model.patch_size={size}")
     old, new = (axis_of(params, image_kernel(like), 4, 2) for params in (arrays, like))
     if None not in (old, new) and old != new:
-        ways.append(
+        hints.append(
             f"pretrained.channels=sum, mean or tile, or images of {old} "
             f"{'channel' if old == 1 else 'channels'} (now {new})"
         )
     other = {"cls": ("model.classifier=token", "gap or map"), "dist": ("model.name=deit", "vit")}
     for token, (with_token, without) in other.items():
         if token in arrays and token not in like:
-            ways.append(f"pretrained.class_token=drop or {with_token} (the file has {token!r})")
+            hints.append(f"pretrained.class_token=drop or {with_token} (the file has {token!r})")
         elif token in like and token not in arrays:
             key = with_token.partition("=")[0]
-            ways.append(
+            hints.append(
                 f"pretrained.class_token=add or {key}={without} (the file has no {token!r})"
             )
     for name in like:
@@ -81,31 +81,31 @@ def _ways_out_of_options(arrays: Params, like: Params) -> list[str]:
         head = name.removesuffix("/kernel")
         old, new = (axis_of(params, name, 2, 1) for params in (arrays, like))
         if not has_group(arrays, f"{head}/"):
-            ways.append(f"pretrained.reset_head=True (the file has no {head})")
+            hints.append(f"pretrained.reset_head=True (the file has no {head})")
         elif None not in (old, new) and old != new:
-            ways.append(f"pretrained.reset_head=True ({head} has {old} classes, the model {new})")
-    return ways
+            hints.append(f"pretrained.reset_head=True ({head} has {old} classes, the model {new})")
+    return hints
 
 
-def _ways_out_of_sizes(arrays: Params, like: Params) -> list[str]:
+def _size_hints(arrays: Params, like: Params) -> list[str]:
     """For what only another model can resolve."""
     if (BIT_STEM_KERNEL in arrays) != (BIT_STEM_KERNEL in like):
         name = "bit" if BIT_STEM_KERNEL in arrays else "vit or deit"
         return [f"model.name={name}, which the file is of, and its sizes"]
     before, after = model_sizes(arrays), model_sizes(like)
-    ways = [
+    hints = [
         f"model.{key}={before[key]} (now {after[key]})"
         for key in before
         if before[key] != after[key]
         and (before[key] is not None or key in ("resnet_layers", "representation_size"))
     ]
     if has_group(arrays, "pre_logits/") and not has_group(like, "pre_logits/"):
-        ways.append("pretrained.reset_head=True (the head kept stands on pre_logits)")
+        hints.append("pretrained.reset_head=True (the head kept stands on pre_logits)")
     has_map = has_group(arrays, "MAPHead_0/")
     if has_map != has_group(like, "MAPHead_0/"):
-        ways.append(f"model.classifier={'map' if has_map else 'token or gap'}")
+        hints.append(f"model.classifier={'map' if has_map else 'token or gap'}")
     has_blocks = before["num_layers"] is not None and after["num_layers"] is not None
     if has_blocks and (POSEMB in arrays) != (POSEMB in like):
         kind = "learned" if POSEMB in arrays else "sincos2d"
-        ways.append(f"model.position_embedding={kind}")
-    return ways
+        hints.append(f"model.position_embedding={kind}")
+    return hints

@@ -155,16 +155,16 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 
 def _choose_heads(
-    container: Container, asked: int | None, told: int | None, default: int | None
+    container: Container, num_heads: int | None, stated: int | None, default: int | None
 ) -> int:
-    """Raises UserError if nothing tells, or if what is asked for is not what the file says."""
-    if asked and told and asked != told:
-        raise UserError(f"num_heads={asked}, but config.json says {told}; leave it out.")
+    """Raises UserError if nothing tells, or if `num_heads` is not what the file says."""
+    if num_heads and stated and num_heads != stated:
+        raise UserError(f"num_heads={num_heads}, but config.json says {stated}; leave it out.")
     suffixes = ("cls_token", "pos_embed", "position_embeddings")
     infos = (info for name, info in container.arrays.items() if name.endswith(suffixes))
     width = next((info.shape[-1] for info in infos if info.shape), 0)
-    known = {num_heads for size, _, _, num_heads in SIZES.values() if size == width}
-    heads = asked or told or (known.pop() if len(known) == 1 else default)
+    known = {heads for size, _, _, heads in SIZES.values() if size == width}
+    heads = num_heads or stated or (known.pop() if len(known) == 1 else default)
     if heads is None:
         raise UserError(
             "nothing tells the number of attention heads, and its width is that of no size known "
