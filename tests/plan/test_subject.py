@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny
+from tests import saved_models, tiny
 from vit_jax.errors import UserError
 from vit_jax.plan.subject import planned_run
 from vit_jax.plan.topology import parse_topology
+from vit_jax.pretrained.zoo.class_names import class_names
 
 CPU = parse_topology("cpu:8")
 
@@ -48,3 +49,20 @@ def test_damaged_data_are_told(tmp_path: Path) -> None:
     (version / "dataset_info.json").write_text("{")
     _, origin = planned_run(config, CPU)
     assert "cannot read its metadata" in origin
+
+
+def test_a_teacher_for_data_that_are_not_here(tmp_path: Path) -> None:
+    names = class_names("imagenet2012")
+    teacher = saved_models.save_model(tmp_path / "teacher", class_names=names, image_size=16)
+    config = tiny.config(
+        dataset__name="imagenet2012",
+        dataset__split="train",
+        dataset__preprocess="official_train(16)",
+        dataset__eval_preprocess="official_eval(16)",
+        evaluators__test__split="validation",
+        objective__name="hard_distillation",
+        objective__teacher=str(teacher),
+    )
+    run, origin = planned_run(config, CPU)
+    assert "not prepared" in origin
+    assert list(run.objective.constants) == ["teacher"]

@@ -19,6 +19,7 @@ from vit_jax.plan.estimate import StepTime, step_time, whole_recipe
 from vit_jax.plan.parameters import Row, parameter_rows
 from vit_jax.plan.subject import planned_run, step_arguments
 from vit_jax.plan.topology import Topology
+from vit_jax.run import Run
 
 
 @dataclasses.dataclass
@@ -86,22 +87,19 @@ def make_plan(
         topology that cannot be compiled for.
     """
     run, origin = planned_run(config, topology, **sizes)
-    dataset, arguments = run.dataset, step_arguments(run)
-    flops = run.train_flops_per_image()
+    arguments, flops = step_arguments(run), run.train_flops_per_image()
     step, time, refusal = None, None, ""
     try:
         step = compile_step(run, arguments, full=full_compile)
         time = step_time(step, topology, flops * run.batch_size)
     except TooLargeError as error:
         refusal = str(error)
-    shape = "x".join(map(str, run.image_shape))
     plan = Plan(
         topology=topology,
         full_compile=full_compile,
         mesh=dict(run.mesh.shape),
         batch_size=run.batch_size,
-        data=f"{dataset.num_examples:,} images of {shape} in {dataset.num_classes:,} classes: "
-        f"{origin}",
+        data=f"{_data(run)}: {origin}",
         rows=parameter_rows(arguments[0].params),
         available_bytes=available_bytes(topology, hbm_gib),
         step=step,
@@ -125,6 +123,11 @@ def make_plan(
         found = (each for each in remedies(config, topology) if fits(each[0]))
         plan.remedy = next(found, None)
     return plan
+
+
+def _data(run: Run) -> str:
+    shape, dataset = "x".join(map(str, run.image_shape)), run.dataset
+    return f"{dataset.num_examples:,} images of {shape} in {dataset.num_classes:,} classes"
 
 
 def available_bytes(topology: Topology, hbm_gib: float | None = None) -> int | None:

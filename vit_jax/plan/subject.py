@@ -17,6 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, state_shardings
 from vit_jax.plan.devices import topology_devices
 from vit_jax.plan.topology import Topology
+from vit_jax.pretrained.zoo.class_names import LABELS, wordnet_ids
 from vit_jax.run import Run, create_run, with_shardings
 from vit_jax.training.state import TrainState
 
@@ -78,7 +79,8 @@ def planned_run(
                 return create_dataset(name=name, split=split, preprocess=preprocess, **options)
             except UserError as error:
                 missing = str(error)
-        known = DATASETS.get(name.partition(":")[0])
+        key = name.partition(":")[0]
+        known = DATASETS.get(key)
         count, classes = num_examples, num_classes or (known and known.num_classes)
         if known and not count:
             parts = resolve_split(split, known.splits, known.splits.__getitem__)
@@ -90,6 +92,8 @@ def planned_run(
             )
         notes.append(f"sizes from the flags or configs/pretrain.py ({missing})")
         class_names = tuple(map(str, range(classes)))
+        if LABELS.get(key) == classes:  # a teacher's classes are found by their names
+            class_names = wordnet_ids(key)
         return Dataset(name, split, Noise(count), parse(preprocess), class_names)
 
     mesh = create_mesh(**config.mesh, devices=topology_devices(topology))

@@ -75,20 +75,18 @@ def run_sweep(
         def read() -> list[Outcome]:
             return [read_outcome(run, folder, resume) for run in runs]
 
-        def outcomes() -> list[Outcome]:
-            # Beside processes of its own this one leaves JAX alone, and with it the devices.
-            return read() if processes > 1 else run_on_first_process(read)
-
-        missing = [outcome["state"] == "missing" for outcome in outcomes()]
-        mine = [runs[i] for i in range(task, len(runs), num_tasks) if missing[i]]
+        # Beside processes of its own this one leaves JAX alone, and with it the devices.
+        found = read() if processes > 1 else run_on_first_process(read)
+        mine = range(task, len(runs), num_tasks)
+        left = [runs[i] for i in mine if found[i]["state"] == "missing"]
         if processes > 1:
-            names = [run.name for run in mine]
+            names = [run.name for run in left]
             failed.update(run_in_processes(names, command, folder, processes))
-        else:
-            for number, run in enumerate(mine, start=1):
-                logging.info("Sweep, run %d of %d: %s", number, len(mine), run.name)
-                execute(run, folder, resume)
-        return outcomes()
+            return read()
+        for number, run in enumerate(left, start=1):
+            logging.info("Sweep, run %d of %d: %s", number, len(left), run.name)
+            execute(run, folder, resume)
+        return run_on_first_process(read)
 
     planned = plan_grid(config)
     grid = complete(planned)
@@ -98,15 +96,19 @@ def run_sweep(
     runs = [] if learning_rate is None else plan_final(config, learning_rate, seeds)
     summary = summarize(config, grid, learning_rate, complete(runs))
     if processes > 1 or jax.process_index() == 0:
-        text = table(summary)
-        print(text)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "sweep.json", summary)
-        write_atomically(folder / "sweep.txt", text + "\n")
+        _report(summary, folder)
     if failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise UserError(f"{len(failed)} runs failed. {reasons}. The same command tries them again.")
     return summary
+
+
+def _report(summary: dict[str, Any], folder: Path) -> None:
+    text = table(summary)
+    print(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "sweep.json", summary)
+    write_atomically(folder / "sweep.txt", text + "\n")
 
 
 def execute(run: SweepRun, workdir: Path, resume: str = "auto") -> None:
