@@ -9,9 +9,9 @@
         --config.pretrained.source=/tmp/mpp --workdir=/tmp/mpp_digits
 
 The argument is VARIANT,DATASET (see configs/pretrain.py; no ResNet, no distilled DeiT), or
-`quickstart`: the same on the drawn letters of configs/quickstart.py, about a minute on two cores. It
-shows the commands, not the gain: letters of 12x12 pixels teach it less than they cost (77 % of the
-digits after fine-tuning, 86 % from random weights).
+`quickstart`: the same on the drawn letters of configs/quickstart.py, about a minute on two cores.
+That shows the commands, not the gain: letters of 12x12 pixels teach it less than they cost (77 % of
+the digits after fine-tuning, 86 % from random weights).
 
 Half of the patches are corrupted; of these the learned [mask] embedding replaces 80 %, the
 embedding of a random patch 10 %, and 10 % stay. Targets, `--config.objective.target=`:

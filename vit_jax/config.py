@@ -254,13 +254,13 @@ def _keywords(function: Callable[..., Any], documented: Any) -> dict[str, tuple[
 
 
 def _help(*documented: Any) -> dict[str, str]:
-    """`name` -> text, from the Args and Attributes of docstrings."""
+    """`name` -> first sentence, from the Args and Attributes of docstrings."""
     found: dict[str, str] = {}
     for each in documented:
-        entry = re.compile(r"^ {2,6}([a-z]\w*(?:, \w+)*): (.*(?:\n {6,}\S.*)*)", re.MULTILINE)
+        entry = re.compile(r"^  ([a-z]\w*(?:, \w+)*): (.*(?:\n {4,}\S.*)*)", re.MULTILINE)
         for names, text in entry.findall(inspect.cleandoc(each.__doc__ or "")):
             for name in names.split(", "):
-                found.setdefault(name, " ".join(text.split()).rstrip("."))
+                found.setdefault(name, re.split(r"\. ", " ".join(text.split()))[0].rstrip("."))
     return found
 
 
