@@ -12,6 +12,7 @@ import pytest
 def test_bytes_are_not_in_the_name_of_a_test(
     request: pytest.FixtureRequest, content: bytes, text: str
 ) -> None:
+    assert isinstance(content, bytes)
     assert request.node.name.endswith(f"[content-{text}]")
 
 
