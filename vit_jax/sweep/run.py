@@ -46,10 +46,9 @@ def run_sweep(
     command: Sequence[str] = (),
     resume: str = "auto",
 ) -> dict[str, Any]:
-    """Does this task's share of the sweep, and reports on all of it.
+    """Does this task's share of the sweep, and reports on all of it (`sweep.json`, `sweep.txt`).
 
-    Writes `sweep.json` and `sweep.txt`, and prints the latter. The final runs start when every
-    candidate has finished or diverged, whoever ran it.
+    The final runs start when every candidate has finished or diverged, whoever ran it.
 
     Args:
       config: a recipe with `config.sweep`; with one learning rate there is no grid to run.
@@ -61,17 +60,14 @@ def run_sweep(
       resume: see `train_and_evaluate`.
 
     Returns:
-      What `sweep.json` holds; `complete` says whether every run is done, `missing` which are not.
+      What `sweep.json` holds, see `summarize`.
 
     Raises:
-      UserError: a mistake in the config; every learning rate diverged; after the report: processes
-        that failed.
+      UserError: a mistake in the config; every rate diverged; after the report: failed processes.
     """
     folder, failed = Path(workdir), dict[str, str]()
 
-    def complete(runs: list[SweepRun]) -> list[Outcome]:
-        """Does its part of a stage; returns the outcomes of all of it."""
-
+    def complete(runs: list[SweepRun]) -> list[Outcome]:  # of all, with our part done
         def read() -> list[Outcome]:
             return [read_outcome(run, folder, resume) for run in runs]
 
@@ -99,7 +95,7 @@ def run_sweep(
         _report(summary, folder)
     if failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
-        raise UserError(f"{len(failed)} runs failed. {reasons}. The same command tries them again.")
+        raise UserError(f"{len(failed)} runs failed; the same command tries again. {reasons}")
     return summary
 
 
