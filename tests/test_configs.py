@@ -24,6 +24,7 @@ from vit_jax.models.variants import get_variant
 from vit_jax.multihost.processes import start_processes
 from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.parameters.sharding import create_mesh
+from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.load import load_pretrained
 from vit_jax.run import Run, create_run
 from vit_jax.train import train_and_evaluate
@@ -43,7 +44,7 @@ SECTIONS: dict[str, Callable[..., Any] | tuple[Callable[..., Any], ...]] = {
     "train_step": make_train_step,
     "checkpoint": CheckpointManager.__init__,
     "processes": (start_processes, Watchdog.start),
-    "pretrained": load_pretrained,
+    "pretrained": (load_pretrained, adapt_params),
 }
 
 

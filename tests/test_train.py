@@ -407,7 +407,7 @@ def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_examples", [1, 7, 50, 64])
-def test_every_example_counts_once(num_examples: int, tmp_path: Path) -> None:
+def test_every_example_counts_once(num_examples: int) -> None:
     """Against plain numpy over the same scans; 8 devices, batches of 24."""
     from vit_jax.parameters.sharding import create_mesh
     from vit_jax.run import create_run
