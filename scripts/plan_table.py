@@ -3,7 +3,7 @@
     nice python scripts/plan_table.py --output=docs/plan_table.md --results=docs/plan_table.jsonl
 
 Each cell is a plan as scripts/plan.py makes it; hours on two cores. Given again with the same
---results it goes on where it was. What stands above the first table of --output is kept.
+--results an interrupted run resumes. What stands above the first table of --output is kept.
 """
 
 import argparse

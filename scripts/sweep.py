@@ -6,7 +6,7 @@
 The candidates and the held-out part come from the recipe and can be overridden, as in
 --config.sweep.learning_rates=0.01,0.03. Prints a table with mean and standard deviation over the
 seeds beside the published number, and writes it to sweep.txt and sweep.json of the work directory.
-The same command again goes on where it was. Besides the flags below:
+The same command again resumes. Besides the flags below:
 
   --seeds=3           final runs on all training data
   --processes=1       runs at a time on this machine; CUDA_VISIBLE_DEVICES is dealt out to them
