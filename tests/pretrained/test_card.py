@@ -115,7 +115,7 @@ def test_what_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:
     ("ops", "then"),
     [
         (
-            "decode(exif=False)|resize_small(20, method='bicubic')|pad(1)",
+            "decode(exif=False)|resize_small(20, method='bicubic')|central_crop(16)",
             ", then `pixels / 127.5 - 1`",
         ),
         ("decode|normalize(0.5, 0.25)", ""),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,9 +105,11 @@ def known_grid(stored: Stored) -> tuple[int, int] | None:
     if stored.description is not None:
         return stored.description.grid
     posemb, kernel = (stored.params.get(name) for name in (POSEMB, PATCH_KERNEL))
-    if stored.image_size is None or posemb is None or kernel is None or kernel.ndim != 4:
+    if stored.image_size is None or posemb is None or kernel is None:
         return None
+    if posemb.ndim != 3 or kernel.ndim != 4:
+        return None  # damaged: named as a mismatch
     pixels = pixels_per_token(kernel.shape[:2], model_sizes(stored.params)["resnet_layers"])
     grid = stored.image_size[0] // pixels[0], stored.image_size[1] // pixels[1]
-    tokens = math.prod(posemb.shape[1:2]) - num_prefix_tokens(stored.params)
-    return grid if tokens == math.prod(grid) else None
+    num_tokens = posemb.shape[1] - num_prefix_tokens(stored.params)
+    return grid if num_tokens == grid[0] * grid[1] else None

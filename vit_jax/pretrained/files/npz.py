@@ -25,6 +25,11 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # whose reader takes a li
 _MAX_EXPANSION = 20
 _FREE_EXPANSION_BYTES = 512 << 20
 _CHUNK_BYTES = 1 << 20
+# By version; others are for records.
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def open_zip(file: BinaryIO, size: int) -> zipfile.ZipFile:
@@ -65,10 +70,7 @@ def open_npz(path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> Container:
         if not member.filename.endswith(_SUFFIX):
             raise BadFile(f"it is a zip file of {shorten(member.filename)} and the like")
         with archive.open(member) as stream:
-            if np.lib.format.read_magic(stream) == (1, 0):
-                shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-            else:
-                shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+            shape, fortran, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
             start = stream.tell()
         if dtype.hasobject:
             raise BadFile("it holds pickled Python objects, which are never loaded")
