@@ -193,7 +193,7 @@ def get_config(argument: str = "B/16,oxford_iiit_pet") -> ConfigDict:
 
 
 def _of_file(file: str) -> ConfigDict:
-    """The pre-training of a published file, or the fine-tuning that the second half of its name describes."""
+    """The pre-training of a published file, or the fine-tuning that its name ends with."""
     name = augreg_names.parse(file)
     setting = augreg_grid.setting_of(name)
     if not name.adapt_dataset:
