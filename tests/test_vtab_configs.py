@@ -78,7 +78,7 @@ VTAB_CLASSES = {
 
 
 def parts(split: str, sizes: dict[str, int]) -> list[tuple[str, int, int]]:
-    return [tuple(vars(p).values()) for p in resolve_split(split, sizes, sizes.__getitem__)]
+    return [tuple(p) for p in resolve_split(split, sizes, sizes.__getitem__)]
 
 
 def test_table_9_averages_to_what_table_2_says() -> None:

@@ -56,7 +56,7 @@ class Format(NamedTuple):
         if kind not in self.kinds:
             able = ", ".join(name for name, row in FORMATS.items() if kind in row.kinds)
             raise UserError(
-                f"it has no place for model.name={kind!r}; --format={able}, orbax have."
+                f"this format has no place for model.name={kind!r}; --format={able} or orbax has."
             )
         if self.to_folder is None:
             assert self.to_file is not None
