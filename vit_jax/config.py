@@ -1,11 +1,11 @@
-"""Every key there is, with its default. Recipes start from `get_config` and override.
+"""Every config key with its default. Recipes start from `get_config` and override.
 
-The config is locked: a key that is not here cannot be set, neither by a recipe nor by
-`--config.key=value`. Keys that hold None take any value of the type that their comment says.
+The config is locked: neither a recipe nor `--config.key=value` can set a key that is not here.
+Keys that hold None take a value of the type in their comment.
 
 A section with a `name` (model, objective, optimizer, schedule, gradient, each evaluator) holds the
-keys of that kind and no others. They are the keyword-only parameters of the kind (of a model, its
-attributes), documented there: `section` reads them, so there is no second list of them.
+keys of that kind and no others: the keyword-only parameters of the kind (a model's attributes),
+documented there. `section` reads them, so there is no second list.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
@@ -150,7 +150,7 @@ def evaluator_keys(
     """
 
 
-# Of a section: its table of kinds, and what reads the keys that all of them have.
+# Of a section: its table of kinds, and the functions whose keys all of them have.
 KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
     "model": (MODELS, (create_model,)),
     "objective": (OBJECTIVES, ()),
@@ -188,7 +188,7 @@ def evaluator(split: str, name: str = "objective", **values: Any) -> ConfigDict:
 
 
 def set_kind(config: ConfigDict, key: str, name: str, **values: Any) -> None:
-    """Replaces a section by that of another kind; keys that both have keep their values."""
+    """Replaces a section by that of another kind; common keys keep their values."""
     *parents, last = key.split(".")
     node = config
     for parent in parents:
@@ -203,7 +203,7 @@ def set_kind(config: ConfigDict, key: str, name: str, **values: Any) -> None:
 
 
 def check_kinds(config: ConfigDict) -> None:
-    """Raises UserError for a section that holds other keys than its kind has."""
+    """Raises UserError for a section with a key too many or too few."""
     sections = {key: config[key] for key in KINDS if "." not in key}
     sections |= {f"evaluators.{key}": config.evaluators[key] for key in config.evaluators}
     for key, node in sections.items():
@@ -221,7 +221,7 @@ def optional_keys(config: ConfigDict) -> set[str]:
     for key, node in get_config().items():
         if key in KINDS:
             keys = kind_keys(key, config[key].name).items()
-            found |= {f"{key}.{each}" for each, (hint, *_) in keys if _is_optional(hint)}
+            found |= {f"{key}.{each}" for each, (hint, *_) in keys if NoneType in get_args(hint)}
         elif hasattr(node, "items"):
             found |= {f"{key}.{each}" for each, value in node.items() if value is None}
     return found
@@ -234,13 +234,17 @@ def kind_keys(key: str, name: str) -> dict[str, tuple[Any, Any, str]]:
     for function in shared:
         found |= _keywords(function, function)
     kind = table[name]
-    if key != "model":
-        return found | _keywords(kind.__init__ if inspect.isclass(kind) else kind, kind)
-    hints, help_of = typing.get_type_hints(kind), _help(*kind.__mro__)
-    return {
-        each: (hints[each], field.default, help_of.get(each, ""))
-        for each, field in model_keys(name).items()
-    } | found
+    if key == "model":
+        hints, help_of = typing.get_type_hints(kind), _help(*kind.__mro__)
+        return {
+            each: (hints[each], field.default, help_of.get(each, ""))
+            for each, field in model_keys(name).items()
+        } | found
+    if not inspect.isclass(kind):
+        return found | _keywords(kind, kind)
+    for each in reversed(kind.__mro__):  # a class also has the keys of its bases
+        found |= _keywords(each.__init__, each)
+    return found
 
 
 def _keywords(function: Callable[..., Any], documented: Any) -> dict[str, tuple[Any, Any, str]]:
@@ -264,16 +268,11 @@ def _help(*documented: Any) -> dict[str, str]:
     return found
 
 
-def _is_optional(annotation: Any) -> bool:
-    return types.NoneType in typing.get_args(annotation)
-
-
 def _field(annotation: Any, value: Any) -> Any:
     """`value` as a config holds it, with its type; None and unions keep the types of the key."""
     if isinstance(value, list):
         value = tuple(value)
-    if not isinstance(annotation, types.UnionType):
+    if not isinstance(annotation, UnionType):
         return value
-    options = {typing.get_origin(each) or each for each in typing.get_args(annotation)}
-    options -= {types.NoneType}
+    options = {typing.get_origin(each) or each for each in get_args(annotation)} - {NoneType}
     return FieldReference(value, field_type=options.pop() if len(options) == 1 else object)

@@ -1,4 +1,4 @@
-"""How parameters and a batch become a gradient."""
+"""From parameters and a batch to a gradient."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def create_gradient(name: str, **kwargs: Any) -> Gradient:
       UserError: unknown name.
     """
     check_known("gradient.name", name, GRADIENTS)
-    return functools.partial(GRADIENTS[name], **kwargs) if kwargs else GRADIENTS[name]
+    return functools.partial(GRADIENTS[name], **kwargs)

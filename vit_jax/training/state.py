@@ -69,11 +69,11 @@ def initial_state(
 
     Args:
       checkpoints: of the work directory.
-      abstract_state: shapes that have shardings; no array is made before they are known.
+      abstract_state: shapes with shardings.
       init_state: rng -> random state; pure.
       start_state: parameters -> the state before their first update; pure.
-      load_params: gives a tree of host arrays, with shapes where a random array is wanted (a new
-        head); None where nothing was pre-trained.
+      load_params: returns a tree of host arrays, with shapes where a random array is wanted (a new
+        head); None without pre-trained parameters.
       seed: of random parameters.
     """
     restored = checkpoints.restore(abstract_state)
@@ -93,7 +93,7 @@ def initial_state(
     )
     params = dict(draw(rng))
     for name in [name for name in arrays if name not in params]:
-        # One at a time: a large model is never on the host and on the devices as a whole.
+        # One at a time: a large model is never whole on both host and devices.
         array = arrays.pop(name)
         params[name] = jax.make_array_from_callback(array.shape, places[name], array.__getitem__)
     start = jax.jit(start_state, out_shardings=shardings, donate_argnums=0)
