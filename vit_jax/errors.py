@@ -74,7 +74,7 @@ def check_keys(section: str, kind: str, given: Iterable[str], known: Iterable[st
 def check_local(key: str, path: str) -> None:
     """Raises a UserError for `gs://bucket/x`, which would become a folder called `gs:`."""
     if "://" in path:
-        raise UserError(f"{key}={path!r}: must be a path in the file system; mount it first.")
+        raise UserError(f"{key}={path!r}: only paths of the file system work; mount it first.")
 
 
 class PreemptedError(Exception):

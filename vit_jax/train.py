@@ -127,15 +127,7 @@ def train(
     clock: Clock,
     notice: PreemptionNotice,
 ) -> dict[str, float]:
-    """Updates `state` up to the last step; returns the results (see `train_and_evaluate`).
-
-    Args:
-      run: what is trained.
-      state: where to start.
-      workdir, checkpoints, writer: where results go.
-      clock: of this session.
-      notice: entered; says when to stop early.
-    """
+    """Updates `state` up to the last step; returns the results (see `train_and_evaluate`)."""
     start_step = int(state.step)
     constants = run.place_constants()
     step_fn = run.train_step(state, constants)

@@ -95,7 +95,6 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray, *, num_bins: 
     Args:
       confidence: probability of the predicted class [N].
       correct: whether it is the right one [N].
-      num_bins: of [0, 1].
     """
     bins = np.clip(np.ceil(confidence * num_bins).astype(int) - 1, 0, num_bins - 1)  # [N]
     gaps = np.bincount(bins, weights=np.asarray(correct, np.float64) - confidence)

@@ -75,11 +75,6 @@ def mesh_sizes(
 ) -> tuple[int, int, int]:
     """Sizes of the axes with 0 and -1 replaced by numbers, see `sharding.create_mesh`.
 
-    Args:
-      data, fsdp, tensor: as the config has them.
-      num_devices: in all.
-      group_size, kind: of `device_groups`.
-
     Raises:
       UserError: they do not multiply to `num_devices`.
     """
@@ -112,11 +107,8 @@ def mesh_sizes(
 def split_sizes(sizes: tuple[int, ...], group_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Sizes of a mesh -> (between groups, within a group), whose products axis by axis are `sizes`.
 
-    The last axes talk most and get as much of a group as divides them.
-
-    Args:
-      sizes: their product is a multiple of `group_size`.
-      group_size: devices of a group.
+    The last axes communicate most and get as much of a group as divides them. The product of the
+    sizes must be a multiple of `group_size`.
     """
     inner: list[int] = []
     for size in reversed(sizes):

@@ -76,9 +76,7 @@ def _frozen_names(pattern: str, names: Names) -> frozenset[str]:
     every = [each for _, loop_names, _ in names for each in loop_names]
     for alternative in _alternatives(pattern):
         if not any(re.fullmatch(alternative, each) for each in every):
-            nested = [each for each in every if "/" in each]
-            groups = sorted({f"{each.rpartition('/')[0]}/.*" for each in nested})
-            groups += sorted({f"{each.partition('/')[0]}/.*" for each in nested})
+            groups = sorted({f"{each.partition('/')[0]}/.*" for each in every if "/" in each})
             raise UserError(
                 f"optimizer.freeze={pattern!r}: {alternative!r} matches no whole parameter name."
                 f"{nearest(alternative, every + groups)} Names are such as {_some(every)}."

@@ -70,7 +70,7 @@ def fingerprint(tree: Any) -> str:
 
 
 def is_stacked(name: str) -> bool:
-    """Whether the leaf of that name has a leading axis of layers."""
+    """Whether the leaf of that name has a layer axis."""
     return _SCANNED.match(name) is not None
 
 

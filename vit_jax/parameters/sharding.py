@@ -7,7 +7,6 @@ parameters, `fsdp` splits parameters and batch, `tensor` splits heads, MLP width
 
 from __future__ import annotations
 
-import collections
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -164,7 +163,7 @@ def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
         return NamedSharding(mesh, _moment_spec(leaf.shape, shape, spec))
 
     shardings = jax.tree_util.tree_map_with_path(sharding, abstract_state)
-    _log_fallbacks(abstract_state, shardings, mesh)
+    _log_fallbacks(abstract_state.params, shardings.params, mesh)
     return shardings
 
 
@@ -183,33 +182,27 @@ def _moment_spec(
     return max(kept, key=lambda s: sum(axis is not None for axis in s), default=PartitionSpec())
 
 
-def _log_fallbacks(abstract_state: Any, shardings: Any, mesh: Mesh) -> None:
-    """One line per mesh axis and size that it does not divide; a warning where it costs memory."""
-    bytes_of: collections.Counter[str] = collections.Counter()  # on each device, with moments
-
-    def count(path: Any, leaf: Any, sharding: NamedSharding) -> None:
-        shard_size = math.prod(sharding.shard_shape(leaf.shape))
-        bytes_of[path_name(path)] += shard_size * leaf.dtype.itemsize
-
-    jax.tree_util.tree_map_with_path(count, abstract_state, shardings)
-    specs = {name: sharding.spec for name, sharding in flatten_names(shardings.params).items()}
-    undivided: dict[tuple[str, int], dict[str, tuple[int, ...]]] = {}
-    for name, leaf in flatten_names(abstract_state.params).items():
+def _log_fallbacks(abstract_params: Any, shardings: Any, mesh: Mesh) -> None:
+    """One line per mesh axis and size that it does not divide; a warning if it costs memory."""
+    leaves, placed = flatten_names(abstract_params), flatten_names(shardings)
+    local = {name: math.prod(placed[name].shard_shape(leaf.shape)) for name, leaf in leaves.items()}
+    undivided: dict[tuple[str, int], list[str]] = {}
+    for name, leaf in leaves.items():
         for size, logical in zip(leaf.shape, parameter_axes(name, leaf.ndim), strict=True):
             axis = LOGICAL_TO_MESH[logical]
             if axis is not None and size % mesh.shape[axis]:
-                undivided.setdefault((axis, size), {})[name] = leaf.shape
-    for (axis, size), shapes in undivided.items():
-        whole = [name for name in shapes if axis not in specs[name]]
-        cost = sum(bytes_of[name] for name in whole)
-        example = max(whole or shapes, key=lambda name: math.prod(shapes[name]))
+                undivided.setdefault((axis, size), []).append(name)
+    for (axis, size), names in undivided.items():
+        whole = [name for name in names if axis not in placed[name].spec]
+        cost = sum(local[name] for name in whole) / sum(local.values())
+        example = max(whole or names, key=lambda name: math.prod(leaves[name].shape))
         divisor = math.gcd(size, mesh.shape[axis])
         logging.log(
-            logging.WARNING if cost > bytes_of.total() / 100 else logging.INFO,
-            f"mesh.{axis}={mesh.shape[axis]} does not divide dimension {size} of {len(shapes)} "
-            f"parameters, such as {example} {shapes[example]}: {len(shapes) - len(whole)} of them "
-            f"are split along another dimension, {len(whole)} stay whole and take {cost / 1e6:.3g} "
-            "MB of every device, optimizer included."
+            logging.WARNING if cost > 0.01 else logging.INFO,
+            f"mesh.{axis}={mesh.shape[axis]} does not divide dimension {size} of {len(names)} "
+            f"parameters, such as {example} {leaves[example].shape}: {len(names) - len(whole)} of "
+            f"them are split along another dimension, {len(whole)} stay whole, {cost:.0%} of the "
+            "parameters on a device."
             + (f" mesh.{axis}={divisor} would divide it." if divisor > 1 else ""),
         )
 

@@ -102,7 +102,7 @@ def _check(
     """Raises UserError for a value out of range, or without effect."""
     for key, value in (("mixup_alpha", mixup_alpha), ("cutmix_alpha", cutmix_alpha)):
         if value < 0:
-            raise UserError(f"mix.{key}={value} must not be negative; 0 turns it off.")
+            raise UserError(f"mix.{key}={value} must not be negative; 0 is off.")
     for key, value in (("probability", probability), ("cutmix_probability", cutmix_probability)):
         if not 0.0 <= value <= 1.0:
             raise UserError(f"mix.{key}={value} must be in [0, 1].")
