@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import os
 import re
@@ -47,6 +46,11 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer("num_processes", None, "How many processes, each started by hand.")
     flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
+
+
+def own_flags() -> list[Any]:
+    """The flags of `define_flags`."""
+    return FLAGS.flags_by_module_dict()[__name__]
 
 
 def asks_for_help() -> bool:
@@ -111,7 +115,8 @@ def choose_kinds(config: Any, given: Mapping[str, str]) -> None:
     for key, name in given.items():
         section, _, last = key.rpartition(".")
         names_kind = last == "name" and (section in schema.KINDS or section[:11] == "evaluators.")
-        if names_kind and section in _sections(config) and _value(config, key) != name:
+        values = schema.flatten(config)
+        if names_kind and values.get(key, name) != name:
             schema.set_kind(config, section, name)
 
 
@@ -133,11 +138,8 @@ def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 def _is_recipe(arguments: list[str], i: int) -> bool:
     """Whether argument i is part of `--config=PATH` or `--config PATH`."""
-    return (
-        arguments[i].startswith(("--config=", "-config="))
-        or arguments[i] in ("--config", "-config")
-        or (i > 0 and arguments[i - 1] in ("--config", "-config"))
-    )
+    is_value = i > 0 and arguments[i - 1] in ("--config", "-config")
+    return is_value or re.match(r"--?config(=|$)", arguments[i]) is not None
 
 
 def _key_of(argument: str) -> str:
@@ -148,7 +150,7 @@ def _key_of(argument: str) -> str:
 
 def _flag_error(error: BaseException, config: Any) -> str:
     """One line that says what is wrong with the command line."""
-    known = [] if config is None else _keys(config)
+    known = {} if config is None else schema.flatten(config)
     unknown = [key for key in map(_key_of, sys.argv[1:]) if key and key not in known]
     if config is None or not unknown:
         return f"{' '.join(str(error.args[0] if error.args else error).split())} (see --help)"
@@ -156,25 +158,9 @@ def _flag_error(error: BaseException, config: Any) -> str:
     same = [each for each in known if each.rpartition(".")[0] == section]
     kind = "the config"
     if f"{section}.name" in same and section != "dataset":
-        kind = f"{section}.name={_value(config, section).name!r}"
+        kind = f"{section}.name={known[f'{section}.name']!r}"
     near = nearest(unknown[0], same or known)
     return f"--config.{unknown[0]} is not a key of {kind}.{near} --help lists all."
-
-
-def _keys(config: Any, prefix: str = "") -> list[str]:
-    keys = []
-    for key, value in config.items():
-        nested = _keys(value, f"{prefix}{key}.") if hasattr(value, "items") else []
-        keys += nested or [prefix + key]
-    return keys
-
-
-def _sections(config: Any) -> set[str]:
-    return {key.rpartition(".")[0] for key in _keys(config)}
-
-
-def _value(config: Any, key: str) -> Any:
-    return functools.reduce(lambda node, part: node[part], key.split("."), config)
 
 
 def step_range(text: str) -> tuple[int, int]:
@@ -187,10 +173,9 @@ def step_range(text: str) -> tuple[int, int]:
 
 def help_text(doc: str | None) -> str:
     """The script's docstring, its flags, and every config key with its default and meaning."""
-    own = FLAGS.flags_by_module_dict()[__name__]
     lines = [inspect.cleandoc(doc or ""), "", "Flags:"]
     lines.append("  --config: Recipe, as configs/finetune.py:B/16,cifar10.")
-    lines += [f"  --{flag.name}: {flag.help} (default: {flag.default})" for flag in own]
+    lines += [f"  --{flag.name}: {flag.help} (default: {flag.default})" for flag in own_flags()]
     lines += ["", "Config keys, as --config.KEY=VALUE:"]
     source = inspect.getsource(schema)
     comments = dict(re.findall(r"^ +config\.([\w.]+) = .*?(  # .*)$", source, re.MULTILINE))

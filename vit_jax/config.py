@@ -1,17 +1,15 @@
 """Every config key with its default. Recipes start from `get_config` and override.
 
-The config is locked: neither a recipe nor `--config.key=value` can set a key that is not here.
-Keys that hold None take a value of the type in their comment.
-
-A section with a `name` (model, objective, optimizer, schedule, gradient, each evaluator) holds the
-keys of that kind and no others: the keyword-only parameters of the kind (a model's attributes),
-documented there. `section` reads them, so there is no second list.
+The config is locked: keys that are not here cannot be set. A section with a `name` (model,
+objective, optimizer, schedule, gradient, each evaluator) holds the keys of that kind only: its
+keyword-only parameters (a model's attributes), which `section` reads and are documented there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -21,7 +19,7 @@ from typing import Any, get_args
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
-from vit_jax.errors import UserError, check_keys, check_known
+from vit_jax.errors import UserError, check_keys, check_known, check_local
 from vit_jax.evaluators.create import EVALUATORS
 from vit_jax.models.create import MODELS, create_model, model_keys
 from vit_jax.models.variants import get_variant
@@ -161,14 +159,13 @@ KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
 }
 # Parameters that the loop hands over.
 HANDED_OVER = ("num_classes", "learning_rate", "total_steps", "schedule", "task", "objective")
+# Lowest value of the keys that nothing below would check in time.
+AT_LEAST = {r"loader\.num_\w+": 0, r"(loader\.prefetch|log\.every_steps)": 1}
+AT_LEAST |= {r"evaluators\..*\.every_steps": 0}
 
 
 def section(key: str, name: str, **values: Any) -> ConfigDict:
-    """The section `key` for the kind called `name`: its keys with their defaults, or `values`.
-
-    Raises:
-      UserError: unknown kind or key.
-    """
+    """The section `key` for the kind called `name`: its keys with their defaults, or `values`."""
     table, _ = KINDS[key]
     check_known(f"{key}.name", name, table)
     keys = kind_keys(key, name)
@@ -189,11 +186,8 @@ def evaluator(split: str, name: str = "objective", **values: Any) -> ConfigDict:
 
 def set_kind(config: ConfigDict, key: str, name: str, **values: Any) -> None:
     """Replaces a section by that of another kind; common keys keep their values."""
-    *parents, last = key.split(".")
-    node = config
-    for parent in parents:
-        node = node[parent]
-    of = "evaluators.*" if parents else key
+    parent, _, last = key.rpartition(".")
+    node, of = (config[parent], f"{parent}.*") if parent else (config, key)
     check_known(f"{key}.name", name, KINDS[of][0])
     known = kind_keys(of, name)
     kept = {each: value for each, value in node[last].items() if each in known}
@@ -213,6 +207,32 @@ def check_kinds(config: ConfigDict) -> None:
         check_keys(key, node.name, node, known)
         for missing in known.keys() - set(node):
             raise UserError(f"{key}.{missing} is missing; {key}.name={node.name!r} reads it.")
+
+
+def check_values(config: ConfigDict) -> None:
+    """Raises UserError for numbers and names that nothing below would check in time."""
+    for key, value in flatten(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{key}={value} must be a finite number.")
+        for pattern, low in AT_LEAST.items():
+            if re.fullmatch(pattern, key) and value < low:
+                raise UserError(f"{key}={value} must be at least {low}.")
+    if not 0 <= config.seed < 2**32:  # JAX would drop the higher bits: 2**32 would be 0
+        raise UserError(f"seed={config.seed} must be from 0 to {2**32 - 1}.")
+    first, last = config.log.profile_steps
+    if first > last:
+        raise UserError(f"log.profile_steps={(first, last)}: the first is after the last.")
+    check_local("dataset.name", config.dataset.name)
+    check_local("dataset.data_dir", config.dataset.data_dir)
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """All values by their dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        is_section = hasattr(value, "items")
+        found |= flatten(value, f"{prefix}{key}.") if is_section else {prefix + key: value}
+    return found
 
 
 def optional_keys(config: ConfigDict) -> set[str]:
@@ -236,14 +256,14 @@ def kind_keys(key: str, name: str) -> dict[str, tuple[Any, Any, str]]:
     kind = table[name]
     if key == "model":
         hints, help_of = typing.get_type_hints(kind), _help(*kind.__mro__)
-        return {
-            each: (hints[each], field.default, help_of.get(each, ""))
-            for each, field in model_keys(name).items()
-        } | found
+        for each, field in model_keys(name).items():
+            found[each] = (hints[each], field.default, help_of.get(each, ""))
+        return found
     if not inspect.isclass(kind):
         return found | _keywords(kind, kind)
-    for each in reversed(kind.__mro__):  # a class also has the keys of its bases
-        found |= _keywords(each.__init__, each)
+    bases: tuple[Any, ...] = kind.__mro__
+    for base in reversed(bases):  # a class also has the keys of its bases
+        found |= _keywords(base.__init__, base)
     return found
 
 

@@ -23,13 +23,8 @@ def open_eval_data(
 ) -> dict[str, Dataset]:
     """The data of each evaluator by its key: its own, or else that of the training.
 
-    Args:
-      config: of the run.
-      open_dataset: with the keywords of `create_dataset`.
-      expected: shape of the training's images, [H, W, C].
-
     Raises:
-      UserError: see `create_dataset`; images of another shape.
+      UserError: see `create_dataset`; or images of another shape than `expected`, [H, W, C].
     """
     data, opened = config.dataset, {}
     for key, evaluator in config.evaluators.items():

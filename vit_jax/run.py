@@ -17,7 +17,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.config import check_kinds
+from vit_jax.config import check_kinds, check_values
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import check_repeated_augmentation
 from vit_jax.errors import UserError, as_user_error, check_known
@@ -34,7 +34,6 @@ from vit_jax.parameters.sharding import (
     state_shardings,
     with_shardings,
 )
-from vit_jax.training.config_checks import check_config
 from vit_jax.training.gradient import Gradient, create_gradient
 from vit_jax.training.length import fit_warmup, to_steps
 from vit_jax.training.mixing import Mixing, create_mixing
@@ -164,11 +163,7 @@ class Run:
         return jax.tree.map(place, self.objective.constants, self.abstract_constants())
 
     def train_step(self, state: Any, constants: Any) -> Callable[..., Any]:
-        """The compiled update, (state, constants, batch) -> (state, metrics).
-
-        Args:
-          state, constants: trees of arrays or shapes that have shardings.
-        """
+        """The jitted update, for arrays or shapes with the shardings of `state` and `constants`."""
         step = make_train_step(
             self.objective,
             self.tx,
@@ -189,16 +184,13 @@ def create_run(
 ) -> Run:
     """Builds the parts; opens the data and compares all sizes with each other.
 
-    Args:
-      config: with the keys of `vit_jax/config.py`.
-      mesh: from `create_mesh`.
-      open_dataset: replaces `create_dataset` when the data are not here.
+    `open_dataset` replaces `create_dataset` when the data are not here.
 
     Raises:
       UserError: a mistake in the config or the data.
     """
     check_kinds(config)
-    check_config(config)
+    check_values(config)
     data, batch_size = config.dataset, config.dataset.batch_size
     check_batch_size("dataset.batch_size", batch_size, mesh, config.train_step.accumulation_steps)
     check_repeated_augmentation(data.repeated_augmentation, batch_size)

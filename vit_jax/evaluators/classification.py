@@ -19,14 +19,7 @@ class ClassificationEvaluator:
     """Measures every example with `Classification.measure`; averages on the host."""
 
     def __init__(self, objective: Any, reader: Reader):
-        """
-        Args:
-          objective: a classification.
-          reader: of the dataset, with labels in the order of the model's outputs.
-
-        Raises:
-          UserError: not a classification objective.
-        """
+        """Raises UserError unless the objective is a classification."""
         if not hasattr(objective, "measure"):
             raise UserError(
                 "evaluators.*.name='classification' needs an objective of classes; "
@@ -102,16 +95,10 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray, *, num_bins: 
 
 
 def real_accuracy(predictions: np.ndarray, labels: Sequence[Sequence[int]]) -> tuple[float, int]:
-    """Accuracy on ReaL labels ("Are we done with ImageNet?", 2006.07159).
+    """Accuracy on ReaL labels ("Are we done with ImageNet?", 2006.07159), and its number of images.
 
-    A prediction is right if it is one of the image's labels; images without labels do not count.
-
-    Args:
-      predictions: [N].
-      labels: N sets, not all empty.
-
-    Returns:
-      The accuracy, and how many images count.
+    A prediction [N] is right if it is one of the image's labels (N sets, not all empty); images
+    without labels do not count.
     """
     hits = [int(p) in kept for p, kept in zip(predictions, labels, strict=True) if len(kept)]
     return sum(hits) / len(hits), len(hits)

@@ -17,11 +17,6 @@ class ObjectiveEvaluator:
     """Averages `objective.evaluate` (loss, accuracy, ...) over a dataset, on the devices."""
 
     def __init__(self, objective: Any, reader: Reader):
-        """
-        Args:
-          objective: has `evaluate(params, batch) -> {name: [B]}`.
-          reader: of the dataset, with the evaluation preprocessing.
-        """
         self._reader = reader
         self.metric_names = (*objective.measures, "num_examples")
 

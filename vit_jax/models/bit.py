@@ -58,7 +58,7 @@ def _conv(features: int, size: int, stride: int, dtype: Any, name: str) -> nn.Mo
 
 
 def _norm(dtype: Any, name: str) -> nn.GroupNorm:
-    # Flax takes mean and variance in float32 whatever `dtype` is.
+    # Flax computes mean and variance in float32 for any `dtype`.
     return nn.GroupNorm(num_groups=32, epsilon=GROUP_NORM_EPSILON, dtype=dtype, name=name)
 
 

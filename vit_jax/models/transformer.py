@@ -78,7 +78,7 @@ class MlpBlock(nn.Module):
 
 
 def _layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm:
-    # Flax takes mean and variance in float32 whatever `dtype` is.
+    # Flax computes mean and variance in float32 for any `dtype`.
     return nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=config.dtype, name=name)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from vit_jax.errors import UserError
 from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.objective import Batch, Metrics, Task, masked_mean, scale_images
 
 
@@ -100,5 +100,5 @@ class SoftDistillation(Distillation):
     def _distill(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
         tau = self._temperature
         targets = jax.nn.softmax(answers / tau)
-        entropy = softmax_cross_entropy(answers / tau, targets)  # [B]
-        return tau**2 * (softmax_cross_entropy(logits / tau, targets) - entropy)
+        entropy = optax.softmax_cross_entropy(answers / tau, targets)  # [B]
+        return tau**2 * (optax.softmax_cross_entropy(logits / tau, targets) - entropy)

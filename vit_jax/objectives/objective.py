@@ -41,20 +41,12 @@ class FrozenModel:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What an objective is built from.
+    """What an objective is built from."""
 
-    Attributes:
-      build_model: from the number of outputs to the model.
-      image_shape: [H, W, C] of the images.
-      class_names: of the data, in the order of the labels.
-      load_model: from a source of weights to a model for images of `image_shape` and the classes
-        of the data.
-    """
-
-    build_model: Callable[[int], Any]
-    image_shape: tuple[int, int, int] = (0, 0, 0)
-    class_names: tuple[str, ...] = ()
-    load_model: Callable[[str], FrozenModel] | None = None
+    build_model: Callable[[int], Any]  # from the number of outputs
+    image_shape: tuple[int, int, int] = (0, 0, 0)  # [H, W, C]
+    class_names: tuple[str, ...] = ()  # of the data, in the order of the labels
+    load_model: Callable[[str], FrozenModel] | None = None  # from a source, for these images
 
     @classmethod
     def of(cls, model: Any) -> Task:
@@ -72,7 +64,6 @@ class Objective:
 
     Attributes:
       model: linen module with `num_outputs` outputs.
-      num_outputs: width of the model's output.
       class_names: of the outputs; () if they are not the data's classes.
       example_keys: what it needs of an example.
       measures: names of what `evaluate` returns.

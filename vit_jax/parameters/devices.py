@@ -50,8 +50,8 @@ def all_devices() -> list[Any]:
 def device_groups(devices: Sequence[Any]) -> tuple[str, list[list[Any]]]:
     """What the fast links join: the slices of TPUs, the hosts of GPUs.
 
-    JAX numbers both as `slice_index`, whatever the number of hosts of a slice or of processes on a
-    host. Devices without that number are grouped by process, except TPUs: only a single slice has
+    JAX numbers both as `slice_index`, for any number of hosts in a slice or processes on a host.
+    Devices without that number are grouped by process, except TPUs: only a single slice has
     none. A mesh cannot be cut along groups of different sizes: they count as one.
 
     Returns:
@@ -99,7 +99,7 @@ def mesh_sizes(
     if math.prod(sizes.values()) != num_devices:
         raise UserError(
             f"{text} does not fit the {num_devices} devices there are: the sizes must multiply to "
-            f"{num_devices} (-1 for one of them takes the rest), such as 1 for fsdp and tensor."
+            f"{num_devices} (-1 for one of them takes the rest)."
         )
     return sizes["data"], sizes["fsdp"], sizes["tensor"]
 

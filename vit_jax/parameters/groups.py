@@ -97,7 +97,7 @@ def _frozen_names(pattern: str, names: Names) -> frozenset[str]:
     count = sum(size for name, _, size in names if name in frozen)
     total = sum(size for _, _, size in names)
     logging.info(
-        f"optimizer.freeze: {count:,} of {total:,} parameters stay as they are; trained are "
+        f"optimizer.freeze: {count:,} of {total:,} parameters are frozen; training "
         f"{_some(trained)}."
     )
     return frozenset(frozen)

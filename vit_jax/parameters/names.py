@@ -75,7 +75,7 @@ def is_stacked(name: str) -> bool:
 
 
 def is_scanned(flat: dict[str, Any]) -> bool:
-    """Whether flat names show the scan form."""
+    """Whether a flat tree has the scan form."""
     return any(is_stacked(name) for name in flat)
 
 

@@ -148,10 +148,6 @@ def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
     A leaf outside of `params` belongs to the parameter whose name ends its path. Moments and
     averages are sharded like the parameter; factored moments, which lack one dimension, like the
     other dimensions. The rest (counters) is replicated.
-
-    Args:
-      abstract_state: `TrainState` of ShapeDtypeStructs.
-      mesh: from `create_mesh`.
     """
     params = {
         name: (leaf.shape, parameter_spec(name, leaf.shape, mesh))

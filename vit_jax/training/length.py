@@ -21,11 +21,9 @@ def to_steps(
     rounded to the nearest whole update, as big_vision does.
 
     Args:
-      steps: updates.
+      steps: updates of `batch_size` examples.
       examples: training examples seen, counting repeats.
       epochs: passes over the `num_examples` of the training split.
-      num_examples: size of the training split.
-      batch_size: examples per update, over all devices and hosts.
 
     Raises:
       UserError: none is set, or the result is below one step.

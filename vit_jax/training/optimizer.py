@@ -87,13 +87,11 @@ def create_schedule(
     """A function from the number of finished updates to the learning rate of the next one.
 
     Args:
-      name: a key of `SCHEDULES`.
       learning_rate: the base.
       total_steps: updates in all.
       warmup_steps: until then the rate is multiplied by step / warmup_steps; it is 0 in the first
         update, as in the official code.
       cooldown_steps: over the last updates the rate is multiplied by a line to 0.
-      **kwargs: keys of that schedule.
 
     Raises:
       UserError: unknown name, a negative or non-finite rate, or warm-up and cool-down do not fit
@@ -203,7 +201,6 @@ def create_optimizer(
     `layer_decay` scales this rate too, as in BEiT's AdamW (2106.08254).
 
     Args:
-      name: a key of `OPTIMIZERS`.
       schedule: from `create_schedule`.
       weight_decay: decoupled, multiplied by the learning rate.
       decay_parameters: which parameters decay: kernels | all.
@@ -217,7 +214,6 @@ def create_optimizer(
       layer_decay: the learning rate of layer l of L is multiplied by layer_decay ** (L + 1 - l):
         l = 0 for what stands before the first block, i + 1 for block i, L + 1 for what comes after
         the last one. 1.0 is off.
-      **kwargs: keys of that optimizer.
 
     Raises:
       UserError: unknown name or value; `init` raises those of `freeze`, `decay_multipliers` and

@@ -31,20 +31,13 @@ class Session:
     """Does what is due after an update, in the order log, evaluate, checkpoint.
 
     The host waits for the devices only when something is due.
-
-    Attributes:
-      config: of the run.
-      total_steps: updates in all.
-      schedule: the learning rate by finished updates.
-      evaluators: by their key in the config.
-      constants: of the objective, on the devices.
     """
 
     config: ConfigDict
     total_steps: int
     schedule: Schedule
-    evaluators: Mapping[str, Any]
-    constants: Mapping[str, Any]
+    evaluators: Mapping[str, Any]  # by their key in the config
+    constants: Mapping[str, Any]  # of the objective, on the devices
     checkpoints: CheckpointManager
     writer: MetricWriter
     clock: Clock

@@ -18,19 +18,12 @@ from vit_jax.workdir.checkpoints import CheckpointManager
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything a restart needs; randomness and data order follow from the seed and `step`.
+    """Everything a restart needs; randomness and data order follow from the seed and `step`."""
 
-    Attributes:
-      step: int32 scalar, number of finished updates.
-      params: nested dict of float32 arrays.
-      opt_state: of the optimizer.
-      polyak_params: running average of `params` (Polyak averaging), or None.
-    """
-
-    step: jax.Array
-    params: Any
+    step: jax.Array  # int32 scalar, number of finished updates
+    params: Any  # nested dict of float32 arrays
     opt_state: Any
-    polyak_params: Any = None
+    polyak_params: Any = None  # running average of `params` (Polyak averaging), or None
 
     @property
     def eval_params(self) -> Any:
@@ -68,13 +61,11 @@ def initial_state(
     """The last checkpoint of the work directory, or pre-trained parameters, or random ones.
 
     Args:
-      checkpoints: of the work directory.
       abstract_state: shapes with shardings.
       init_state: rng -> random state; pure.
       start_state: parameters -> the state before their first update; pure.
       load_params: returns a tree of host arrays, with shapes where a random array is wanted (a new
         head); None without pre-trained parameters.
-      seed: of random parameters.
     """
     restored = checkpoints.restore(abstract_state)
     if restored is not None:

@@ -67,9 +67,7 @@ def make_train_step(
 
     Args:
       objective: has `loss({**params, **constants}, batch, rng) -> (scalar, metrics)`.
-      tx: the optimizer.
       seed: all randomness of update t is a function of (seed, t).
-      gradient: from `create_gradient`.
       accumulation_steps: parts that the batch is cut into.
       polyak_decay: d of average = d * average + (1 - d) * params; 0 for no average.
       freeze: of the optimizer; frozen parameters get no gradient and do not count in `grad_norm`.
@@ -108,11 +106,9 @@ def make_train_step(
 
 
 def step_shardings(state: TrainState, constants: Any, mesh: Mesh) -> dict[str, Any]:
-    """Keyword arguments of `jax.jit` for a train step; the state passed in is donated.
+    """Keyword arguments of `jax.jit` for a train step, from trees of NamedShardings.
 
-    Args:
-      state, constants: trees of NamedShardings.
-      mesh: from `create_mesh`.
+    The state passed in is donated.
     """
     return {
         "in_shardings": (state, constants, batch_sharding(mesh)),
