@@ -160,8 +160,10 @@ KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
 # Parameters that the loop hands over.
 HANDED_OVER = ("num_classes", "learning_rate", "total_steps", "schedule", "task", "objective")
 # Lowest value of the keys that nothing below would check in time.
-AT_LEAST = {r"loader\.num_\w+": 0, r"(loader\.prefetch|log\.every_steps)": 1}
-AT_LEAST |= {r"evaluators\..*\.every_steps": 0}
+AT_LEAST = {
+    r"loader\.num_\w+|evaluators\..+\.every_steps": 0,
+    r"loader\.prefetch|log\.every_steps": 1,
+}
 
 
 def section(key: str, name: str, **values: Any) -> ConfigDict:
