@@ -33,9 +33,6 @@ from vit_jax import command_line, launch
 from vit_jax.errors import UserError
 from vit_jax.plan.topology import parse_topology
 
-# Of training; the same command line may have them, but a plan does without.
-IGNORED = tuple(f"  --{name}: " for name in command_line.OWN_FLAGS)
-
 
 def plan(config):
     given = flags.FLAGS
@@ -72,8 +69,10 @@ def main():
     command_line.define_flags()
     with launch.one_line_errors():
         if command_line.asks_for_help():
+            # A plan accepts the flags of training, but does not use them.
+            ignored = tuple(f"  --{flag.name}: " for flag in command_line.own_flags())
             lines = command_line.help_text(__doc__).splitlines()
-            print("\n".join(line for line in lines if not line.startswith(IGNORED)))
+            print("\n".join(line for line in lines if not line.startswith(ignored)))
             return 0
         command_line.parse_flags()
         launch.start_logging(to_stderr=True)

@@ -116,7 +116,7 @@ def test_the_loop_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return get(node, key)
 
     # These two look at everything, and use nothing.
-    monkeypatch.setattr(run_module, "check_config", lambda _: None)
+    monkeypatch.setattr(run_module, "check_values", lambda _: None)
     monkeypatch.setattr(ConfigDict, "to_dict", lambda node: {"tiny": id(node)})
     monkeypatch.setattr(ConfigDict, "__getitem__", recorded)
     train_and_evaluate(config, f"{tmp_path}/b")

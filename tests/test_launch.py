@@ -30,7 +30,7 @@ BAD_COMMANDS = {
     ),
     "key of another kind": (
         ["--config.optimizer.momentum=0.9"],
-        "no key of optimizer.name='adamw'. Did you mean 'optimizer.momentum_dtype'",
+        "not a key of optimizer.name='adamw'. Did you mean 'optimizer.momentum_dtype'",
     ),
     "unknown kind": (["--config.optimizer.name=adm"], "Did you mean 'adamw'"),
     "ill-typed value": (["--config.duration.steps=many"], "duration.steps=many"),

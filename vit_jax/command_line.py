@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import os
 import re
@@ -21,16 +20,6 @@ from vit_jax.errors import UserError, nearest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = flags.FLAGS
-OWN_FLAGS = (
-    "workdir",
-    "resume",
-    "profile_steps",
-    "distributed",
-    "coordinator_address",
-    "num_processes",
-    "process_id",
-)
-CONFIG_HELP = "  --config: Recipe, as configs/finetune.py:B/16,cifar10."
 
 
 def define_flags() -> None:
@@ -40,23 +29,28 @@ def define_flags() -> None:
         "resume",
         "auto",
         ["auto", "force"],
-        "auto refuses a workdir that belongs to another config; force continues it all the same.",
+        "auto refuses a workdir that belongs to another config; force resumes it anyway.",
+    )
+    flags.DEFINE_string(
+        "profile_steps", None, "FIRST:LAST, a trace of these updates to WORKDIR/profile."
     )
     flags.DEFINE_enum(
         "distributed",
         "auto",
         ["auto", "on", "off"],
-        "auto joins the other processes where the flags below or the cluster (Cloud TPU, GKE, "
-        "SLURM, Open MPI) say how; on insists; off runs alone.",
+        "auto joins the other processes if the flags below or the cluster (Cloud TPU, GKE, SLURM, "
+        "Open MPI) say how; on insists; off runs alone.",
     )
     flags.DEFINE_string(
         "coordinator_address", None, "host:port of process 0, for a run of several processes."
     )
     flags.DEFINE_integer("num_processes", None, "How many processes, each started by hand.")
     flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
-    flags.DEFINE_string(
-        "profile_steps", None, "FIRST:LAST, a trace of these updates to WORKDIR/profile."
-    )
+
+
+def own_flags() -> list[Any]:
+    """The flags of `define_flags`."""
+    return FLAGS.flags_by_module_dict()[__name__]
 
 
 def asks_for_help() -> bool:
@@ -95,10 +89,10 @@ def parse_flags(default_config: str | None = None) -> None:
 
 
 def load_recipe(spec: str | None) -> Any:
-    """The config of `PATH[:ARGUMENT]`; None for None or an empty one.
+    """The config of `PATH[:ARGUMENT]`; None for None or "".
 
     Raises:
-      UserError: there is no such file or no `get_config` in it, or what the recipe itself raises.
+      UserError: no such file, no `get_config` in it, or raised by the recipe itself.
     """
     if not spec:
         return None
@@ -110,18 +104,19 @@ def load_recipe(spec: str | None) -> Any:
     try:
         get_config = runpy.run_path(path, run_name="recipe")["get_config"]
     except (KeyError, SyntaxError) as error:
-        raise UserError(f"--config: {path!r} is no recipe: {error}") from error
+        raise UserError(f"--config: {path!r} is not a recipe: {error}") from error
     if separator and not inspect.signature(get_config).parameters:
         raise UserError(f"--config: {path!r} takes no argument such as {argument!r}.")
     return get_config(argument) if separator else get_config()
 
 
 def choose_kinds(config: Any, given: Mapping[str, str]) -> None:
-    """Gives a section the keys of the kind that the command line names."""
+    """Gives each section the kind that the command line names."""
     for key, name in given.items():
         section, _, last = key.rpartition(".")
         names_kind = last == "name" and (section in schema.KINDS or section[:11] == "evaluators.")
-        if names_kind and section in _sections(config) and _value(config, key) != name:
+        values = schema.flatten(config)
+        if names_kind and values.get(key, name) != name:
             schema.set_kind(config, section, name)
 
 
@@ -143,11 +138,8 @@ def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 def _is_recipe(arguments: list[str], i: int) -> bool:
     """Whether argument i is part of `--config=PATH` or `--config PATH`."""
-    return (
-        arguments[i].startswith(("--config=", "-config="))
-        or arguments[i] in ("--config", "-config")
-        or (i > 0 and arguments[i - 1] in ("--config", "-config"))
-    )
+    is_value = i > 0 and arguments[i - 1] in ("--config", "-config")
+    return is_value or re.match(r"--?config(=|$)", arguments[i]) is not None
 
 
 def _key_of(argument: str) -> str:
@@ -158,34 +150,17 @@ def _key_of(argument: str) -> str:
 
 def _flag_error(error: BaseException, config: Any) -> str:
     """One line that says what is wrong with the command line."""
-    known = [] if config is None else _keys(config)
-    for argument in sys.argv[1:]:
-        key = _key_of(argument)
-        if not key or key in known or config is None:
-            continue
-        section = key.rpartition(".")[0]
-        same = [each for each in known if each.rpartition(".")[0] == section]
-        kind = "the config"
-        if f"{section}.name" in same and section != "dataset":
-            kind = f"{section}.name={_value(config, section).name!r}"
-        return f"--config.{key} is no key of {kind}.{nearest(key, same or known)} --help lists all."
-    return f"{' '.join(str(error.args[0] if error.args else error).split())} (see --help)"
-
-
-def _keys(config: Any, prefix: str = "") -> list[str]:
-    keys = []
-    for key, value in config.items():
-        nested = _keys(value, f"{prefix}{key}.") if hasattr(value, "items") else []
-        keys += nested or [prefix + key]
-    return keys
-
-
-def _sections(config: Any) -> set[str]:
-    return {key.rpartition(".")[0] for key in _keys(config)}
-
-
-def _value(config: Any, key: str) -> Any:
-    return functools.reduce(lambda node, part: node[part], key.split("."), config)
+    known = {} if config is None else schema.flatten(config)
+    unknown = [key for key in map(_key_of, sys.argv[1:]) if key and key not in known]
+    if config is None or not unknown:
+        return f"{' '.join(str(error.args[0] if error.args else error).split())} (see --help)"
+    section = unknown[0].rpartition(".")[0]
+    same = [each for each in known if each.rpartition(".")[0] == section]
+    kind = "the config"
+    if f"{section}.name" in same and section != "dataset":
+        kind = f"{section}.name={known[f'{section}.name']!r}"
+    near = nearest(unknown[0], same or known)
+    return f"--config.{unknown[0]} is not a key of {kind}.{near} --help lists all."
 
 
 def step_range(text: str) -> tuple[int, int]:
@@ -198,9 +173,9 @@ def step_range(text: str) -> tuple[int, int]:
 
 def help_text(doc: str | None) -> str:
     """The script's docstring, its flags, and every config key with its default and meaning."""
-    own = [FLAGS[name] for name in OWN_FLAGS]
-    lines = [inspect.cleandoc(doc or ""), "", "Flags:", CONFIG_HELP]
-    lines += [f"  --{flag.name}: {flag.help} (default: {flag.default})" for flag in own]
+    lines = [inspect.cleandoc(doc or ""), "", "Flags:"]
+    lines.append("  --config: Recipe, as configs/finetune.py:B/16,cifar10.")
+    lines += [f"  --{flag.name}: {flag.help} (default: {flag.default})" for flag in own_flags()]
     lines += ["", "Config keys, as --config.KEY=VALUE:"]
     source = inspect.getsource(schema)
     comments = dict(re.findall(r"^ +config\.([\w.]+) = .*?(  # .*)$", source, re.MULTILINE))
@@ -219,7 +194,7 @@ def help_text(doc: str | None) -> str:
 
 
 def _help_of_kinds(key: str, shown: str, default: str) -> list[str]:
-    """The keys of a section, with the kinds that have them where these are not all."""
+    """The keys of a section, with the kinds that have them unless all do."""
     table, _ = schema.KINDS[key]
     kinds = {name: schema.kind_keys(key, name) for name in table}
     lines = [f"  {shown}.name = {default!r}  # {' | '.join(table)}"]

@@ -1,27 +1,25 @@
-"""Every key there is, with its default. Recipes start from `get_config` and override.
+"""Every config key with its default. Recipes start from `get_config` and override.
 
-The config is locked: a key that is not here cannot be set, neither by a recipe nor by
-`--config.key=value`. Keys that hold None take any value of the type that their comment says.
-
-A section with a `name` (model, objective, optimizer, schedule, gradient, each evaluator) holds the
-keys of that kind and no others. They are the keyword-only parameters of the kind (of a model, its
-attributes), documented there: `section` reads them, so there is no second list of them.
+The config is locked: keys that are not here cannot be set. A section with a `name` (model,
+objective, optimizer, schedule, gradient, each evaluator) holds the keys of that kind only: its
+keyword-only parameters (a model's attributes), which `section` reads and are documented there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
-import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
-from vit_jax.errors import UserError, check_keys, check_known
+from vit_jax.errors import UserError, check_keys, check_known, check_local
 from vit_jax.evaluators.create import EVALUATORS
 from vit_jax.models.create import MODELS, create_model, model_keys
 from vit_jax.models.variants import get_variant
@@ -150,7 +148,7 @@ def evaluator_keys(
     """
 
 
-# Of a section: its table of kinds, and what reads the keys that all of them have.
+# Of a section: its table of kinds, and the functions whose keys all of them have.
 KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
     "model": (MODELS, (create_model,)),
     "objective": (OBJECTIVES, ()),
@@ -161,14 +159,15 @@ KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
 }
 # Parameters that the loop hands over.
 HANDED_OVER = ("num_classes", "learning_rate", "total_steps", "schedule", "task", "objective")
+# Lowest value of the keys that nothing below would check in time.
+AT_LEAST = {
+    r"loader\.num_\w+|evaluators\..+\.every_steps": 0,
+    r"loader\.prefetch|log\.every_steps": 1,
+}
 
 
 def section(key: str, name: str, **values: Any) -> ConfigDict:
-    """The section `key` for the kind called `name`: its keys with their defaults, or `values`.
-
-    Raises:
-      UserError: unknown kind or key.
-    """
+    """The section `key` for the kind called `name`: its keys with their defaults, or `values`."""
     table, _ = KINDS[key]
     check_known(f"{key}.name", name, table)
     keys = kind_keys(key, name)
@@ -188,12 +187,9 @@ def evaluator(split: str, name: str = "objective", **values: Any) -> ConfigDict:
 
 
 def set_kind(config: ConfigDict, key: str, name: str, **values: Any) -> None:
-    """Replaces a section by that of another kind; keys that both have keep their values."""
-    *parents, last = key.split(".")
-    node = config
-    for parent in parents:
-        node = node[parent]
-    of = "evaluators.*" if parents else key
+    """Replaces a section by that of another kind; common keys keep their values."""
+    parent, _, last = key.rpartition(".")
+    node, of = (config[parent], f"{parent}.*") if parent else (config, key)
     check_known(f"{key}.name", name, KINDS[of][0])
     known = kind_keys(of, name)
     kept = {each: value for each, value in node[last].items() if each in known}
@@ -203,7 +199,7 @@ def set_kind(config: ConfigDict, key: str, name: str, **values: Any) -> None:
 
 
 def check_kinds(config: ConfigDict) -> None:
-    """Raises UserError for a section that holds other keys than its kind has."""
+    """Raises UserError for a section with a key too many or too few."""
     sections = {key: config[key] for key in KINDS if "." not in key}
     sections |= {f"evaluators.{key}": config.evaluators[key] for key in config.evaluators}
     for key, node in sections.items():
@@ -215,13 +211,39 @@ def check_kinds(config: ConfigDict) -> None:
             raise UserError(f"{key}.{missing} is missing; {key}.name={node.name!r} reads it.")
 
 
+def check_values(config: ConfigDict) -> None:
+    """Raises UserError for numbers and names that nothing below would check in time."""
+    for key, value in flatten(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{key}={value} must be a finite number.")
+        for pattern, low in AT_LEAST.items():
+            if re.fullmatch(pattern, key) and value < low:
+                raise UserError(f"{key}={value} must be at least {low}.")
+    if not 0 <= config.seed < 2**32:  # JAX would drop the higher bits: 2**32 would be 0
+        raise UserError(f"seed={config.seed} must be from 0 to {2**32 - 1}.")
+    first, last = config.log.profile_steps
+    if first > last:
+        raise UserError(f"log.profile_steps={(first, last)}: the first is after the last.")
+    check_local("dataset.name", config.dataset.name)
+    check_local("dataset.data_dir", config.dataset.data_dir)
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """All values by their dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        is_section = hasattr(value, "items")
+        found |= flatten(value, f"{prefix}{key}.") if is_section else {prefix + key: value}
+    return found
+
+
 def optional_keys(config: ConfigDict) -> set[str]:
     """The keys that may be None, as `section.key`."""
     found: set[str] = set()
     for key, node in get_config().items():
         if key in KINDS:
             keys = kind_keys(key, config[key].name).items()
-            found |= {f"{key}.{each}" for each, (hint, *_) in keys if _is_optional(hint)}
+            found |= {f"{key}.{each}" for each, (hint, *_) in keys if NoneType in get_args(hint)}
         elif hasattr(node, "items"):
             found |= {f"{key}.{each}" for each, value in node.items() if value is None}
     return found
@@ -234,13 +256,17 @@ def kind_keys(key: str, name: str) -> dict[str, tuple[Any, Any, str]]:
     for function in shared:
         found |= _keywords(function, function)
     kind = table[name]
-    if key != "model":
-        return found | _keywords(kind.__init__ if inspect.isclass(kind) else kind, kind)
-    hints, help_of = typing.get_type_hints(kind), _help(*kind.__mro__)
-    return {
-        each: (hints[each], field.default, help_of.get(each, ""))
-        for each, field in model_keys(name).items()
-    } | found
+    if key == "model":
+        hints, help_of = typing.get_type_hints(kind), _help(*kind.__mro__)
+        for each, field in model_keys(name).items():
+            found[each] = (hints[each], field.default, help_of.get(each, ""))
+        return found
+    if not inspect.isclass(kind):
+        return found | _keywords(kind, kind)
+    bases: tuple[Any, ...] = kind.__mro__
+    for base in reversed(bases):  # a class also has the keys of its bases
+        found |= _keywords(base.__init__, base)
+    return found
 
 
 def _keywords(function: Callable[..., Any], documented: Any) -> dict[str, tuple[Any, Any, str]]:
@@ -264,16 +290,11 @@ def _help(*documented: Any) -> dict[str, str]:
     return found
 
 
-def _is_optional(annotation: Any) -> bool:
-    return types.NoneType in typing.get_args(annotation)
-
-
 def _field(annotation: Any, value: Any) -> Any:
     """`value` as a config holds it, with its type; None and unions keep the types of the key."""
     if isinstance(value, list):
         value = tuple(value)
-    if not isinstance(annotation, types.UnionType):
+    if not isinstance(annotation, UnionType):
         return value
-    options = {typing.get_origin(each) or each for each in typing.get_args(annotation)}
-    options -= {types.NoneType}
+    options = {typing.get_origin(each) or each for each in get_args(annotation)} - {NoneType}
     return FieldReference(value, field_type=options.pop() if len(options) == 1 else object)

@@ -7,7 +7,7 @@ import errno
 import re
 from collections.abc import Iterable
 
-# Of a disk or network that may be back in a moment.
+# Errors of a disk or network that may soon be back.
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
 _OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")  # in the ValueErrors of TensorStore
 
@@ -21,11 +21,11 @@ class UserError(ValueError):
 
 
 class PassingError(UserError):
-    """A disk or network has failed in a way that may pass: the same command may then work (75)."""
+    """A failure of a disk or network that may pass: the same command may work later (status 75)."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether it is an I/O error of a disk or network that may be back in a moment."""
+    """Whether it is an error of a disk or network that may soon be back."""
     if isinstance(error, OSError):
         return error.errno in _PASSING
     code = _OS_ERROR_CODE.search(str(error))
@@ -33,7 +33,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def as_user_error(message: str, cause: BaseException) -> UserError:
-    """The UserError that says it in our words; a PassingError where the cause may pass."""
+    """A UserError with this message; a PassingError if the cause may pass."""
     return PassingError(message) if may_pass(cause) else UserError(message)
 
 
@@ -45,7 +45,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def list_names(names: Iterable[str], shown: int = 4) -> str:
-    """The first few names, and how many more there are."""
+    """The first few names and the number of the others."""
     names = list(names)
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
@@ -74,7 +74,7 @@ def check_keys(section: str, kind: str, given: Iterable[str], known: Iterable[st
 def check_local(key: str, path: str) -> None:
     """Raises a UserError for `gs://bucket/x`, which would become a folder called `gs:`."""
     if "://" in path:
-        raise UserError(f"{key}={path!r}: only paths of the file system will do; mount it first.")
+        raise UserError(f"{key}={path!r}: only paths of the file system work; mount it first.")
 
 
 class PreemptedError(Exception):

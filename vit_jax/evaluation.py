@@ -21,15 +21,10 @@ from vit_jax.parameters.sharding import check_batch_size
 def open_eval_data(
     config: ConfigDict, open_dataset: Callable[..., Dataset], expected: tuple[int, int, int]
 ) -> dict[str, Dataset]:
-    """The data of each evaluator by its key: what it names, or the data of the training.
-
-    Args:
-      config: of the run.
-      open_dataset: with the keywords of `create_dataset`.
-      expected: shape of the training's images, [H, W, C].
+    """The data of each evaluator by its key: its own, or else that of the training.
 
     Raises:
-      UserError: see `create_dataset`; images of another shape.
+      UserError: see `create_dataset`; or images of another shape than `expected`, [H, W, C].
     """
     data, opened = config.dataset, {}
     for key, evaluator in config.evaluators.items():
@@ -44,14 +39,13 @@ def open_eval_data(
                 on_bad_image=data.on_bad_image,
             )
         except UserError as error:
-            # The readers speak of dataset.split: the evaluator's is meant.
+            # The reader's message names dataset.split, but means the evaluator's.
             message = f"evaluators.{key} (split={evaluator.split!r}): {error}"
             raise as_user_error(message, error) from error
         if (found := image_shape(opened[key])) != expected:
             raise UserError(
-                f"evaluators.{key} reads images of {found}, training reads "
-                f"{expected}; make dataset.eval_preprocess="
-                f"{config.dataset.eval_preprocess!r} give the same size."
+                f"evaluators.{key} reads images of {found}, training of {expected}; make "
+                f"dataset.eval_preprocess={data.eval_preprocess!r} give the same size."
             )
     return opened
 
@@ -62,7 +56,8 @@ def create_evaluators(
     """The evaluators by their keys, see `EVALUATORS`.
 
     Raises:
-      UserError: classes that the training does not have, or a batch that the devices do not divide.
+      UserError: classes that the training does not have, or a batch that does not divide over the
+        devices.
     """
     evaluators = {}
     for key, dataset in datasets.items():
@@ -81,7 +76,7 @@ def create_evaluators(
 
 
 def _with_our_labels(key: str, dataset: Dataset, class_names: tuple[str, ...]) -> Dataset:
-    """Data of other classes, matched by name; they may be some of the training's."""
+    """Relabels data whose classes are a subset or another order of the training's, by name."""
     from vit_jax.inference.class_order import match_classes, relabel  # knows the lists of names
 
     way_out = "classes of an evaluator must be among those of the training"

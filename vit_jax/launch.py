@@ -37,8 +37,8 @@ def main(
 
     A `UserError` ends the process with one line on stderr and status 2, a diverged training with
     status 1, Ctrl-C with 130. Status 75 means that the same command resumes from the last
-    checkpoint: the run was asked to stop, or a process of it was lost. Anything else is a bug and
-    shows its traceback. Whatever ends one process ends all of the run.
+    checkpoint: the run was asked to stop, or lost a process. Anything else is a bug and shows its
+    traceback. The end of one process ends the run on all of them.
     """
     from vit_jax import command_line
 
@@ -49,7 +49,7 @@ def main(
             return
         command_line.parse_flags(default_config)
         for name in ("config", "workdir") if workdir else ("config",):
-            if not getattr(FLAGS, name):  # None, or empty as of a variable that is not set
+            if not getattr(FLAGS, name):  # None, or "" from an unset shell variable
                 raise UserError(f"--{name} is missing; see --help.")
         if FLAGS.profile_steps is not None:
             FLAGS.config.log.profile_steps = command_line.step_range(FLAGS.profile_steps)
@@ -61,13 +61,13 @@ def main(
 
 @contextlib.contextmanager
 def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
-    """Ends the process with the message alone where the message says it all.
+    """Ends the process on an error, without a traceback for errors that the user can put right.
 
     `resumes`: whether the same command resumes an interrupted run.
     """
     try:
         yield
-    except TimeoutError as error:  # of a barrier whose other processes do not come
+    except TimeoutError as error:  # a barrier that other processes did not reach
         _wait_for_verdict(error)
         _end(f"error: {error}", REQUEUE_EXIT_CODE)
     except (UserError, OSError) as error:  # OSError: a full disk, a folder that went away
@@ -77,8 +77,8 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
         leave_processes()
         sys.exit(REQUEUE_EXIT_CODE)
     except KeyboardInterrupt:
-        going_on = " The same command resumes from the last checkpoint." if resumes else ""
-        _end(f"Interrupted.{going_on}", 130)
+        way_on = " The same command resumes from the last checkpoint." if resumes else ""
+        _end(f"Interrupted.{way_on}", 130)
     except Exception as error:
         kind = type(error).__name__
         if kind == "TrainingDivergedError":
@@ -101,7 +101,7 @@ def _has_peers() -> bool:
 
 
 def _wait_for_verdict(error: Exception) -> None:
-    """Ends the process if another one is to blame; the watch says which."""
+    """Ends the process if another one is to blame; the watchdog says which."""
     if _has_peers():
         from vit_jax.multihost.watchdog import watchdog
 
@@ -110,8 +110,8 @@ def _wait_for_verdict(error: Exception) -> None:
 
 
 def _end(message: str, exit_code: int) -> NoReturn:
-    """Ends this process, and with it the others of the run, which would wait for it."""
-    with contextlib.suppress(OSError):  # the disk that is full may be that of the log
+    """Ends this process and the others of the run, which would wait for it."""
+    with contextlib.suppress(OSError):  # the log may be on the full disk
         print(message, file=sys.stderr, flush=True)
     if not _has_peers():
         sys.exit(exit_code)
@@ -119,14 +119,11 @@ def _end(message: str, exit_code: int) -> NoReturn:
 
     watchdog.fail(message.strip().splitlines()[-1].removeprefix("error: "), exit_code)
     logging.shutdown()
-    os._exit(exit_code)  # not through JAX's farewell, for which everybody would have to come
+    os._exit(exit_code)  # JAX's exit handlers would wait for all processes
 
 
 def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> None:
-    """Progress goes to stdout, or to stderr where stdout is for the result alone.
-
-    Libraries speak from warnings on.
-    """
+    """Logs progress to stdout, or to stderr when stdout is for the result; libraries only warn."""
     process = "" if process_id is None else f"[{process_id}] "
     logging.basicConfig(
         level=logging.INFO,
@@ -140,7 +137,7 @@ def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> 
 
 
 def join_processes(timeouts: Any) -> None:
-    """Joins the other processes of this run, if there are any; see `processes.start_processes`."""
+    """Joins the other processes of this run, if any; see `processes.start_processes`."""
     from vit_jax.multihost import coordination, processes
 
     processes.start_processes(
@@ -155,7 +152,7 @@ def join_processes(timeouts: Any) -> None:
 
 
 def leave_processes() -> None:
-    """The work is done: when all have said so, nobody is missed from here on."""
+    """Tells the other processes that this one is done and may leave."""
     from vit_jax.multihost.watchdog import watchdog
 
     watchdog.leave()

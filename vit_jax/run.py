@@ -1,4 +1,4 @@
-"""The parts that a training is made of, built from a config and checked against each other."""
+"""The parts of a training run, built from a config and checked against each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.config import check_kinds
+from vit_jax.config import check_kinds, check_values
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import check_repeated_augmentation
 from vit_jax.errors import UserError, as_user_error, check_known
@@ -34,7 +34,6 @@ from vit_jax.parameters.sharding import (
     state_shardings,
     with_shardings,
 )
-from vit_jax.training.config_checks import check_config
 from vit_jax.training.gradient import Gradient, create_gradient
 from vit_jax.training.length import fit_warmup, to_steps
 from vit_jax.training.mixing import Mixing, create_mixing
@@ -47,7 +46,7 @@ from vit_jax.workdir.description import MODEL_FILE, PARAMETERS_FILE, Description
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one config stands for; nothing is computed yet. `create_run` builds it."""
+    """The parts that a config describes; nothing is computed yet. `create_run` builds it."""
 
     config: ConfigDict
     mesh: Mesh
@@ -81,12 +80,13 @@ class Run:
         """Identity of the data and constants, so that a resumed run notices when they change."""
         datasets = {"train": self.dataset, **self.eval_datasets}
         found = {key: dataset.fingerprint for key, dataset in datasets.items()}
-        constants = self.objective.constants.items()
-        return {**found, **{f"constant {name}": fingerprint(tree) for name, tree in constants}}
+        for name, tree in self.objective.constants.items():
+            found[f"constant {name}"] = fingerprint(tree)
+        return found
 
     @property
     def description(self) -> Description:
-        """What a user of the parameters has to know."""
+        """What users of the parameters need to know."""
         return Description(
             model={**self.config.model, "num_classes": self.objective.num_outputs},
             image_shape=self.image_shape,
@@ -101,7 +101,7 @@ class Run:
         return jax.eval_shape(lambda: self.init_state(jax.random.key(0)))
 
     def init_state(self, rng: jax.Array) -> TrainState:
-        """A random state; pure, so that its shapes can be had without computing it."""
+        """A random state; pure, so `eval_shape` gives its shapes."""
         image = jnp.zeros((1, *self.image_shape), self.dataset.element_spec["image"].dtype)
         return self.start_state(self.objective.init(rng, {"image": image}))
 
@@ -110,11 +110,11 @@ class Run:
         return create_train_state(params, self.tx, polyak_decay=self.config.train_step.polyak_decay)
 
     def sharded_state(self) -> TrainState:
-        """Shapes and types of the state, with the shardings that the table gives them."""
+        """Shapes and types of the state, with shardings."""
         return with_shardings(self.abstract_state, state_shardings(self.abstract_state, self.mesh))
 
     def initial_state(self, checkpoints: CheckpointManager) -> TrainState:
-        """On the devices: of the last checkpoint, or before the first update."""
+        """The state on the devices, see `training.state.initial_state`."""
         return initial_state(
             checkpoints,
             self.sharded_state(),
@@ -125,17 +125,17 @@ class Run:
         )
 
     def _load_params(self) -> Any:
-        """The pre-trained parameters of `pretrained.source` in this model's shapes and form."""
+        """The parameters of `pretrained.source` in this model's shapes and form."""
         from vit_jax.pretrained.load import load_pretrained  # readers of many formats
 
-        keys = self.config.pretrained
-        like = self.abstract_state.params
+        keys, like = self.config.pretrained, self.abstract_state.params
         try:
-            return load_pretrained(
+            params, _ = load_pretrained(
                 **keys, like=like, target_grid=self.grid, model=self.config.model
-            )[0]
+            )
         except UserError as error:
             raise as_user_error(f"pretrained.source={keys.source!r}: {error}", error) from error
+        return params
 
     def train_flops_per_image(self) -> float:
         """See `hardware.flops.train_flops`."""
@@ -149,12 +149,12 @@ class Run:
         return train_flops(self.objective, params, batch)
 
     def abstract_constants(self) -> Any:
-        """Shapes of the constants, with the shardings that the table gives them."""
+        """Shapes of the objective's constants, with shardings."""
         constants = jax.eval_shape(lambda: self.objective.constants)
         return with_shardings(constants, parameter_shardings(constants, self.mesh))
 
     def place_constants(self) -> Any:
-        """The constants of the objective on the devices."""
+        """The objective's constants on the devices."""
 
         def place(array: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
             array = np.asarray(array)
@@ -163,11 +163,7 @@ class Run:
         return jax.tree.map(place, self.objective.constants, self.abstract_constants())
 
     def train_step(self, state: Any, constants: Any) -> Callable[..., Any]:
-        """The compiled update, (state, constants, batch) -> (state, metrics).
-
-        Args:
-          state, constants: trees of arrays or shapes that have shardings.
-        """
+        """The jitted update, for arrays or shapes with the shardings of `state` and `constants`."""
         step = make_train_step(
             self.objective,
             self.tx,
@@ -188,30 +184,21 @@ def create_run(
 ) -> Run:
     """Builds the parts; opens the data and compares all sizes with each other.
 
-    Args:
-      config: with the keys of `vit_jax/config.py`.
-      mesh: from `create_mesh`.
-      open_dataset: with the keywords of `create_dataset`, replaces it where the data are not here.
+    `open_dataset` replaces `create_dataset` when the data are not here.
 
     Raises:
-      UserError: what the user got wrong.
+      UserError: a mistake in the config or the data.
     """
     check_kinds(config)
-    check_config(config)
+    check_values(config)
     data, batch_size = config.dataset, config.dataset.batch_size
     check_batch_size("dataset.batch_size", batch_size, mesh, config.train_step.accumulation_steps)
     check_repeated_augmentation(data.repeated_augmentation, batch_size)
     mixing = create_mixing(**config.mix)
     needs_label = "label" in OBJECTIVES[config.objective.name].example_keys
     open_dataset = functools.partial(open_dataset or open_checked, needs_label=needs_label)
-    dataset = open_dataset(
-        name=data.name,
-        data_dir=data.data_dir,
-        split=data.split,
-        label_key=data.label_key,
-        preprocess=data.preprocess,
-        on_bad_image=data.on_bad_image,
-    )
+    keys = ("name", "data_dir", "split", "label_key", "preprocess", "on_bad_image")
+    dataset = open_dataset(**{key: data[key] for key in keys})
     eval_datasets = open_eval_data(config, open_dataset, image_shape(dataset))
     total_steps = to_steps(
         **config.duration, num_examples=dataset.num_examples, batch_size=batch_size
@@ -240,7 +227,7 @@ def create_run(
         tx=create_optimizer(**optimizer, schedule=schedule),
         evaluators={},
     )
-    _ = run.grid  # images that patches do not divide
+    _ = run.grid  # raises if patches do not divide the images
     run.evaluators.update(create_evaluators(config, eval_datasets, objective, mesh))
     if config.checkpoint.best_metric:
         names = [f"{key}/{name}" for key, e in run.evaluators.items() for name in e.metric_names]
@@ -269,7 +256,7 @@ def _task(config: ConfigDict, dataset: Dataset) -> Task:
 
 
 def open_checked(**kwargs: Any) -> Dataset:
-    """`create_dataset`, with damaged files found now."""
+    """`create_dataset`, then a check for damaged files."""
     return create_dataset(**kwargs).check()
 
 

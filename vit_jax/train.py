@@ -2,7 +2,7 @@
 
 Order inside a step: update, log, evaluate, checkpoint. The checkpoint comes last, so that its
 existence means that all of the step is done. Everything random and the order of the data are
-functions of (seed, step), so a checkpoint needs nothing but the state to continue bit for bit.
+functions of (seed, step), so the state is all that a checkpoint needs to resume bit for bit.
 """
 
 from __future__ import annotations
@@ -36,19 +36,10 @@ from vit_jax.workdir.metrics import MetricWriter, check_wandb, read_metrics
 from vit_jax.workdir.provenance import write_provenance
 from vit_jax.workdir.tracing import Trace
 
-# A run may be resumed with other values of these: they say how it runs, not what it computes.
-RUNTIME_KEYS = (
-    "mesh.",
-    "loader.",
-    "log.",
-    "checkpoint.",
-    "processes.",
-    "model.remat",
-    "dataset.data_dir",
-    "sweep.",
-)
-# The processes of a run may have other values of these: where the data lie, how a host works.
+# The processes of a run may differ in these: where the data lie, how a host works.
 LOCAL_KEYS = ("dataset.data_dir", "loader.", "log.")
+# A resumed run may change these too: they say how it runs, not what it computes.
+RUNTIME_KEYS = (*LOCAL_KEYS, "mesh.", "checkpoint.", "processes.", "model.remat", "sweep.")
 
 
 def train_and_evaluate(
@@ -62,11 +53,11 @@ def train_and_evaluate(
 
     Args:
       config: with the keys of `vit_jax/config.py`.
-      workdir: folder of this run; made if it is not there, continued if it is.
-      resume: `auto` refuses a work directory of another config; `force` continues it.
+      workdir: folder of this run; created, or resumed if it exists.
+      resume: `auto` refuses a work directory of another config; `force` resumes it.
 
     Returns:
-      What `results.json` holds: `step`, `seconds`, `images_per_second`, what the time was spent on
+      What `results.json` holds: `step`, `seconds`, `images_per_second`, where the time went
       (`Clock.totals`), and the last evaluations as `NAME/METRIC` for each evaluator.
 
     Raises:
@@ -110,8 +101,8 @@ def train_and_evaluate(
                 "that duration asks for; ask for more, or choose another --workdir."
             )
         write_provenance(workdir, start_step=start_step)
-        last = run_on_first_process(lambda: _last_row(workdir))
-        writer = stack.enter_context(  # drops what is to be done again
+        earlier = run_on_first_process(lambda: _earlier_times(workdir, start_step))
+        writer = stack.enter_context(
             MetricWriter(
                 workdir,
                 start_step=start_step,
@@ -120,12 +111,9 @@ def train_and_evaluate(
                 config=config.to_dict(),
             )
         )
-        kept = run_on_first_process(lambda: _last_row(workdir))
-        earlier = earlier_times(last, kept) if last else {}
-        clock = stack.enter_context(
-            contextlib.closing(create_clock(run, start_step, earlier, began))
-        )
-        if earlier:  # or a session that dies before its first row would take them with it
+        clock = create_clock(run, start_step, earlier, began)
+        stack.callback(clock.close)
+        if earlier:  # kept even if this session dies before its first row
             writer.write(start_step, clock.totals())
         return train(run, state, workdir, checkpoints, writer, clock, notice)
 
@@ -139,15 +127,7 @@ def train(
     clock: Clock,
     notice: PreemptionNotice,
 ) -> dict[str, float]:
-    """Updates `state` up to the last step; returns the results (see `train_and_evaluate`).
-
-    Args:
-      run: what is trained.
-      state: from which on.
-      workdir, checkpoints, writer: where everything goes.
-      clock: of this session.
-      notice: entered; says when to stop early.
-    """
+    """Updates `state` up to the last step; returns the results (see `train_and_evaluate`)."""
     start_step = int(state.step)
     constants = run.place_constants()
     step_fn = run.train_step(state, constants)
@@ -162,7 +142,7 @@ def train(
         clock=clock,
         notice=notice,
     )
-    # Mostly it was done before the checkpoint; not at the start, nor where a notice came first.
+    # Usually done before the checkpoint; not at the start, nor if a notice came first.
     done = run_on_first_process(lambda: _evaluated(workdir, start_step))
     results = session.start(state, done)
     with contextlib.ExitStack() as stack:
@@ -173,15 +153,14 @@ def train(
             batch_size=run.batch_size,
             keys=run.objective.example_keys,
         )
-        trace = stack.enter_context(
-            Trace(
-                run.config.log.profile_steps,
-                workdir,
-                lambda: clock.book("profile"),
-                first_step=start_step + 1,
-                total_steps=run.total_steps,
-            )
+        trace = Trace(
+            run.config.log.profile_steps,
+            workdir,
+            lambda: clock.book("profile"),
+            first_step=start_step + 1,
+            total_steps=run.total_steps,
         )
+        stack.enter_context(trace)
         for step in range(start_step + 1, run.total_steps + 1):
             watchdog.note("reading a batch", step)
             with clock.data_wait.waiting():
@@ -217,30 +196,21 @@ def train_iterator(run: Run, start_step: int) -> HostBatches:
 def create_clock(
     run: Run, start_step: int, earlier: dict[str, float], began: float | None = None
 ) -> Clock:
-    """The clock of this session.
-
-    Args:
-      run: what is trained.
-      start_step: finished updates at the start.
-      earlier: what `Clock.totals` gave in the sessions before.
-      began: `time.monotonic()` at the start of the session, which counts as part of the run.
-    """
-    # What is frozen saves a part of the backward pass that is not known: no MFU then.
+    """The clock of this session; for the arguments see `Clock`."""
+    # Freezing skips an unknown part of the backward pass: no MFU then.
     chip = None if run.config.optimizer.freeze else find_chip(jax.devices()[0].device_kind)
-    evaluators = {
-        f"evaluate {key}": (run.config.evaluators[key].every_steps, dataset.num_examples)
-        for key, dataset in run.eval_datasets.items()
-    }
-    every_steps = {event: every for event, (every, _) in evaluators.items()}
+    events = {"save": (run.config.checkpoint.every_steps, 0.0)}
+    for key, dataset in run.eval_datasets.items():
+        every_steps = run.config.evaluators[key].every_steps
+        # A forward pass is a third of an update.
+        events[f"evaluate {key}"] = (every_steps, dataset.num_examples / 3)
     return Clock(
         start_step=start_step,
         total_steps=run.total_steps,
         batch_size=run.batch_size,
         began=began,
         earlier=earlier,
-        every_steps={"save": run.config.checkpoint.every_steps, **every_steps},
-        # A forward pass is a third of an update.
-        guessed_images={event: count / 3 for event, (_, count) in evaluators.items()},
+        events=events,
         flops_per_second=chip.device_peak_flops * jax.device_count() if chip else None,
         flops_per_image=run.train_flops_per_image() if chip else 0.0,
     )
@@ -269,29 +239,25 @@ def finish(
     return results
 
 
-def earlier_times(last: dict[str, float], kept: dict[str, float]) -> dict[str, float]:
-    """What earlier sessions of a run have spent their time on, as `Clock.totals` has it.
+def _earlier_times(workdir: str, start_step: int) -> dict[str, float]:
+    """`Clock.totals` of the earlier sessions; {} in the first one.
 
-    Args:
-      last: row that the last session wrote last.
-      kept: last row up to the step that this session starts from; training after it was in vain.
+    What they trained after `start_step`, where this session starts, is lost.
     """
+    rows = [row for row in read_metrics(workdir) if "elapsed_seconds" in row]
+    if not rows:
+        return {}
 
     def training(row: dict[str, float]) -> float:
         return row["elapsed_seconds"] - sum(row.get(f"{kind}_seconds", 0.0) for kind in KINDS)
 
-    lost = training(last) - (training(kept) if kept else 0.0)
-    return {**last, "lost_seconds": last["lost_seconds"] + max(lost, 0.0)}
-
-
-def _last_row(workdir: str) -> dict[str, float]:
-    """The last line of the metrics that tells the time."""
-    rows = [row for row in read_metrics(workdir) if "elapsed_seconds" in row]
-    return rows[-1] if rows else {}
+    kept = [training(row) for row in rows if row["step"] <= start_step]
+    lost = training(rows[-1]) - (kept[-1] if kept else 0.0)
+    return {**rows[-1], "lost_seconds": rows[-1]["lost_seconds"] + max(lost, 0.0)}
 
 
 def _evaluated(workdir: str, step: int) -> dict[str, float]:
-    """What an earlier session has written of its evaluations of `step`."""
+    """The evaluations of `step` that an earlier session has written."""
     rows = [row for row in read_metrics(workdir) if row["step"] == step and "loss" not in row]
     return {key: value for row in rows for key, value in row.items() if "/" in key}
 

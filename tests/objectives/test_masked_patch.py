@@ -48,8 +48,8 @@ def test_colors_have_three_bits_per_channel() -> None:
 def test_shares_of_what_is_drawn(corruption: float, masked: float, replaced: float) -> None:
     objective = MaskedPatch(task(), corruption=corruption, masked=masked, replaced=replaced)
     images = jnp.zeros((2000, *SHAPE))
-    drawn = jax.tree.map(np.asarray, objective._draw(KEY, images))
-    corrupted = drawn["corrupted"] > 0
+    corrupted, drawn = jax.tree.map(np.asarray, objective._draw(KEY, images))
+    corrupted = corrupted > 0
     moved = drawn["source"] != np.arange(6)
     assert corrupted.shape == (2000, 6)
     # Five standard deviations of 12,000 draws.
@@ -129,7 +129,7 @@ def test_the_right_answer_has_no_loss_and_only_corrupted_patches_count(target: s
     assert float(loss) == pytest.approx(0.0, abs=1e-5)
     assert set(metrics) | {"loss"} == set(objective.measures)
     # Wrong where nothing is corrupted: still no loss. Wrong everywhere: loss.
-    corrupted = np.asarray(objective._draw(jax.random.split(KEY)[1], batch["image"])["corrupted"])
+    corrupted = np.asarray(objective._draw(jax.random.split(KEY)[1], batch["image"])[0])
     assert 0 < corrupted.sum() < corrupted.size
     oracle.outputs = np.where(corrupted[..., None] > 0, outputs, outputs[..., ::-1] + 1)
     assert float(objective.loss({}, batch, KEY)[0]) == pytest.approx(0.0, abs=1e-5)

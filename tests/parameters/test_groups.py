@@ -77,7 +77,7 @@ def test_single_blocks_can_be_frozen_in_the_loop_form_only() -> None:
         ("head/kernal", r"Did you mean 'head/kernel'\? Names are such as .*cls"),
         (r"cls|(embedding|zzz)/x", r"'\(embedding\|zzz\)/x' matches no"),
         (".*", "leaves no parameter to train"),
-        ("(cls", "no regular expression"),
+        ("(cls", "not a regular expression"),
     ],
 )
 def test_freeze_mistakes_are_named(pattern: str, message: str) -> None:

@@ -198,12 +198,13 @@ def test_what_stays_whole_is_one_line_per_size(caplog: pytest.LogCaptureFixture)
     assert "key/kernel (1664, 16, 104)" in record.message
     assert "8 of them are split along another dimension" in record.message  # of 4 MLPs
     assert "mesh.fsdp=128 would divide it." in record.message
-    whole = [
-        math.prod(leaf.shape) * leaf.dtype.itemsize
-        for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True)
-        if "fsdp" not in sharding.spec and 1664 in leaf.shape
-    ]
-    assert f"take {sum(whole) / 1e6:.3g} MB of every device" in record.message
+    local, whole = 0, 0
+    leaves, placed = jax.tree.leaves(state.params), jax.tree.leaves(shardings.params)
+    for leaf, sharding in zip(leaves, placed, strict=True):
+        size = math.prod(sharding.shard_shape(leaf.shape))
+        local += size
+        whole += size if "fsdp" not in sharding.spec and 1664 in leaf.shape else 0
+    assert f"stay whole, {whole / local:.0%} of the parameters on a device" in record.message
 
     caplog.clear()
     with caplog.at_level(logging.INFO):

@@ -21,8 +21,7 @@ def test_speed_leaves_out_compilation_and_pauses_and_the_eta_does_not(clock: Fak
         total_steps=101,
         batch_size=10,
         earlier=earlier,
-        every_steps={"evaluate test": 50, "save": 30},
-        guessed_images={"evaluate test": 100.0},
+        events={"evaluate test": (50, 100.0), "save": (30, 0.0)},
         flops_per_second=1000.0,
         flops_per_image=30.0,
     )

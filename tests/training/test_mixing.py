@@ -302,10 +302,13 @@ def test_mixing_is_a_function_of_seed_and_step_and_leaves_dropouts_key_alone() -
         ({"cutmix_alpha": -1.0}, "mix.cutmix_alpha=-1.0"),
         ({"probability": 1.5}, "mix.probability=1.5"),
         ({"cutmix_probability": -0.5}, "mix.cutmix_probability=-0.5"),
-        # What nothing reads.
-        ({"probability": 0.5}, "mix.probability=0.5 mixes nothing"),
-        ({"per_example": True}, "mix.per_example=True mixes nothing"),
-        ({"mixup_alpha": 0.2, "cutmix_probability": 0.3}, "mix.cutmix_probability=0.3 is read"),
+        # Without effect.
+        ({"probability": 0.5}, "mix.probability=0.5 .* have no effect"),
+        ({"per_example": True}, "mix.per_example=True have no effect"),
+        (
+            {"mixup_alpha": 0.2, "cutmix_probability": 0.3},
+            "cutmix_probability=0.3 has no effect",
+        ),
     ],
 )
 def test_mistakes_are_named(kwargs: dict, message: str) -> None:

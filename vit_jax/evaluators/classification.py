@@ -1,4 +1,4 @@
-"""A thorough look at a classifier: top-1 and top-5 accuracy, loss, calibration, per example."""
+"""Thorough evaluation of a classifier: top-1 and top-5 accuracy, loss, calibration, per example."""
 
 from __future__ import annotations
 
@@ -16,21 +16,14 @@ LOG_EVERY_SECONDS = 30
 
 
 class ClassificationEvaluator:
-    """Measures every example with `Classification.measure` and sums up on the host."""
+    """Measures every example with `Classification.measure`; averages on the host."""
 
     def __init__(self, objective: Any, reader: Reader):
-        """
-        Args:
-          objective: a classification.
-          reader: of the dataset, with labels in the order of the model's outputs.
-
-        Raises:
-          UserError: the objective classifies nothing.
-        """
+        """Raises UserError unless the objective is a classification."""
         if not hasattr(objective, "measure"):
             raise UserError(
                 "evaluators.*.name='classification' needs an objective of classes; "
-                "evaluators.*.name='objective' measures what any objective minimises."
+                "evaluators.*.name='objective' works with any."
             )
         self._objective = objective
         self._reader = reader
@@ -46,10 +39,10 @@ class ClassificationEvaluator:
     def examples(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, np.ndarray]:
-        """`label`, and what `measure` gives, of every example in the order of the split: [N] each.
+        """`label` and `measure` of every example in the order of the split: [N] each.
 
         Raises:
-          UserError: the model gives values that are not finite.
+          UserError: a loss is not finite.
         """
         num_examples = self._reader.dataset.num_examples
         parts, done = [], 0
@@ -87,16 +80,14 @@ def summarize(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray, *, num_bins: int = 15) -> float:
-    """Expected calibration error: how far confidence is from accuracy, on average.
+    """Expected calibration error (Guo et al., 1706.04599, section 2).
 
-    Examples are put into bins of equal width, (0, 1/num_bins] first. The error is the mean over
-    examples of |accuracy - mean confidence| of their bin ("On Calibration of Modern Neural
-    Networks", 1706.04599, section 2, which has 15 bins).
+    The mean over examples of |accuracy - mean confidence| of their bin of confidences; bins have
+    equal width, (0, 1/num_bins] first. The paper has 15.
 
     Args:
       confidence: probability of the predicted class [N].
       correct: whether it is the right one [N].
-      num_bins: of [0, 1].
     """
     bins = np.clip(np.ceil(confidence * num_bins).astype(int) - 1, 0, num_bins - 1)  # [N]
     gaps = np.bincount(bins, weights=np.asarray(correct, np.float64) - confidence)
@@ -104,16 +95,10 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray, *, num_bins: 
 
 
 def real_accuracy(predictions: np.ndarray, labels: Sequence[Sequence[int]]) -> tuple[float, int]:
-    """Accuracy on ReaL labels ("Are we done with ImageNet?", 2006.07159).
+    """Accuracy on ReaL labels ("Are we done with ImageNet?", 2006.07159), and its number of images.
 
-    A prediction is right if it is one of the image's labels; images without labels do not count.
-
-    Args:
-      predictions: [N].
-      labels: N sets, not all empty.
-
-    Returns:
-      The accuracy, and how many images count.
+    A prediction [N] is right if it is one of the image's labels (N sets, not all empty); images
+    without labels do not count.
     """
     hits = [int(p) in kept for p, kept in zip(predictions, labels, strict=True) if len(kept)]
     return sum(hits) / len(hits), len(hits)

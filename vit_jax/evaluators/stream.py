@@ -1,4 +1,4 @@
-"""Batches of a whole split on the devices, each example once, and what a function makes of them."""
+"""Batches of a whole split on the devices, each example once, and a function's outputs for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reader:
       mesh: devices; `batch_size` must divide over them.
       batch_size: examples per step over all devices.
       loader: keyword arguments of the host's reader.
-      keys: of a batch that go to the devices besides `mask`.
+      keys: of a batch; they go to the devices, with `mask`.
     """
 
     dataset: Examples
@@ -38,12 +38,12 @@ class Reader:
     def batches(self) -> Iterator[Iterator[DeviceBatch]]:
         """The batches of the split in its order, sharded over the mesh.
 
-        The last one is padded to full size and the padding masked, so that every process runs the
-        same number of steps and no example is dropped.
+        The last one is padded and the padding masked, so that all processes run the same number of
+        steps and no example is dropped.
         """
         sharding = batch_sharding(self.mesh)
         rows = local_rows(sharding, self.batch_size)
-        # Workers are for long training: each evaluation would wait for its own to start.
+        # Starting worker processes for each evaluation would take too long: threads instead.
         num_threads = max(self.loader["num_threads"], self.loader["num_workers"])
         loader = {**self.loader, "num_workers": 0, "num_threads": num_threads}
         with eval_batches(
@@ -62,14 +62,14 @@ def stream_outputs(
     """Applies `function(params, batch)` to a split; yields its outputs without the padding.
 
     Args:
-      function: gives arrays [B, ...]; it is compiled once.
+      function: returns arrays [B, ...]; it is compiled once.
       params: on the devices.
       reader: of the split.
-      on_batch: called before each batch, on all processes alike; what it raises ends this.
+      on_batch: called before each batch, by every process; its errors pass through.
 
     Yields:
-      Host arrays [n, ...] for the next n <= batch_size examples in the order of the split; no more
-      than three batches are held at a time.
+      Host arrays [n, ...] for the next n <= batch_size examples in the order of the split; at most
+      three batches are held at a time.
     """
 
     def outputs_of(params: Any, batch: DeviceBatch) -> dict[str, jax.Array]:
@@ -77,20 +77,15 @@ def stream_outputs(
             return {**function(params, batch), "mask": batch["mask"]}
 
     step = jax.jit(outputs_of, out_shardings=batch_sharding(reader.mesh))
-    count = 0
     waiting: Any = None
     with reader.batches() as batches:
         for batch in batches:
             on_batch()
-            running = step(params, batch)  # the devices have work while the host takes the last
+            running = step(params, batch)  # the devices work while the host takes the last batch
             if waiting is not None:
-                yield (outputs := _real_rows(waiting))
-                count += len(next(iter(outputs.values())))
+                yield _real_rows(waiting)
             waiting = running
-        yield (outputs := _real_rows(waiting))
-        count += len(next(iter(outputs.values())))
-    if count != reader.dataset.num_examples:
-        raise RuntimeError(f"counted {count} examples of {reader.dataset.num_examples}.")
+        yield _real_rows(waiting)
 
 
 def _real_rows(outputs: dict[str, jax.Array]) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Implementations of scaled dot-product attention, and a look at what it computes."""
+"""Implementations of scaled dot-product attention, and its weights for inspection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class _Sown:
-    """Passes the weights to a collection of their own, so that only who asks for it keeps them."""
+    """Sows the weights into a collection of their own, kept only on request."""
 
     module: nn.Module
 
@@ -33,9 +33,7 @@ def reference(
 
 
 # softmax(q k^T / sqrt(d)) v (equations 6, 7): three times [B, N, H, d] -> [B, N, H, d].
-ATTENTIONS: dict[str, Callable[..., jax.Array]] = {
-    "reference": reference,  # gives its weights on request
-}
+ATTENTIONS: dict[str, Callable[..., jax.Array]] = {"reference": reference}
 
 
 def attention_weights(model: Any, params: Any, images: jax.Array) -> jax.Array:

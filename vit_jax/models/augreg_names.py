@@ -1,12 +1,12 @@
-"""What files of the AugReg collection (2106.10270) are called: a name is the recipe of its file.
+"""File names of the AugReg collection (2106.10270): a name is the recipe of its file.
 
 `B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0`, and for one of its fine-tunings
 `--imagenet2012-steps_20k-lr_0.03-res_384` after that.
 
 Only published names are recognized: 9 models on 3 pre-trainings (i1k for 300 epochs, i21k for 30
-and for 300), of 28 settings each, would be 756 of the collection's 759 pre-trained files, and B/8
-the rest. No file that we know of is called light2, and some are called light0, while the paper's
-table has light1 and light2 and no light0: our reading is that files count these two from 0.
+and for 300) with 28 settings each would be 756 of the collection's 759 pre-trained files, and B/8
+the rest. Files are called light0 but never light2, while the paper's table has light1 and light2:
+we assume that files count these two from 0.
 """
 
 from __future__ import annotations
@@ -83,10 +83,9 @@ def parse(name: str) -> FileName:
     match = _NAME.fullmatch(name.removesuffix(".npz"))
     if match is None:
         raise UserError(
-            f"{name!r} is no file of AugReg; names are as {next(iter(MODELS))}-i21k-300ep-lr_0.001-"
-            "aug_none-wd_0.03-do_0.0-sd_0.0 (i1k: 300ep only; wd_0.1; do_0.1-sd_0.1), for a "
-            "fine-tuning followed by --imagenet2012-steps_20k-lr_0.03-res_384; models: "
-            f"{', '.join(MODELS)}; aug: {', '.join(AUGMENTATIONS)}; fine-tuned on: "
+            f"{name!r} is not a file of AugReg; names are as Ti_16-i21k-300ep-lr_0.001-aug_none-"
+            "wd_0.03-do_0.0-sd_0.0, if fine-tuned with --imagenet2012-steps_20k-lr_0.03-res_384; "
+            f"models: {', '.join(MODELS)}; aug: {', '.join(AUGMENTATIONS)}; fine-tuned on: "
             f"{', '.join(ADAPTATION_DATASETS)}; steps: {', '.join(STEPS)}."
         )
     regularization = float(match["dropout"])

@@ -1,9 +1,8 @@
 """The ResNets that the paper compares with: "Big Transfer" (BiT, arXiv 1912.11370).
 
 Pre-activation ResNets with group normalisation and standardised convolutions (paper, section 4.1,
-"ResNet (BiT)"). Numbers and parameter names are those of big_vision's `bit_paper`. The ResNet of
-the hybrids in `resnet.py` is another one: there norms and activations follow the convolutions, and
-epsilons and padding differ.
+"ResNet (BiT)"). Numbers and parameter names are those of big_vision's `bit_paper`. In the hybrids'
+ResNet (`resnet.py`) norms and activations follow the convolutions, and epsilons and padding differ.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from vit_jax.models.vit import IdentityLayer
 GROUP_NORM_EPSILON = 1e-5
 WEIGHT_STANDARDIZATION_EPSILON = 1e-10
 STEM_WIDTH = 64  # channels of the stem, and of the first stage's bottleneck, at width factor 1
-# Convolutions are not what the Transformer's other policies know how to save.
+# The Transformer's other policies do not save convolutions.
 REMAT = ("none", "full")
 
 PARAMETERS = (
@@ -59,7 +58,7 @@ def _conv(features: int, size: int, stride: int, dtype: Any, name: str) -> nn.Mo
 
 
 def _norm(dtype: Any, name: str) -> nn.GroupNorm:
-    # Flax takes mean and variance in float32 whatever `dtype` is.
+    # Flax computes mean and variance in float32 for any `dtype`.
     return nn.GroupNorm(num_groups=32, epsilon=GROUP_NORM_EPSILON, dtype=dtype, name=name)
 
 
@@ -72,8 +71,8 @@ class RootBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = _conv(self.features, 7, 2, self.dtype, "conv_root")(x)  # [B, H/2, W/2, features]
-        # Padded with minus infinity, as big_vision has it. BiT's first code pads with zeros, which
-        # changes the values along the border where all of a window are negative.
+        # Padded with minus infinity, as in big_vision. BiT's first code pads with zeros, which
+        # differs along the border where all values of a window are negative.
         return nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))  # [B, H/4, W/4, features]
 
 
@@ -153,13 +152,11 @@ class BiTResNet(nn.Module):
                 "model.name='bit', such as (3, 4, 6, 3) for an R50."
             )
         if not _is_count(self.resnet_width_factor):
-            raise UserError(
-                f"model.resnet_width_factor={self.resnet_width_factor!r} must be an int of at "
-                "least 1."
-            )
+            key = f"model.resnet_width_factor={self.resnet_width_factor!r}"
+            raise UserError(f"{key} must be an int of at least 1.")
         super().__post_init__()
 
-    # In the words of `VisionTransformer`: the head sees the mean over all places, and no tokens.
+    # In the terms of `VisionTransformer`: the head sees the mean over the feature map.
     classifier = "gap"
     patch_size = None
     prefix_tokens = ()
@@ -174,26 +171,17 @@ class BiTResNet(nn.Module):
         x = jnp.asarray(images, self.dtype)
         x = RootBlock(width, self.dtype, name="root_block")(x)  # [B, H/4, W/4, C']
         for i, num_units in enumerate(self.resnet_layers):
-            stage = Stage(
-                num_units,
-                width * 2**i,
-                first_stride=1 if i == 0 else 2,
-                remat=self.remat,
-                dtype=self.dtype,
-                name=f"block{i + 1}",
-            )
+            stride, name = 1 if i == 0 else 2, f"block{i + 1}"
+            stage = Stage(num_units, width * 2**i, stride, self.remat, self.dtype, name=name)
             x = stage(x)  # [B, H/d, W/d, D], d = 4 * 2**i
         x = nn.relu(_norm(self.dtype, "norm-pre-head")(x))
         x = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)  # [B, D]
         x = IdentityLayer(name="pre_logits")(x)
         if not self.num_classes:
             return x
-        head = nn.Dense(
-            self.num_classes,
-            kernel_init=nn.initializers.zeros_init(),
-            bias_init=nn.initializers.constant(self.head_bias_init),
-            name="head",
-        )
+        bias_init = nn.initializers.constant(self.head_bias_init)
+        kernel_init = nn.initializers.zeros_init()
+        head = nn.Dense(self.num_classes, kernel_init=kernel_init, bias_init=bias_init, name="head")
         return head(x)  # [B, K]
 
 

@@ -29,7 +29,6 @@ def create_model(name: str, *, num_classes: int, dtype: str = "float32", **kwarg
     """Builds the module called `name`.
 
     Args:
-      name: a key of `MODELS`.
       num_classes: number of logits.
       dtype: of the computation, `float32` or `bfloat16` (or the type itself).
       **kwargs: attributes of the module, such as a row of `variants.VARIANTS`.

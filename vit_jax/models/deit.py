@@ -1,7 +1,7 @@
 """The distilled DeiT of "Training data-efficient image transformers" (2012.12877, section 4).
 
-A Vision Transformer with a second token beside the class token, and a head on each of the two. In
-training with a teacher the second head learns what the teacher answers.
+A Vision Transformer with a second token beside the class token, and a head on each. In training
+with a teacher the second head learns the teacher's answers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class DistilledVisionTransformer(VisionTransformer):
         for key, value in (("classifier", "token"), ("representation_size", None)):
             if getattr(self, key) != value:
                 raise UserError(
-                    f"model.{key}={getattr(self, key)!r} does not go with model.name='deit', whose "
-                    f"heads stand on its two tokens; leave it at {value!r}."
+                    f"model.{key}={getattr(self, key)!r} does not work with model.name='deit', "
+                    f"whose heads need its two tokens; leave it at {value!r}."
                 )
         super().__post_init__()
 

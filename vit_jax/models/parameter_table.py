@@ -1,6 +1,6 @@
-"""What a model file says of its parameters, once, for everything that has to tell them apart.
+"""What a model file says about its parameters.
 
-Sharding, layer-wise learning rates, loading, conversion and feature extraction ask the rows of
+Sharding, layer-wise learning rates, loading, conversion and feature extraction look up the rows of
 `models/create.py:PARAMETERS`; no other file knows a parameter's name.
 """
 
@@ -22,12 +22,12 @@ class Row:
     Attributes:
       pattern: regular expression on the whole name in the model's own tree. A group `block` holds
         the number of the block.
-      axes: logical axis of each dimension (`parameters/sharding.py` maps them to the mesh); without
-        the leading axis of layers that the scan form adds.
+      axes: logical axis of each dimension (`parameters/sharding.py` maps them to the mesh), without
+        the layer axis of the scan form.
       depth: where in the model it stands, for layer-wise learning rates.
       role: `token` stands before the grid of patches; `positions` are the position embeddings;
-        `head` is replaced in fine-tuning; `pre_logits` is the layer below the head; `training` is
-        only there while a training task uses it, and no other model has a place for it.
+        `head` is replaced in fine-tuning; `pre_logits` is the layer below the head; `training`
+        exists only during some training task.
     """
 
     pattern: str

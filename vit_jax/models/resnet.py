@@ -1,8 +1,7 @@
 """The ResNet of the hybrid models (paper, section 3.1 "Hybrid architecture" and 4.1).
 
 A post-activation ResNet with group normalisation and standardised convolutions, as in the
-official code. It is not the pre-activation ResNet of BiT (`bit.py`): weights are divided by
-(std + 1e-5), and the activation follows the addition.
+official code; that of BiT (`bit.py`) is pre-activation.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class StdConv(nn.Conv):
     """Convolution whose kernel is standardised at every call: [B, H, W, Cin] -> [B, h, w, Cout].
 
     Attributes:
-      standardize: what is done to the kernel; BiT has a form of its own.
+      standardize: applied to the kernel; BiT has its own form.
     """
 
     standardize: Callable[[jax.Array], jax.Array] = weight_standardize

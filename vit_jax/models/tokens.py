@@ -22,7 +22,7 @@ def pixels_per_token(
 ) -> tuple[int, int]:
     """Sides (height, width) of a token in the image: a patch, times the ResNet's down-sampling.
 
-    Without patches (None) it is a ResNet alone, and a token is a place of its last feature map.
+    Without patches (None), of a ResNet: a cell of its last feature map.
     """
     height, width = (1, 1) if patch_size is None else patch_shape(patch_size)
     factor = _downsampling(resnet_layers)
@@ -41,7 +41,7 @@ def token_grid(
 ) -> tuple[int, int]:
     """Rows and columns of tokens that images of (height, width) pixels give.
 
-    A ResNet alone (no `patch_size`) takes images of any size: the places of its last feature map.
+    A ResNet without patches takes images of any size.
 
     Raises:
       UserError: the patch does not divide the image (for a hybrid: its feature map), naming the
@@ -57,9 +57,8 @@ def token_grid(
             factor = _downsampling(resnet_layers)
             resnet = f" (after the ResNet's {factor})" if factor > 1 else ""
             raise UserError(
-                f"model.patch_size={patch_size}{resnet} does not divide images of "
-                f"{image_size[0]}x{image_size[1]} pixels; resize them in "
-                f"the preprocessing so that {pixels} becomes {fitting}."
+                f"model.patch_size={patch_size}{resnet} does not divide images of {image_size[0]}x"
+                f"{image_size[1]} pixels; resize them in preprocessing: {pixels} becomes {fitting}."
             )
     return image_size[0] // strides[0], image_size[1] // strides[1]
 

@@ -19,7 +19,7 @@ import numpy as np
 from vit_jax.models.attention import ATTENTIONS
 from vit_jax.models.parameter_table import BLOCK, Row
 
-# What the backward pass finds saved and what it computes again.
+# What the forward pass saves; the backward pass recomputes the rest.
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,  # everything is saved
     "full": jax.checkpoint_policies.nothing_saveable,  # only each block's input is saved
@@ -31,7 +31,7 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
-    """What all blocks of a Transformer have in common; see `VisionTransformer`."""
+    """Settings of all blocks of a Transformer; see `VisionTransformer`."""
 
     mlp_dim: int
     num_heads: int
@@ -78,17 +78,14 @@ class MlpBlock(nn.Module):
 
 
 def _layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm:
-    # Flax takes mean and variance in float32 whatever `dtype` is.
+    # Flax computes mean and variance in float32 for any `dtype`.
     return nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=config.dtype, name=name)
 
 
 def _attend(
     config: BlockConfig, queries: jax.Array, keys: jax.Array | None = None, *, train: bool
 ) -> jax.Array:
-    """Equations 5 to 8, with biases on query, key, value and output as the official code has.
-
-    The implementations that have weights sow them into the collection `attention`.
-    """
+    """Equations 5 to 8, with biases on query, key, value and output as in the official code."""
     attention = nn.MultiHeadDotProductAttention(
         num_heads=config.num_heads,
         dropout_rate=config.attention_dropout_rate,
@@ -108,31 +105,30 @@ def drop_rates(rate: float, num_layers: int) -> list[float]:
 
 
 class StochasticDepth(nn.Module):
-    """Leaves a residual branch out of single examples (1603.09382): [B, ...] -> [B, ...].
+    """Drops a residual branch for single examples (1603.09382): [B, ...] -> [B, ...].
 
-    Each example draws for itself, and each branch (attention and MLP) apart, as timm's DropPath and
-    scenic do (the latter says that it follows timm). What is kept is divided by the probability of
-    being kept, as in timm, so that evaluation, where nothing is dropped, needs no scaling; scenic
-    does not divide.
+    Each example and each branch (attention and MLP) draws separately, as in timm's DropPath and
+    scenic. Kept values are divided by the probability of keeping them, as in timm and unlike
+    scenic, so that evaluation needs no scaling.
     """
 
     @nn.compact
     def __call__(self, x: jax.Array, rate: float | jax.Array, *, train: bool) -> jax.Array:
-        """`rate` may be traced: a scan over blocks has it as an input."""
+        """`rate` may be traced: it is an input of a scan over blocks."""
         if not train or (isinstance(rate, float) and rate == 0.0):
             return x
         keep = 1.0 - jnp.asarray(rate, jnp.float32)
         shape = (x.shape[0],) + (1,) * (x.ndim - 1)
         kept = jax.random.bernoulli(self.make_rng("dropout"), keep, shape)  # [B, 1, ...]
-        # The quotient is taken in float32: bfloat16(0.9) would scale all of training by 0.2 %.
+        # Divided in float32: bfloat16(0.9) would scale all of training by 0.2 %.
         return jnp.where(kept, jnp.asarray(x, jnp.float32) / keep, 0.0).astype(x.dtype)
 
 
 class Encoder1DBlock(nn.Module):
     """One Transformer layer, [B, N, D] -> [B, N, D].
 
-    z' = MSA(LN(z)) + z (equation 2); z = MLP(LN(z')) + z' (equation 3). In training each of the
-    two branches is dropped with probability `drop_rate`; None draws nothing.
+    z' = MSA(LN(z)) + z (equation 2); z = MLP(LN(z')) + z' (equation 3). Training drops each branch
+    with probability `drop_rate`; None draws nothing.
     """
 
     config: BlockConfig
@@ -156,8 +152,8 @@ class Encoder1DBlock(nn.Module):
 class Encoder(nn.Module):
     """Position embeddings, `num_layers` blocks and the last layer norm: [B, N, D] -> [B, N, D].
 
-    With `scan` the blocks are one block applied in a loop that XLA compiles once; its parameters
-    are those of the loop form stacked along a leading axis (`parameters.names.stack_blocks`).
+    With `scan` XLA compiles one block as the body of a loop; its parameters are those of the loop
+    form stacked along a leading axis (`parameters.names.stack_blocks`).
     """
 
     config: BlockConfig
@@ -171,7 +167,7 @@ class Encoder(nn.Module):
     def __call__(
         self, x: jax.Array, positions: np.ndarray | None = None, *, train: bool
     ) -> jax.Array:
-        """`positions` [1, N, D] are added as they are; None adds learned ones."""
+        """`positions` [1, N, D] are added; None: learned ones."""
         dtype = self.config.dtype
         if positions is None:
             x = AddPositionEmbs(self.position_stddev, dtype, name="posembed_input")(x)

@@ -46,22 +46,19 @@ HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
     "R50+L/32": ("L", (3, 4, 6, 3), 1),
 }
 
-# Units per stage of the ResNets, and the width factors that there are of each.
-RESNET_UNITS: dict[str, tuple[int, ...]] = {
-    "R26": (2, 2, 2, 2),
-    "R50": (3, 4, 6, 3),
-    "R101": (3, 4, 23, 3),
-    "R152": (3, 8, 36, 3),
-    "R200": (3, 24, 36, 3),
+# Units per stage of the ResNets, and the width factors that each comes with.
+_RESNETS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "R26": ((2, 2, 2, 2), (1,)),
+    "R50": ((3, 4, 6, 3), (1, 2, 3)),
+    "R101": ((3, 4, 23, 3), (1, 3)),
+    "R152": ((3, 8, 36, 3), (1, 2, 4)),
+    "R200": ((3, 24, 36, 3), (3,)),
 }
-RESNET_WIDTHS: dict[str, tuple[int, ...]] = {
-    "R26": (1,),
-    "R50": (1, 2, 3),
-    "R101": (1, 3),
-    "R152": (1, 2, 4),
-    "R200": (3,),
+RESNETS: dict[str, dict[str, Any]] = {
+    f"{name}x{width}": {"name": "bit", "resnet_layers": units, "resnet_width_factor": width}
+    for name, (units, widths) in _RESNETS.items()
+    for width in widths
 }
-RESNETS = tuple(f"{units}x{width}" for units in RESNET_WIDTHS for width in RESNET_WIDTHS[units])
 
 
 def _row(size: str, patch_size: int) -> dict[str, Any]:
@@ -78,30 +75,19 @@ def _row(size: str, patch_size: int) -> dict[str, Any]:
 
 # `create_model(**VARIANTS["B/16"], num_classes=1000)`
 VARIANTS: dict[str, dict[str, Any]] = {
-    f"{size}/{patch}": _row(size, patch) for size in SIZES for patch in PATCH_SIZES
-} | {
-    name: _row(size, patch) | {"resnet_layers": layers}
-    for name, (size, layers, patch) in HYBRIDS.items()
+    **{f"{size}/{patch}": _row(size, patch) for size in SIZES for patch in PATCH_SIZES},
+    **{
+        name: _row(size, patch) | {"resnet_layers": layers}
+        for name, (size, layers, patch) in HYBRIDS.items()
+    },
+    # DeiT (2012.12877) and its distilled form, with the exact GELU that they were trained with.
+    **{
+        f"{prefix}-{size}/16": _row(size, 16) | {"name": name, "gelu": "exact"}
+        for prefix, name in (("DeiT", "vit"), ("DeiT-distilled", "deit"))
+        for size in ("Ti", "S", "B")
+    },
+    **RESNETS,
 }
-
-# DeiT (2012.12877) and its distilled form, with the exact GELU that they were trained with.
-VARIANTS |= {
-    f"{prefix}-{size}/16": _row(size, 16) | {"name": name, "gelu": "exact"}
-    for prefix, name in (("DeiT", "vit"), ("DeiT-distilled", "deit"))
-    for size in ("Ti", "S", "B")
-}
-
-
-def _resnet_row(name: str) -> dict[str, Any]:
-    units, _, width_factor = name.partition("x")
-    return {
-        "name": "bit",
-        "resnet_layers": RESNET_UNITS[units],
-        "resnet_width_factor": int(width_factor),
-    }
-
-
-VARIANTS |= {name: _resnet_row(name) for name in RESNETS}
 
 
 def get_variant(name: str) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from vit_jax.models.transformer import (
 )
 
 CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
-# The tanh form is what Google's weights were trained with; timm and Hugging Face compute the error
-# function itself. Logits of B/16 differ by some 4e-4.
+# Google's weights were trained with the tanh form; timm and Hugging Face compute the error function
+# itself. Logits of B/16 differ by about 4e-4.
 GELUS = ("tanh", "exact")
 POSITION_EMBEDDINGS = ("learned", "sincos2d")
 
@@ -53,7 +53,7 @@ PARAMETERS = (
 
 
 class IdentityLayer(nn.Module):
-    """Gives a name to a value, for those who look at intermediates."""
+    """Names a value among the intermediates."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -66,16 +66,15 @@ class VisionTransformer(nn.Module):
     Attributes:
       num_classes: number of logits; 0 returns the representation instead.
       patch_size: side of a patch in pixels, or (height, width); for a hybrid, in cells of the
-        ResNet's feature map. Rows and columns that do not fill a patch are dropped.
-      hidden_size, num_layers, mlp_dim, num_heads: table 1 of the paper. `num_layers=None` leaves
-        the Transformer out altogether (the official code's `transformer=None`).
+        ResNet's feature map. Incomplete patches at the border are dropped.
+      hidden_size, num_layers, mlp_dim, num_heads: table 1 of the paper; `num_layers=None` is no
+        Transformer at all (the official code's `transformer=None`).
       dropout_rate: after every dense layer but query, key and value, and after adding the
         position embeddings (paper, B.1).
       attention_dropout_rate: of the attention weights; 0 in all published recipes.
-      stochastic_depth_rate: probability with which training drops each of the two branches of the
-        last block; on a line from 0 for the first (AugReg, 2106.10270, section 3.1; DeiT).
-      representation_size: width of the tanh layer before the head (pre-training head, section
-        3.1), or None for no such layer.
+      stochastic_depth_rate: probability of dropping a branch of the last block in training, falling
+        linearly to 0 for the first (AugReg, 2106.10270, section 3.1; DeiT).
+      representation_size: width of the tanh layer before the head (section 3.1); None: no layer.
       classifier: what the head sees: `token` (class token), `gap` (mean over tokens), `map`
         (attention pooling), or every token: `unpooled` (without class token) and
         `token_unpooled` (with it), which give [B, N, num_classes].
@@ -140,7 +139,7 @@ class VisionTransformer(nn.Module):
 
     @property
     def prefix_tokens(self) -> tuple[str, ...]:
-        """Parameters that stand before the grid of tokens: the class token, if there is one."""
+        """Parameters that stand before the grid of tokens: the class token, if any."""
         return ("cls",) if self.classifier in ("token", "token_unpooled") else ()
 
     @property
@@ -150,7 +149,7 @@ class VisionTransformer(nn.Module):
 
     @property
     def pixels_per_token(self) -> tuple[int, int]:
-        """Height and width of what a token sees of the image by itself."""
+        """Height and width of the part of the image that becomes a token."""
         return pixels_per_token(self.patch_size, self.resnet_layers)
 
     @nn.compact
@@ -182,16 +181,15 @@ class VisionTransformer(nn.Module):
                 f"model.patch_size={self.patch_size} is larger than its input of "
                 f"{x.shape[1]}x{x.shape[2]}; use larger images or a smaller patch."
             )
-        embedding = nn.Conv(
+        return nn.Conv(
             self.hidden_size, patch, patch, padding="VALID", dtype=self.dtype, name="embedding"
-        )
-        return embedding(x)
+        )(x)
 
     def _corrupt(self, x: jax.Array, masked: jax.Array, source: jax.Array) -> jax.Array:
         """Masked patch prediction (appendix B.1.2): [B, h, w, D] -> [B, h, w, D].
 
-        Where `masked` [B, P] is true stands the learned [mask] embedding, elsewhere the embedding
-        of patch `source` [B, P] of the same image.
+        The learned [mask] embedding where `masked` [B, P] is true, elsewhere the embedding of patch
+        `source` [B, P] of the same image.
         """
         tokens = jnp.reshape(x, (x.shape[0], -1, x.shape[-1]))  # [B, P, D]
         mask = self.param("mask_embedding", nn.initializers.normal(0.02), (1, 1, x.shape[-1]))
@@ -217,7 +215,7 @@ class VisionTransformer(nn.Module):
             no_position = np.zeros((1, len(prefix), hidden_size), np.float32)
             table = sincos2d((height, width), hidden_size)
             positions = np.concatenate([no_position, table], axis=1)  # [1, P + h*w, D]
-        encoder = Encoder(
+        return Encoder(
             self.block_config,
             num_layers=self.num_layers,
             stochastic_depth_rate=self.stochastic_depth_rate,
@@ -225,8 +223,7 @@ class VisionTransformer(nn.Module):
             remat=self.remat,
             scan=self.scan,
             name="Transformer",
-        )
-        return encoder(x, positions, train=train)
+        )(x, positions, train=train)
 
     def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:
         """[B, N, D] -> [B, D], or all tokens for the unpooled classifiers."""
@@ -253,10 +250,9 @@ class VisionTransformer(nn.Module):
 
     def _head(self, name: str, x: jax.Array) -> jax.Array:
         """[..., D] -> [..., K], zero at first but for its bias."""
-        head = nn.Dense(
+        return nn.Dense(
             self.num_classes,
             kernel_init=nn.initializers.zeros_init(),
             bias_init=nn.initializers.constant(self.head_bias_init),
             name=name,
-        )
-        return head(x)
+        )(x)

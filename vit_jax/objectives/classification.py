@@ -12,7 +12,7 @@ from vit_jax.errors import UserError, check_known
 from vit_jax.objectives.losses import LOSSES, one_hot_targets
 from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
 
-# What the logits of a model that was trained with a loss of LOSSES say of each class.
+# From logits to the probability of each class, by the loss of the training.
 PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softmax": jax.nn.softmax,
     "sigmoid": jax.nn.sigmoid,
@@ -25,9 +25,9 @@ class Classification(Objective):
     A batch holds `image` [B, H, W, C] (uint8, or float scaled by the preprocessing), `label` [B]
     int32 and `mask` [B] float32, 1 for a real example. A mixed batch (training/mixing.py) also has
     `other_label` [B] and `label_weight` [B], the share of `label`. Its loss is label_weight *
-    L(label) + (1 - label_weight) * L(other_label), label smoothing applied to either label, as in
-    timm (AugReg and Better plain ViT smooth nothing); both losses are linear in the targets, so
-    that one loss of mixed targets is the same. Accuracy then is that against the heavier label.
+    L(label) + (1 - label_weight) * L(other_label) with both labels smoothed, as in timm; losses are
+    linear in the targets, so we take one loss of mixed targets. Accuracy is that of the heavier
+    label.
     """
 
     measures = ("loss", "accuracy")
@@ -72,11 +72,11 @@ class Classification(Objective):
         return self.values(self.predict(params, batch), batch)
 
     def measure(self, params: Any, batch: Batch) -> Metrics:
-        """What a thorough evaluation asks of every example, [B] each.
+        """What a thorough evaluation measures of every example, [B] each.
 
         Returns:
-          `loss` and `accuracy` as `evaluate` has them; `accuracy_top5`, where there are more than
-          five classes; `prediction`, the arg-max as int32; `confidence`, its probability.
+          `loss` and `accuracy` as in `evaluate`; `accuracy_top5`, with more than five classes;
+          `prediction`, the arg-max as int32; `confidence`, its probability.
         """
         logits = self.predict(params, batch)
         values = self.values(logits, batch)

@@ -1,8 +1,8 @@
 """Distillation as in DeiT ("Training data-efficient image transformers", 2012.12877, section 4).
 
-A student learns from the labels and from a teacher, which sees the same augmented and mixed images.
-A distilled model has a head of its own for what the teacher says (the distillation token, equation
-3); any other model learns both with its one head. At test time the mean of both heads answers.
+A student learns from the labels and from a teacher that sees the same augmented and mixed images.
+A distilled model has a separate head for the teacher's answers (the distillation token, equation
+3); any other model learns both with its one head. At test time both heads are averaged.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from vit_jax.errors import UserError
 from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.objective import Batch, Metrics, Task, masked_mean, scale_images
 
 
@@ -24,10 +24,18 @@ class Distillation(Classification):
     The teacher's parameters are the constants `teacher`.
     """
 
-    def __init__(
-        self, task: Task, *, teacher: str, weight: float, loss: str, label_smoothing: float
-    ):
-        super().__init__(task, loss=loss, label_smoothing=label_smoothing)
+    def __init__(self, task: Task, *, teacher: str = "", weight: float = 0.5, **kwargs: Any):
+        """
+        Args:
+          task: its model is the student.
+          teacher: source of its weights, see `pretrained.source`.
+          weight: of the teacher's answers; the labels have the rest.
+          **kwargs: of `Classification`, for the labels.
+
+        Raises:
+          UserError: no teacher, or one of other classes or images.
+        """
+        super().__init__(task, **kwargs)
         if not teacher:
             raise UserError(
                 "--config.objective.teacher is missing: name the teacher's weights, a file, a work "
@@ -65,30 +73,6 @@ class Distillation(Classification):
 class HardDistillation(Distillation):
     """The teacher's arg-max is a second label (equation 3)."""
 
-    def __init__(
-        self,
-        task: Task,
-        *,
-        teacher: str = "",
-        weight: float = 0.5,
-        loss: str = "softmax",
-        label_smoothing: float = 0.0,
-    ):
-        """
-        Args:
-          task: its model is the student.
-          teacher: source of its weights, see `pretrained.source`.
-          weight: of the teacher's answers; the labels have the rest.
-          loss: `softmax`, or `sigmoid` summed over the classes.
-          label_smoothing: of the labels; the teacher's are not smoothed.
-
-        Raises:
-          UserError: no teacher, or one of other classes or images.
-        """
-        super().__init__(
-            task, teacher=teacher, weight=weight, loss=loss, label_smoothing=label_smoothing
-        )
-
     def _distill(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
         targets = jax.nn.one_hot(jnp.argmax(answers, axis=-1), answers.shape[-1])
         return self._loss(logits, targets)
@@ -97,32 +81,18 @@ class HardDistillation(Distillation):
 class SoftDistillation(Distillation):
     """tau^2 * KL(softmax(teacher / tau) || softmax(student / tau)) (equation 2)."""
 
-    def __init__(
-        self,
-        task: Task,
-        *,
-        teacher: str = "",
-        weight: float = 0.1,
-        temperature: float = 3.0,
-        loss: str = "softmax",
-        label_smoothing: float = 0.0,
-    ):
+    def __init__(self, task: Task, *, weight: float = 0.1, temperature: float = 3.0, **kwargs: Any):
         """
         Args:
           task: its model is the student.
-          teacher: source of its weights, see `pretrained.source`.
           weight: lambda, of the teacher's answers; the labels have the rest.
           temperature: tau, by which both logits are divided.
-          loss: `softmax`, or `sigmoid` summed over the classes, of the labels.
-          label_smoothing: of the labels.
+          **kwargs: of `Distillation`.
 
         Raises:
-          UserError: no teacher, one of other classes or images, or a temperature that is not
-            positive.
+          UserError: see `Distillation`; or a temperature that is not positive.
         """
-        super().__init__(
-            task, teacher=teacher, weight=weight, loss=loss, label_smoothing=label_smoothing
-        )
+        super().__init__(task, weight=weight, **kwargs)
         if not temperature > 0.0:
             raise UserError(f"objective.temperature={temperature} must be positive.")
         self._temperature = temperature
@@ -130,5 +100,5 @@ class SoftDistillation(Distillation):
     def _distill(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
         tau = self._temperature
         targets = jax.nn.softmax(answers / tau)
-        entropy = softmax_cross_entropy(answers / tau, targets)  # [B]
-        return tau**2 * (softmax_cross_entropy(logits / tau, targets) - entropy)
+        entropy = optax.softmax_cross_entropy(answers / tau, targets)  # [B]
+        return tau**2 * (optax.softmax_cross_entropy(logits / tau, targets) - entropy)

@@ -9,11 +9,6 @@ import jax.numpy as jnp
 import optax
 
 
-def softmax_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """-sum_k targets_k log softmax(logits)_k: [B, K], [B, K] -> [B]."""
-    return optax.softmax_cross_entropy(logits, targets)
-
-
 def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Binary cross-entropy summed over the classes: [B, K], [B, K] -> [B].
 
@@ -22,8 +17,9 @@ def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.sum(optax.sigmoid_binary_cross_entropy(logits, targets), axis=-1)
 
 
+# Of logits and targets, [B, K] each: [B].
 LOSSES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "softmax": softmax_cross_entropy,
+    "softmax": optax.softmax_cross_entropy,
     "sigmoid": sigmoid_cross_entropy,
 }
 

@@ -1,10 +1,10 @@
 """Masked patch prediction, the paper's self-supervision (section 4.6 and appendix B.1.2).
 
 Some patch embeddings are corrupted before positions are added, and the model predicts the pixels of
-those patches from what comes out at their places. The authors released no code. Where the paper is
-silent this is our choice: every patch is corrupted independently; a random patch is another one
-of the same image; bins of colour are of equal width; the loss is the mean over the corrupted
-patches of the batch; the learned [mask] embedding starts from a normal distribution of 0.02.
+those patches from its outputs at their places. The authors released no code. Where the paper is
+silent we chose: patches are corrupted independently; a random patch is another one of the same
+image; colour bins have equal width; the loss is the mean over the corrupted patches of the batch;
+the learned [mask] embedding starts from a normal distribution of 0.02.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import optax
 from vit_jax.errors import UserError, check_known
 from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
 
-# What is predicted of a patch. The paper's few-shot accuracy was best with the first; all worked.
-TARGETS = ("mean_color", "downsized", "pixels")
-DOWNSIZED = 4  # side of the downsized patch
+# What is predicted, by the side of the patch in colour predictions (0: pixels instead). The paper's
+# few-shot accuracy was best with the first; all worked.
+TARGETS = {"mean_color": 1, "downsized": 4, "pixels": 0}
 BINS = 8  # 3 bits per channel
 
 
@@ -62,7 +62,7 @@ class MaskedPatch(Objective):
                 f"objective.masked={masked} and objective.replaced={replaced} are shares of the "
                 "corrupted patches: they must not be negative, nor add up to more than 1."
             )
-        self._target, self._corruption = target, corruption
+        self._side, self._corruption = TARGETS[target], corruption
         self._masked, self._replaced = masked, replaced
         channels = task.image_shape[-1]
         num_colors = BINS**channels
@@ -76,57 +76,51 @@ class MaskedPatch(Objective):
             )
         self._patch = probe.pixels_per_token
         height, width = self._patch
-        if target == "downsized" and (height % DOWNSIZED or width % DOWNSIZED):
+        side = self._side
+        if side and (height % side or width % side):
             raise UserError(
-                f"objective.target='downsized' shrinks patches of {height}x{width} pixels to "
-                f"{DOWNSIZED}x{DOWNSIZED}, which do not divide them; take 'mean_color'."
+                f"objective.target={target!r} shrinks patches of {height}x{width} pixels to "
+                f"{side}x{side}, which does not divide them; take 'mean_color'."
             )
-        self.num_outputs = {
-            "mean_color": num_colors,
-            "downsized": DOWNSIZED**2 * num_colors,
-            "pixels": height * width * channels,
-        }[target]
+        self.num_outputs = side**2 * num_colors if side else height * width * channels
         self.model = task.build_model(self.num_outputs)
         self._num_prefix = len(self.model.prefix_tokens)
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
         images = scale_images(batch["image"])
-        corruption = self._draw(rng, images)
-        return self.model.init(rng, images, train=False, corruption=_embedded(corruption))["params"]
+        _, corruption = self._draw(rng, images)
+        return self.model.init(rng, images, train=False, corruption=corruption)["params"]
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean over the corrupted patches of the batch; `accuracy` of the colours."""
         drop_rng, draw_rng = jax.random.split(rng)
         images = scale_images(batch["image"])
-        corruption = self._draw(draw_rng, images)
+        corrupted, corruption = self._draw(draw_rng, images)
         values = self._values(params, images, corruption, {"dropout": drop_rng}, train=True)
-        weights = corruption["corrupted"] * batch["mask"][:, None]  # [B, P]
+        weights = corrupted * batch["mask"][:, None]  # [B, P]
         total = jnp.maximum(jnp.sum(weights), 1.0)
         means = {name: jnp.sum(value * weights) / total for name, value in values.items()}
         return means.pop("loss"), means
 
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
-        """Means over the corrupted patches of each image, [B]; an image is always corrupted alike.
+        """Means over the corrupted patches of each image (over all if there are none), [B].
 
-        An image without a corrupted patch counts with all of them.
+        The corruption is a function of the image's pixels alone.
         """
         images = scale_images(batch["image"])
         pixels = jnp.asarray(jnp.round((images + 1.0) * 127.5), jnp.uint32)
         seeds = jnp.sum(pixels, axis=(1, 2, 3), dtype=jnp.uint32)  # [B]
         draw = jax.vmap(lambda seed, image: self._draw(jax.random.key(seed), image[None]))
-        corruption = jax.tree.map(lambda x: x[:, 0], draw(seeds, images))
+        corrupted, corruption = jax.tree.map(lambda x: x[:, 0], draw(seeds, images))
         values = self._values(params, images, corruption, {}, train=False)
-        weights = corruption["corrupted"]  # [B, P]
-        weights = jnp.where(jnp.any(weights > 0, axis=1, keepdims=True), weights, 1.0)
-        return {
-            name: jax.vmap(masked_mean)(value, weights) for name, value in values.items()
-        }  # [B]
+        weights = jnp.where(jnp.any(corrupted > 0, axis=1, keepdims=True), corrupted, 1.0)  # [B, P]
+        return {name: jax.vmap(masked_mean)(value, weights) for name, value in values.items()}
 
-    def _draw(self, rng: jax.Array, images: jax.Array) -> Batch:
-        """Which patches are corrupted and how, [B, P] each.
+    def _draw(self, rng: jax.Array, images: jax.Array) -> tuple[jax.Array, Batch]:
+        """Which patches are corrupted (1.0 or 0.0), and how, for the model: [B, P] each.
 
-        `corrupted`: 1.0 or 0.0; `masked`: whether the [mask] embedding replaces it; `source`: whose
-        embedding stands there otherwise, mostly its own.
+        `masked`: whether the [mask] embedding replaces it; `source`: the patch whose embedding
+        stands there otherwise, mostly its own.
         """
         height, width = self._patch
         shape = (images.shape[0], (images.shape[1] // height) * (images.shape[2] // width))
@@ -135,36 +129,29 @@ class MaskedPatch(Objective):
         kind = jax.random.uniform(how, shape)
         replaced = (kind >= self._masked) & (kind < self._masked + self._replaced)
         own = jnp.broadcast_to(jnp.arange(shape[1]), shape)
-        # Another patch than its own: a step of 1 to P - 1 around the image.
+        # Another patch: a step of 1 to P - 1 around the image.
         step = jax.random.randint(where, shape, 1, max(shape[1], 2))
         source = jnp.where(corrupted & replaced, (own + step) % shape[1], own)
-        return {
-            "corrupted": jnp.asarray(corrupted, jnp.float32),
-            "masked": corrupted & (kind < self._masked),
-            "source": source,
-        }
+        masked = corrupted & (kind < self._masked)
+        return jnp.asarray(corrupted, jnp.float32), {"masked": masked, "source": source}
 
     def _values(
         self, params: Any, images: jax.Array, corruption: Batch, rngs: Any, *, train: bool
     ) -> Metrics:
         """Loss, and accuracy where there are classes, of every patch: [B, P] each."""
         outputs = self.model.apply(
-            {"params": params}, images, train=train, corruption=_embedded(corruption), rngs=rngs
+            {"params": params}, images, train=train, corruption=corruption, rngs=rngs
         )
         outputs = outputs[:, self._num_prefix :]  # [B, P, K]
         patches = self._patches(images)  # [B, P, h, w, C]
-        if self._target == "pixels":
+        if not self._side:
             targets = jnp.reshape(patches, outputs.shape)
             return {"loss": jnp.mean(jnp.square(outputs - targets), axis=-1)}
-        if self._target == "mean_color":
-            colors = jnp.mean(patches, axis=(2, 3))[:, :, None]  # [B, P, 1, C]
-        else:
-            batch_size, count, height, width, channels = patches.shape
-            sides = (DOWNSIZED, height // DOWNSIZED, DOWNSIZED, width // DOWNSIZED)
-            cells = jnp.reshape(patches, (batch_size, count, *sides, channels))
-            colors = jnp.reshape(
-                jnp.mean(cells, axis=(3, 5)), (batch_size, count, DOWNSIZED**2, channels)
-            )  # [B, P, 16, C]
+        batch_size, count, height, width, channels = patches.shape
+        sides = (self._side, height // self._side, self._side, width // self._side)
+        cells = jnp.reshape(patches, (batch_size, count, *sides, channels))
+        colors = jnp.mean(cells, axis=(3, 5))  # [B, P, side, side, C]
+        colors = jnp.reshape(colors, (batch_size, count, -1, channels))  # [B, P, n, C]
         targets = color_classes(colors)  # [B, P, n]
         logits = jnp.reshape(outputs, (*targets.shape, -1))  # [B, P, n, 8**C]
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
@@ -179,11 +166,6 @@ class MaskedPatch(Objective):
         x = jnp.reshape(x, (batch_size, rows, height, columns, width, channels))
         x = jnp.swapaxes(x, 2, 3)  # [B, rows, columns, h, w, C]
         return jnp.reshape(x, (batch_size, rows * columns, height, width, channels))
-
-
-def _embedded(corruption: Batch) -> Batch:
-    """What the model has to know of it."""
-    return {"masked": corruption["masked"], "source": corruption["source"]}
 
 
 def color_classes(colors: jax.Array) -> jax.Array:

@@ -16,14 +16,13 @@ Metrics = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class FrozenModel:
-    """A model that is used and not learned, such as a teacher.
+    """A model that is used but not trained, such as a teacher.
 
     Attributes:
       module: linen module from images to logits.
       params: its parameters, on the host.
-      black, white: what its inputs hold for these pixels, [C]; -1 and 1 for the published models
-        of Google.
-      outputs: its output for each class of the data, int32 [K].
+      black, white: its input values for these pixels, [C]; -1 and 1 for Google's models.
+      outputs: the index of its output for each class of the data, int32 [K].
     """
 
     module: Any
@@ -42,44 +41,35 @@ class FrozenModel:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What an objective is built from.
+    """What an objective is built from."""
 
-    Attributes:
-      build_model: from the number of outputs to the model.
-      image_shape: [H, W, C] of the images.
-      class_names: of the data, in the order of the labels.
-      load_model: from a source of weights to a model for images of `image_shape` and the classes
-        of the data.
-    """
-
-    build_model: Callable[[int], Any]
-    image_shape: tuple[int, int, int] = (0, 0, 0)
-    class_names: tuple[str, ...] = ()
-    load_model: Callable[[str], FrozenModel] | None = None
+    build_model: Callable[[int], Any]  # from the number of outputs
+    image_shape: tuple[int, int, int] = (0, 0, 0)  # [H, W, C]
+    class_names: tuple[str, ...] = ()  # of the data, in the order of the labels
+    load_model: Callable[[str], FrozenModel] | None = None  # from a source, for these images
 
     @classmethod
     def of(cls, model: Any) -> Task:
-        """For a model that is there already, whatever its number of outputs."""
+        """For an existing model."""
         return cls(build_model=lambda _: model)
 
 
 class Objective:
     """What is minimised, and what is measured per example.
 
-    A subclass is built as `Kind(task, *, key=default, ...)`: its keyword-only parameters are the
-    keys of `config.objective`. It sets `model` and `num_outputs`, and defines `loss` and
-    `evaluate`, which are pure. A batch holds the keys of `example_keys`, [B, ...] each, and `mask`
-    [B] float32, 1 for a real example.
+    A subclass is built as `Kind(task, *, key=default, ...)`: its keyword-only parameters, and those
+    of its bases, are the keys of `config.objective`. It sets `model` and `num_outputs`, and defines
+    `loss` and `evaluate`, which are pure. A batch holds the keys of `example_keys`, [B, ...] each,
+    and `mask` [B] float32, 1 for a real example.
 
     Attributes:
       model: linen module with `num_outputs` outputs.
-      num_outputs: width of the model's output.
-      class_names: of the outputs; () where they are no classes of the data.
+      class_names: of the outputs; () if they are not the data's classes.
       example_keys: what it needs of an example.
-      measures: names of what `evaluate` gives.
-      constants: arrays that it uses but does not learn, `{name: tree}`. The loop shards them by the
-        same table as parameters, keeps them out of optimizer and checkpoints, and adds them to the
-        parameters wherever it calls the objective: `{**params, **constants}`.
+      measures: names of what `evaluate` returns.
+      constants: arrays that it uses but does not learn, `{name: tree}`. The loop shards them like
+        parameters, keeps them out of optimizer and checkpoints, and adds them to the parameters
+        wherever it calls the objective: `{**params, **constants}`.
     """
 
     model: Any

@@ -1,8 +1,9 @@
-"""Which device stands where in a mesh: what talks most lies on the fastest links."""
+"""Where each device stands in a mesh: axes that communicate most get the fastest links."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import re
@@ -15,7 +16,7 @@ from jax.experimental import mesh_utils
 
 from vit_jax.errors import PassingError, UserError
 
-# Of a device that another process still holds, or whose driver is not up yet.
+# Another process still holds the device, or its driver is not up yet.
 _DEVICE_MAY_COME = re.compile(r"(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE): ")
 
 
@@ -28,7 +29,7 @@ def all_devices() -> list[Any]:
     """
     devices: list[Any] = []
     try:
-        with contextlib.suppress(AssertionError):  # JAX's way to say that it has found none
+        with contextlib.suppress(AssertionError):  # JAX found no devices
             devices = jax.devices()
     except RuntimeError as error:
         message = f"The devices do not start: {' '.join(str(error).split())}"
@@ -36,7 +37,7 @@ def all_devices() -> list[Any]:
         raise kind(message) from error
     asked = os.environ.get("JAX_PLATFORMS", "")
     first = asked.partition(",")[0]
-    # JAX passes over GPUs without a driver, and goes on with the CPU in "cuda,cpu".
+    # Given "cuda,cpu", JAX falls back to the CPU when a GPU has no driver.
     if not devices or (first in ("cuda", "gpu") and devices[0].platform != "gpu"):
         raise UserError(
             f"JAX_PLATFORMS={asked}: there is no such device here. Check the driver (nvidia-smi) "
@@ -49,10 +50,9 @@ def all_devices() -> list[Any]:
 def device_groups(devices: Sequence[Any]) -> tuple[str, list[list[Any]]]:
     """What the fast links join: the slices of TPUs, the hosts of GPUs.
 
-    JAX numbers both as `slice_index`: a TPU slice is one group however many hosts it has, and a
-    host of GPUs is one however many processes run there. Devices without that number are grouped
-    by process, but for TPUs, of which only a single slice goes without. A mesh cannot be cut along
-    groups of different sizes: they count as one.
+    JAX numbers both as `slice_index`, for any number of hosts in a slice or processes on a host.
+    Devices without that number are grouped by process, except TPUs: only a single slice has
+    none. A mesh cannot be cut along groups of different sizes: they count as one.
 
     Returns:
       `slice` or `host`, and the groups in order, each with its devices in the order given.
@@ -75,11 +75,6 @@ def mesh_sizes(
 ) -> tuple[int, int, int]:
     """Sizes of the axes with 0 and -1 replaced by numbers, see `sharding.create_mesh`.
 
-    Args:
-      data, fsdp, tensor: as the config has them.
-      num_devices: in all.
-      group_size, kind: of `device_groups`.
-
     Raises:
       UserError: they do not multiply to `num_devices`.
     """
@@ -93,18 +88,13 @@ def mesh_sizes(
             )
         sizes["fsdp"] = group_size // tensor
     free = [axis for axis, size in sizes.items() if size == -1]
-    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+    known = math.prod(size for size in sizes.values() if size != -1)
+    if len(free) > 1 or known < 1 or min(sizes.values()) < -1:
         raise UserError(
             f"{text}: sizes must be positive, and at most one of them -1 (the rest); mesh.fsdp may "
             f"be 0 (all of one {kind})."
         )
-    known = math.prod(size for size in sizes.values() if size != -1)
     if free:
-        if num_devices % known:
-            raise UserError(
-                f"{text}: the {num_devices} devices there are do not divide by {known}; make "
-                f"mesh.fsdp x mesh.tensor a divisor of {num_devices}, such as 1 for both."
-            )
         sizes[free[0]] = num_devices // known
     if math.prod(sizes.values()) != num_devices:
         raise UserError(
@@ -117,11 +107,8 @@ def mesh_sizes(
 def split_sizes(sizes: tuple[int, ...], group_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Sizes of a mesh -> (between groups, within a group), whose products axis by axis are `sizes`.
 
-    The last axes talk most and get as much of a group as divides them.
-
-    Args:
-      sizes: their product is a multiple of `group_size`.
-      group_size: devices of a group.
+    The last axes communicate most and get as much of a group as divides them. The product of the
+    sizes must be a multiple of `group_size`.
     """
     inner: list[int] = []
     for size in reversed(sizes):
@@ -138,12 +125,8 @@ def arrange_devices(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarra
     """
     _, groups = device_groups(devices)
     outer, inner = split_sizes(sizes, len(groups[0]))
-    blocks = np.stack(
-        [
-            mesh_utils.create_device_mesh(inner, group, allow_split_physical_axes=True)
-            for group in groups
-        ]
-    )  # [groups, *inner]
+    create = functools.partial(mesh_utils.create_device_mesh, allow_split_physical_axes=True)
+    blocks = np.stack([create(inner, group) for group in groups])  # [groups, *inner]
     blocks = blocks.reshape(*outer, *inner)
     pairs = [axis for i in range(len(sizes)) for axis in (i, i + len(sizes))]
     return blocks.transpose(pairs).reshape(sizes)

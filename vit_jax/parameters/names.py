@@ -25,7 +25,7 @@ _SCANNED = re.compile(r"^(?P<head>(?:.*/)?encoderblock)/(?P<tail>.*)$")
 def path_name(path: Any) -> str:
     """A path of JAX's tree functions -> "a/b", from its dict keys alone.
 
-    So a moment deep in an optimizer's state is called what its parameter is called.
+    So a moment in an optimizer's state has the name of its parameter.
     """
     keys = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
     return "/".join(str(key) for key in keys)
@@ -70,12 +70,12 @@ def fingerprint(tree: Any) -> str:
 
 
 def is_stacked(name: str) -> bool:
-    """Whether the leaf of that name has a leading axis of layers."""
+    """Whether the leaf of that name has a layer axis."""
     return _SCANNED.match(name) is not None
 
 
 def is_scanned(flat: dict[str, Any]) -> bool:
-    """Whether flat names show the scan form."""
+    """Whether a flat tree has the scan form."""
     return any(is_stacked(name) for name in flat)
 
 
@@ -109,9 +109,9 @@ def unstack_blocks(tree: Any) -> dict[str, Any]:
     Raises:
       UserError: a block is there in both forms, or a stacked leaf has no axis of layers.
     """
-    unstacked = flatten_names(tree)
+    given = flatten_names(tree)
     flat: dict[str, Any] = {}
-    for name, leaf in unstacked.items():
+    for name, leaf in given.items():
         match = _SCANNED.match(name)
         if match is None:
             flat[name] = leaf
@@ -120,7 +120,7 @@ def unstack_blocks(tree: Any) -> dict[str, Any]:
             raise UserError(f"{name!r} has no axis of layers.")
         for i in range(leaf.shape[0]):
             single = f"{match['head']}_{i}/{match['tail']}"
-            if single in flat or single in unstacked:
+            if single in given:
                 raise UserError(f"{name!r} and {single!r} are both there: stacked and single.")
             flat[single] = leaf[i]  # [...]
     return unflatten_names(flat)

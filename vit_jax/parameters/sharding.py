@@ -27,7 +27,7 @@ from vit_jax.parameters.devices import (
     mesh_sizes,
     split_sizes,
 )
-from vit_jax.parameters.names import is_stacked, path_name
+from vit_jax.parameters.names import flatten_names, is_stacked, path_name
 
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -56,7 +56,7 @@ def create_mesh(
       devices: all there are, unless given.
 
     Raises:
-      UserError: the sizes do not multiply to the number of devices; or see `all_devices`.
+      UserError: see `mesh_sizes` and `all_devices`.
     """
     devices = all_devices() if devices is None else devices
     kind, groups = device_groups(devices)
@@ -65,10 +65,10 @@ def create_mesh(
     (_, *across), _ = split_sizes(sizes, group_size)
     if math.prod(across) > 1:
         logging.warning(
-            "mesh.fsdp=%d x mesh.tensor=%d do not fit into the %d devices of one %s: in every step "
-            "parameters cross the slower network between the %d of them. mesh.data=-1 with "
-            "mesh.fsdp=0 keeps them within one, if the model fits there.",
-            *(sizes[1], sizes[2], group_size, kind, len(groups)),
+            f"mesh.fsdp={sizes[1]} x mesh.tensor={sizes[2]} do not fit into the {group_size} "
+            f"devices of one {kind}: in every step parameters cross the slower network between "
+            f"the {len(groups)} of them. mesh.data=-1 with mesh.fsdp=0 keeps them within one, if "
+            "the model fits there."
         )
     # Auto axes: linen's layers do not state the shardings that Explicit axes would ask for.
     return Mesh(arrange_devices(devices, sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
@@ -86,10 +86,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def check_batch_size(key: str, batch_size: int, mesh: Mesh, accumulation_steps: int = 1) -> None:
     """Raises UserError unless the batch splits evenly over devices and accumulation steps."""
     shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    if accumulation_steps < 1:
-        raise UserError(f"train_step.accumulation_steps={accumulation_steps} must be at least 1.")
-    if batch_size < 1:
-        raise UserError(f"{key}={batch_size} must be at least 1.")
+    for name, value in ((key, batch_size), ("train_step.accumulation_steps", accumulation_steps)):
+        if value < 1:
+            raise UserError(f"{name}={value} must be at least 1.")
     unit = shards * accumulation_steps
     if batch_size % unit:
         below = batch_size // unit * unit
@@ -117,9 +116,9 @@ def parameter_axes(name: str, ndim: int) -> tuple[str | None, ...]:
 def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     """Mesh axis of each dimension; one that does not divide its dimension is dropped.
 
-    `fsdp` then goes to the largest dimension that it divides and no other axis uses, if there is
-    one: which it is matters little, as parameters are gathered before they are used. The layers of
-    the scan form are none, as a step of the loop would need what one device alone holds.
+    `fsdp` then moves to the largest free dimension that it divides: which one matters little, as
+    parameters are gathered before use. Never to the layers of the scan form: a step of the loop
+    would need what one device alone holds.
     """
     axes = [LOGICAL_TO_MESH[logical] for logical in parameter_axes(name, len(shape))]
     spec = [
@@ -146,17 +145,13 @@ def parameter_shardings(abstract_params: Any, mesh: Mesh) -> Any:
 def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
     """A NamedSharding per leaf of a train state; logs what the mesh cannot split.
 
-    Any leaf outside of `params` belongs to the parameter whose name ends its own path: moments and
-    averages of the same shape lie as the parameter does, and factored moments, which miss one of
-    its dimensions, as the other dimensions do. The rest is replicated (counters).
-
-    Args:
-      abstract_state: `TrainState` of ShapeDtypeStructs.
-      mesh: from `create_mesh`.
+    A leaf outside of `params` belongs to the parameter whose name ends its path. Moments and
+    averages are sharded like the parameter; factored moments, which lack one dimension, like the
+    other dimensions. The rest (counters) is replicated.
     """
     params = {
-        path_name(path): (leaf.shape, parameter_spec(path_name(path), leaf.shape, mesh))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_state.params)
+        name: (leaf.shape, parameter_spec(name, leaf.shape, mesh))
+        for name, leaf in flatten_names(abstract_state.params).items()
     }
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
@@ -164,14 +159,14 @@ def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
         return NamedSharding(mesh, _moment_spec(leaf.shape, shape, spec))
 
     shardings = jax.tree_util.tree_map_with_path(sharding, abstract_state)
-    _log_fallbacks(abstract_state, shardings, mesh)
+    _log_fallbacks(abstract_state.params, shardings.params, mesh)
     return shardings
 
 
 def _moment_spec(
     shape: tuple[int, ...], param_shape: tuple[int, ...], spec: PartitionSpec
 ) -> PartitionSpec:
-    """Of what an optimizer keeps of a parameter: its own spec, or less the dimension averaged."""
+    """The parameter's spec, for a factored moment without the dimension that was averaged."""
     if shape == param_shape:
         return spec
     kept = [
@@ -179,56 +174,42 @@ def _moment_spec(
         for i in range(len(param_shape))
         if param_shape[:i] + param_shape[i + 1 :] == shape
     ]
-    # Of a square matrix a row cannot be told from a column: better to be split than whole.
+    # In a square matrix rows and columns look alike: rather split than whole.
     return max(kept, key=lambda s: sum(axis is not None for axis in s), default=PartitionSpec())
 
 
-def _log_fallbacks(abstract_state: Any, shardings: Any, mesh: Mesh) -> None:
-    """One line for each mesh axis and size of dimension that it does not divide.
-
-    A warning where what stays whole is more than a hundredth of what a device holds.
-    """
-    bytes_of: dict[str, int] = {}  # on each device, with all that the optimizer keeps of it
-    for (path, leaf), sharding in zip(
-        jax.tree_util.tree_leaves_with_path(abstract_state), jax.tree.leaves(shardings), strict=True
-    ):
-        local = math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        bytes_of[path_name(path)] = bytes_of.get(path_name(path), 0) + local
-    specs = {
-        path_name(path): sharding.spec
-        for path, sharding in jax.tree_util.tree_leaves_with_path(shardings.params)
-    }
-    kinds: dict[tuple[str, int], dict[str, tuple[int, ...]]] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_state.params):
-        name = path_name(path)
+def _log_fallbacks(abstract_params: Any, shardings: Any, mesh: Mesh) -> None:
+    """One line per mesh axis and size that it does not divide; a warning if it costs memory."""
+    leaves, placed = flatten_names(abstract_params), flatten_names(shardings)
+    local = {name: math.prod(placed[name].shard_shape(leaf.shape)) for name, leaf in leaves.items()}
+    undivided: dict[tuple[str, int], list[str]] = {}
+    for name, leaf in leaves.items():
         for size, logical in zip(leaf.shape, parameter_axes(name, leaf.ndim), strict=True):
             axis = LOGICAL_TO_MESH[logical]
             if axis is not None and size % mesh.shape[axis]:
-                kinds.setdefault((axis, size), {})[name] = leaf.shape
-    for (axis, size), shapes in kinds.items():
-        whole = [name for name in shapes if axis not in specs[name]]
-        cost = sum(bytes_of[name] for name in whole)
-        example = max(whole or shapes, key=lambda name: math.prod(shapes[name]))
+                undivided.setdefault((axis, size), []).append(name)
+    for (axis, size), names in undivided.items():
+        whole = [name for name in names if axis not in placed[name].spec]
+        cost = sum(local[name] for name in whole) / sum(local.values())
+        example = max(whole or names, key=lambda name: math.prod(leaves[name].shape))
         divisor = math.gcd(size, mesh.shape[axis])
         logging.log(
-            logging.WARNING if cost > sum(bytes_of.values()) / 100 else logging.INFO,
-            "mesh.%s=%d does not divide dimension %d of %d parameters, such as %s %s: %d of them "
-            "are split along another dimension, %d stay whole and take %.3g MB of every device, "
-            "optimizer included.%s",
-            *(axis, mesh.shape[axis], size, len(shapes), example, shapes[example]),
-            *(len(shapes) - len(whole), len(whole), cost / 1e6),
-            f" mesh.{axis}={divisor} would divide it." if divisor > 1 else "",
+            logging.WARNING if cost > 0.01 else logging.INFO,
+            f"mesh.{axis}={mesh.shape[axis]} does not divide dimension {size} of {len(names)} "
+            f"parameters, such as {example} {leaves[example].shape}: {len(names) - len(whole)} of "
+            f"them are split along another dimension, {len(whole)} stay whole, {cost:.0%} of the "
+            "parameters on a device."
+            + (f" mesh.{axis}={divisor} would divide it." if divisor > 1 else ""),
         )
 
 
 def keep_batch_sharding() -> AbstractContextManager[None]:
-    """Within it, what every module returns stays split over the batch, [B, ...].
+    """A context in which every module's output [B, ...] stays split over the batch.
 
-    To be entered where a model is traced for a mesh. Left to itself the compiler sees that both
-    the batch and the width of parameters are split over `fsdp`, and in the body of a scan it
-    decides for the width: every device then computes on the whole batch, with several times the
-    memory (tests/test_layouts.py). Without `jax.set_mesh`, and where the batch does not divide, it
-    changes nothing.
+    Enter it wherever a model is traced for a mesh. Otherwise the compiler, which finds both the
+    batch and the width of parameters split over `fsdp`, chooses the width in the body of a scan:
+    every device then computes on the whole batch, with several times the memory
+    (tests/test_layouts.py). No effect without `jax.set_mesh` or where the batch does not divide.
     """
     return nn.intercept_methods(_split_over_batch)
 
@@ -248,7 +229,7 @@ def _split_over_batch(
 
 
 def with_shardings(abstract_tree: Any, shardings: Any) -> Any:
-    """Shapes that say where they lie."""
+    """Abstract arrays with these shardings."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         abstract_tree,

@@ -1,4 +1,4 @@
-"""How fast a run goes, what its time is spent on, and when it ends."""
+"""How fast a run goes, where its time goes, and when it will end."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 import jax
 
-# What the wall time of a run is booked as; the rest of it is training.
+# What wall time is booked as; the rest is training.
 KINDS = ("start", "compile", "evaluation", "checkpoint", "profile", "data_wait", "lost")
 
 
 class DataWait:
-    """Measures how long the devices had nothing to do because the next batch was not there.
+    """Measures how long the devices were idle because the next batch was not ready.
 
-    That the host waits for a batch is no loss while the devices still compute. So a thread takes
-    the time at which each update is done, and what counts is the part of the host's wait after it.
+    The host may wait for a batch while the devices still compute. So a thread notes when each
+    update is done, and only the part of the host's wait after that counts.
     """
 
     def __init__(self) -> None:
@@ -58,21 +58,18 @@ class DataWait:
 
 
 class Clock:
-    """Books the time of a run, and tells speed and remaining time.
+    """Books the time of a run, and estimates speed and remaining time.
 
-    Images per second are those of training alone: what is booked as something else does not count,
-    except for waiting for data, which is a part of training that is reported beside it.
+    Images per second count training time only, which includes waiting for data.
 
     Args:
       start_step: finished updates at the start.
-      began: `time.monotonic()` at which the session began; None: now. Booked as `start`.
       total_steps: updates in all.
       batch_size: examples per update.
+      began: `time.monotonic()` at which the session began; None: now. Booked as `start`.
       earlier: what `totals` gave when earlier sessions of this run ended.
-      every_steps: of each event that interrupts training (0: only after the last step), for the
-        remaining time.
-      guessed_images: of an event that has not happened yet: it takes about as long as training
-        on so many images.
+      events: what interrupts training, for the remaining time: every how many steps (0: only after
+        the last), and a first guess of its duration, as the number of images trained meanwhile.
       flops_per_second: peak of all devices together; None: no `mfu`.
       flops_per_image: of forward and backward pass.
     """
@@ -85,30 +82,27 @@ class Clock:
         batch_size: int,
         began: float | None = None,
         earlier: Mapping[str, float] | None = None,
-        every_steps: Mapping[str, int] | None = None,
-        guessed_images: Mapping[str, float] | None = None,
+        events: Mapping[str, tuple[int, float]] | None = None,
         flops_per_second: float | None = None,
         flops_per_image: float = 0.0,
     ):
         self._start_step = start_step
         self._total_steps = total_steps
         self._batch_size = batch_size
-        self._earlier = dict(earlier or {})
-        self._every_steps = dict(every_steps or {})
-        self._guessed_images = dict(guessed_images or {})
+        self._earlier = earlier or {}
+        self._events = events or {}
         self._peak = flops_per_second
         self._flops_per_image = flops_per_image
         now = time.monotonic()
         self._start = now if began is None else began
         self._booked = {**dict.fromkeys(KINDS, 0.0), "start": now - self._start}
-        self._events: dict[str, list[float]] = {}  # seconds of each, by name
-        self._first_done: float | None = None
-        self._window = (start_step, now, self._interruptions(), 0.0)  # since the last `report`
+        self._durations: dict[str, list[float]] = {}  # seconds of each event so far, by name
+        self._window = (start_step, 0.0, 0.0)  # step, training and waiting at the last `report`
         self.data_wait = DataWait()
 
     @contextlib.contextmanager
     def book(self, kind: str, event: str = "") -> Iterator[None]:
-        """Time spent inside is `kind`, not training; `event` names what may come again."""
+        """Books the time spent inside as `kind`; `event` is a name in `events`."""
         start = time.monotonic()
         try:
             yield
@@ -116,15 +110,13 @@ class Clock:
             seconds = time.monotonic() - start
             self._booked[kind] += seconds
             if event:
-                self._events.setdefault(event, []).append(seconds)
+                self._durations.setdefault(event, []).append(seconds)
 
     def first_step_done(self, step: int) -> float:
-        """Books what was not booked so far as compilation; returns its seconds."""
-        now = time.monotonic()
-        seconds = now - self._start - self._interruptions()
+        """Books the time not booked so far as compilation; returns its seconds."""
+        seconds = self._training_seconds()
         self._booked["compile"] += seconds
-        self._first_done = now
-        self._window = (step, now, self._interruptions(), self.data_wait.seconds)
+        self._window = (step, self._training_seconds(), self.data_wait.seconds)
         return seconds
 
     @property
@@ -143,12 +135,8 @@ class Clock:
             for kind, seconds in booked.items()
         }
         elapsed = self.elapsed_seconds
-        training = elapsed - sum(totals.values())
-        return {
-            "elapsed_seconds": elapsed,
-            **totals,
-            "goodput": min(max(training / max(elapsed, 1e-9), 0.0), 1.0),
-        }
+        goodput = 1.0 - sum(totals.values()) / max(elapsed, 1e-9)
+        return {"elapsed_seconds": elapsed, **totals, "goodput": min(max(goodput, 0.0), 1.0)}
 
     def report(self, step: int) -> dict[str, float]:
         """`images_per_second`, `data_wait`, `mfu` since the last call, `eta_seconds`, `totals`.
@@ -157,16 +145,14 @@ class Clock:
         of the training time in which the devices waited for data. `mfu`, model FLOPs utilisation,
         is given where the peak of the devices is known.
         """
-        now = time.monotonic()
-        step_before, time_before, interruptions_before, wait_before = self._window
-        interruptions, wait = self._interruptions(), self.data_wait.seconds
-        training = max(now - time_before - (interruptions - interruptions_before), 1e-9)
-        self._window = (step, now, interruptions, wait)
+        step_before, training_before, wait_before = self._window
+        self._window = (step, self._training_seconds(), self.data_wait.seconds)
+        training = max(self._window[1] - training_before, 1e-9)
         report = {"eta_seconds": self._eta(step), **self.totals()}
         if step > step_before:
             speed = (step - step_before) * self._batch_size / training
             report["images_per_second"] = speed
-            report["data_wait"] = min((wait - wait_before) / training, 1.0)
+            report["data_wait"] = min((self._window[2] - wait_before) / training, 1.0)
             if self._peak:
                 report["mfu"] = speed * self._flops_per_image / self._peak
         return report
@@ -174,33 +160,22 @@ class Clock:
     def close(self) -> None:
         self.data_wait.close()
 
-    def _interruptions(self) -> float:
-        return sum(self._booked.values())
+    def _training_seconds(self) -> float:
+        return time.monotonic() - self._start - sum(self._booked.values())
 
     def _eta(self, step: int) -> float:
         """Remaining steps at the speed so far, and the events that are still to come."""
-        if self._first_done is None:
+        if step >= self._total_steps:
             return 0.0
         done = step - self._start_step - 1  # the first one compiled
-        training = time.monotonic() - self._start - self._interruptions()
-        seconds_per_step = training / done if done else 0.0
+        seconds_per_step = self._training_seconds() / done if done > 0 else 0.0
         eta = (self._total_steps - step) * seconds_per_step
-        for event, every_steps in self._every_steps.items():
-            seen = self._events.get(event, [])
-            guess = self._guessed_images.get(event, 0.0) * seconds_per_step / self._batch_size
-            seconds = sum(seen) / len(seen) if seen else guess
-            eta += seconds * remaining_events(step, self._total_steps, every_steps)
+        for event, (every_steps, images) in self._events.items():
+            seen = self._durations.get(event) or [images * seconds_per_step / self._batch_size]
+            every = every_steps or self._total_steps
+            times = -(-self._total_steps // every) - step // every  # after the last step, too
+            eta += times * sum(seen) / len(seen)
         return eta
-
-
-def remaining_events(step: int, total_steps: int, every_steps: int) -> int:
-    """How often something is still due that is due every so many steps, and after the last."""
-    if step >= total_steps:
-        return 0
-    if not every_steps:
-        return 1
-    multiples = total_steps // every_steps - step // every_steps
-    return multiples + bool(total_steps % every_steps)
 
 
 def format_seconds(seconds: float) -> str:

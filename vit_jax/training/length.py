@@ -15,50 +15,46 @@ def to_steps(
     num_examples: int,
     batch_size: int,
 ) -> int:
-    """Returns the number of updates: `steps`, else `examples`, else `epochs`, the first one set.
+    """The number of updates by the first of `steps`, `examples` and `epochs` that is set.
 
     `steps` comes first so that a command line can shorten any recipe. Examples and epochs are
     rounded to the nearest whole update, as big_vision does.
 
     Args:
-      steps: updates.
+      steps: updates of `batch_size` examples.
       examples: training examples seen, counting repeats.
       epochs: passes over the `num_examples` of the training split.
-      num_examples: size of the training split.
-      batch_size: examples per update, over all devices and hosts.
 
     Raises:
       UserError: none is set, or the result is below one step.
     """
-    if steps is None:
-        if examples is None:
-            if epochs is None:
-                raise UserError(
-                    "the length of training is not set: give one of duration.steps, "
-                    "duration.examples, duration.epochs."
-                )
-            examples_seen = epochs * num_examples
-        else:
-            examples_seen = examples
-        steps = round(examples_seen / batch_size)
-    if steps < 1:
+    given = {"steps": steps, "examples": examples, "epochs": epochs}
+    keys = [f"duration.{key}={value}" for key, value in given.items() if value is not None]
+    if steps is not None:
+        total_steps = steps
+    elif examples is not None:
+        total_steps = round(examples / batch_size)
+    elif epochs is not None:
+        total_steps = round(epochs * num_examples / batch_size)
+    else:
+        raise UserError("give one of duration.steps, duration.examples, duration.epochs.")
+    if len(keys) > 1:
+        logging.warning(f"{keys[0]} counts; {' and '.join(keys[1:])} is ignored.")
+    if total_steps < 1:
         raise UserError(
-            f"duration comes to {steps} steps (duration.steps={steps}, "
-            f"examples={examples}, epochs={epochs}, batch_size={batch_size}); at least 1 is needed."
+            f"{keys[0]} comes to {total_steps} steps of {batch_size} examples; at least 1 is "
+            "needed."
         )
-    return steps
+    return total_steps
 
 
 def fit_warmup(total_steps: int, *, warmup_steps: int, cooldown_steps: int, **_: object) -> int:
     """`warmup_steps`, or a tenth of the training where a recipe was shortened below them."""
-    if 0 < total_steps <= warmup_steps + cooldown_steps and not cooldown_steps:
-        logging.info(
-            f"schedule.warmup_steps={warmup_steps} does not fit into {total_steps} steps; warming "
-            f"up over {total_steps // 10}."
-        )
-        return total_steps // 10
-    if 2 * warmup_steps > total_steps > 0:
-        logging.warning(
-            f"schedule.warmup_steps={warmup_steps} is more than half of the {total_steps} steps."
-        )
+    key = f"schedule.warmup_steps={warmup_steps}"
+    if total_steps <= warmup_steps and not cooldown_steps:
+        short = total_steps // 10
+        logging.info(f"{key} does not fit into {total_steps} steps; warming up over {short}.")
+        return short
+    if 2 * warmup_steps > total_steps:
+        logging.warning(f"{key} is more than half of the {total_steps} steps.")
     return warmup_steps

@@ -30,27 +30,26 @@ def create_mixing(
 
     Mixup (1710.09412): weight * image + (1 - weight) * other, with weight = max(l, 1 - l) and
     l ~ Beta(alpha, alpha), as AugReg has it, so that the image's own label is the heavier one.
-    CutMix (1905.04899, algorithm A1): a box of the other image, with sides sqrt(1 - l) of the
-    image's and its middle anywhere, is pasted in; what is outside of the image is cut off, and
-    the weight is the share of the image that is left in truth.
+    CutMix (1905.04899, algorithm A1): pastes a box of the other image with sides sqrt(1 - l) of
+    the image's and its middle anywhere, cropped at the border; the weight is the share of the
+    image that is left.
 
-    The function takes `image` [B, H, W, C] (uint8 is scaled to [-1, 1] first, so that no rounding
-    happens), `label` [B] and `mask` [B], and returns float images and besides
+    The function takes `image` [B, H, W, C] (uint8 is scaled to [-1, 1] first, to avoid rounding),
+    `label` [B] and `mask` [B]. It returns float images, and adds
       `other_label` [B]: the partner's label,
       `label_weight` [B] float32: the share of `label`; 1 - label_weight is that of `other_label`.
-    A row whose partner is padding (mask 0) stays as it is, with weight 1; batches that train hold
-    none.
+    A row whose partner is padding (mask 0) is not mixed.
 
     Args:
       mixup_alpha: of its Beta distribution (AugReg 0.2 to 0.8, DeiT 0.8); 0 is no mixup.
       cutmix_alpha: of its Beta distribution (1.0 in the paper and in DeiT); 0 is no CutMix.
       probability: of mixing at all.
       cutmix_probability: of CutMix in a mix, where both alphas are positive.
-      per_example: every row draws coefficient, kind and box for itself; else the batch draws once,
-        as in all three papers.
+      per_example: every row draws its own coefficient, kind and box; else the batch draws once, as
+        in all three papers.
 
     Raises:
-      UserError: a negative alpha, a probability outside of [0, 1], or a setting that is not read.
+      UserError: a negative alpha, a probability outside [0, 1], or a setting without effect.
     """
     _check(mixup_alpha, cutmix_alpha, probability, cutmix_probability, per_example)
     if not mixup_alpha and not cutmix_alpha:
@@ -100,28 +99,23 @@ def _check(
     cutmix_probability: float,
     per_example: bool,
 ) -> None:
-    """Raises UserError for a value out of range, and for one that would not be read."""
+    """Raises UserError for a value out of range, or without effect."""
     for key, value in (("mixup_alpha", mixup_alpha), ("cutmix_alpha", cutmix_alpha)):
         if value < 0:
-            raise UserError(f"mix.{key}={value} must not be negative; 0 turns it off.")
+            raise UserError(f"mix.{key}={value} must not be negative; 0 is off.")
     for key, value in (("probability", probability), ("cutmix_probability", cutmix_probability)):
         if not 0.0 <= value <= 1.0:
             raise UserError(f"mix.{key}={value} must be in [0, 1].")
     if not (mixup_alpha and cutmix_alpha) and cutmix_probability != 0.5:
         raise UserError(
-            f"mix.cutmix_probability={cutmix_probability} is read only where mix.mixup_alpha and "
+            f"mix.cutmix_probability={cutmix_probability} has no effect unless mix.mixup_alpha and "
             "mix.cutmix_alpha are both positive; leave it at 0.5."
         )
-    if not mixup_alpha and not cutmix_alpha:
-        for key, value, default in (
-            ("probability", probability, 1.0),
-            ("per_example", per_example, False),
-        ):
-            if value != default:
-                raise UserError(
-                    f"mix.{key}={value} mixes nothing while mix.mixup_alpha and mix.cutmix_alpha "
-                    f"are 0; set one of them, or leave it at {default}."
-                )
+    if not mixup_alpha and not cutmix_alpha and (probability != 1.0 or per_example):
+        raise UserError(
+            f"mix.probability={probability} and mix.per_example={per_example} have no effect while "
+            "mix.mixup_alpha and mix.cutmix_alpha are 0; leave them at 1.0 and False."
+        )
 
 
 def random_boxes(rng: jax.Array, coefficients: jax.Array, height: int, width: int) -> jax.Array:
@@ -144,5 +138,5 @@ def random_boxes(rng: jax.Array, coefficients: jax.Array, height: int, width: in
 
 
 def _partner(x: jax.Array) -> jax.Array:
-    """Row i gets what row i - 1 had, the first what the last had."""
+    """Row i - 1 for row i; the last for the first."""
     return jnp.roll(x, 1, axis=0)

@@ -17,7 +17,6 @@ import optax
 from vit_jax.errors import UserError, check_known
 from vit_jax.parameters.groups import (
     add_multiplied_decay,
-    check_decay_multipliers,
     freeze_parameters,
     scale_by_layer,
 )
@@ -26,23 +25,18 @@ from vit_jax.training.adafactor import scale_by_factored_rms
 Schedule = Callable[[Any], jax.Array]
 
 DECAY_MASKS = {
-    # Weights of dense layers, attention and convolutions: not biases, norms, cls, positions.
+    # Weights of dense layers, attention and convolutions; no biases, norms, cls, positions.
     "kernels": r".*/kernel",
     "all": r".*",
 }
-MOMENTUM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+MOMENTUM_DTYPES = ("float32", "bfloat16")
 
 
 class Position(NamedTuple):
-    """Where in the training a learning rate is asked for; float32 scalars.
+    """A point in the training; float32 scalars."""
 
-    Attributes:
-      progress: p, from 0 at the end of the warm-up to 1 after the last step.
-      past_warmup: steps since the end of the warm-up.
-    """
-
-    progress: jax.Array
-    past_warmup: jax.Array
+    progress: jax.Array  # p, from 0 at the end of the warm-up to 1 after the last step
+    past_warmup: jax.Array  # steps since the end of the warm-up
 
 
 def cosine(base: float, at: Position) -> jax.Array:
@@ -93,13 +87,11 @@ def create_schedule(
     """A function from the number of finished updates to the learning rate of the next one.
 
     Args:
-      name: a key of `SCHEDULES`.
       learning_rate: the base.
       total_steps: updates in all.
-      warmup_steps: the result is multiplied by step / warmup_steps up to there; the first update
-        of a warm-up has rate 0, as in the official code.
-      cooldown_steps: the result is multiplied by a line to 0 over the last updates.
-      **kwargs: keys of that schedule.
+      warmup_steps: until then the rate is multiplied by step / warmup_steps; it is 0 in the first
+        update, as in the official code.
+      cooldown_steps: over the last updates the rate is multiplied by a line to 0.
 
     Raises:
       UserError: unknown name, a negative or non-finite rate, or warm-up and cool-down do not fit
@@ -133,7 +125,7 @@ def create_schedule(
 def adamw(
     *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, momentum_dtype: str = "float32"
 ) -> optax.GradientTransformation:
-    """Adam; decay is added by `create_optimizer`, without it this is the paper's plain Adam.
+    """Adam, the paper's optimizer; `create_optimizer` adds the decay.
 
     Args:
       b1, b2, eps: of Adam.
@@ -141,7 +133,7 @@ def adamw(
     """
     _check_fractions(b1=b1, b2=b2)
     _check_positive(eps=eps)
-    return optax.scale_by_adam(b1, b2, eps, mu_dtype=MOMENTUM_DTYPES[momentum_dtype])
+    return optax.scale_by_adam(b1, b2, eps, mu_dtype=momentum_dtype)
 
 
 def sgd(*, momentum: float = 0.9, momentum_dtype: str = "float32") -> optax.GradientTransformation:
@@ -149,11 +141,11 @@ def sgd(*, momentum: float = 0.9, momentum_dtype: str = "float32") -> optax.Grad
 
     Args:
       momentum: decay of the sum of gradients.
-      momentum_dtype: float32, or bfloat16, in which momentum is stored; its decay then is
+      momentum_dtype: float32, or bfloat16, in which momentum is stored; 0.9 then becomes
         bfloat16(0.9) = 0.8984375, as in the official code.
     """
     _check_fractions(momentum=momentum)
-    return optax.trace(decay=momentum, accumulator_dtype=MOMENTUM_DTYPES[momentum_dtype])
+    return optax.trace(decay=momentum, accumulator_dtype=momentum_dtype)
 
 
 def adafactor(
@@ -179,8 +171,8 @@ def adafactor(
     scale = scale_by_factored_rms(factored_decay, b2)
     if not momentum:
         return scale
-    dtype = MOMENTUM_DTYPES[momentum_dtype]
-    return optax.chain(scale, optax.ema(momentum, debias=False, accumulator_dtype=dtype))
+    ema = optax.ema(momentum, debias=False, accumulator_dtype=momentum_dtype)
+    return optax.chain(scale, ema)
 
 
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
@@ -206,30 +198,26 @@ def create_optimizer(
 
     Weight decay is decoupled and multiplied by the learning rate: each update subtracts
     `rate * weight_decay * parameter` (the paper's 0.1 is this 0.1; big_vision's is 0.1 * base).
-    With `layer_decay` the rate of the parameter's own layer counts here too, as in BEiT's AdamW
-    (2106.08254): a layer that learns slowly also decays slowly.
+    `layer_decay` scales this rate too, as in BEiT's AdamW (2106.08254).
 
     Args:
-      name: a key of `OPTIMIZERS`.
       schedule: from `create_schedule`.
       weight_decay: decoupled, multiplied by the learning rate.
       decay_parameters: which parameters decay: kernels | all.
-      decay_multipliers: pairs (regular expression, factor). Of what decays, a parameter whose whole
-        name matches has its decay multiplied by the factor of the first pair that does (ViT-g: 100
-        for `head/kernel`, big_vision's `wd_mults`). Names are those of `freeze`.
+      decay_multipliers: pairs (regular expression, factor). The first pair that matches the whole
+        name of a parameter that decays multiplies its decay (ViT-g: 100 for `head/kernel`,
+        big_vision's `wd_mults`). Names are those of `freeze`.
       clip_norm: upper bound of the gradient's global norm; None: no clipping.
-      freeze: regular expression on whole parameter names (`embedding/.*|cls|Transformer/.*`). What
-        matches stays as it is, has no optimizer memory, and does not count in the gradient's norm.
-        Blocks are named as in the loop form, also under `model.scan`.
+      freeze: regular expression on whole parameter names (`embedding/.*|cls|Transformer/.*`). These
+        parameters stay as they are, have no optimizer state, and do not count in the gradient's
+        norm. Blocks are named as in the loop form, also under `model.scan`.
       layer_decay: the learning rate of layer l of L is multiplied by layer_decay ** (L + 1 - l):
         l = 0 for what stands before the first block, i + 1 for block i, L + 1 for what comes after
         the last one. 1.0 is off.
-      **kwargs: keys of that optimizer.
 
     Raises:
-      UserError: unknown name or value; later, from `init`: `freeze` matches nothing or everything,
-        one of `decay_multipliers` matches nothing that decays, or the model has no encoder blocks
-        to count for `layer_decay`.
+      UserError: unknown name or value; `init` raises those of `freeze`, `decay_multipliers` and
+        `layer_decay`, see `parameters.groups`.
     """
     check_known("optimizer.name", name, OPTIMIZERS)
     check_known("optimizer.decay_parameters", decay_parameters, DECAY_MASKS)
@@ -238,22 +226,19 @@ def create_optimizer(
     if weight_decay < 0.0:
         raise UserError(f"optimizer.weight_decay={weight_decay} must not be negative.")
     if clip_norm is not None and clip_norm <= 0:
-        raise UserError(
-            f"optimizer.clip_norm={clip_norm} must be positive, or None for no clipping."
-        )
-    multipliers = check_decay_multipliers(decay_multipliers)
-    if multipliers and not weight_decay:
+        raise UserError(f"optimizer.clip_norm={clip_norm} must be positive, or None (off).")
+    if decay_multipliers and not weight_decay:
         raise UserError("optimizer.decay_multipliers multiply optimizer.weight_decay, which is 0.")
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
     steps.append(OPTIMIZERS[name](**kwargs))
     if weight_decay:
         pattern = DECAY_MASKS[decay_parameters]
-        steps.append(add_multiplied_decay(weight_decay, pattern, multipliers))
+        steps.append(add_multiplied_decay(weight_decay, pattern, decay_multipliers))
     steps.append(optax.scale_by_learning_rate(schedule))
     tx = optax.chain(*steps)
     if freeze:
         tx = freeze_parameters(tx, freeze)
-    # Outside of the freezing, which hides blocks: all of them have to be counted.
+    # Outside the freezing, which hides blocks: all of them count.
     return tx if layer_decay == 1.0 else optax.chain(tx, scale_by_layer(layer_decay))
 
 

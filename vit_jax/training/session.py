@@ -1,7 +1,8 @@
-"""What happens between two updates: logging, evaluation, checkpoint, the end on request."""
+"""What happens between two updates: logging, evaluation, checkpoint, stopping on request."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Mapping
@@ -25,83 +26,63 @@ class TrainingDivergedError(RuntimeError):
     """Loss, gradient or parameters are NaN or infinite; the message names the step."""
 
 
+@dataclasses.dataclass
 class Session:
     """Does what is due after an update, in the order log, evaluate, checkpoint.
 
-    Only where something is due does the host wait for the devices. `writer`, `clock`,
-    `checkpoints` and `notice` are those of the session; everything that the loop reports or saves
-    goes through here.
+    The host waits for the devices only when something is due.
     """
 
-    def __init__(
-        self,
-        *,
-        config: ConfigDict,
-        total_steps: int,
-        schedule: Schedule,
-        evaluators: Mapping[str, Any],
-        constants: Mapping[str, Any],
-        checkpoints: CheckpointManager,
-        writer: MetricWriter,
-        clock: Clock,
-        notice: PreemptionNotice,
-    ):
-        """
-        Args:
-          config: of the run.
-          total_steps: updates in all.
-          schedule: the learning rate by finished updates.
-          evaluators: by their key in the config.
-          constants: of the objective, on the devices.
-        """
-        self._config = config
-        self._total_steps = total_steps
-        self._schedule = schedule
-        self._evaluators = evaluators
-        self._constants = constants
-        self._checkpoints = checkpoints
-        self._writer = writer
-        self.clock = clock
-        self._notice = notice
+    config: ConfigDict
+    total_steps: int
+    schedule: Schedule
+    evaluators: Mapping[str, Any]  # by their key in the config
+    constants: Mapping[str, Any]  # of the objective, on the devices
+    checkpoints: CheckpointManager
+    writer: MetricWriter
+    clock: Clock
+    notice: PreemptionNotice
+
+    def __post_init__(self) -> None:
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
-        schedule(0)  # compiled now: the first speed would include it
+        self.schedule(0)  # compiled now: the first speed would include it
 
     def start(self, state: TrainState, done: Mapping[str, float]) -> dict[str, float]:
         """What comes before the first update; returns all evaluations of this step.
 
         Args:
-          state: as it was restored or made.
-          done: evaluations of this step by an earlier session, which stopped before the others.
+          state: restored or new.
+          done: results of this step from an earlier session that was stopped before the rest.
 
         Raises:
           PreemptedError: the run was asked to stop while it started.
         """
         step = int(state.step)
-        if self._notice.reached():
+        if self.notice.reached():
             raise PreemptedError(
                 f"Stopped as asked before the first update of this session (at step {step}); the "
                 "same command resumes."
             )
         results = {**done, **self._evaluate(state, step, done)}
         if results and step:
-            self._checkpoints.add_metrics(step, results)
+            self.checkpoints.add_metrics(step, results)
         return results
 
     def after_update(
         self, state: TrainState, step: int, metrics: dict[str, jax.Array]
     ) -> dict[str, float]:
-        """To be called after `step` finished updates; returns what was evaluated.
+        """Call after `step` finished updates; returns the results of evaluations, if any.
 
         Raises:
           PreemptedError: the run was asked to stop, and its state is saved.
-          TrainingDivergedError: naming the first step whose loss, gradient or parameters are not
+          TrainingDivergedError: names the first step with a loss, gradient or parameter that is not
             finite.
         """
         self._pending.append((step, metrics))
-        config, last = self._config, step == self._total_steps
-        evaluates = any(self._is_due(key, step) for key in self._evaluators)
-        stops = self._notice.reached() and not last
-        saves = self._checkpoints.should_save(step, self._total_steps) or stops
+        config, last = self.config, step == self.total_steps
+        evaluates = any(self._is_due(key, step) for key in self.evaluators)
+        stops = self.notice.reached() and not last
+        saves = self.checkpoints.should_save(step, self.total_steps) or stops
         saves |= evaluates and bool(config.checkpoint.best_metric)
         if step % config.log.every_steps == 0 or evaluates or saves or last:
             self._log()
@@ -116,7 +97,7 @@ class Session:
         """Blocks until the last checkpoint is complete."""
         watchdog.note("saving", step, waits=True)
         with self.clock.book("checkpoint"):
-            self._checkpoints.wait()
+            self.checkpoints.wait()
 
     def _log(self) -> None:
         """Fetches the metrics of all updates since the last call, checks all, writes the last."""
@@ -131,11 +112,11 @@ class Session:
         step, metrics = fetched[-1]
         speed = self.clock.report(step)
         eta = speed.pop("eta_seconds")
-        learning_rate = float(self._schedule(step - 1))  # the one that update `step` used
-        self._writer.write(step, {**metrics, "learning_rate": learning_rate, **speed})
+        learning_rate = float(self.schedule(step - 1))  # the one that update `step` used
+        self.writer.write(step, {**metrics, "learning_rate": learning_rate, **speed})
         others = "  ".join(f"{key} {value:.4g}" for key, value in metrics.items() if key != "loss")
         logging.info(
-            f"step {step}/{self._total_steps}  loss {metrics['loss']:.4f}  {others}  "
+            f"step {step}/{self.total_steps}  loss {metrics['loss']:.4f}  {others}  "
             f"lr {learning_rate:.3g}  {_pace(speed)}ETA {format_seconds(eta)}"
         )
 
@@ -143,20 +124,20 @@ class Session:
         """Runs the evaluators that are due at `step`; returns `{NAME/METRIC: value}`.
 
         Raises:
-          PreemptedError: as above. What was not evaluated is made up for when the run resumes.
+          PreemptedError: as above. The resumed run makes up for what was not evaluated.
           TrainingDivergedError: a value is not finite.
         """
         known = {name.partition("/")[0] for name in done}
-        params = {**state.eval_params, **self._constants}
+        params = {**state.eval_params, **self.constants}
         results: dict[str, float] = {}
-        for key, evaluator in self._evaluators.items():
+        for key, evaluator in self.evaluators.items():
             if key in known or not self._is_due(key, step):
                 continue
 
             def on_batch(key: str = key) -> None:
                 watchdog.note(f"evaluating {key}", step, waits=True)
-                if step and self._notice.reached():  # there is less time than this may take
-                    if run_on_first_process(self._checkpoints.latest_step) != step:
+                if step and self.notice.reached():  # there is less time than this may take
+                    if run_on_first_process(self.checkpoints.latest_step) != step:
                         self._save(state, step, {})
                     self._stop(step)
 
@@ -166,45 +147,42 @@ class Session:
             text = "  ".join(
                 f"{name} {value:.4f}" for name, value in values.items() if "num_exam" not in name
             )
-            logging.info("step %d/%d  %s", step, self._total_steps, text)
-            self._writer.write(step, {**values, **self.clock.totals()})
-            if step:  # what a fine-tuning starts from is not of its making
+            logging.info("step %d/%d  %s", step, self.total_steps, text)
+            self.writer.write(step, {**values, **self.clock.totals()})
+            if step:  # the pre-trained model is not this run's fault
                 self._check_finite(step, values)
             results |= values
         return results
 
     def _is_due(self, key: str, step: int) -> bool:
-        evaluator = self._config.evaluators[key]
+        evaluator = self.config.evaluators[key]
         if step == 0:
             return evaluator.at_start
         every_steps = evaluator.every_steps
-        return step == self._total_steps or bool(every_steps and step % every_steps == 0)
+        return step == self.total_steps or bool(every_steps and step % every_steps == 0)
 
     def _save(self, state: TrainState, step: int, results: dict[str, float]) -> None:
         watchdog.note("saving", step, waits=True)
         with self.clock.book("checkpoint", "save"):
-            self._checkpoints.save(step, state, results or None)
+            self.checkpoints.save(step, state, results or None)
 
     def _stop(self, step: int) -> None:
         """Ends the run on all processes; its state is being saved."""
         self.wait_for_checkpoint(step)
         raise PreemptedError(
-            f"Stopped as asked after step {step} of {self._total_steps}. Its checkpoint is "
+            f"Stopped as asked after step {step} of {self.total_steps}. Its checkpoint is "
             "complete; the same command resumes from there."
         )
 
     def _check_finite(self, step: int, metrics: Mapping[str, Any]) -> None:
-        bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
+        bad = [f"{name}={value}" for name, value in metrics.items() if not math.isfinite(value)]
         if not bad:
             return
-        self._checkpoints.wait()
-        good = self._checkpoints.latest_step()
-        kept = (
-            "there is no checkpoint" if good is None else f"the checkpoint of step {good} is kept"
-        )
-        values = ", ".join(f"{name}={value}" for name, value in bad.items())
+        self.checkpoints.wait()
+        good = self.checkpoints.latest_step()
+        kept = "no checkpoint yet" if good is None else f"the checkpoint of step {good} is kept"
         raise TrainingDivergedError(
-            f"step {step}: {values}; {kept}. Try a lower optimizer.learning_rate, a longer "
+            f"step {step}: {', '.join(bad)}; {kept}. Try a lower optimizer.learning_rate, a longer "
             "schedule.warmup_steps, or optimizer.clip_norm=1.0."
         )
 

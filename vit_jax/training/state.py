@@ -18,19 +18,12 @@ from vit_jax.workdir.checkpoints import CheckpointManager
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything a restart needs; randomness and data order follow from the seed and `step`.
+    """Everything a restart needs; randomness and data order follow from the seed and `step`."""
 
-    Attributes:
-      step: int32 scalar, number of finished updates.
-      params: nested dict of float32 arrays.
-      opt_state: of the optimizer.
-      polyak_params: running average of `params` (Polyak averaging), or None.
-    """
-
-    step: jax.Array
-    params: Any
+    step: jax.Array  # int32 scalar, number of finished updates
+    params: Any  # nested dict of float32 arrays
     opt_state: Any
-    polyak_params: Any = None
+    polyak_params: Any = None  # running average of `params` (Polyak averaging), or None
 
     @property
     def eval_params(self) -> Any:
@@ -68,13 +61,11 @@ def initial_state(
     """The last checkpoint of the work directory, or pre-trained parameters, or random ones.
 
     Args:
-      checkpoints: of the work directory.
-      abstract_state: shapes that have shardings; no array is made before they are known.
+      abstract_state: shapes with shardings.
       init_state: rng -> random state; pure.
       start_state: parameters -> the state before their first update; pure.
-      load_params: gives a tree of host arrays, with shapes where a random array is wanted (a new
-        head); None where nothing was pre-trained.
-      seed: of random parameters.
+      load_params: returns a tree of host arrays, with shapes where a random array is wanted (a new
+        head); None without pre-trained parameters.
     """
     restored = checkpoints.restore(abstract_state)
     if restored is not None:
@@ -93,7 +84,7 @@ def initial_state(
     )
     params = dict(draw(rng))
     for name in [name for name in arrays if name not in params]:
-        # One at a time: a large model is never on the host and on the devices as a whole.
+        # One at a time: a large model is never whole on both host and devices.
         array = arrays.pop(name)
         params[name] = jax.make_array_from_callback(array.shape, places[name], array.__getitem__)
     start = jax.jit(start_state, out_shardings=shardings, donate_argnums=0)

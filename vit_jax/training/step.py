@@ -66,17 +66,12 @@ def make_train_step(
     """Returns `train_step(state, constants, batch) -> (state, metrics)`.
 
     Args:
-      objective: has `loss(params, batch, rng) -> (scalar, metrics)`; sees the parameters together
-        with the constants, {} for none.
-      tx: the optimizer.
+      objective: has `loss({**params, **constants}, batch, rng) -> (scalar, metrics)`.
       seed: all randomness of update t is a function of (seed, t).
-      gradient: from `create_gradient`.
       accumulation_steps: parts that the batch is cut into.
       polyak_decay: d of average = d * average + (1 - d) * params; 0 for no average.
-      freeze: of the optimizer; no gradient is computed for what is frozen, and none counts in
-        `grad_norm`.
-      mixing: from `create_mixing`; sees the whole batch, before it is cut into parts, so that
-        `accumulation_steps` changes nothing about it.
+      freeze: of the optimizer; frozen parameters get no gradient and do not count in `grad_norm`.
+      mixing: from `create_mixing`; applied before the batch is cut into parts.
 
     Metrics are float32 scalars: `loss`, `grad_norm` (before clipping), `param_norm` (after the
     update) and the objective's own.
@@ -111,11 +106,9 @@ def make_train_step(
 
 
 def step_shardings(state: TrainState, constants: Any, mesh: Mesh) -> dict[str, Any]:
-    """Keyword arguments of `jax.jit` for a train step; the state passed in is used up (donated).
+    """Keyword arguments of `jax.jit` for a train step, from trees of NamedShardings.
 
-    Args:
-      state, constants: trees of NamedShardings.
-      mesh: from `create_mesh`.
+    The state passed in is donated.
     """
     return {
         "in_shardings": (state, constants, batch_sharding(mesh)),
