@@ -207,6 +207,8 @@ def test_the_repository_keeps_its_layers() -> None:
     sources = read_sources()
     assert "vit_jax.models.vit" in sources  # the files were found at all
     assert not violations(sources), "\n" + "\n".join(violations(sources))
+    rows = [row for layer in LAYERS.values() for row in layer]
+    assert [row for row in rows if not any(within(each, row) for each in sources)] == []
 
 
 @pytest.mark.parametrize(
