@@ -84,7 +84,8 @@ def parse(name: str) -> FileName:
     if match is None:
         raise UserError(
             f"{name!r} is not a file of AugReg; names are as Ti_16-i21k-300ep-lr_0.001-aug_none-"
-            "wd_0.03-do_0.0-sd_0.0, if fine-tuned with --imagenet2012-steps_20k-lr_0.03-res_384; "
+            "wd_0.03-do_0.0-sd_0.0 (i1k: 300ep only; wd_0.1; do_0.1-sd_0.1), if fine-tuned with "
+            "--imagenet2012-steps_20k-lr_0.03-res_384; "
             f"models: {', '.join(MODELS)}; aug: {', '.join(AUGMENTATIONS)}; fine-tuned on: "
             f"{', '.join(ADAPTATION_DATASETS)}; steps: {', '.join(STEPS)}."
         )
