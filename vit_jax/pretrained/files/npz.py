@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import zipfile
 from pathlib import Path
 from typing import BinaryIO
@@ -81,12 +82,15 @@ def open_npz(path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> Container:
         if math.prod(shape) * dtype.itemsize != num_bytes:
             raise BadFile(f"array {shorten(name)} of {arrays[name]} cannot have {num_bytes} bytes")
 
+    lock = threading.Lock()
+
     def read(name: str) -> np.ndarray:
         # Not numpy's reader: parsing a header is not safe in several threads (CPython 106905).
         start, fortran, dtype = layouts[name]
         array = np.empty(arrays[name].shape, dtype, "F" if fortran else "C")
         content = array.reshape(-1, order="A").view(np.uint8)
-        with archive.open(name + _SUFFIX) as stream:
+        # One thread at a time: `zipfile` of Python 3.12.1 mixes up what several threads read.
+        with lock, archive.open(name + _SUFFIX) as stream:
             stream.read(start)
             for i in range(0, len(content), _CHUNK_BYTES):
                 part = content[i : i + _CHUNK_BYTES]
