@@ -6,6 +6,7 @@ import dataclasses
 import http.server
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,8 @@ class Served:
       faults: what goes wrong, one per request, in this order: `status=500` (and `headers` of that
         answer), `break_after=10` bytes, `stall_after=10` bytes, `ignore_range`,
         `ignore_if_range`, `wait` (for `release`), `location=/other`, `without_length` (ends where
-        the connection ends), `chunked` (break_after cuts it), `endless`.
+        the connection ends), `chunked` (break_after cuts it), `endless`, `drip=0.01` (seconds
+        between its bytes).
     """
 
     body: bytes
@@ -119,6 +121,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if "chunked" in fault:
             end = b"" if "break_after" in fault else b"0\r\n\r\n"
             rest = b"%x\r\n%s\r\n" % (len(rest), rest) + end
+        if "drip" in fault:
+            for byte in rest:
+                self.wfile.write(bytes([byte]))
+                time.sleep(fault["drip"])
         while "endless" in fault and not self.server.release.is_set():
             self.wfile.write(b"%x\r\n%s\r\n" % (len(rest), rest))
         self.wfile.write(rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import collections
 import errno
 import hashlib
 import logging
@@ -199,13 +200,16 @@ def test_a_silent_server_counts_as_broken(
 def test_a_server_that_never_ends_is_given_up(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(server, faults=[{"endless": True}, {"endless": True}])
+    put(server, faults=[{"endless": True}, {"endless": True}, {"drip": 0.01}])
     with pytest.raises(UserError, match="has more than 30,000 bytes; it is not kept"):
         get(server, tmp_path, size=(100, 30_000))
     monkeypatch.setattr(download_module, "_LARGEST", 10_000_000)
     with pytest.raises(UserError, match="has more than 10,000,000 bytes"):
         get(server, tmp_path)
     assert left_over(tmp_path) == []
+    monkeypatch.setattr(download_module, "_TIMEOUT", 0.2)
+    with pytest.raises(UserError, match="sends less than 4096 bytes per second"):
+        get(server, tmp_path)
 
 
 @pytest.mark.usefixtures("patient_once")
@@ -216,10 +220,12 @@ def test_a_server_that_never_ends_is_given_up(
         (Served(b"", faults=[{"chunked": True}]), "it is too short; the file is not kept"),
         (Served(b"\n<!DOCTYPE html><html>Sign in"), "it is a web page; the file is not kept"),
         (Served(b"<HTML>"), "it is a web page; the file is not kept"),
-        (Served(BODY, faults=[{"without_length": True}]), "the server tells no length"),
+        (Served(BODY, {"Content-Encoding": "gzip"}), "compressed or of unknown length"),
+        (Served(BODY, faults=[{"without_length": True}]), "compressed or of unknown length"),
         (Served(BODY, {}, [{"break_after": 70}]), "broke after 70 of 20000 bytes"),
         (Served(BODY, {}, [{"chunked": True, "break_after": 70}]), "the connection broke"),
         (Served(BODY, faults=[{"location": "file:///etc/passwd"}]), "server answers 302"),
+        (Served(BODY, faults=[{"location": "ftp://127.0.0.1/file"}]), "it redirects to FTP"),
         (Served(BODY, faults=[{"location": "/file.npz"}] * 20), "answers 302"),
     ],
 )
@@ -322,10 +328,21 @@ def test_a_cache_that_cannot_be_written(server: FileServer, tmp_path: Path) -> N
     assert server.requests == []
 
 
-def test_a_disk_that_fills_up(
+def test_a_full_disk_is_noticed_before(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    put(server)
+    usage = collections.namedtuple("usage", "total used free")(10, 0, 100)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match="cannot write to .*cache .no space for the 20,000 bytes"):
+        get(server, tmp_path)
+    assert left_over(tmp_path) == []
+
+
+def test_a_disk_that_fills_up_meanwhile(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     put(server)

@@ -25,7 +25,6 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # whose reader takes a li
 # Trained weights shrink to 0.9 when compressed, a small file of zeros a thousandfold.
 _MAX_EXPANSION = 20
 _FREE_EXPANSION_BYTES = 512 << 20
-_CHUNK_BYTES = 1 << 20
 # By version; others are for records.
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -66,35 +65,27 @@ def open_npz(path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> Container:
     Raises:
       BadFile, or anything of numpy and zipfile: no arrays of numbers, or damaged.
     """
-    arrays, layouts = {}, {}
+    arrays = {}
     for member in archive.infolist():
         if not member.filename.endswith(_SUFFIX):
             raise BadFile(f"it is a zip file of {shorten(member.filename)} and the like")
         with archive.open(member) as stream:
-            shape, fortran, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
-            start = stream.tell()
+            shape, _, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
+            num_bytes = member.file_size - stream.tell()
         if dtype.hasobject:
             raise BadFile("it holds pickled Python objects, which are never loaded")
         name = member.filename.removesuffix(_SUFFIX)
         arrays[name] = ArrayInfo(shape, "bfloat16" if dtype.str in _BFLOAT16 else dtype.name)
-        layouts[name] = (start, fortran, dtype)
-        num_bytes = member.file_size - start
         if math.prod(shape) * dtype.itemsize != num_bytes:
             raise BadFile(f"array {shorten(name)} of {arrays[name]} cannot have {num_bytes} bytes")
 
     lock = threading.Lock()
 
     def read(name: str) -> np.ndarray:
-        # Not numpy's reader: parsing a header is not safe in several threads (CPython 106905).
-        start, fortran, dtype = layouts[name]
-        array = np.empty(arrays[name].shape, dtype, "F" if fortran else "C")
-        content = array.reshape(-1, order="A").view(np.uint8)
-        # One thread at a time: `zipfile` of Python 3.12.1 mixes up what several threads read.
+        # One thread at a time: `zipfile` of Python 3.12.1 mixes up what several read, and parsing
+        # headers in several threads fails now and then on 3.11 (CPython issue 106905).
         with lock, archive.open(name + _SUFFIX) as stream:
-            stream.read(start)
-            for i in range(0, len(content), _CHUNK_BYTES):
-                part = content[i : i + _CHUNK_BYTES]
-                part[:] = np.frombuffer(stream.read(len(part)), np.uint8)
+            array = np.lib.format.read_array(stream, allow_pickle=False)
         return array.view(ml_dtypes.bfloat16) if array.dtype.kind == "V" else array
 
     return Container(path, arrays, read, file.close)

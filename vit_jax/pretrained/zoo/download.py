@@ -9,31 +9,40 @@ several processes that want a file one downloads it while the others wait.
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import hashlib
 import http.client
 import logging
 import os
 import re
+import shutil
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from io import BufferedRandom
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, explained
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 7  # with pauses of 1, 2, 4, ... seconds
 _TIMEOUT = 30.0  # seconds without a byte
+_SLOWEST = 4096  # bytes per second, after four timeouts
 _LARGEST = 64 * 2**30  # bytes, where the size is not known beforehand
 
 
 class _TryAgainError(Exception):
     """A fault that may pass."""
+
+
+class _NoFtp(urllib.request.FTPHandler):
+    def ftp_open(self, req: urllib.request.Request) -> Any:
+        raise urllib.error.URLError("it redirects to FTP")
 
 
 def download(
@@ -79,7 +88,7 @@ def download(
                         path.unlink(missing_ok=True)
     except OSError as error:
         text = f"cannot write to {path.parent} ({error.strerror}); make room, or set VIT_JAX_CACHE"
-        raise as_user_error(f"{text} to another folder.", error) from error
+        raise explained(f"{text} to another folder.", error) from error
     return destination
 
 
@@ -155,9 +164,13 @@ def _attempt(part: BufferedRandom, url: str, low: int, high: int) -> str:
         part.truncate(start)
         if total is not None and not low <= total <= high:
             raise UserError(f"{url} has {total:,} bytes and should have {low:,} to {high:,}.")
-        if total is None and not response.chunked:
-            raise UserError(f"{url}: the server tells no length; get it otherwise, give its path.")
-        _copy(part, response, total, high)
+        compressed = headers.get("Content-Encoding", "identity") != "identity"
+        if compressed or (total is None and not response.chunked):
+            raise UserError(f"{url}: the answer is compressed or of unknown length; give a path.")
+        room = start + shutil.disk_usage(Path(part.name).parent).free
+        if total is not None and total > room:
+            raise OSError(errno.ENOSPC, f"no space for the {total:,} bytes of {url}")
+        _copy(part, response, total, min(high, room))
     hashes = re.search(r"md5=([A-Za-z0-9+/]{22}==)", str(headers.get_all("x-goog-hash")))
     return base64.b64decode(hashes[1]).hex() if hashes else ""
 
@@ -170,7 +183,7 @@ def _changed(part: BufferedRandom) -> _TryAgainError:
 def _open(part: BufferedRandom, request: urllib.request.Request) -> http.client.HTTPResponse:
     try:
         # A new opener reads the proxies of the environment anew.
-        return urllib.request.build_opener().open(request, timeout=_TIMEOUT)
+        return urllib.request.build_opener(_NoFtp).open(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         with error:
             answer = f"the server answers {error.code} {_reason(error)}"
@@ -196,7 +209,7 @@ def _reason(error: Exception) -> str:
 def _copy(
     part: BufferedRandom, response: http.client.HTTPResponse, total: int | None, limit: int
 ) -> None:
-    start = _length(part)
+    start, began = _length(part), time.monotonic()
     # disable=None: on terminals only.
     with tqdm(initial=start, total=total, unit="B", unit_scale=True, disable=None) as bar:
         while True:
@@ -209,9 +222,12 @@ def _copy(
             part.write(chunk)
             part.flush()
             bar.update(len(chunk))
-            if _length(part) > limit:
+            length, seconds = _length(part), time.monotonic() - began
+            if length > limit:
                 part.truncate(0)
                 raise UserError(f"{response.url} has more than {limit:,} bytes; it is not kept.")
+            if seconds > 4 * _TIMEOUT and length - start < seconds * _SLOWEST:
+                raise _TryAgainError(f"the server sends less than {_SLOWEST} bytes per second")
     if total is not None and _length(part) < total:
         raise _TryAgainError(f"the connection broke after {_length(part)} of {total} bytes")
 
