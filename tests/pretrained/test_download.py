@@ -333,7 +333,7 @@ def test_a_full_disk_is_noticed_before(
 ) -> None:
     put(server)
     usage = collections.namedtuple("usage", "total used free")(10, 0, 100)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     with pytest.raises(UserError, match="cannot write to .*cache .no space for the 20,000 bytes"):
         get(server, tmp_path)
     assert left_over(tmp_path) == []
@@ -342,7 +342,7 @@ def test_a_full_disk_is_noticed_before(
 def test_a_disk_that_fills_up_meanwhile(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*args: object) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     put(server)

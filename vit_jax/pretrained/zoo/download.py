@@ -27,7 +27,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from vit_jax.errors import UserError, explained
+from vit_jax.errors import UserError, as_user_error
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 7  # with pauses of 1, 2, 4, ... seconds
@@ -41,7 +41,7 @@ class _TryAgainError(Exception):
 
 
 class _NoFtp(urllib.request.FTPHandler):
-    def ftp_open(self, req: urllib.request.Request) -> Any:
+    def ftp_open(self, _: urllib.request.Request) -> Any:
         raise urllib.error.URLError("it redirects to FTP")
 
 
@@ -88,7 +88,7 @@ def download(
                         path.unlink(missing_ok=True)
     except OSError as error:
         text = f"cannot write to {path.parent} ({error.strerror}); make room, or set VIT_JAX_CACHE"
-        raise explained(f"{text} to another folder.", error) from error
+        raise as_user_error(f"{text} to another folder.", error) from error
     return destination
 
 
