@@ -138,15 +138,28 @@ def parse_setting(argument: str) -> Setting:
     defaults = {**dict(zip(("wd", "do", "sd"), rates, strict=True)), "lr": 0.001}
     decay, dropout, depth, rate = (float(given.get(key, defaults[key])) for key in defaults)
     return Setting(
-        *(variant, dataset, epochs, given.get("aug", augmentation), decay, dropout, depth, rate)
+        variant,
+        dataset,
+        epochs,
+        augmentation=given.get("aug", augmentation),
+        weight_decay=decay,
+        dropout_rate=dropout,
+        stochastic_depth_rate=depth,
+        learning_rate=rate,
     )
 
 
 def setting_of(name: augreg_names.FileName) -> Setting:
     """The point of the grid of a published file, or of the one that it was fine-tuned from."""
     return Setting(
-        *(name.variant, augreg_names.DATASETS[name.data], name.epochs, name.augmentation),
-        *(name.weight_decay, name.dropout_rate, name.stochastic_depth_rate, name.learning_rate),
+        name.variant,
+        augreg_names.DATASETS[name.data],
+        name.epochs,
+        augmentation=name.augmentation,
+        weight_decay=name.weight_decay,
+        dropout_rate=name.dropout_rate,
+        stochastic_depth_rate=name.stochastic_depth_rate,
+        learning_rate=name.learning_rate,
     )
 
 

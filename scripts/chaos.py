@@ -45,7 +45,8 @@ def main():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         steps = max(10, round(STEPS_PER_MINUTE * arguments.minutes))
         command = [
-            *(sys.executable, f"{launch.ROOT}/scripts/train.py"),
+            sys.executable,
+            f"{launch.ROOT}/scripts/train.py",
             f"--config={launch.ROOT}/configs/quickstart.py",
             f"--config.duration.steps={steps}",
             f"--config.checkpoint.every_steps={min(20, steps // 10)}",
