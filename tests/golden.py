@@ -62,11 +62,22 @@ def images(n: int, height: int, width: int) -> np.ndarray:
     return np.random.default_rng(0).uniform(-1, 1, (n, height, width, 3)).astype(np.float32)
 
 
+# As users compile, whatever the flags of this process say (see conftest.py).
+jit = functools.partial(
+    jax.jit,
+    compiler_options={"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True},
+)
+
+
 @functools.cache  # the models are traced again and again otherwise
 def abstract_params(model: Any, image_shape: tuple[int, ...] = (1, 224, 224, 3)) -> Any:
-    """Shapes of a model's parameters, without computing any."""
-    image = jnp.zeros(image_shape)
-    return jax.eval_shape(lambda: model.init(jax.random.key(0), image, train=False))["params"]
+    """Shapes of a model's parameters, loop form, without computing any."""
+    image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
+
+    def init(image: jax.Array) -> Any:
+        return model.init(jax.random.key(0), image, train=False)["params"]
+
+    return jax.eval_shape(init, image)
 
 
 TESTING = {

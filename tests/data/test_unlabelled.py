@@ -55,11 +55,13 @@ def masked_patch_run(name: str, **keys: Any) -> Run:
 
 def losses(run: Run) -> np.ndarray:
     """Of the first batch, [B]."""
-    params = run.objective.init(jax.random.key(0), {"image": np.zeros((1, *run.image_shape))})
+    params = jax.jit(run.objective.init)(
+        jax.random.key(0), {"image": np.zeros((1, *run.image_shape))}
+    )
     with train_batches(run.dataset, batch_size=8, seed=0, total_steps=1) as batches:
         (batch,) = batches
     assert not batch["label"].any()
-    return np.asarray(run.objective.evaluate(params, batch)["loss"])
+    return np.asarray(jax.jit(run.objective.evaluate)(params, batch)["loss"])
 
 
 def test_a_tfds_set_without_labels(tmp_path: pathlib.Path) -> None:

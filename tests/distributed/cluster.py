@@ -88,15 +88,14 @@ class Cluster:
           address: of the coordinator; a free port of this machine by default.
           by_hand: the flags say who is who; otherwise `prefix` has to.
           workdir: of the run; `folder/workdir` by default.
-          optimized: compile as users do; otherwise fast, where the numbers are not the question.
+          optimized: compile as users do; otherwise as the tests do (see conftest.py).
           **variables: of the environment.
         """
         self.workdir = workdir or folder / "workdir"
         folder.mkdir(parents=True, exist_ok=True)
         address = address or f"127.0.0.1:{free_port()}"
-        xla_flags = [f"--xla_force_host_platform_device_count={num_devices}"]
-        if not optimized:
-            xla_flags.append("--xla_backend_optimization_level=0")
+        inherited = [] if optimized else os.environ["XLA_FLAGS"].split()
+        xla_flags = [*inherited, f"--xla_force_host_platform_device_count={num_devices}"]
         env = tiny.environment(XLA_FLAGS=" ".join(xla_flags), PYTHONUNBUFFERED="1", **variables)
         number = len(list(folder.glob("session*")))
         logs = folder / f"session{number}"

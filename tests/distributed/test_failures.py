@@ -19,7 +19,7 @@ from vit_jax.workdir.orbax_parts import newest_intact, steps_in
 
 pytestmark = pytest.mark.slow
 
-STEPS = 60
+STEPS = 40
 RUN = (
     f"--config.duration.steps={STEPS}",
     "--config.checkpoint.every_steps=5",
@@ -93,7 +93,7 @@ def assert_goes_on_from(running: Cluster, step: int) -> None:
 
 
 def test_other_processes_and_another_mesh_go_on(undisturbed: Path, tmp_path: Path) -> None:
-    """Two processes of two devices, then four of one with fsdp, then one of four with tensor."""
+    """Two processes of two devices, then with fsdp across them, then one of four with tensor."""
     with cluster(tmp_path, *RUN, num_processes=2) as running:
         second = running.workdir / "checkpoints" / "10"
         running.wait_until(second.exists, "second checkpoint")
@@ -105,14 +105,13 @@ def test_other_processes_and_another_mesh_go_on(undisturbed: Path, tmp_path: Pat
     )
     damage(running.workdir / "checkpoints" / str(newest))
     fsdp = ("--config.mesh.fsdp=4", "--config.mesh.data=1")
-    with cluster(tmp_path, *RUN, *fsdp, num_processes=4, num_devices=1) as running:
+    with cluster(tmp_path, *RUN, *fsdp, num_processes=2) as running:
         assert_goes_on_from(running, newest - 5)  # the damaged one is reported and moved aside
         assert f"checkpoints/{newest} is damaged" in running[0].output
         running.wait_for_step(newest + 8)
-        running[2].send(signal.SIGKILL)
-        codes = [running[i].wait() for i in (0, 1, 3)]
-        assert codes == [REQUEUE_EXIT_CODE] * 3, running.output
-        assert all("process 2 (" in running[i].output for i in (0, 1, 3)), running.output
+        running[1].send(signal.SIGKILL)
+        assert running[0].wait() == REQUEUE_EXIT_CODE, running.output
+        assert "process 1 (" in running[0].output
     tensor = ("--config.mesh.tensor=2",)
     with cluster(tmp_path, *RUN, *tensor, num_processes=1, num_devices=4) as running:
         assert running.exit_codes() == [0], running.output

@@ -44,7 +44,7 @@ def fan_in_params(model: Any, images: np.ndarray = IMAGES) -> Any:
 @functools.cache
 def capturing(model: Any) -> Any:
     """Compiled once per model and shape of the images."""
-    return jax.jit(
+    return golden.jit(
         lambda p, x: model.apply({"params": p}, x, train=False, capture_intermediates=True)
     )
 

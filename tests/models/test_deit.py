@@ -50,7 +50,7 @@ def test_both_tokens_and_heads_learn() -> None:
     def loss(p: Any) -> jax.Array:
         return model.apply({"params": p}, IMAGES, train=True)[:, 0].sum()
 
-    grads = flatten_names(jax.grad(loss)(params))
+    grads = flatten_names(jax.jit(jax.grad(loss))(params))
     for name in ("cls", "dist", "head/kernel", "head_dist/kernel"):
         assert np.abs(grads[name]).max() > 0
 

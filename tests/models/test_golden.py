@@ -7,6 +7,7 @@ ReLUs flip near zero: 1.6e-5 seen, 5e-5 allowed).
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -36,9 +37,27 @@ def filled_params(model: Any, recipe: str, image_shape: tuple[int, ...]) -> Any:
 
 
 def apply(model: Any, params: Any, images: np.ndarray) -> np.ndarray:
-    return np.asarray(
-        jax.jit(lambda p, x: model.apply({"params": p}, x, train=False))(params, images)
-    )
+    return np.asarray(logits_of(model)(params, images))
+
+
+@functools.lru_cache(maxsize=1)  # the recipes of one model come one after the other
+def logits_of(model: Any) -> Any:
+    return golden.jit(lambda p, x: model.apply({"params": p}, x, train=False))
+
+
+@functools.lru_cache(maxsize=1)
+def loss_intermediates_and_gradients_of(model: Any) -> Any:
+    images, labels = golden.images(2, 224, 224), jnp.array([3, 7])
+
+    def loss_fn(p: Any) -> Any:
+        logits, captured = model.apply(
+            {"params": p}, images, train=False, capture_intermediates=True
+        )
+        log_probs = jax.nn.log_softmax(logits)
+        loss = -jnp.mean(jnp.sum(log_probs * jax.nn.one_hot(labels, 10), axis=-1))
+        return loss, captured["intermediates"]
+
+    return golden.jit(jax.value_and_grad(loss_fn, has_aux=True))
 
 
 def test_fill_recipe_is_the_reference_one() -> None:
@@ -112,17 +131,7 @@ def test_intermediates_loss_and_gradients(key: str) -> None:
     expected = golden.table("vit_detail")[key]
     model = golden.model(config, num_classes=10)
     params = filled_params(model, recipe, (224, 224, 3))
-    images, labels = golden.images(2, 224, 224), jnp.array([3, 7])
-
-    def loss_fn(p: Any) -> Any:
-        logits, captured = model.apply(
-            {"params": p}, images, train=False, capture_intermediates=True
-        )
-        log_probs = jax.nn.log_softmax(logits)
-        loss = -jnp.mean(jnp.sum(log_probs * jax.nn.one_hot(labels, 10), axis=-1))
-        return loss, captured["intermediates"]
-
-    (loss, captured), grads = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(params)
+    (loss, captured), grads = loss_intermediates_and_gradients_of(model)(params)
     assert float(loss) == pytest.approx(expected["loss"], abs=2e-5)
 
     values = {

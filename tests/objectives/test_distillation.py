@@ -64,7 +64,7 @@ def make_batch() -> dict[str, np.ndarray]:
 
 def student(objective: Any) -> Any:
     """Parameters with heads that differ, and the constants beside them."""
-    params = objective.init(KEY, make_batch())
+    params = jax.jit(objective.init)(KEY, make_batch())
     for i, head in enumerate(("head", "head_dist")):
         if head in params:
             params[head]["kernel"] = jax.random.normal(jax.random.key(i), (16, 5))
@@ -74,12 +74,13 @@ def student(objective: Any) -> Any:
 def heads(objective: Any, params: Any) -> tuple[np.ndarray, np.ndarray]:
     """Logits of both heads, from the tokens themselves: the other head is set to the one wanted."""
     images = make_batch()["image"].astype(np.float32) / 127.5 - 1
+    apply = jax.jit(lambda p: objective.model.apply({"params": p}, images, train=False))
     of = []
     for head in ("head", "head_dist"):
         alone = {**params, "head": params["head"], "head_dist": params["head_dist"]}
         other = "head_dist" if head == "head" else "head"
         alone[other] = jax.tree.map(jnp.zeros_like, params[other])
-        of.append(2 * objective.model.apply({"params": alone}, images, train=False))
+        of.append(2 * apply(alone))
     return np.asarray(of[0]), np.asarray(of[1])
 
 
@@ -99,7 +100,7 @@ def test_hard_and_soft_losses(weight: float) -> None:
     logits, logits_dist = heads(hard, params)
     of_labels = cross_entropy(logits, labels)[real].mean()
     of_teacher = cross_entropy(logits_dist, np.eye(5)[ANSWERS.argmax(-1)])[real].mean()
-    loss, metrics = hard.loss(params, batch, KEY)
+    loss, metrics = jax.jit(hard.loss)(params, batch, KEY)
     assert float(loss) == pytest.approx((1 - weight) * of_labels + weight * of_teacher, rel=1e-5)
     assert float(metrics["distillation_loss"]) == pytest.approx(of_teacher, rel=1e-5)
 
@@ -107,7 +108,7 @@ def test_hard_and_soft_losses(weight: float) -> None:
     p = np.asarray(jax.nn.softmax(ANSWERS / 2))
     q = np.asarray(jax.nn.softmax(logits_dist / 2))
     divergence = 4 * (p * np.log(p / q)).sum(-1)[real].mean()
-    loss, _ = soft.loss(params, batch, KEY)
+    loss, _ = jax.jit(soft.loss)(params, batch, KEY)
     assert float(loss) == pytest.approx((1 - weight) * of_labels + weight * divergence, rel=1e-4)
 
 
@@ -121,7 +122,7 @@ def test_each_head_learns_its_own_and_the_teacher_nothing() -> None:
             return objective.loss(params, make_batch(), KEY)[0]
 
         gradients[weight] = jax.tree.map(
-            lambda g: float(jnp.abs(g).max()), flatten_names(jax.grad(loss)(params))
+            lambda g: float(jnp.abs(g).max()), flatten_names(jax.jit(jax.grad(loss))(params))
         )
     for weight, learns, rests in ((0.0, "head", "head_dist"), (1.0, "head_dist", "head")):
         assert gradients[weight][f"{learns}/kernel"] > 1e-3
@@ -136,7 +137,7 @@ def test_a_student_of_one_head_learns_both_with_it() -> None:
     batch = make_batch()
     logits = np.asarray(objective.predict(params, batch))
     targets = 0.5 * np.eye(5)[batch["label"]] + 0.5 * np.eye(5)[ANSWERS.argmax(-1)]
-    loss, _ = objective.loss(params, batch, KEY)
+    loss, _ = jax.jit(objective.loss)(params, batch, KEY)
     assert float(loss) == pytest.approx(cross_entropy(logits, targets)[:3].mean(), rel=1e-5)
 
 

@@ -66,13 +66,14 @@ def test_the_model_sees_the_mask_and_not_the_patch() -> None:
     images = jnp.asarray(make_batch(2)["image"], jnp.float32) / 127.5 - 1
     own = jnp.broadcast_to(jnp.arange(6), (2, 6))
     none = {"masked": jnp.zeros((2, 6), bool), "source": own}
-    params = module.init(KEY, images, train=False, corruption=none)["params"]
+    params = jax.jit(module.init, static_argnames="train")(
+        KEY, images, train=False, corruption=none
+    )["params"]
     params["head"]["kernel"] = jax.random.normal(KEY, (16, 5))
 
-    def logits(x: jax.Array, corruption: Any) -> np.ndarray:
-        return np.asarray(
-            module.apply({"params": params}, x, train=False, corruption=corruption), np.float32
-        )
+    @jax.jit
+    def logits(x: jax.Array, corruption: Any) -> jax.Array:
+        return module.apply({"params": params}, x, train=False, corruption=corruption)
 
     plain = logits(images, None)
     np.testing.assert_array_equal(logits(images, none), plain)
@@ -140,11 +141,12 @@ def test_the_right_answer_has_no_loss_and_only_corrupted_patches_count(target: s
 def test_an_image_is_evaluated_alike_in_any_batch() -> None:
     objective = MaskedPatch(task())
     batch = make_batch(4)
-    params = objective.init(KEY, batch)
+    params = jax.jit(objective.init)(KEY, batch)
     params["head"]["kernel"] = 0.1 * jax.random.normal(KEY, (16, 512))
-    together = objective.evaluate(params, batch)
+    evaluate = jax.jit(objective.evaluate)
+    together = evaluate(params, batch)
     assert set(together) == set(objective.measures) == {"loss", "accuracy"}
-    alone = objective.evaluate(params, {key: value[2:3] for key, value in batch.items()})
+    alone = evaluate(params, {key: value[2:3] for key, value in batch.items()})
     np.testing.assert_allclose(alone["loss"][0], together["loss"][2], rtol=1e-5)
     assert len(np.unique(together["loss"])) == 4
 

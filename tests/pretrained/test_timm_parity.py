@@ -36,10 +36,7 @@ SAME, AS_IT_COMES = 1e-5, 1e-3
 HYBRID, HYBRID_AS_IT_COMES = 5e-5, 2e-3
 VARIANTS = {
     "Ti/16": {"embed_dim": 192, "num_heads": 3},
-    "Ti/32": {"embed_dim": 192, "num_heads": 3, "patch_size": 32},
-    "S/16": {"embed_dim": 384, "num_heads": 6},
     "S/32": {"embed_dim": 384, "num_heads": 6, "patch_size": 32},
-    "B/16": {"embed_dim": 768, "num_heads": 12},
     "B/32": {"embed_dim": 768, "num_heads": 12, "patch_size": 32},
 }
 HYBRIDS = {"R26+S/32": "vit_small_r26_s32_224", "R50+B/16": "vit_base_r50_s16_224"}
@@ -126,7 +123,7 @@ def test_timm_reads_our_big_vision_file(tmp_path: Path) -> None:
         assert difference(their_logits(model, images), ours) < SAME
 
 
-@pytest.mark.parametrize("variant", ["Ti/16", "S/32", "B/32"])
+@pytest.mark.parametrize("variant", ["Ti/16", "S/32"])
 def test_we_read_what_timm_saves(variant: str, tmp_path: Path) -> None:
     model = timm.models.vision_transformer.VisionTransformer(num_classes=10, **VARIANTS[variant])
     randomise(model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 import numpy as np
 
 from tests import golden
@@ -36,7 +35,7 @@ def module_of(variant: str, *, num_classes: int = 10, **overrides: Any) -> Any:
 
 @functools.cache
 def _apply(module: Any) -> Any:
-    return jax.jit(lambda params, x: module.apply({"params": params}, x, train=False))
+    return golden.jit(lambda params, x: module.apply({"params": params}, x, train=False))
 
 
 def logits(module: Any, params: Any, images: np.ndarray) -> np.ndarray:
