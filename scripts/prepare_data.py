@@ -1,7 +1,7 @@
 """Writes images as random-access shards that training reads by name, and verifies such sets.
 
     python scripts/prepare_data.py imagenet2012 FOLDER --data_dir=DIR [--num_workers=8]
-    python scripts/prepare_data.py imagenet21k winter21_whole.tar.gz --data_dir=DIR
+    python scripts/prepare_data.py imagenet21k winter21_whole.tar --data_dir=DIR
     python scripts/prepare_data.py folder PHOTOS --data_dir=DIR [--resize=256]
     python scripts/prepare_data.py tfds NAME --data_dir=DIR
     python scripts/prepare_data.py --check DIR/imagenet2012/5.1.0 [--check=full]

@@ -92,6 +92,7 @@ def install(patch: pytest.MonkeyPatch, *, fails: Exception | None = None) -> dic
         return Run(record)
 
     module = types.ModuleType("wandb")
+    module.__file__ = __file__
     vars(module).update(init=init, Settings=Settings)
     patch.setitem(sys.modules, "wandb", module)
     return runs

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import errno
+import importlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 # Errors of a disk or network that may soon be back.
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
@@ -35,6 +37,25 @@ def may_pass(error: BaseException) -> bool:
 def as_user_error(message: str, cause: BaseException) -> UserError:
     """A UserError with this message; a PassingError if the cause may pass."""
     return PassingError(message) if may_pass(cause) else UserError(message)
+
+
+def missing_package(purpose: str, package: str, extra: str) -> UserError:
+    """Says which extra of setup.py brings the package that `purpose` needs."""
+    return UserError(
+        f"{purpose} needs the package {package}: pip install -e '.[{extra}]' in the clone of "
+        "vit_jax."
+    )
+
+
+def import_extra(purpose: str, package: str, extra: str) -> Any:
+    """Imports a package that only some users have; UserError where it is missing."""
+    try:
+        module = importlib.import_module(package)
+    except ImportError as error:
+        raise missing_package(purpose, package, extra) from error
+    if module.__file__ is None:  # a folder of that name, as W&B leaves wherever it ran
+        raise missing_package(purpose, package, extra)
+    return module
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -107,10 +107,7 @@ def table(summary: dict[str, Any]) -> str:
 
 def draw_predictions(root: Path, rows: int = 5, columns: int = 12) -> None:
     """`predictions.png`: test scans with the fine-tuned model's answers, mistakes first, in red."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     model = load_model(str(root / "finetune"))
     images, labels = read_scans("test", model.description.eval_preprocess)
@@ -119,8 +116,8 @@ def draw_predictions(root: Path, rows: int = 5, columns: int = 12) -> None:
     answers = logits.argmax(axis=-1)
     shown = np.argsort(answers == labels, kind="stable")[: rows * columns]
 
-    figure, axes = plt.subplots(rows, columns, figsize=(columns, 1.35 * rows))
-    for axis, i in zip(axes.flat, shown, strict=True):
+    figure = Figure(figsize=(columns, 1.35 * rows))
+    for axis, i in zip(figure.subplots(rows, columns).flat, shown, strict=True):
         axis.imshow(images[i, :, :, 0], cmap="gray_r", interpolation="nearest")
         right = answers[i] == labels[i]
         text = f"{answers[i]}" if right else f"{answers[i]}, is {labels[i]}"
@@ -130,4 +127,3 @@ def draw_predictions(root: Path, rows: int = 5, columns: int = 12) -> None:
     figure.suptitle(f"Fine-tuned on 300 scans: {wrong} of {len(labels)} test scans wrong (first)")
     figure.tight_layout()
     figure.savefig(root / "predictions.png", dpi=110)
-    plt.close(figure)

@@ -201,8 +201,8 @@ def test_without_matplotlib_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "a")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UserError, match=r"vit_jax\[embedded\]"):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"'.\[embedded\]"):
         plot_run([str(run)], output=str(tmp_path / "a.png"))
 
 

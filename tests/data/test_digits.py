@@ -29,5 +29,5 @@ def test_the_scans_in_their_order() -> None:
 
 def test_scikit_learn_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)  # importing it raises
-    with pytest.raises(UserError, match=r"needs scikit-learn; install vit_jax\[embedded\]"):
+    with pytest.raises(UserError, match=r"the package scikit-learn: .*'.\[embedded\]'"):
         create_dataset(name="digits", split="train", preprocess="decode")

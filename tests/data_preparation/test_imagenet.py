@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import pathlib
@@ -166,7 +165,6 @@ def test_21k_from_every_layout(tmp_path: pathlib.Path) -> None:
     inner = {f"winter21/{each}.tar": small.tar(files) for each, files in images.items()}
     outer = small.tar({"winter21/README": b"text", **inner})
     (tmp_path / "whole.tar").write_bytes(outer)
-    (tmp_path / "whole.tar.gz").write_bytes(gzip.compress(outer))
     for each, files in images.items():
         (tmp_path / "folders" / each).mkdir(parents=True)
         for name, data in files.items():
@@ -176,7 +174,7 @@ def test_21k_from_every_layout(tmp_path: pathlib.Path) -> None:
         tar = ["tar", "-C", str(tmp_path / "folders" / each), "-cf", f"{tmp_path}/tars/{each}.tar"]
         subprocess.run([*tar, "."], check=True)
     found = {}
-    for layout in ("whole.tar", "whole.tar.gz", "tars", "folders"):
+    for layout in ("whole.tar", "tars", "folders"):
         folder = prepare_data(
             "imagenet21k", str(tmp_path / layout), data_dir=str(tmp_path / f"out_{layout}"),
             shard_megabytes=0.01,
@@ -185,7 +183,7 @@ def test_21k_from_every_layout(tmp_path: pathlib.Path) -> None:
         assert folder.parts[-2:] == ("imagenet21k", "1.0.0")
         assert not list(folder.parent.glob("*.incomplete"))
     assert len(found["whole.tar"]) > 1
-    assert found["whole.tar"] == found["whole.tar.gz"] == found["tars"] == found["folders"]
+    assert found["whole.tar"] == found["tars"] == found["folders"]
     dataset = create_dataset(
         name="imagenet21k", split="full", preprocess="decode", data_dir=f"{tmp_path}/out_tars"
     )
@@ -227,9 +225,8 @@ def test_damaged_tars_are_named(tmp_path: pathlib.Path) -> None:
     fails("imagenet2012", tmp_path / "image", f"{small.IDS[417]}: truncated or damaged at byte")
     (tmp_path / "image" / "ILSVRC2012_img_train.tar").write_bytes(b"<html>404</html>" * 100)
     fails("imagenet2012", tmp_path / "image", "not a tar")
-    packed = gzip.compress((whole / "ILSVRC2012_img_train.tar").read_bytes())
-    (tmp_path / "whole.tar.gz").write_bytes(packed[: len(packed) // 2])
-    fails("imagenet21k", tmp_path / "whole.tar.gz", "truncated or damaged")
+    (tmp_path / "whole.tar.gz").touch()
+    fails("imagenet21k", tmp_path / "whole.tar.gz", "gunzip it first")
 
 
 def test_members_without_bytes_of_their_own_are_refused(tmp_path: pathlib.Path) -> None:
@@ -261,14 +258,11 @@ def test_members_without_bytes_of_their_own_are_refused(tmp_path: pathlib.Path) 
         archived = ["hard/n00004475.tar", "n00004475/a.JPEG", name]
         (tmp_path / "hard" / "n00004475.tar").write_bytes(small.tar({"a.JPEG": small.jpeg(0)}))
         subprocess.run(["tar", "-C", str(tmp_path), "-cf", str(whole), *archived], check=True)
-        zipped = whole.with_suffix(".gz")
-        zipped.write_bytes(gzip.compress(whole.read_bytes()))
-        for source in (whole, zipped):
-            if refused:
-                fails("imagenet21k", source, f"'{name}' is a link or sparse")
-            else:
-                out = prepare_data("imagenet21k", str(source), data_dir=f"{source}_out")
-                assert len(examples(tfds.builder_from_directory(out), "full")) == 1
+        if refused:
+            fails("imagenet21k", whole, f"'{name}' is a link or sparse")
+        else:
+            out = prepare_data("imagenet21k", str(whole), data_dir=f"{whole}_out")
+            assert len(examples(tfds.builder_from_directory(out), "full")) == 1
 
 
 def test_other_sources_are_refused(tmp_path: pathlib.Path) -> None:

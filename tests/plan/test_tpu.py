@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from scripts import plan_table
 from tests import tiny
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import CHIPS, find_chip
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.plan import table
 from vit_jax.plan.compiled import CompiledStep, TooLargeError, compile_step
 from vit_jax.plan.devices import topology_devices
 from vit_jax.plan.estimate import step_time
@@ -50,9 +50,9 @@ def test_a_cell_of_the_table_has_the_layout_that_is_predicted_to_be_faster(
         plans.append(make_plan(*args, **kwargs))
         return plans[-1]
 
-    monkeypatch.setattr(table, "make_plan", spy)
+    monkeypatch.setattr(plan_table, "make_plan", spy)
     config = tiny.config(model__hidden_size=128, model__mlp_dim=256, dataset__batch_size=64)
-    cell = table.plan_cell("tiny", "v5e-4", SLICE, config)
+    cell = plan_table.plan_cell("tiny", "v5e-4", SLICE, config)
     split, copied = plans
     assert (split.mesh["fsdp"], copied.mesh["fsdp"]) == (4, 1)
     assert split.time is not None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.curves.read import RunCurves, legend_labels, read_run, smoothed
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError, check_known, import_extra
 
 # Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
 # their yellow. After them the same colours come again, dashed.
@@ -94,11 +94,10 @@ def choose_panels(runs: Sequence[RunCurves], asked: Sequence[str]) -> list[str]:
 
 def draw(runs: Sequence[RunCurves], panels: Sequence[str], *, x: str, smooth: float) -> Any:
     """The figure: panels in rows, the legend of runs above them."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-    except ImportError as error:
-        raise UserError('No matplotlib: pip install "vit_jax[embedded]".') from error
+    import_extra("a plot", "matplotlib", "embedded")
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
     columns = min(len(panels), 2 if len(panels) <= 4 else 3)
     rows = math.ceil(len(panels) / columns)
     # Figure instead of pyplot: nothing stays open, and no display is looked for.

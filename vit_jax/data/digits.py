@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import missing_package
 
 NUM_TRAIN = 1497
 
@@ -39,7 +39,7 @@ def digit_splits() -> dict[str, DigitSource]:
     # The file alone: importing scikit-learn takes longer than a small model's first update.
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise UserError("dataset.name='digits' needs scikit-learn; install vit_jax[embedded].")
+        raise missing_package("dataset.name='digits'", "scikit-learn", "embedded")
     path = Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz"
     rows = np.loadtxt(path, np.int64, delimiter=",")  # 64 pixels from 0 to 16, and the label
     images = np.round(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)

@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import registered
 
 from vit_jax.data import tfds_reader
-from vit_jax.errors import UserError, check_local, nearest
+from vit_jax.errors import UserError, check_local, missing_package, nearest
 from vit_jax.files.manifest import MANIFEST, write_manifest
 
 
@@ -37,9 +37,7 @@ def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
         builder = tfds.builder(name, data_dir=root, file_format="array_record")
         builder.download_and_prepare(download_config=config)
     except ImportError as error:
-        raise UserError(
-            f'TFDS needs {error.name} to prepare {name}; pip install "vit_jax[tf]".'
-        ) from None
+        raise missing_package(f"preparing {name}", str(error.name), "tf") from None
     except Exception as error:  # many kinds, over several lines
         lines = str(error).splitlines() or [type(error).__name__]
         raise UserError(f"TFDS cannot prepare {name} ({lines[0]}).") from error

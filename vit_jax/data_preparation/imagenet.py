@@ -27,7 +27,7 @@ from vit_jax.data.folder import EXTENSIONS
 from vit_jax.data.threads import map_threads
 from vit_jax.data_preparation.listing import FilesAndRows, Listing, in_tfds_order, join, make_rows
 from vit_jax.data_preparation.progress import Progress
-from vit_jax.data_preparation.tars import list_tar, unpack_gzip
+from vit_jax.data_preparation.tars import list_tar
 from vit_jax.errors import UserError
 from vit_jax.pretrained.zoo.class_names import LABELS, wordnet_ids
 
@@ -88,21 +88,16 @@ def list_imagenet2012(source: str) -> Listing:
     return _in_order(ids, splits)
 
 
-def list_imagenet21k(source: str, work: Path) -> Listing:
+def list_imagenet21k(source: str) -> Listing:
     """One split, `full`, in TFDS's order: `full[:25600]` is a random sample of the classes.
 
     Args:
-      source: the tar of class tars (`winter21_whole.tar.gz`, `fall11_whole.tar`), or a folder that
-        holds a tar `n00004475.tar` or a folder `n00004475` of each class.
-      work: where class tars are unpacked to from a compressed tar, which takes as much disk again.
+      source: the tar of class tars (`fall11_whole.tar`; `winter21_whole.tar`, after gunzip), or a
+        folder that holds a tar `n00004475.tar` or a folder `n00004475` of each class.
     """
-    path = source
     if source.endswith((".gz", ".tgz")):
-        path = str(work / "unpacked")
-        logging.info("%s is compressed: its class tars are unpacked to %s first", source, path)
-        progress = Progress("unpacking", os.path.getsize(source) / 1e6, "MB")
-        unpack_gzip(source, Path(path), _CLASS_TAR.fullmatch, lambda n: progress.add(n / 1e6))
-    classes = _classes(path)
+        raise UserError(f"{source}: a compressed tar has no random access; gunzip it first.")
+    classes = _classes(source)
     if not classes:
         raise UserError(f"{source}: holds no class tars such as n00004475.tar.")
     ids = [each.wordnet_id for each in classes]

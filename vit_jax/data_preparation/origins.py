@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,26 +21,23 @@ class Origin(NamedTuple):
     name: str  # of the set that it becomes
     version: str
     parts: Sequence[str]  # the files and folders that it consists of
-    make_listing: Callable[[Path], Listing]  # from a folder for what has to be unpacked
+    make_listing: Callable[[], Listing]
 
 
 def _imagenet2012(source: str) -> Origin:
     parts = list(imagenet.imagenet2012_parts(source).values())
-    return Origin("imagenet2012", "5.1.0", parts, lambda _: imagenet.list_imagenet2012(source))
+    return Origin("imagenet2012", "5.1.0", parts, lambda: imagenet.list_imagenet2012(source))
 
 
 def _imagenet21k(source: str) -> Origin:
-    def make_listing(work: Path) -> Listing:
-        return imagenet.list_imagenet21k(source, work)
-
-    return Origin("imagenet21k", "1.0.0", [source], make_listing)
+    return Origin("imagenet21k", "1.0.0", [source], lambda: imagenet.list_imagenet21k(source))
 
 
 def _folder(source: str) -> Origin:
     name = re.sub(r"\W", "_", os.path.basename(source), flags=re.ASCII)
     name = name if re.match(r"[A-Za-z]", name) else f"images_{name}"
     parts = [f"{source}/{split}" for split in split_folders(source)]
-    return Origin(name, "1.0.0", parts, lambda _: _list_folder(source))
+    return Origin(name, "1.0.0", parts, lambda: _list_folder(source))
 
 
 def _list_folder(source: str) -> Listing:

@@ -4,7 +4,6 @@ Beside the set's own folder `NAME/VERSION` lies `NAME/VERSION.incomplete` until 
 
     plan.json     what is being made of what; a second call has to ask for the same
     listing.npz   where each image lies in the source
-    unpacked/     class tars out of a compressed tar
     receipts/     one file per finished shard
     prepared/     the shards and, at last, their metadata: this is renamed to NAME/VERSION
 
@@ -96,7 +95,7 @@ def prepare_data(
             return folder
         begin(work, plan)
         if not (work / "listing.npz").exists():
-            origin.make_listing(work).save(work / "listing.npz")
+            origin.make_listing().save(work / "listing.npz")
         listing = Listing.load(work / "listing.npz")
         receipts = _write_shards(listing, work, name, plan, num_workers)
         _handle_unreadable(receipts, work, on_bad_image)

@@ -69,8 +69,6 @@ def begin(work: Path, plan: dict[str, Any]) -> None:
     path = work / "plan.json"
     begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     if begun is None or not (work / "listing.npz").exists():
-        if begun != plan:
-            shutil.rmtree(work / "unpacked", ignore_errors=True)
         write_atomically(path, json.dumps(plan))
         return
     for key, value in plan.items():

@@ -20,9 +20,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, import_extra
 from vit_jax.export.onnx_graph import Constant, Graph, Operand, element_type, integers
-from vit_jax.export.settings import INPUT_NAME, import_package
+from vit_jax.export.settings import INPUT_NAME
 
 OPSET = 18  # the first in which all reductions take their axes in one way
 # Protocol buffers end at 2 GiB; beyond, constants stand in a file of their own.
@@ -51,7 +51,7 @@ def write_onnx(
     Raises:
       UserError: the package onnx is missing, or a primitive of the model is not in the table.
     """
-    onnx = import_package("onnx")
+    onnx = import_extra("--format=onnx", "onnx", "export")
     helper = onnx.helper
     closed, result = jax.make_jaxpr(function, return_shape=True)(dict(params), images)
     graph = Graph()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.export.settings import INPUT_NAME, import_package
+from vit_jax.export.settings import INPUT_NAME
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +41,8 @@ class Graph:
         """Appends a node and returns the name of its output."""
         output = output or f"{op_type}_{len(self.nodes)}"
         names = [self._name(operand) for operand in inputs]
-        make_node = import_package("onnx").helper.make_node
+        from onnx.helper import make_node
+
         self.nodes.append(make_node(op_type, names, [output], name=output, **attributes))
         return output
 
@@ -84,4 +85,6 @@ def integers(values: Sequence[int]) -> Constant:
 
 
 def element_type(dtype: Any) -> int:
-    return import_package("onnx").helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    from onnx.helper import np_dtype_to_tensor_dtype
+
+    return np_dtype_to_tensor_dtype(np.dtype(dtype))

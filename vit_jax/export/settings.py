@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -62,13 +61,3 @@ class ExportSettings:
             (batch,) = jax.export.symbolic_shape("b")
         dtype = jnp.uint8 if self.input == "uint8" else jnp.float32
         return jax.ShapeDtypeStruct((batch, *image_shape), dtype)
-
-
-def import_package(name: str) -> Any:
-    """A package of the extra `export`."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(
-            f'the export needs the package {name}: pip install "vit_jax[export]".'
-        ) from error

@@ -19,9 +19,9 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, import_extra
 from vit_jax.export.onnx import OPSET, write_onnx
-from vit_jax.export.settings import INPUT_NAME, OUTPUTS, ExportSettings, import_package
+from vit_jax.export.settings import INPUT_NAME, OUTPUTS, ExportSettings
 from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.inputs import input_range
 from vit_jax.inference.load import PretrainedModel
@@ -138,7 +138,7 @@ def _write_stablehlo(
     Parameters stand beside the program: inside it, B/16 takes four times as long to compile and
     more than twice the memory to load, and 2 GB would be the end.
     """
-    import_package("flatbuffers")  # what jax.export writes with
+    import_extra("--format=stablehlo", "flatbuffers", "export")  # what jax.export writes with
     params = flatten_names(model.params)
     specs = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in params.items()}
     forward = jax.jit(create_forward(model, settings))
@@ -170,7 +170,7 @@ def _write_onnx(
     model: PretrainedModel, folder: Path, settings: ExportSettings
 ) -> Callable[[np.ndarray], Any]:
     """As `_write_stablehlo`."""
-    onnxruntime = import_package("onnxruntime")
+    onnxruntime = import_extra("--format=onnx", "onnxruntime", "export")
     write_onnx(
         folder / ONNX_FILE,
         create_forward(model, settings),

@@ -15,7 +15,7 @@ import jax
 
 from vit_jax.data.decode import decode_image
 from vit_jax.data.folder import ForgivingImages
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.evaluators.stream import stream_outputs
 from vit_jax.inference.inputs import create_reader, file_source, find_images, input_chain
 from vit_jax.inference.load import PretrainedModel, load_model
@@ -89,7 +89,7 @@ def predict(
     """
     paths = find_images(images)
     if picture:  # what else would go wrong after all images are done
-        _import_pyplot()
+        import_extra("--picture", "matplotlib", "embedded")
         check_known("the ending of --picture", Path(picture).suffix, PICTURE_ENDINGS)
         Path(picture).parent.mkdir(parents=True, exist_ok=True)
     model = load_model(source, **model_options)
@@ -159,31 +159,16 @@ def predict_images(
             index += 1
 
 
-def _import_pyplot() -> Any:
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot
-    except ImportError:
-        raise UserError('--picture needs matplotlib: pip install "vit_jax[embedded]".') from None
-    return matplotlib.pyplot
-
-
 def draw_predictions(predictions: list[Prediction], path: str) -> None:
     """A sheet of the images, each above its most probable classes."""
-    plt = _import_pyplot()
+    from matplotlib.figure import Figure
+
     columns = min(len(predictions), 4)
     rows = -(-len(predictions) // columns)
     height = 2.8 + 0.2 * len(predictions[0].classes)  # inches
-    figure, axes = plt.subplots(
-        rows,
-        columns,
-        figsize=(3.2 * columns, height * rows),
-        squeeze=False,
-        layout="constrained",
-        subplot_kw={"xticks": [], "yticks": [], "frame_on": False},
-    )
+    figure = Figure(figsize=(3.2 * columns, height * rows), layout="constrained")
+    bare = {"xticks": [], "yticks": [], "frame_on": False}
+    axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=bare)
     for axis, prediction in zip(axes.flat, predictions, strict=False):
         pixels = decode_image(Path(prediction.image).read_bytes(), channels=3, exif=True)
         step = max(1, max(pixels.shape[:2]) // 600)  # enough for the sheet, and 48 photographs fit
@@ -193,7 +178,6 @@ def draw_predictions(predictions: list[Prediction], path: str) -> None:
         text = "\n".join(line[:40] for line in lines)
         axis.set_xlabel(text, loc="left", fontsize=9, parse_math=False)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def printable(path: str) -> str:

@@ -31,7 +31,7 @@ from vit_jax.data.pipeline import train_batches
 from vit_jax.data_preparation import metadata
 from vit_jax.data_preparation.examples import serialize
 from vit_jax.data_preparation.shards import WRITER_OPTIONS
-from vit_jax.errors import UserError
+from vit_jax.errors import missing_package
 from vit_jax.measure.photos import photographs
 
 NUM_SHARDS = 8
@@ -84,8 +84,8 @@ def benchmark_input(
     Raises:
       UserError: TensorFlow is not installed.
     """
-    if peer and importlib.util.find_spec("tensorflow") is None:
-        raise UserError('--peer needs TensorFlow; pip install "vit_jax[tf]".')
+    if peer and importlib.util.find_spec("tensorflow") is None:  # not imported: in processes only
+        raise missing_package("--peer", "tensorflow", "tf")
     examples = examples or photographs(1024)
     ours = _write(folder / "ours", [serialize(*each, b"") for each in examples])
     variants: dict[str, tuple[Any, ...]] = {"vit_jax": (_measure_ours, ours, preprocess, settings)}

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import missing_package
 from vit_jax.files.atomic import write_arrays
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import get_variant
@@ -41,7 +41,7 @@ def benchmark_load(folder: Path, *, variant: str, rounds: int) -> dict[str, Any]
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # RuntimeError: of a torchvision without operators
-        raise UserError(f'no timm ({error}): pip install "vit_jax[peers]" torchvision') from error
+        raise missing_package("the comparison", f"timm ({error})", "peers") from error
     sizes = get_variant(variant)
     theirs = timm.models.vision_transformer.VisionTransformer(
         patch_size=sizes["patch_size"],

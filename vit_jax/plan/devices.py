@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.hardware.chips import DEVICE_KINDS, Chip
 from vit_jax.plan.topology import Topology
 
@@ -64,11 +64,7 @@ def topology_devices(topology: Topology) -> list[Any]:
         return jax.devices()[:count]
     if topology.kind == "gpu":
         return _gpus(topology, chip)
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError(
-            f"--topology={topology.name} needs the TPU compiler, which runs without a TPU: "
-            f"pip install 'vit_jax[tpu]'; or plan for cpu:{count}."
-        )
+    import_extra(f"--topology={topology.name}", "libtpu", "tpu")  # the compiler; no TPU
     options: dict[str, Any] = {"num_slices": topology.slices} if topology.slices > 1 else {}
     if chip.name == "v4":  # two cores that appear as one device, as on Cloud TPU
         options |= {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vit_jax.errors import PreemptedError, UserError, as_user_error
+from vit_jax.errors import PreemptedError, UserError, as_user_error, import_extra
 from vit_jax.files.atomic import read_json, write_atomically, write_json
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
@@ -187,15 +187,8 @@ class WandbRun:
 
 def check_wandb(project: str) -> None:
     """Raises a UserError if a project is given and the package wandb is not installed."""
-    if not project:
-        return
-    try:
-        # By a name of its contents: a folder `wandb` of results is importable, too.
-        from wandb import init  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f'log.wandb={project!r} needs the package wandb: pip install "vit_jax[wandb]".'
-        ) from error
+    if project:
+        import_extra(f"log.wandb={project!r}", "wandb", "wandb")
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import re
 import urllib.parse
 from pathlib import Path
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, import_extra
 
 SCHEME = "hf://"
 _ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
@@ -36,12 +36,7 @@ def fetch_from_hub(address: str) -> Path:
         raise UserError(f"{address!r} must be as hf://OWNER/NAME[@REVISION][/FILE].")
     repository, revision, file = match.groups()
     revision = urllib.parse.unquote(revision) if revision else None
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise UserError(
-            f'{address} needs Hugging Face\'s client: pip install "vit_jax[hf]".'
-        ) from error
+    huggingface_hub = import_extra(address, "huggingface_hub", "hf")
     try:
         if file:
             return Path(huggingface_hub.hf_hub_download(repository, file, revision=revision))
