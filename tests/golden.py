@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,10 @@ def images(n: int, height: int, width: int) -> np.ndarray:
 
 
 # As users compile, whatever the flags of this process say (see conftest.py).
-jit = functools.partial(
-    jax.jit,
-    compiler_options={"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True},
-)
+USERS_COMPILER: dict[str, Any] = {"xla_backend_optimization_level": 3}
+if "xla_cpu_use_fusion_emitters" in os.environ["XLA_FLAGS"]:
+    USERS_COMPILER["xla_cpu_use_fusion_emitters"] = True
+jit = functools.partial(jax.jit, compiler_options=USERS_COMPILER)
 
 
 @functools.cache  # the models are traced again and again otherwise
