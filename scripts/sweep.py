@@ -9,39 +9,27 @@ seeds beside the published number, and writes it to sweep.txt and sweep.json of 
 The same command again resumes. Besides the flags below:
 
   --seeds=3           final runs on all training data
-  --processes=1       runs at a time on this machine; CUDA_VISIBLE_DEVICES is dealt out to them
   --num_tasks=1       tasks that share the work, each started with the same --workdir
   --task=I            which of them this is, from 0 (default: SLURM_ARRAY_TASK_ID)
 """
 
 import os
-import sys
-from pathlib import Path
 
 from absl import flags
 
 from vit_jax import launch
-from vit_jax.errors import UserError
 
 
 def run(config, workdir):
-    from vit_jax.sweep import run as sweep
-    from vit_jax.sweep.plan import find_run
+    from vit_jax.sweep.run import run_sweep, task_number
 
     given = flags.FLAGS
-    if given.only:
-        sweep.execute(find_run(config, given.only, given.seeds), Path(workdir), given.resume)
-        return
-    if given.processes > 1 and given.num_processes is not None:
-        raise UserError("--processes is for one machine, --num_processes for one run over several.")
-    sweep.run_sweep(
+    run_sweep(
         config,
         workdir,
         seeds=given.seeds,
         num_tasks=given.num_tasks,
-        task=sweep.task_number(given.task, given.num_tasks, os.environ),
-        processes=given.processes,
-        command=[sys.executable, *sys.argv],
+        task=task_number(given.task, given.num_tasks, os.environ),
         resume=given.resume,
     )
 
@@ -50,6 +38,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("seeds", 3, "Final runs on all training data.", lower_bound=1)
     flags.DEFINE_integer("num_tasks", 1, "Tasks that share the work.", lower_bound=1)
     flags.DEFINE_integer("task", None, "Which of them this is, from 0.")
-    flags.DEFINE_integer("processes", 1, "Runs at a time on this machine.", lower_bound=1)
-    flags.DEFINE_string("only", "", "The one run to do; how a sweep starts its processes.")
     launch.main(run, doc=__doc__)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # A row names a module, or a package with all its files; the longest matching row decides.
 LAYERS: dict[int, tuple[str, ...]] = {
     11: ("scripts",),
-    10: ("vit_jax.quickstart", "vit_jax.measure", "vit_jax.sweep"),
+    10: ("vit_jax.measure", "vit_jax.sweep"),
     9: ("vit_jax.train", "vit_jax.launch", "vit_jax.plan", "vit_jax.export"),
     8: ("vit_jax.run",),
     # Recipes are plain numbers: they may look up names and sizes, and build nothing.

@@ -199,18 +199,12 @@ def create_clock(
     """The clock of this session; for the arguments see `Clock`."""
     # Freezing skips an unknown part of the backward pass: no MFU then.
     chip = None if run.config.optimizer.freeze else find_chip(jax.devices()[0].device_kind)
-    events = {"save": (run.config.checkpoint.every_steps, 0.0)}
-    for key, dataset in run.eval_datasets.items():
-        every_steps = run.config.evaluators[key].every_steps
-        # A forward pass is a third of an update.
-        events[f"evaluate {key}"] = (every_steps, dataset.num_examples / 3)
     return Clock(
         start_step=start_step,
         total_steps=run.total_steps,
         batch_size=run.batch_size,
         began=began,
         earlier=earlier,
-        events=events,
         flops_per_second=chip.device_peak_flops * jax.device_count() if chip else None,
         flops_per_image=run.train_flops_per_image() if chip else 0.0,
     )

@@ -86,16 +86,6 @@ def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[Swe
     return runs
 
 
-def find_run(config: ConfigDict, name: str, seeds: int) -> SweepRun:
-    """The run of that name among all that the sweep may come to."""
-    runs = plan_grid(config)
-    for rate in plan_rates(config):
-        runs += plan_final(config, rate, seeds)
-    by_name = {run.name: run for run in runs}
-    check_known("--only", name, by_name)
-    return by_name[name]
-
-
 def _copy(config: ConfigDict, learning_rate: float) -> ConfigDict:
     planned = config.copy_and_resolve_references()
     planned.optimizer.learning_rate = learning_rate

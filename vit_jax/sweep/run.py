@@ -9,7 +9,7 @@ back, so a sweep can be killed, continued, and shared out over processes and arr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from vit_jax.sweep.plan import (
     plan_rates,
     read_outcome,
 )
-from vit_jax.sweep.processes import run_in_processes
 from vit_jax.sweep.report import summarize, table
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.session import TrainingDivergedError
@@ -42,8 +41,6 @@ def run_sweep(
     seeds: int = 3,
     num_tasks: int = 1,
     task: int = 0,
-    processes: int = 1,
-    command: Sequence[str] = (),
     resume: str = "auto",
 ) -> dict[str, Any]:
     """Does this task's share of the sweep, and reports on all of it (`sweep.json`, `sweep.txt`).
@@ -55,30 +52,23 @@ def run_sweep(
       workdir: folder of the sweep, the same for all tasks.
       seeds: final runs, from `config.seed` on.
       num_tasks, task: every num_tasks-th run of each stage is done, from number `task` on.
-      processes: how many runs at a time; from 2 on each is a process of its own.
-      command: this command line, which such a process is started with, plus `--only=RUN`.
       resume: see `train_and_evaluate`.
 
     Returns:
       What `sweep.json` holds, see `summarize`.
 
     Raises:
-      UserError: a mistake in the config; every rate diverged; after the report: failed processes.
+      UserError: a mistake in the config, or every rate diverged.
     """
-    folder, failed = Path(workdir), dict[str, str]()
+    folder = Path(workdir)
 
     def complete(runs: list[SweepRun]) -> list[Outcome]:  # of all, with our part done
         def read() -> list[Outcome]:
             return [read_outcome(run, folder, resume) for run in runs]
 
-        # Beside processes of its own this one leaves JAX alone, and with it the devices.
-        found = read() if processes > 1 else run_on_first_process(read)
+        found = run_on_first_process(read)
         mine = range(task, len(runs), num_tasks)
         left = [runs[i] for i in mine if found[i]["state"] == "missing"]
-        if processes > 1:
-            names = [run.name for run in left]
-            failed.update(run_in_processes(names, command, folder, processes))
-            return read()
         for number, run in enumerate(left, start=1):
             logging.info("Sweep, run %d of %d: %s", number, len(left), run.name)
             execute(run, folder, resume)
@@ -91,11 +81,8 @@ def run_sweep(
         learning_rate = best_learning_rate(grid)
     runs = [] if learning_rate is None else plan_final(config, learning_rate, seeds)
     summary = summarize(config, grid, learning_rate, complete(runs))
-    if processes > 1 or jax.process_index() == 0:
+    if jax.process_index() == 0:
         _report(summary, folder)
-    if failed:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
-        raise UserError(f"{len(failed)} runs failed; the same command tries again. {reasons}")
     return summary
 
 

@@ -68,8 +68,6 @@ class Clock:
       batch_size: examples per update.
       began: `time.monotonic()` at which the session began; None: now. Booked as `start`.
       earlier: what `totals` gave when earlier sessions of this run ended.
-      events: what interrupts training, for the remaining time: every how many steps (0: only after
-        the last), and a first guess of its duration, as the number of images trained meanwhile.
       flops_per_second: peak of all devices together; None: no `mfu`.
       flops_per_image: of forward and backward pass.
     """
@@ -82,7 +80,6 @@ class Clock:
         batch_size: int,
         began: float | None = None,
         earlier: Mapping[str, float] | None = None,
-        events: Mapping[str, tuple[int, float]] | None = None,
         flops_per_second: float | None = None,
         flops_per_image: float = 0.0,
     ):
@@ -90,33 +87,30 @@ class Clock:
         self._total_steps = total_steps
         self._batch_size = batch_size
         self._earlier = earlier or {}
-        self._events = events or {}
         self._peak = flops_per_second
         self._flops_per_image = flops_per_image
         now = time.monotonic()
         self._start = now if began is None else began
         self._booked = {**dict.fromkeys(KINDS, 0.0), "start": now - self._start}
-        self._durations: dict[str, list[float]] = {}  # seconds of each event so far, by name
+        self._compiled = (start_step, now)  # step and time at which the first update was done
         self._window = (start_step, 0.0, 0.0)  # step, training and waiting at the last `report`
         self.data_wait = DataWait()
 
     @contextlib.contextmanager
-    def book(self, kind: str, event: str = "") -> Iterator[None]:
-        """Books the time spent inside as `kind`; `event` is a name in `events`."""
+    def book(self, kind: str) -> Iterator[None]:
+        """Books the time spent inside as `kind`."""
         start = time.monotonic()
         try:
             yield
         finally:
-            seconds = time.monotonic() - start
-            self._booked[kind] += seconds
-            if event:
-                self._durations.setdefault(event, []).append(seconds)
+            self._booked[kind] += time.monotonic() - start
 
     def first_step_done(self, step: int) -> float:
         """Books the time not booked so far as compilation; returns its seconds."""
         seconds = self._training_seconds()
         self._booked["compile"] += seconds
         self._window = (step, self._training_seconds(), self.data_wait.seconds)
+        self._compiled = (step, time.monotonic())
         return seconds
 
     @property
@@ -164,18 +158,10 @@ class Clock:
         return time.monotonic() - self._start - sum(self._booked.values())
 
     def _eta(self, step: int) -> float:
-        """Remaining steps at the speed so far, and the events that are still to come."""
-        if step >= self._total_steps:
-            return 0.0
-        done = step - self._start_step - 1  # the first one compiled
-        seconds_per_step = self._training_seconds() / done if done > 0 else 0.0
-        eta = (self._total_steps - step) * seconds_per_step
-        for event, (every_steps, images) in self._events.items():
-            seen = self._durations.get(event) or [images * seconds_per_step / self._batch_size]
-            every = every_steps or self._total_steps
-            times = -(-self._total_steps // every) - step // every  # after the last step, too
-            eta += times * sum(seen) / len(seen)
-        return eta
+        """The remaining updates at the pace so far, evaluations and checkpoints included."""
+        first, since = self._compiled
+        pace = (time.monotonic() - since) / max(step - first, 1)
+        return (self._total_steps - step) * pace
 
 
 def format_seconds(seconds: float) -> str:

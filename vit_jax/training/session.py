@@ -141,7 +141,7 @@ class Session:
                         self._save(state, step, {})
                     self._stop(step)
 
-            with self.clock.book("evaluation", f"evaluate {key}"):
+            with self.clock.book("evaluation"):
                 found = evaluator(params, on_batch=on_batch)
             values = {f"{key}/{name}": value for name, value in found.items()}
             text = "  ".join(
@@ -163,7 +163,7 @@ class Session:
 
     def _save(self, state: TrainState, step: int, results: dict[str, float]) -> None:
         watchdog.note("saving", step, waits=True)
-        with self.clock.book("checkpoint", "save"):
+        with self.clock.book("checkpoint"):
             self.checkpoints.save(step, state, results or None)
 
     def _stop(self, step: int) -> None:
