@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -99,8 +100,10 @@ def _check_size(name: Any, tensor: Tensor, file_size: int) -> int:
 def _open_zip(archive: zipfile.ZipFile) -> _Content:
     """A file of torch >= 1.6."""
 
+    lock = threading.Lock()
+
     def read(name: str) -> bytes:
-        with archive.open(name) as stream:
+        with lock, archive.open(name) as stream:  # one thread at a time, see npz.py
             return stream.read(archive.getinfo(name).file_size)  # without a number: any bomb
 
     names = archive.namelist()
