@@ -109,6 +109,7 @@ def get_config() -> ConfigDict:
 
     config.log = ConfigDict()
     config.log.every_steps = 50  # console, metrics.jsonl, TensorBoard
+    config.log.every_seconds = 30.0  # also at least so often, and 10 s after the start; 0: never
     config.log.tensorboard = True  # write event files
     config.log.wandb = ""  # project on Weights & Biases; "" is off
     config.log.profile_steps = (0, 0)  # trace from the first to the second into WORKDIR/profile
@@ -161,7 +162,7 @@ KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
 HANDED_OVER = ("num_classes", "learning_rate", "total_steps", "schedule", "task", "objective")
 # Lowest value of the keys that nothing below would check in time.
 AT_LEAST = {
-    r"loader\.num_\w+|evaluators\..+\.every_steps": 0,
+    r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds": 0,
     r"loader\.prefetch|log\.every_steps": 1,
 }
 
@@ -221,9 +222,9 @@ def check_values(config: ConfigDict) -> None:
                 raise UserError(f"{key}={value} must be at least {low}.")
     if not 0 <= config.seed < 2**32:  # JAX would drop the higher bits: 2**32 would be 0
         raise UserError(f"seed={config.seed} must be from 0 to {2**32 - 1}.")
-    first, last = config.log.profile_steps
-    if first > last:
-        raise UserError(f"log.profile_steps={(first, last)}: the first is after the last.")
+    steps = config.log.profile_steps
+    if len(steps) != 2 or not all(isinstance(step, int) for step in steps) or steps[0] > steps[1]:
+        raise UserError(f"log.profile_steps={steps} must be (FIRST, LAST), such as (100, 110).")
     check_local("dataset.name", config.dataset.name)
     check_local("dataset.data_dir", config.dataset.data_dir)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.data.device import device_batches, local_rows
+from vit_jax.data.device import RunAhead, device_batches, local_rows
 from vit_jax.data.pipeline import HostBatches, train_batches
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import read_json, write_json
@@ -161,6 +161,7 @@ def train(
             total_steps=run.total_steps,
         )
         stack.enter_context(trace)
+        run_ahead = RunAhead()
         for step in range(start_step + 1, run.total_steps + 1):
             watchdog.note("reading a batch", step)
             with clock.data_wait.waiting():
@@ -169,6 +170,7 @@ def train(
             trace.before(step, state)
             state, metrics = step_fn(state, constants, batch)
             clock.data_wait.dispatched(metrics["loss"])
+            run_ahead.started(metrics["loss"])
             if step == start_step + 1:
                 jax.block_until_ready(state.step)
                 watchdog.note("updating", step, waits=True, started=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -88,6 +89,7 @@ class TakeTurns(MetricWriter):
             self._state, _ = self._step(self._state, self._batch)
         jax.block_until_ready(self._state)
         end = time.perf_counter()
+        print(f"turn {step // self._steps}", file=sys.stderr)
         if self._start is not None:  # the first turn of both compiles
             self.speeds["loop"].append(self._images / (now - self._start))
             self.speeds["reference"].append(self._images / (end - now))
@@ -113,7 +115,7 @@ def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, 
     config = config.copy_and_resolve_references()
     with config.unlocked():
         config.evaluators = ConfigDict()
-    config.log.every_steps = steps
+    config.log.every_steps, config.log.every_seconds = steps, 0.0
     config.duration.steps = steps * (rounds + 1)
     mesh = create_mesh(**config.mesh)
     with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as workdir:

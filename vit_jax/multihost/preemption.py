@@ -38,30 +38,43 @@ class PreemptionNotice:
 
     def __init__(self) -> None:
         self._reached = False
-        self._previous: Any = None
+        self._interrupted = False
+        self._previous: dict[int, Any] = {}  # handlers by signal
         self._done = threading.Event()
 
     def reached(self) -> bool:
-        """True on all processes from the same call on, soon after one of them was asked to stop."""
+        """True on all processes from the same call on, soon after one of them was asked to stop.
+
+        Raises:
+          KeyboardInterrupt: Ctrl-C; again, where JAX called from C++ and dropped the first one.
+        """
+        if self._interrupted:
+            raise KeyboardInterrupt
         if jax.process_count() > 1 and not self._reached:
             self._reached = multihost_utils.reached_preemption_sync_point(next(_CALLS))
         return self._reached
 
     def __enter__(self) -> PreemptionNotice:
-        main_thread = threading.current_thread() is threading.main_thread()
-        if jax.process_count() == 1 and main_thread:
-            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+        if threading.current_thread() is threading.main_thread():
+            if jax.process_count() == 1:
+                self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_interrupt)
         if server := metadata_server():
             threading.Thread(target=self._poll_metadata, args=(server,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        if self._previous is not None:
-            signal.signal(signal.SIGTERM, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def _on_signal(self, *_: object) -> None:
         self._reached = True
+
+    def _on_interrupt(self, *_: object) -> None:
+        self._interrupted = True
+        raise KeyboardInterrupt
 
     def _poll_metadata(self, server: str) -> None:
         """Turns a notice of the machine's host into the signal."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from vit_jax.training.optimizer import Schedule
 from vit_jax.training.state import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.metrics import MetricWriter
+
+_FIRST_LINE_SECONDS = 10.0  # after the first update
 
 
 class TrainingDivergedError(RuntimeError):
@@ -44,6 +47,7 @@ class Session:
     notice: PreemptionNotice
 
     def __post_init__(self) -> None:
+        self._log_by: float | None = None  # time of the next line, if no step is due before
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
         self.schedule(0)  # compiled now: the first speed would include it
 
@@ -84,7 +88,10 @@ class Session:
         stops = self.notice.reached() and not last
         saves = self.checkpoints.should_save(step, self.total_steps) or stops
         saves |= evaluates and bool(config.checkpoint.best_metric)
-        if step % config.log.every_steps == 0 or evaluates or saves or last:
+        if self._log_by is None:
+            self._log_by = time.monotonic() + min(_FIRST_LINE_SECONDS, config.log.every_seconds)
+        overdue = config.log.every_seconds > 0 and time.monotonic() >= self._log_by
+        if step % config.log.every_steps == 0 or evaluates or saves or last or overdue:
             self._log()
         results = self._evaluate(state, step) if evaluates and not stops else {}
         if saves:
@@ -110,6 +117,7 @@ class Session:
         for step, metrics in fetched:
             self._check_finite(step, metrics)
         step, metrics = fetched[-1]
+        self._log_by = time.monotonic() + self.config.log.every_seconds
         speed = self.clock.report(step)
         eta = speed.pop("eta_seconds")
         learning_rate = float(self.schedule(step - 1))  # the one that update `step` used
