@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,36 @@ def test_a_run_leaves_what_it_promises(finished: Path) -> None:
     assert "head/kernel" in (finished / "parameters.txt").read_text()
     provenance = json.loads((finished / "provenance.jsonl").read_text().splitlines()[0])
     assert provenance["packages"]["jax"] == jax.__version__
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("results.json", b"[]"),
+        ("results.json", b""),
+        ("results.json", b'{"step": "8"}'),
+        ("results.json", b'{"a":' * 100_000),
+        ("params.npz", b""),
+        ("params.npz", b"x" * 1000),
+        ("metrics.jsonl", b'[]\n{"step": 8, "elapsed_seconds": "long"}\n{"step": 1}\n'),
+    ],
+    ids=range(7),
+)
+def test_an_ended_run_ends_again_where_its_files_are_odd(
+    file: str, content: bytes, finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    workdir = tmp_path / "run"
+    shutil.copytree(finished, workdir)
+    (workdir / file).write_bytes(content)
+    if file == "metrics.jsonl":
+        (workdir / "results.json").unlink()
+    results = train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
+    stem, _, suffix = file.partition(".")
+    assert (workdir / f"{stem}.1.{suffix}").read_bytes() == content
+    assert f"{stem}.1.{suffix}" in caplog.text
+    assert results["step"] == 8
+    assert results == json.loads((workdir / "results.json").read_text())
+    assert (workdir / "params.npz").read_bytes() == (finished / "params.npz").read_bytes()
 
 
 def test_the_logged_rate_is_the_one_that_the_update_used(finished: Path) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import statistics
 import time
+import zipfile
 from pathlib import Path
 
 import jax
@@ -18,8 +19,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.device import RunAhead, device_batches, local_rows
 from vit_jax.data.pipeline import HostBatches, train_batches
-from vit_jax.errors import UserError
-from vit_jax.files.atomic import read_json, write_json
+from vit_jax.errors import PassingError, UserError
+from vit_jax.files.atomic import read_object, set_aside, write_json
 from vit_jax.hardware.chips import find_chip
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.preemption import PreemptionNotice
@@ -249,7 +250,7 @@ def _earlier_times(workdir: str, start_step: int) -> dict[str, float]:
 
     kept = [training(row) for row in rows if row["step"] <= start_step]
     lost = training(rows[-1]) - (kept[-1] if kept else 0.0)
-    return {**rows[-1], "lost_seconds": rows[-1]["lost_seconds"] + max(lost, 0.0)}
+    return {**rows[-1], "lost_seconds": rows[-1].get("lost_seconds", 0.0) + max(lost, 0.0)}
 
 
 def _evaluated(workdir: str, step: int) -> dict[str, float]:
@@ -259,8 +260,20 @@ def _evaluated(workdir: str, step: int) -> dict[str, float]:
 
 
 def _finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
-    path = Path(workdir) / RESULTS_FILE
-    if not path.exists() or not (Path(workdir) / PARAMS_FILE).exists():
+    """What a run that has ended wrote; files that cannot be that are set aside."""
+    path, params = Path(workdir) / RESULTS_FILE, Path(workdir) / PARAMS_FILE
+    if not path.exists() or not params.exists():
         return None
-    results = read_json(path)
+    if not zipfile.is_zipfile(params):
+        set_aside(params, "is no file of parameters")
+        return None
+    try:
+        results = read_object(path)
+        if not all(type(value) in (int, float) for value in results.values()):
+            raise UserError(f"{path} holds other values than numbers.")
+    except PassingError:
+        raise
+    except UserError as error:
+        set_aside(path, f"is none of a run's ({error})")
+        return None
     return results if results.get("step") == total_steps else None

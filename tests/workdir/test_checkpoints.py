@@ -27,7 +27,7 @@ from vit_jax.files import manifest as checksums
 from vit_jax.files.atomic import write_json
 from vit_jax.workdir import orbax_parts
 from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
-from vit_jax.workdir.orbax_parts import damaged_in, is_disk_error
+from vit_jax.workdir.orbax_parts import damaged_in, is_disk_error, steps_in
 
 REPO = Path(__file__).parents[2]
 
@@ -672,3 +672,24 @@ def test_two_processes_continue_what_one_has_saved_and_the_other_way_round(tmp_p
     assert restored[0] == 5
     assert_same(restored[1], build_state(5))
     manager.close()
+
+
+def test_swapped_steps_are_noticed(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2, 3)
+    folder = tmp_path / "checkpoints"
+    for old, new in (("2", "x"), ("3", "2"), ("x", "3")):
+        (folder / old).rename(folder / new)
+    assert damage_in(tmp_path, 3) == ["it is step 2"]
+    state = make_state(1, mesh_of(4, 2))
+    restored = manager_of(tmp_path).restore(abstract(state, mesh_of(4, 2)))
+    assert restored is not None
+    assert restored[0] == 1
+    assert_same(restored[1], state)
+    assert on_disk(tmp_path) == [1]
+
+
+def test_folders_that_are_no_steps_are_left_alone(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1)
+    for name in ("0099", "99x", "²"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    assert steps_in(tmp_path / "checkpoints") == [1]

@@ -225,3 +225,37 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="^/dev/full could not be written: No space left on device"):
         write()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "3",
+        '"step"',
+        "{}",
+        '{"loss": 1.0}',
+        '{"step": "3"}',
+        '{"step": true}',
+        '{"step": -1}',
+        '{"step": 1, "loss": "low"}',
+        '{"step": 1, "loss": null}',
+        '{"step": 1, "loss": [1.0]}',
+        '{"step": 1, "loss": 1' + 400 * "0" + "}",
+        "[" * 100_000,
+        '{"step": 1, "a": ' + '{"a":' * 100_000,
+    ],
+    ids=range(14),
+)
+def test_lines_of_others_are_set_aside(
+    line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, start_step=0, steps=range(1, 3))
+    path = tmp_path / METRICS_FILE
+    before = path.read_text()
+    path.write_text(line + "\n" + before)
+    write(tmp_path, start_step=2, steps=range(3, 4))
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3]
+    assert path.read_text().startswith(before)
+    assert (tmp_path / "metrics.1.jsonl").read_text() == line + "\n" + before
+    assert "lines that are no metrics (1); see metrics.1.jsonl" in caplog.text

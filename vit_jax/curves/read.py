@@ -14,7 +14,7 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import read_json
+from vit_jax.files.atomic import read_object
 from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
 
 X_AXES = ("step", "images", "hours")
@@ -60,7 +60,7 @@ def read_run(workdir: str | Path) -> RunCurves:
         below = sorted(path.parent.name for path in folder.glob(f"*/{METRICS_FILE}"))
         found = f"Runs below it: {', '.join(below[:8])}." if below else "It is no run's --workdir."
         raise UserError(f"{workdir} holds no {METRICS_FILE}. {found}")
-    config = traverse_util.flatten_dict(read_json(folder / "config.json"), sep=".")
+    config = traverse_util.flatten_dict(read_object(folder / "config.json"), sep=".")
     points: dict[str, list[tuple[float, float, float]]] = collections.defaultdict(list)
     for row in read_metrics(folder):
         step = row.pop("step")

@@ -223,8 +223,8 @@ def unreadable(paths: Sequence[bytes]) -> list[int]:
     cache = None
     if len(paths) >= REMEMBER_FROM:  # of exactly these files, and the rules of `decodes`
         digest = hashlib.blake2b(b"3" + b"\n".join(map_threads(_stamp, paths)), digest_size=16)
-        home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        cache = home / "vit_jax" / "checked_images" / f"{digest.hexdigest()}.json"
+        home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+        cache = Path(home) / "vit_jax" / "checked_images" / f"{digest.hexdigest()}.json"
         if cache.exists():
             return json.loads(cache.read_text())
     verdicts = list(map_threads(_decodes_file, paths))

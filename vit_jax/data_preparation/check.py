@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ def check_prepared(directory: str, *, full: bool = False) -> list[Damage]:
 
     The directory is a prepared one, `.../NAME/VERSION`; UserError where it has no checksums.
     """
-    folder = Path(directory).expanduser().absolute()
+    folder = Path(os.path.expanduser(directory)).absolute()
     if not (folder / MANIFEST).exists():
         raise UserError(f"{folder}: holds no {MANIFEST}; give .../NAME/VERSION that we prepared.")
     manifest = read_manifest(folder)

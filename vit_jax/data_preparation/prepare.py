@@ -85,7 +85,8 @@ def prepare_data(
         "quality": quality if resize else 0,
         "shard_megabytes": shard_megabytes,
     }
-    folder = Path(data_dir or default_data_dir()).expanduser().absolute() / name / origin.version
+    root = Path(os.path.expanduser(data_dir or default_data_dir())).absolute()
+    folder = root / name / origin.version
     if folder.is_relative_to(source):
         raise UserError(f"{folder} would be inside its own source; give another --data_dir.")
     if check_finished(folder, plan):

@@ -62,7 +62,7 @@ def convert_checkpoint(
         cannot be written; or what was written does not give the same logits (it is removed).
     """
     check_known("--format", format, FORMAT_NAMES)
-    target = Path(destination).expanduser()
+    target = Path(os.path.expanduser(destination))
     check_destination(target, format)
     model = load_model(source, image_size=image_size, num_heads=num_heads, grid=grid)
     if drop_head:

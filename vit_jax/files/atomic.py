@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
+import logging
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -60,8 +62,29 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         return json.loads(Path(path).read_bytes())
     except OSError as error:
         raise as_user_error(f"{path} cannot be read: {error.strerror}.", error) from error
-    except ValueError as error:  # JSON and UTF-8 errors both
+    except (ValueError, RecursionError) as error:  # ValueError: of JSON and of UTF-8
         raise UserError(f"{path} is damaged, not a JSON file: {error}.") from error
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads a JSON file that holds an object; errors as `read_json`."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged, it holds no JSON object.")
+    return value
+
+
+def free_name(path: Path) -> Path:
+    """`config.<n>.json` with the first n not taken."""
+    numbered = (path.with_name(f"{path.stem}.{n}{path.suffix}") for n in itertools.count(1))
+    return next(candidate for candidate in numbered if not candidate.exists())
+
+
+def set_aside(path: Path, why: str) -> None:
+    """Renames what is not ours, or of no use, to its `free_name`, and says so."""
+    target = free_name(path)
+    path.rename(target)
+    logging.getLogger(__name__).warning("%s %s: moved to %s.", path, why, target.name)
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:

@@ -54,9 +54,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     try:
         manifest = json.loads(content)
         intact = manifest.pop("sha256") == _digest_of_json(manifest)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        whole = isinstance(manifest["files"], dict) and isinstance(manifest["note"], dict)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return manifest if intact else None
+    return manifest if intact and whole else None
 
 
 def read_or_none(read: Callable[[], T]) -> T | None:

@@ -13,7 +13,7 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.files.atomic import read_json
+from vit_jax.files.atomic import read_object
 from vit_jax.train import RESULTS_FILE, RUNTIME_KEYS
 
 DIVERGED_FILE = "diverged.json"
@@ -105,14 +105,14 @@ def read_outcome(run: SweepRun, workdir: Path, resume: str = "auto") -> Outcome:
     if not files:
         return outcome
     planned = json.loads(json.dumps(run.config.to_dict()))  # tuples become lists, as in the file
-    if _identity(read_json(folder / "config.json")) != _identity(planned):
+    if _identity(read_object(folder / "config.json")) != _identity(planned):
         if resume == "force":
             return outcome
         raise UserError(
             f"{folder} is of a sweep with another config. Choose another --workdir, or "
             "--resume=force to run it again."
         )
-    found = read_json(folder / files[0])
+    found = read_object(folder / files[0])
     if files[0] == DIVERGED_FILE:
         return {**outcome, "state": "diverged", "message": found["message"]}
     return {**outcome, "state": "finished", "accuracy": found[run.metric]}

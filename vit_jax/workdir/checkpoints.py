@@ -116,7 +116,7 @@ class CheckpointManager:
                 f"checkpoint.best_metric={self._best_metric!r} is not among the metrics of step "
                 f"{step} ({', '.join(metrics)}).{nearest(self._best_metric, metrics)}"
             )
-        self._handler.metrics = metrics
+        self._handler.note = {"step": step, "metrics": metrics}
         with self._errors_of_saving(step):
             args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
             self._orbax.save(self._folder / str(step), args=args)
@@ -136,7 +136,7 @@ class CheckpointManager:
     def _score(self, step: int) -> float:
         """Of a step on disk; higher is better, NaN is none."""
         manifest = read_manifest(self._folder / str(step) / ITEM)
-        metrics = manifest["note"]["metrics"] if manifest else {}
+        metrics = manifest["note"].get("metrics", {}) if manifest else {}
         return self._best_sign * float(metrics.get(self._best_metric, math.nan))
 
     def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
@@ -149,8 +149,9 @@ class CheckpointManager:
         def write() -> None:
             item = self._folder / str(step) / ITEM
             manifest = read_manifest(item)
-            if manifest is not None and not manifest["note"]["metrics"]:
-                write_manifest(item, {"metrics": metrics}, known=manifest["files"])
+            if manifest is not None and not manifest["note"].get("metrics"):
+                note = {**manifest["note"], "metrics": metrics}
+                write_manifest(item, note, known=manifest["files"])
 
         run_on_first_process(write)
 

@@ -22,7 +22,7 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import PassingError, UserError, as_user_error, check_known, check_local
-from vit_jax.files.atomic import read_json, write_json
+from vit_jax.files.atomic import free_name, read_object, set_aside, write_json
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.workdir.description import CHECKPOINTS, PARAMS_FILE, RESULTS_FILE
 
@@ -220,8 +220,8 @@ def _take_over(
         if resume == "force" and _another_run(path, value, ()):
             for finished in (RESULTS_FILE, PARAMS_FILE) if problem else ():  # of other values
                 if (folder / finished).exists():
-                    os.rename(folder / finished, _free_name(folder / finished))
-            shutil.copy2(path, _free_name(path))
+                    set_aside(folder / finished, "is of other values")
+            shutil.copy2(path, free_name(path))
             write_json(path, value)
 
 
@@ -231,24 +231,14 @@ def _holds_something(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _free_name(path: Path) -> Path:
-    """`config.<n>.json` with the first n not taken."""
-    number = 1
-    while (candidate := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
-        number += 1
-    return candidate
-
-
 def _another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
     """Says what is wrong with the file of a run that is to have this value; "" if nothing is."""
     try:
-        saved = read_json(path)
+        saved = read_object(path)
     except PassingError:
         raise
     except UserError as error:
         return str(error)
-    if not isinstance(saved, dict):
-        return f"{path} is damaged, it holds no keys."
     found = _differences(saved, value, may_differ)
     what = f"Workdir {path.parent} belongs to a run with another {path.stem}"
     return f"{what}: {found}." if found else ""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import read_json, write_arrays, write_json
+from vit_jax.files.atomic import read_object, write_arrays, write_json
 from vit_jax.models.create import MODELS, model_keys
 from vit_jax.parameters.names import flatten_names, unstack_blocks
 
@@ -87,7 +86,7 @@ class Description:
     def read(cls, path: str | os.PathLike[str]) -> Description:
         """Raises UserError where the file is missing, damaged or something else."""
         try:
-            return cls.from_json(read_json(Path(path)))
+            return cls.from_json(read_object(path))
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, UserError):
                 raise

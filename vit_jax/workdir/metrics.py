@@ -7,12 +7,13 @@ import json
 import logging
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import PreemptedError, UserError, as_user_error, import_extra
-from vit_jax.files.atomic import read_json, write_atomically, write_json
+from vit_jax.files.atomic import free_name, read_object, write_atomically, write_json
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
@@ -60,6 +61,7 @@ class MetricWriter:
                 )
             path = Path(workdir) / METRICS_FILE
             kept = [row for row in read_metrics(workdir) if row["step"] <= start_step]
+            _set_others_aside(path)
             write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
             self._file = open(path, "a", buffering=1)  # noqa: SIM115
             if tensorboard:
@@ -134,7 +136,7 @@ class WandbRun:
         import wandb
 
         path = Path(workdir) / WANDB_FILE
-        known = read_json(path) if path.exists() else {}
+        known = read_object(path) if path.exists() else {}
         if known.get("project") != project:
             known = {"project": project, "id": secrets.token_hex(6)}
             write_json(path, known)  # before the run exists, or a kill would lose its id
@@ -197,11 +199,29 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     A killed run may leave part of a line behind, at the end or, where a file system lost what came
     next, in the middle.
     """
-    path = Path(workdir) / METRICS_FILE
-    rows = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
-                rows.append(row)
-    return rows
+    return [row for row in map(_row, _lines(Path(workdir) / METRICS_FILE)) if row is not None]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """A row as `MetricWriter` writes it, numbers by name; None for any other line."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        return None
+    # A larger int would overflow where it meets a float.
+    numbers = all(type(x) is float or (type(x) is int and abs(x) < 2**53) for x in row.values())
+    return row if numbers and row["step"] >= 0 else None
+
+
+def _set_others_aside(path: Path) -> None:
+    """Keeps a copy of a file with lines that no run of ours has written; the last may be torn."""
+    if others := sum(_row(line) is None for line in _lines(path)[:-1]):
+        copy = free_name(path)
+        shutil.copy2(path, copy)
+        logging.warning("%s: lines that are no metrics (%d); see %s.", path, others, copy.name)

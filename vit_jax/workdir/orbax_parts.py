@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.errors import UserError, list_names
-from vit_jax.files.manifest import damaged_files, write_manifest
+from vit_jax.files.manifest import damaged_files, read_manifest, write_manifest
 
 _LOG = logging.getLogger(__name__)
 ITEM = "state"  # folder of a step that holds the train state
@@ -38,11 +38,11 @@ class ChecksummedHandler(ocp.PyTreeCheckpointHandler):
         )
         registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
         super().__init__(type_handler_registry=registry)
-        self.metrics: dict[str, float] = {}  # of the step that is being saved
+        self.note: dict[str, Any] = {}  # goes with the step that is being saved
 
     def finalize(self, directory: epath.Path) -> None:
         super().finalize(directory)
-        write_manifest(Path(os.fspath(directory)), {"metrics": self.metrics})
+        write_manifest(Path(os.fspath(directory)), self.note)
 
 
 def async_checkpointer(handler: ChecksummedHandler) -> ocp.AsyncCheckpointer:
@@ -98,7 +98,8 @@ def steps_in(folder: Path) -> list[int]:
     """Steps committed in a folder, newest first; a save under way has a suffix to its number."""
     if not folder.is_dir():
         return []
-    return sorted((int(p.name) for p in folder.iterdir() if p.name.isdecimal()), reverse=True)
+    names = (p.name for p in folder.iterdir() if p.name.isdecimal())
+    return sorted((int(name) for name in names if name == str(int(name))), reverse=True)
 
 
 def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]]:
@@ -124,4 +125,9 @@ def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]
 
 
 def damaged_in(step_dir: Path) -> list[str]:
+    """What is wrong with a step: files that have changed, or that it is another one."""
+    manifest = read_manifest(step_dir / ITEM)
+    step = manifest["note"].get("step") if manifest else None  # older ones do not say
+    if step is not None and step != int(step_dir.name):
+        return [f"it is step {step}"]
     return [f"{ITEM}/{name}" for name in damaged_files(step_dir / ITEM)]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import read_json, write_arrays, write_json
+from vit_jax.files.atomic import read_object, write_arrays, write_json
 from vit_jax.models.create import MODELS, TOKENS
 from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES
@@ -116,7 +116,8 @@ def read_container(
     names, path = container.arrays, container.path
     beside = path.name.startswith((WEIGHTS_FILE, TORCH_FILE))
     files = ("config.json", "preprocessor_config.json")
-    config, preprocessor = (_read_object(path.parent / file) if beside else {} for file in files)
+    paths = [path.parent / file for file in files]
+    config, preprocessor = (read_object(p) if beside and p.is_file() else {} for p in paths)
     try:
         if google.find_prefix(names) is not None:
             stored = google.read_google(container, grid=grid)
@@ -144,14 +145,6 @@ def read_container(
             raise
         raise UserError(f"{path}: {error}") from error
     return stored
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    """A JSON object; {} where there is no such file."""
-    value = read_json(file) if file.is_file() else {}
-    if not isinstance(value, dict):
-        raise UserError(f"{file} holds no JSON object.")
-    return value
 
 
 def _choose_heads(

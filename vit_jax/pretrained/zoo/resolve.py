@@ -29,9 +29,9 @@ _SUFFIXES = (".npz", ".npy", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".j
 def cache_dir() -> Path:
     """The folder that downloads are kept in; it need not exist."""
     if folder := os.environ.get("VIT_JAX_CACHE"):
-        return Path(folder).expanduser()
+        return Path(os.path.expanduser(folder))
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "vit_jax"
+    return Path(os.path.expanduser(base)) / "vit_jax"
 
 
 def http_address(url: str) -> str:
@@ -129,8 +129,8 @@ def _canonical(url: str) -> str:
 
 def _existing(source: str | os.PathLike[str]) -> Path | None:
     try:
-        path = Path(source).expanduser()
+        path = Path(os.path.expanduser(source))
         # Path("") would be the current folder.
         return path if os.fspath(source) and path.exists() else None
-    except (OSError, RuntimeError):  # a name too long for a path; ~somebody
+    except OSError:  # a name too long for a path
         return None
