@@ -48,7 +48,13 @@ def main():
         elif len(what) != 2:
             raise UserError("give KIND SOURCE, or --check FOLDER; see --help.")
         else:
-            print(prepare(what[0], what[1], manual_dir, arguments))
+            folder = prepare(what[0], what[1], manual_dir, arguments)
+            from vit_jax.data.tfds_reader import default_data_dir
+
+            root = os.path.abspath(os.path.expanduser(arguments["data_dir"] or default_data_dir()))
+            name = os.path.relpath(folder.parent, root)  # less its version
+            print(folder)
+            print(f"--config.dataset.name={name} --config.dataset.data_dir={root}")
 
 
 def prepare(kind, source, manual_dir, arguments):

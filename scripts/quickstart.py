@@ -128,7 +128,7 @@ def draw_predictions(root: Path, rows: int = 5, columns: int = 12) -> None:
     for axis, i in zip(figure.subplots(rows, columns).flat, shown, strict=True):
         axis.imshow(images[i, :, :, 0], cmap="gray_r", interpolation="nearest")
         right = answers[i] == labels[i]
-        text = f"{answers[i]}" if right else f"{answers[i]}, is {labels[i]}"
+        text = f"{answers[i]}" if right else f"{labels[i]} read as {answers[i]}"
         axis.set_title(text, color="black" if right else "crimson", fontsize=10)
         axis.axis("off")
     wrong = int((answers != labels).sum())

@@ -41,7 +41,11 @@ if (3, 11) <= sys.version_info < (3, int(sys.argv[1]) + 1):
 # Whether .venv is what is wanted; more extras do no harm. Sets what the installation needs to know.
 is_installed() {
   if [[ -n "${PYTHON:-}" ]]; then
-    choose 99 "$PYTHON" || die "PYTHON=$PYTHON is not Python 3.11 or newer with its venv module."
+    if ! choose 99 "$PYTHON"; then
+      words="$("$PYTHON" -c 'import ensurepip, sys, venv; print(sys.version)' 2>&1)" || true
+      words="${words//$'\n'/ }" # its own, such as those of a pyenv shim without that version
+      die "PYTHON=$PYTHON is not Python 3.11 or newer with its venv module (${words:0:400})."
+    fi
   else
     choose 99 .venv/bin/python || choose 13 python3 python3.13 python3.12 python3.11 ||
       choose 99 python3 || die "no Python 3.11 or newer with its venv module; install one" \

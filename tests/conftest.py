@@ -117,6 +117,10 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--draws", type=int, default=200, help="of test_random_configs.py")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     if "torch" in sys.modules:  # a test that fails with some weights has to fail with them again

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -165,6 +164,13 @@ AT_LEAST = {
     r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds": 0,
     r"loader\.prefetch|log\.every_steps": 1,
 }
+LARGEST_FLOAT = 3.4e38
+# The first that matches counts: beyond these, sizes of arrays overflow.
+AT_MOST = {
+    r"model\.num_layers|model\.resnet_layers": 10_000,
+    r"model\..+|.+\.batch_size|loader\..+|mesh\..+|train_step\..+": 2**20,
+    r".+": 2**53,
+}
 
 
 def section(key: str, name: str, **values: Any) -> ConfigDict:
@@ -215,11 +221,15 @@ def check_kinds(config: ConfigDict) -> None:
 def check_values(config: ConfigDict) -> None:
     """Raises UserError for numbers and names that nothing below would check in time."""
     for key, value in flatten(config).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{key}={value} must be a finite number.")
+        if isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:
+            raise UserError(f"{key}={value} must be a finite number of float32.")
         for pattern, low in AT_LEAST.items():
             if re.fullmatch(pattern, key) and value < low:
                 raise UserError(f"{key}={value} must be at least {low}.")
+        high = next(high for pattern, high in AT_MOST.items() if re.fullmatch(pattern, key))
+        numbers = value if isinstance(value, tuple | list) else (value,)
+        if any(isinstance(number, int) and abs(number) > high for number in numbers):
+            raise UserError(f"{key}={value} must be at most {high:,}.")
     if not 0 <= config.seed < 2**32:  # JAX would drop the higher bits: 2**32 would be 0
         raise UserError(f"seed={config.seed} must be from 0 to {2**32 - 1}.")
     steps = config.log.profile_steps

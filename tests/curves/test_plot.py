@@ -120,9 +120,9 @@ def test_the_legend_tells_runs_by_what_differs(tmp_path: Path) -> None:
         make_run(tmp_path / "y" / "3", learning_rate=1e-2, batch_size=32, mix={"alpha": 1}),
     ]
     assert legend_labels([read_run(folder) for folder in folders], max_keys=2) == [
-        "1: learning_rate=0.001  batch_size=16",
-        "2: learning_rate=0.003  batch_size=16",
-        "3: learning_rate=0.01  batch_size=32",
+        "1: learning_rate=0.001  batch_size=16  (and 2 more)",
+        "2: learning_rate=0.003  batch_size=16  (and 2 more)",
+        "3: learning_rate=0.01  batch_size=32  (and 2 more)",
     ]
     same = make_run(tmp_path / "y" / "1", log={"every_steps": 5})
     labels = legend_labels([read_run(folders[0]), read_run(same)])

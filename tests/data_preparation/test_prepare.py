@@ -420,7 +420,8 @@ def test_kills_change_no_byte(tmp_path: pathlib.Path) -> None:
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert f"{count} of " in err
-    assert out.strip() == str(tmp_path / "killed/photos/1.0.0")
+    flags = f"--config.dataset.name=photos --config.dataset.data_dir={tmp_path / 'killed'}"
+    assert out == f"{tmp_path / 'killed/photos/1.0.0'}\n{flags}\n"
     undisturbed = prepare_data(
         "folder", str(source), data_dir=str(tmp_path / "whole"), shard_megabytes=0.001
     )

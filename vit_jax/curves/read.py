@@ -101,12 +101,14 @@ def legend_labels(runs: Sequence[RunCurves], *, max_keys: int = 3) -> list[str]:
     names = [run.workdir.resolve().name for run in runs]
     if len(set(names)) < len(names):
         names = ["/".join(run.workdir.resolve().parts[-2:]) for run in runs]
-    keys = differing_keys([run.config for run in runs])[:max_keys]
+    differing = differing_keys([run.config for run in runs])
+    keys, more = differing[:max_keys], len(differing) - max_keys
     last = [key.rpartition(".")[2] for key in keys]
     shown = {k: short if last.count(short) == 1 else k for k, short in zip(keys, last, strict=True)}
     labels = []
     for name, run in zip(names, runs, strict=True):
         parts = [f"{text}={value_text(run.config, key)}" for key, text in shown.items()]
+        parts += [f"(and {more} more)"] if more > 0 else []
         labels.append(f"{name}: {'  '.join(parts)}" if parts else name)
     return labels
 

@@ -28,6 +28,7 @@ _CV2_METHODS = {
 # Pillow's fixed point: weights are multiples of 2^-22. Products with 8-bit pixels and their sums
 # are then exact in float64, so any order of summation gives Pillow's result.
 _PRECISION = 2.0**22
+_MAX_PIXELS = 2**28
 _ROWS_AT_ONCE = 16  # of the output: few enough that most of the weights' matrix is not zero
 
 
@@ -54,8 +55,10 @@ def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.nda
     """Scales to [height, width, C], pixel centres at half integers.
 
     Raises:
-      ValueError: one of Pillow's methods, and the image is not uint8.
+      ValueError: the result would be huge; one of Pillow's methods, and the image is not uint8.
     """
+    if height * width > _MAX_PIXELS:  # of a strip, whose long side grows with the short one
+        raise ValueError(f"{height}x{width} pixels are more than {_MAX_PIXELS}")
     old_height, old_width, channels = image.shape
     if (old_height, old_width) == (height, width):
         return image

@@ -233,9 +233,10 @@ def glyph_splits(
       ValueError: an argument is out of range.
     """
     given = {"size": size, "num_examples": num_examples, "num_test": num_test, "seed": seed}
-    for (name, value), low in zip(given.items(), (4, 1, 1, 0), strict=True):
-        if not low <= value < 2**62:
-            raise ValueError(f"{name}={value} must be from {low} to 2**62")
+    bounds = ((4, 1024), (1, 2**62), (1, 2**62), (0, 2**62))
+    for (name, value), (low, high) in zip(given.items(), bounds, strict=True):
+        if not low <= value <= high:
+            raise ValueError(f"{name}={value} must be from {low} to {high}")
     return {
         "train": GlyphSource(TRAIN_FAMILIES, size, num_examples, 2 * seed),
         "test": GlyphSource(TEST_FAMILIES, size, num_test, 2 * seed + 1),

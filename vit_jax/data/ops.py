@@ -29,6 +29,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 _ROUND: dict[str, Callable[[float], int]] = {"nearest": round, "down": int}
+MAX_SIDE = 8192
 _CROP_ATTEMPTS = 100
 _BORDERS = {"constant": cv2.BORDER_CONSTANT, "replicate": cv2.BORDER_REPLICATE}
 
@@ -47,10 +48,10 @@ def pair(size: Size) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
-def check_positive(**values: Size) -> None:
+def check_sides(**values: Size) -> None:
     for name, value in values.items():
-        if min(pair(value)) < 1:
-            raise ValueError(f"{name}={value!r} must be positive")
+        if not 1 <= min(pair(value)) <= max(pair(value)) <= MAX_SIDE:
+            raise ValueError(f"{name}={value!r} must be from 1 to {MAX_SIDE} pixels")
 
 
 def check_range(name: str, value: tuple[float, float], limit: float = np.inf) -> None:
@@ -81,7 +82,7 @@ class SizedOp(ImageOp):
     width: int | None = None
 
     def __post_init__(self) -> None:
-        check_positive(height=self.height, width=self.shape[1])
+        check_sides(height=self.height, width=self.shape[1])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -110,7 +111,7 @@ class ResizeSmall(ImageOp):
     rounding: Rounding = "nearest"
 
     def __post_init__(self) -> None:
-        check_positive(size=self.size)
+        check_sides(size=self.size)
 
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         short, as_whole = min(image.shape[:2]), _ROUND[self.rounding]
@@ -174,7 +175,7 @@ class InceptionCrop(ImageOp):
     ratio: tuple[float, float] = (0.75, 1.33)
 
     def __post_init__(self) -> None:
-        check_positive(size=self.size)
+        check_sides(size=self.size)
         check_range("area", self.area, 1.0)
         check_range("ratio", self.ratio)
 

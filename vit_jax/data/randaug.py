@@ -27,12 +27,13 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 
-from vit_jax.data.ops import ImageOp, check_positive
+from vit_jax.data.ops import ImageOp
 from vit_jax.data.sources import describe
 
 FILL = 128
 MAX_LEVEL = 10.0  # the magnitude at which an op has its documented strength
 MAX_MAGNITUDE = 20.0
+MAX_LAYERS = 100
 
 _VALUES = np.arange(256, dtype=np.float32)
 _LUMA = np.array([[0.2989, 0.5870, 0.1140]], np.float32)  # of tf.image.rgb_to_grayscale
@@ -57,7 +58,8 @@ class RandAug(ImageOp):
     magnitude: float = 10.0
 
     def __post_init__(self) -> None:
-        check_positive(num_layers=self.num_layers)
+        if not 1 <= self.num_layers <= MAX_LAYERS:
+            raise ValueError(f"num_layers={self.num_layers} must be from 1 to {MAX_LAYERS}")
         if not 0 <= self.magnitude <= MAX_MAGNITUDE:
             raise ValueError(f"magnitude={self.magnitude!r} must be in [0, {MAX_MAGNITUDE:g}]")
 

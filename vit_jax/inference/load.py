@@ -39,11 +39,11 @@ class PretrainedModel:
     """
 
     module: Any
-    params: Any
+    params: Any = dataclasses.field(repr=False)
     description: Description
     format: str
     source: str
-    report: LoadReport
+    report: LoadReport = dataclasses.field(repr=False)
 
 
 def load_model(

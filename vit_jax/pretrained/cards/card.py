@@ -103,7 +103,9 @@ def _preprocessing_text(spec: str) -> str:
 def _class_text(num_classes: int, names: tuple[str, ...]) -> str:
     if not names:
         return f"{num_classes}; their names are unknown." if num_classes else "None: no head."
-    shown = ", ".join(f"{index} {json.dumps(name)}" for index, name in enumerate(names[:10]))
+    shown = ", ".join(
+        f"{index} {json.dumps(name, ensure_ascii=False)}" for index, name in enumerate(names[:10])
+    )
     more = ", ... (all in the JSON file, under `class_names`)" if len(names) > 10 else ""
     return f"{num_classes}, by index: {shown}{more}."
 
