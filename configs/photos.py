@@ -5,8 +5,11 @@
 
 The argument is VARIANT,FOLDER[,RESOLUTION]:
   VARIANT     a row of `vit_jax/models/variants.py`: that of the weights.
-  FOLDER      with {train,test}/CLASS_NAME/*.jpg (jpeg, png, webp).
+  FOLDER      with CLASS_NAME/*.jpg, of which a fifth is held out, or {train,test}/CLASS_NAME/*.jpg;
+              any kind of image that OpenCV decodes.
   RESOLUTION  pixels, default 224 (a hybrid or a patch of 14 takes multiples of its tokens).
+
+With scripts/train.py and no source it starts from random weights.
 
 The paper's fine-tuning (section B.1.1: SGD with momentum 0.9, cosine decay, no weight decay,
 clipping at norm 1) with a batch that one device holds: 500 updates of 32 images at learning rate

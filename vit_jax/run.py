@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
 import logging
@@ -260,6 +261,20 @@ def open_checked(**kwargs: Any) -> Dataset:
     return create_dataset(**kwargs).check()
 
 
+def _write_splits(run: Run, path: Path) -> None:
+    """Which file is in which split, where the folder does not say."""
+    datasets: list[Any] = [run.dataset, *run.eval_datasets.values()]
+    drawn = [each for each in datasets if getattr(each.source, "drawn", False)]
+    if drawn:
+        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            writer = csv.writer(file)
+            writer.writerow(["split", "file"])
+            for each in drawn:
+                writer.writerows([each.split, name] for name in each.source.relative_paths())
+        counts = ", ".join(f"{each.split} {each.num_examples}" for each in drawn)
+        logging.info("%s has no splits; drawn: %s (see %s).", run.dataset.name, counts, path)
+
+
 def describe(run: Run, workdir: str) -> None:
     """Writes `model.json` and the table of parameters, and logs what is about to be trained."""
     params = run.abstract_state.params
@@ -267,6 +282,7 @@ def describe(run: Run, workdir: str) -> None:
         run.description.write(Path(workdir) / MODEL_FILE)
         table = parameter_overview.get_parameter_overview(params, include_stats=False)
         (Path(workdir) / PARAMETERS_FILE).write_text(table + "\n")
+        _write_splits(run, Path(workdir) / "splits.csv")
     size = "x".join(map(str, run.image_shape))
     logging.info(
         f"{workdir}: {count_parameters(params):,} parameters, {run.objective.num_outputs} outputs, "

@@ -123,7 +123,7 @@ def test_extensions_in_any_case_and_hidden_files(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     touch_folder(tmp_path, {"a": 1, "b": 1})
-    for name in ("x.JPG", "y.Jpeg", "z.PNG", "w.WebP", "ä ö.jpg", "t.bmp", ".hidden.jpg", "no"):
+    for name in ("x.JPG", "y.Jpeg", "z.PNG", "w.WebP", "ä ö.jpg", "t.heic", ".hidden.jpg", "no"):
         (tmp_path / "train" / "a" / name).touch()
     (tmp_path / "train" / ".DS_Store").touch()
     (tmp_path / ".git" / "a").mkdir(parents=True)
@@ -131,8 +131,47 @@ def test_extensions_in_any_case_and_hidden_files(
         source, classes = open_folder(str(tmp_path), "train")
     assert classes == ("a", "b")
     assert np.bincount(labels(source)).tolist() == [6, 1]
-    assert "not used: 1 .bmp, 1 no" in caplog.text
+    assert "not used: 1 .heic, 1 no" in caplog.text
     assert any("ä ö.jpg" in source.describe(i) for i in range(len(source)))
+
+
+def test_a_folder_of_classes_alone_is_split(tmp_path: pathlib.Path) -> None:
+    counts = {"a": 500, "b": 100, "few": 2, "one": 1}
+    touch_folder(tmp_path, counts, "photos")
+    root = tmp_path / "photos"
+
+    def files(split: str) -> set[str]:
+        source, classes = open_folder(str(root), split)
+        assert classes == ("a", "b", "few", "one")
+        assert source.drawn
+        return set(source.relative_paths())
+
+    train, test = files("train"), files("test")
+    assert not train & test
+    assert len(train | test) == 603
+    shares = {name: sum(f.startswith(f"{name}/") for f in test) / counts[name] for name in counts}
+    assert shares == pytest.approx({"a": 0.2, "b": 0.2, "few": 0.5, "one": 0.0}, abs=0.05)
+    assert files("validation") == test
+    # Whatever is added, no file goes over to the other side.
+    for number in range(500, 900):
+        (root / "b" / f"{number:05d}.jpg").touch()
+    assert train <= files("train")
+    assert test <= files("test")
+    (root / "new").mkdir()
+    with pytest.raises(UserError, match="no image in 'new'"):
+        open_folder(str(root), "train")
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "dev"])
+def test_what_is_held_out_has_many_names(
+    name: str, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch_folder(tmp_path, {"a": 3, "b": 3})
+    touch_folder(tmp_path, {"a": 1, "b": 2}, name)
+    with caplog.at_level(logging.INFO):
+        source, _ = open_folder(str(tmp_path), "test[:50%]+train")
+    assert len(source) == 2 + 6
+    assert f"has no split 'test': taking '{name}'." in caplog.text
 
 
 def test_layout_errors(tmp_path: pathlib.Path) -> None:
@@ -144,19 +183,21 @@ def test_layout_errors(tmp_path: pathlib.Path) -> None:
 
     fails("missing", "No such file or directory")
     (tmp_path / "empty").mkdir()
-    fails("empty", "no split folders; expected train/CLASS_NAME")
-    touch_folder(tmp_path, {"cat": 2, "dog": 2}, "flat")
-    fails("flat", "no split folders.*are cat, dog classes.*into .*/flat/train")
+    fails("empty", "no folders of classes; expected CLASS_NAME/IMAGE.jpg or train/CLASS_NAME")
+    for split in ("train", "val"):  # without classes
+        (tmp_path / "flat" / split).mkdir(parents=True)
+        (tmp_path / "flat" / split / "1.jpg").touch()
+    fails("flat", "no folders of classes")
     touch_folder(tmp_path / "one", {"cat": 2})
     fails("one", "only one class, 'cat'")
     touch_folder(tmp_path / "bare", {"cat": 2, "dog": 0})
     fails("bare", "no image in 'train/dog'")
-    (tmp_path / "bare/train/dog/x.tiff").touch()
+    (tmp_path / "bare/train/dog/x.heic").touch()
     fails("bare", "no image in 'train/dog' .but 1 other files.; it takes.*jpg")
     touch_folder(tmp_path / "more", {"cat": 2, "dog": 2})
     touch_folder(tmp_path / "more", {"cow": 1}, "test")
     fails("more", "class 'cow' of split 'test' is not a class of 'train'", "test")
-    fails("more", "unknown split 'val'; known splits: test, train", "val")
+    fails("more", "unknown split 'fold'; known splits: test, train", "fold")
     fails("more", "selects no example", "train[:10%]")
     (tmp_path / "file").touch()
     fails("file", "Not a directory")

@@ -90,7 +90,7 @@ def test_a_folder_without_class_folders(tmp_path: pathlib.Path) -> None:
         image = fixtures_data.encoded(fixtures_data.picture(seed, size=(16, 20)))
         (tmp_path / f"{seed}.jpg").write_bytes(image)
     keys = {"split": "train", "preprocess": "decode|resize(16)"}
-    with pytest.raises(UserError, match="no split folders"):
+    with pytest.raises(UserError, match="no folders of classes"):
         create_dataset(name=str(tmp_path), **keys)
     run = masked_patch_run(str(tmp_path))
     assert (run.dataset.num_examples, run.dataset.class_names) == (20, ())

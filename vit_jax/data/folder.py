@@ -1,4 +1,8 @@
-"""Image folders: `root/{train,test,...}/class_name/*.{jpg,jpeg,png,webp}` as a source.
+"""Image folders: `root/{train,test,...}/class_name/*.jpg` and the like as a source.
+
+Without folders of splits, `root/class_name/*.jpg`, a fifth of each class is `test`: the files whose
+path hashes low. So a file stays in its split whatever is added, and on any machine; only where a
+class would have none in one of both (small ones) the lowest, or the highest, changes over.
 
 Order of the files. A folder lists one class after the other, so a plain `train[:98%]` would lose
 whole classes. Here the files of a class are shuffled by a hash of their path relative to the root
@@ -31,8 +35,15 @@ from vit_jax.errors import UserError
 from vit_jax.files.atomic import write_atomically
 from vit_jax.files.manifest import read_or_none
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
-LAYOUT = "train/CLASS_NAME/IMAGE.{jpg,jpeg,png,webp}"
+# What OpenCV decodes.
+EXTENSIONS = (
+    *(".jpg", ".jpeg", ".jpe", ".jp2", ".png", ".webp", ".gif", ".avif", ".bmp", ".dib"),
+    *(".tif", ".tiff", ".pbm", ".pgm", ".ppm", ".pnm", ".ras", ".sr"),
+)
+LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
+# Names of what is not trained on. Where one is asked for and another is there, that is taken.
+HELD_OUT = ("test", "validation", "val", "valid", "dev")
+TEST_SHARE = 0.2  # of a folder without splits
 
 # From this number of files on, which ones are damaged is remembered: reading a big folder takes
 # minutes, and a job that is preempted often would pay for it at every start.
@@ -43,9 +54,11 @@ class FolderSource:
     """Encoded image files with their class numbers.
 
     Paths are relative to `root`, bytes [N] (compact to send to worker processes); labels int32 [N].
+    `drawn` says that the folder had no splits.
     """
 
-    def __init__(self, root: str, paths: np.ndarray, labels: np.ndarray):
+    def __init__(self, root: str, paths: np.ndarray, labels: np.ndarray, drawn: bool = False):
+        self.drawn = drawn
         self._root = os.fsencode(root)
         self._paths = paths
         self.labels = labels
@@ -62,6 +75,9 @@ class FolderSource:
 
     def describe(self, index: int) -> str:
         return os.fsdecode(self.path(index))
+
+    def relative_paths(self) -> list[str]:
+        return [os.fsdecode(bytes(path)) for path in self._paths]
 
     def identity(self) -> Iterable[str]:
         """Relative path and size of every file, in order."""
@@ -87,7 +103,9 @@ class FolderSource:
             raise UserError(f"{report}; no image is left.")
         logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
         keep = np.setdiff1d(np.arange(len(self)), bad)
-        return FolderSource(os.fsdecode(self._root), self._paths[keep], self.labels[keep])
+        return FolderSource(
+            os.fsdecode(self._root), self._paths[keep], self.labels[keep], self.drawn
+        )
 
 
 class ForgivingImages:
@@ -139,6 +157,8 @@ def open_folder(
     """
     root = os.path.abspath(os.path.expanduser(root))
     splits = split_folders(root, needs_label)
+    drawn = needs_label and not any("/" in each for folders in splits.values() for each in folders)
+    split = _known_split(root, split, splits)
     classes: list[str] = []
     if needs_label:
         naming = [splits["train"]] if "train" in splits else splits.values()
@@ -158,13 +178,26 @@ def open_folder(
                 f"dataset.name={root!r}: class {unknown[0]!r} of split {name!r} is not a class "
                 f"of 'train' ({len(unknown)} such)."
             )
-        listed[name] = _list_split(root, splits[name], numbers)
+        part = name if drawn else ""
+        listed[name] = _list_split(root, splits[name], numbers, part)
         return len(listed[name][0])
 
     parts = resolve_split(split, splits, list_once)
     paths = np.concatenate([listed[part.name][0][part.start : part.stop] for part in parts])
     labels = np.concatenate([listed[part.name][1][part.start : part.stop] for part in parts])
-    return FolderSource(root, paths, labels), tuple(classes)
+    return FolderSource(root, paths, labels, drawn), tuple(classes)
+
+
+def _known_split(root: str, split: str, splits: Mapping[str, Any]) -> str:
+    """The split expression with the folder's own name for what is held out."""
+    there = next((name for name in HELD_OUT if name in splits), None)
+    terms = split.split("+")
+    for i, term in enumerate(terms):
+        name = term.partition("[")[0].strip()
+        if name in HELD_OUT and name not in splits and there:
+            terms[i] = term.replace(name, there, 1)
+            logging.getLogger(__name__).info("%s has no split %r: taking %r.", root, name, there)
+    return "+".join(terms)
 
 
 def _subfolders(path: str) -> list[str]:
@@ -187,14 +220,18 @@ def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     if splits := {name: folders for name, folders in splits.items() if folders}:
         return splits
-    hint = f"; are {', '.join(top[:3])} classes? Then move them into {root}/train" if top else ""
-    raise UserError(f"dataset.name={root!r}: no split folders; expected {LAYOUT} in it{hint}.")
+    if top and not {"train", *HELD_OUT} & set(top):
+        return {"train": top, "test": top}
+    raise UserError(f"dataset.name={root!r}: no folders of classes; expected {LAYOUT} in it.")
 
 
 def _list_split(
-    root: str, folders: Sequence[str], numbers: Mapping[str, int]
+    root: str, folders: Sequence[str], numbers: Mapping[str, int], part: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ordered relative paths (bytes [N]) and labels (int32 [N], 0 without number) of one split."""
+    """Ordered relative paths (bytes [N]) and labels (int32 [N], 0 without number) of one split.
+
+    `part`: train or test, of folders that hold both.
+    """
     rows: list[tuple[float, bytes, bytes, int]] = []
     ignored: collections.Counter[str] = collections.Counter()
     for folder in folders:
@@ -208,6 +245,11 @@ def _list_split(
             )
         paths = [os.fsencode(f"{folder}/{name}".removeprefix("./")) for name in images]
         hashed = sorted((hashlib.blake2b(path, digest_size=8).digest(), path) for path in paths)
+        if part:
+            low = bytes([int(256 * TEST_SHARE)])
+            count = sum(digest < low for digest, _ in hashed)
+            count = min(max(count, 1), len(hashed) - 1)  # both have one, if there are two
+            hashed = hashed[:count] if part == "test" else hashed[count:]
         last, number = max(len(hashed) - 1, 1), numbers.get(os.path.basename(folder), 0)
         rows += [(k / last, digest, path, number) for k, (digest, path) in enumerate(hashed)]
     if ignored:

@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from vit_jax.data.folder import EXTENSIONS
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import UNFINISHED, sync
 
 FilesAndRows = tuple[np.ndarray, np.ndarray]  # paths, bytes [F]; rows [N], see make_rows
 
 # Sources consist of these; a log that is written beside them is no change.
-_SOURCE_FILE = re.compile(r"[^.].*\.(tar|jpe?g|png|webp)", re.IGNORECASE)
+_ENDINGS = "|".join(map(re.escape, (".tar", *EXTENSIONS)))
+_SOURCE_FILE = re.compile(rf"[^.].*({_ENDINGS})", re.IGNORECASE)
 
 
 class Listing(NamedTuple):

@@ -36,7 +36,8 @@ def _imagenet21k(source: str) -> Origin:
 def _folder(source: str) -> Origin:
     name = re.sub(r"\W", "_", os.path.basename(source), flags=re.ASCII)
     name = name if re.match(r"[A-Za-z]", name) else f"images_{name}"
-    parts = [f"{source}/{split}" for split in split_folders(source)]
+    splits = split_folders(source)
+    parts = sorted({f"{source}/{folder}" for folders in splits.values() for folder in folders})
     return Origin(name, "1.0.0", parts, lambda: _list_folder(source))
 
 
@@ -53,9 +54,10 @@ def _list_folder(source: str) -> Listing:
                     f"{source}: {printable!r} cannot be the name of a class: it has to be UTF-8, "
                     "on one line, without blanks at its ends. Rename the folder."
                 )
+        inside = b"" if images.drawn else os.fsencode(f"{split}/")
         found = [images.path(index) for index in range(len(images))]
         splits[split] = make_rows(
-            [os.path.relpath(path, os.fsencode(f"{source}/{split}")) for path in found],
+            [os.path.relpath(path, os.fsencode(source)).removeprefix(inside) for path in found],
             [os.path.getsize(path) for path in found],
             file=np.arange(len(paths), len(paths) + len(found)),
             label=images.labels,
