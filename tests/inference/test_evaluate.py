@@ -302,7 +302,7 @@ def test_unknown_and_ignored_names_are_taken_in_order() -> None:
         ({"preprocess": "decode|quux"}, "unknown op 'quux'"),
         ({"loss": "hinge"}, "objective.loss='hinge' is unknown"),
         ({"batch_size": 0}, "--batch_size=0 must be at least 1"),
-        ({"split": "val"}, "unknown split 'val'"),
+        ({"split": "fold"}, "unknown split 'fold'"),
         ({"dtype": "float16"}, "float16"),
     ],
 )

@@ -88,6 +88,11 @@ def infer_description(
     height, width = grid[0] * pixels[0], grid[1] * pixels[1]
     if patch is None and size is not None:  # of a ResNet alone, which rounds up
         height, width = size
+    num_names, num_classes = len(stored.class_names), model["num_classes"]
+    if num_names and num_classes and num_names != num_classes:
+        raise UserError(
+            f"{num_names} classes are named (label_names, id2label), the head has {num_classes}."
+        )
     # Without that array, or with other axes, the file will not fit.
     num_channels = axis_of(stored.params, image_kernel(stored.params), 4, 2) or 3
     size_text = f"{height}" if height == width else f"({height}, {width})"
@@ -95,7 +100,7 @@ def infer_description(
         model=model,
         image_shape=(height, width, num_channels),
         grid=grid,
-        class_names=stored.class_names if len(stored.class_names) == model["num_classes"] else (),
+        class_names=stored.class_names if num_classes else (),
         eval_preprocess=stored.eval_preprocess or f"official_eval({size_text})",
     )
 

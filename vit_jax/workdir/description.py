@@ -41,6 +41,9 @@ class InputSettings:
     std: tuple[float, ...] = HALF
 
 
+MAX_LAYERS = 10_000
+
+
 @dataclasses.dataclass(frozen=True)
 class Description:
     """Goes with every set of parameters that we write, as JSON.
@@ -69,10 +72,14 @@ class Description:
         Raises:
           ValueError, KeyError, TypeError: `value` is not what `to_json` gives.
         """
+        model = _own_keys(dict(value["model"]))
+        layers = (model.get("num_layers") or 0, *(model.get("resnet_layers") or ()))
+        if not all(0 <= each <= MAX_LAYERS for each in layers):
+            raise ValueError(f"{layers} layers; at most {MAX_LAYERS} are built")
         height, width, channels = (int(size) for size in value["image_shape"])
         rows, columns = (int(size) for size in value["grid"])
         return cls(
-            model=_own_keys(dict(value["model"])),
+            model=model,
             image_shape=(height, width, channels),
             grid=(rows, columns),
             class_names=tuple(str(name) for name in value["class_names"]),

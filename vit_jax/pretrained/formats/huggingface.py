@@ -8,6 +8,7 @@ transformers 5 (`vit.layers.0.attention.q_proj`). A bare `ViTModel` has no `vit.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -17,8 +18,8 @@ from vit_jax.errors import UserError, check_known
 from vit_jax.pretrained.files.array_file import Container
 from vit_jax.pretrained.fit.posemb import POSEMB
 from vit_jax.pretrained.formats import rows
-from vit_jax.pretrained.formats.json_values import pair, positive, reading
-from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
+from vit_jax.pretrained.formats.json_values import number, numbers, pair, positive, reading
+from vit_jax.pretrained.formats.rows import Row, layer, norm
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.workdir.description import HALF, Description, InputSettings
 
@@ -82,6 +83,7 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Sto
       UserError: a value of a wrong kind, or an activation that is not ours.
     """
     with reading("config.json"):
+        check_known("config.json: pooler_act", settings.get("pooler_act", "tanh"), ["tanh"])
         activation = settings.get("hidden_act", "gelu")
         check_known("config.json: hidden_act", activation, GELUS)
         heads, size = settings.get("num_attention_heads"), settings.get("image_size")
@@ -89,7 +91,9 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Sto
             "huggingface",
             conventions={
                 "gelu": GELUS[activation],
-                "layer_norm_epsilon": float(settings.get("layer_norm_eps", 1e-12)),
+                "layer_norm_epsilon": number(
+                    "layer_norm_eps", settings.get("layer_norm_eps", 1e-12), positive=True
+                ),
             },
             num_heads=None if heads is None else positive(heads),
             image_size=None if size is None else pair(size),
@@ -111,7 +115,7 @@ def read_huggingface(stored: Stored, container: Container, num_heads: int) -> No
             "distillation token, is no model of ours; DeiTForImageClassificationWithTeacher is."
         )
     refactored = any(name.startswith(f"{prefix}layers.") for name in names)
-    blocks = numbers(rf"^{prefix}(?:encoder\.layer|layers)\.(\d+)\.", names)
+    blocks = rows.numbers(rf"^{prefix}(?:encoder\.layer|layers)\.(\d+)\.", names)
     table = _table(prefix, blocks, refactored=refactored)
     rows.read_rows(stored, container, table, num_heads=num_heads)
     if {"head/kernel", "dist"} & stored.params.keys():
@@ -130,6 +134,12 @@ def _class_names(settings: dict[str, Any]) -> tuple[str, ...]:
 def _preprocess(settings: dict[str, Any]) -> str:
     """Ops for a `preprocessor_config.json`; "" where it says too little, or what we have not."""
     size, resample = settings.get("size"), settings.get("resample", 2)
+    factor = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1
+    if not math.isclose(number("rescale_factor", factor), 1 / 255, rel_tol=1e-3):
+        raise UserError(
+            f"preprocessor_config.json: do_rescale and rescale_factor multiply pixels by {factor}; "
+            "only 1/255 is known here. Remove the file to load the weights without it."
+        )
     if size is None or not settings.get("do_resize", True):
         return ""
     if resample not in RESAMPLE:
@@ -146,7 +156,8 @@ def _preprocess(settings: dict[str, Any]) -> str:
         ops += f"|central_crop({height}, {width}, rounding='nearest')"
     if not settings.get("do_normalize", True):
         return f"{ops}|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))"
-    mean, std = (tuple(map(float, settings.get(f"image_{key}") or HALF)) for key in ("mean", "std"))
+    mean = numbers("image_mean", settings.get("image_mean") or HALF)
+    std = numbers("image_std", settings.get("image_std") or HALF, positive=True)
     return ops if mean == std == HALF else f"{ops}|normalize({mean}, {std})"
 
 
@@ -231,7 +242,7 @@ def to_huggingface(
             "can be written without its head (--drop_head), as a ViTModel whose pooler it is."
         )
     prefix = f"{model['name']}."  # as transformers calls them too
-    table = _table(prefix, numbers(r"encoderblock_(\d+)/", params))
+    table = _table(prefix, rows.numbers(r"encoderblock_(\d+)/", params))
     arrays = rows.write_rows(table, params, "huggingface")
     if not model["num_classes"]:  # the bare model
         arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,18 @@ def positive(value: Any) -> int:
     if type(value) is not int or value < 1:
         raise TypeError(f"{value!r} is no positive int")
     return value
+
+
+def number(name: str, value: Any, *, positive: bool = False) -> float:
+    """A finite number, not a bool; else TypeError."""
+    if type(value) not in (int, float) or not abs(value) < math.inf or (positive and value <= 0):
+        raise TypeError(f"{name}={value!r} is no {'positive' if positive else 'finite'} number")
+    return float(value)
+
+
+def numbers(name: str, values: Any, *, positive: bool = False) -> tuple[float, ...]:
+    """A list of such numbers."""
+    return tuple(number(name, value, positive=positive) for value in values)
 
 
 def pair(value: Any) -> tuple[int, int]:

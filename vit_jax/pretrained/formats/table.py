@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from vit_jax.pretrained.files.safetensors import write_safetensors
 from vit_jax.pretrained.fit.posemb import POSEMB
 from vit_jax.pretrained.fit.sizes import BIT_STEM_KERNEL
 from vit_jax.pretrained.formats import big_transfer, google, huggingface, timm
+from vit_jax.pretrained.formats.rows import numbers
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.workdir.description import Description, InputSettings
 
@@ -137,6 +139,7 @@ def read_container(
                 "are those of no Vision Transformer or ResNet known here: Google's .npz, BiT, "
                 "big_vision, timm, Hugging Face ViT or DeiT."
             )
+        _check_depth(config, stored)
         for name, array in stored.params.items():
             if array.dtype != np.float32:
                 raise UserError(f"{name} has type {array.dtype}; parameters are floats.")
@@ -153,17 +156,28 @@ def _choose_heads(
     """Raises UserError if nothing tells, or if `num_heads` is not what the file says."""
     if num_heads and stated and num_heads != stated:
         raise UserError(f"num_heads={num_heads}, but config.json says {stated}; leave it out.")
-    suffixes = ("cls_token", "pos_embed", "position_embeddings")
-    infos = (info for name, info in container.arrays.items() if name.endswith(suffixes))
-    width = next((info.shape[-1] for info in infos if info.shape), 0)
-    known = {heads for size, _, _, heads in SIZES.values() if size == width}
-    heads = num_heads or stated or (known.pop() if len(known) == 1 else default)
-    if heads is None:
-        raise UserError(
-            "nothing tells the number of attention heads, and its width is that of no size known "
-            "here; give it (num_heads, --num_heads)."
-        )
-    return heads
+    if heads := num_heads or stated:
+        return heads
+    blocks = numbers(r"(?:blocks|layers?)\.(\d+)\.", container.arrays)
+    shapes = [info.shape for info in container.arrays.values() if len(info.shape) == 2]
+    for name, (width, depth, mlp_dim, heads) in SIZES.items():
+        if len(blocks) == depth and (mlp_dim, width) in shapes:
+            logging.info("%d attention heads, as %s has: the file does not tell.", heads, name)
+            return heads
+    if default:
+        return default
+    raise UserError(
+        "nothing tells the number of attention heads, and its sizes are none that is known here; "
+        "give it (num_heads, --num_heads)."
+    )
+
+
+def _check_depth(config: dict[str, Any], stored: Stored) -> None:
+    """Raises UserError where the file beside the weights says another number of blocks."""
+    stated = (config.get("model_args") or {}).get("depth") or config.get("num_hidden_layers")
+    found = numbers(r"encoderblock_(\d+)/", stored.params)
+    if stated is not None and stated != len(found):
+        raise UserError(f"config.json says {stated} blocks, and the file has {len(found)}.")
 
 
 def lost_conventions(name: str, description: Description) -> list[str]:

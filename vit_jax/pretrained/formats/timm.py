@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.errors import UserError, check_known
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.pretrained.files.array_file import Container
-from vit_jax.pretrained.formats import rows
+from vit_jax.pretrained.formats import json_values, rows
 from vit_jax.pretrained.formats.json_values import pair, positive, reading
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
 from vit_jax.pretrained.formats.stored import Stored
@@ -38,6 +38,10 @@ ARCHITECTURES = {
 }
 _POOL = {"token": "token", "gap": "avg", "map": "map"}
 _GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
+# Whose activation is said by timm's code alone.
+_TANH = re.compile(
+    r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512"
+)
 # What some of timm's models have and ours do not.
 _FOREIGN = {
     r"blocks\.\d+\.ls[12]\.gamma": "LayerScale",
@@ -106,8 +110,15 @@ def read_settings(settings: dict[str, Any]) -> Stored:
     """
     with reading("config.json"):
         args, inputs = settings.get("model_args") or {}, settings.get("pretrained_cfg") or {}
-        activation = args.get("act_layer") or "gelu"
-        check_known("config.json: act_layer", activation, _GELUS)
+        architecture = str(settings.get("architecture") or inputs.get("architecture") or "")
+        by_name = "quick_gelu" if "quickgelu" in architecture else "gelu"
+        by_name = "gelu_tanh" if _TANH.fullmatch(architecture) else by_name
+        activation = args.get("act_layer") or by_name
+        key = "act_layer" if args.get("act_layer") else f"the activation of {architecture}"
+        check_known(f"config.json: {key}", activation, _GELUS)
+        check_known("config.json: block_fn", args.get("block_fn") or "Block", ["Block"])
+        pooling = args.get("global_pool") or settings.get("global_pool") or "token"
+        check_known("config.json: global_pool", pooling, _POOL.values())
         size = args.get("img_size") or (inputs.get("input_size") or [None])[1:]
         image_size = pair(size) if size else None
         return Stored(
@@ -129,7 +140,8 @@ def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
     method, crop_pct = inputs.get("interpolation", "bicubic"), float(inputs["crop_pct"])
     if method not in ("bilinear", "bicubic") or not 0.0 < crop_pct <= 1.0:
         return ""
-    mean, std = (tuple(map(float, inputs.get(key) or HALF)) for key in ("mean", "std"))
+    mean = json_values.numbers("mean", inputs.get("mean") or HALF)
+    std = json_values.numbers("std", inputs.get("std") or HALF, positive=True)
     if inputs.get("crop_mode") == "squash":
         height, width = (math.floor(side / crop_pct) for side in size)
         normalize = "" if mean == std == HALF else f"|normalize({mean}, {std})"

@@ -1,0 +1,145 @@
+"""JSON files beside weights: what is not ours is an error that names the key, never a guess."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pretrained import weights
+from vit_jax.errors import UserError
+from vit_jax.export.convert import write
+from vit_jax.inference.load import attributes, load_model
+from vit_jax.parameters.names import flatten_names
+from vit_jax.workdir.description import Description
+
+
+def folder_of(tmp_path: Path, format: str) -> Path:
+    """A small model as a folder of that format."""
+    module = weights.create_model(**weights.SMALL, num_classes=5)
+    params = weights.seeded(module, (16, 16, 3))
+    names = tuple("abcde")
+    model = attributes(module, "vit")
+    description = Description(model, (16, 16, 3), (2, 2), names, "decode|resize(16, 16)")
+    write(tmp_path / "model", format, params, description)
+    (tmp_path / "model" / "model.json").unlink()  # ours says all of it
+    return tmp_path / "model"
+
+
+def change(file: Path, **values: Any) -> None:
+    """Sets keys, `a__b` in a section."""
+    settings = json.loads(file.read_text())
+    for key, value in values.items():
+        *sections, last = key.split("__")
+        node = settings
+        for section in sections:
+            node = node[section]
+        node[last] = value
+    file.write_text(json.dumps(settings))
+
+
+HUGGING_FACE: list[tuple[str, dict[str, Any], str]] = [
+    ("config.json", {"pooler_act": "gelu"}, "pooler_act='gelu' is unknown"),
+    ("config.json", {"layer_norm_eps": -1e-6}, "layer_norm_eps=-1e-06 is no positive number"),
+    ("config.json", {"layer_norm_eps": float("nan")}, "layer_norm_eps=nan"),
+    ("config.json", {"layer_norm_eps": float("inf")}, "layer_norm_eps=inf"),
+    ("config.json", {"layer_norm_eps": True}, "layer_norm_eps=True"),
+    ("config.json", {"num_hidden_layers": 3}, "config.json says 3 blocks, and the file has 2"),
+    ("config.json", {"id2label": {"0": "a", "1": "b"}}, "2 classes are named"),
+    ("config.json", {"num_attention_heads": 5}, "with 5 heads"),
+    ("preprocessor_config.json", {"do_rescale": False}, "multiply pixels by 1"),
+    ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "multiply pixels by 0.0078"),
+    ("preprocessor_config.json", {"image_std": [0.5, 0.0, 0.5]}, "image_std=0.0 is no positive"),
+    ("preprocessor_config.json", {"image_mean": [float("nan")] * 3}, "image_mean=nan"),
+]
+TIMM: list[tuple[str, dict[str, Any], str]] = [
+    ("config.json", {"model_args__global_pool": "max"}, "global_pool='max' is unknown"),
+    ("config.json", {"model_args__global_pool": "avgmax"}, "global_pool='avgmax' is unknown"),
+    ("config.json", {"model_args__block_fn": "ParallelScalingBlock"}, "block_fn='ParallelS"),
+    ("config.json", {"model_args__depth": 12}, "config.json says 12 blocks, and the file has 2"),
+    ("config.json", {"label_names": ["a"]}, "1 classes are named"),
+    ("config.json", {"pretrained_cfg__std": [0.0, 1.0, 1.0]}, "std=0.0 is no positive"),
+    (
+        "config.json",
+        {"architecture": "vit_base_patch16_clip_quickgelu_224", "model_args__act_layer": None},
+        "the activation of vit_base_patch16_clip_quickgelu_224='quick_gelu' is unknown",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("format", "file", "changes", "message"),
+    [("huggingface", *row) for row in HUGGING_FACE] + [("timm", *row) for row in TIMM],
+)
+def test_what_is_not_ours_is_named(
+    format: str, file: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path, format)
+    assert load_model(folder).format == format
+    change(folder / file, **changes)
+    with pytest.raises(UserError) as caught:
+        load_model(folder)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "gelu"),
+    [
+        ("vit_base_patch16_224", "exact"),
+        ("vit_base_patch16_siglip_256", "exact"),
+        ("vit_base_patch32_siglip_256", "tanh"),
+        ("vit_so400m_patch16_siglip_gap_384", "tanh"),
+        ("vit_so400m_patch14_siglip_384", "exact"),
+        ("vit_giantopt_patch16_siglip_256", "tanh"),
+        ("vit_large_patch16_siglip_gap_512", "tanh"),
+        ("vit_large_patch16_siglip_384", "exact"),
+    ],
+)
+def test_the_gelu_of_timms_architectures(architecture: str, gelu: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "timm")
+    change(folder / "config.json", architecture=architecture, model_args__act_layer=None)
+    assert load_model(folder).description.model["gelu"] == gelu
+
+
+def test_heads_are_taken_from_a_published_size_as_a_whole_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not from the width: models of 384 and 12 heads exist."""
+    module = weights.module_of("S/16", num_layers=2)
+    params = weights.seeded(module, (32, 32, 3))
+    model = attributes(module, "vit")
+    description = Description(model, (32, 32, 3), (2, 2), (), "decode|resize(32, 32)")
+    write(tmp_path / "two", "timm", params, description)
+    for file in ("config.json", "model.json"):
+        (tmp_path / "two" / file).unlink()
+    with pytest.raises(UserError, match="nothing tells the number of attention heads"):
+        load_model(tmp_path / "two")
+    assert load_model(tmp_path / "two", num_heads=12).description.model["num_heads"] == 12
+    whole = weights.module_of("Ti/16")
+    params = weights.seeded(whole, (32, 32, 3))
+    description = Description(
+        attributes(whole, "vit"), (32, 32, 3), (2, 2), (), "decode|resize(32, 32)"
+    )
+    write(tmp_path / "whole", "timm", params, description)
+    for file in ("config.json", "model.json"):
+        (tmp_path / "whole" / file).unlink()
+    with caplog.at_level(logging.INFO):
+        assert load_model(tmp_path / "whole").description.model["num_heads"] == 3
+    assert "3 attention heads, as Ti has: the file does not tell." in caplog.text
+
+
+def test_an_absurd_depth_ends_at_once(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "timm")
+    loaded = load_model(folder)
+    description = loaded.description
+    write(tmp_path / "a.npz", "npz", flatten_names(loaded.params), description)
+    change(tmp_path / "a.json", model__num_layers=1_000_000_000)
+    start = time.monotonic()
+    with pytest.raises(UserError, match="does not describe a model.*at most 10000"):
+        load_model(tmp_path / "a.npz")
+    assert time.monotonic() - start < 5
