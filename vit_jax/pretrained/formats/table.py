@@ -172,9 +172,9 @@ def _choose_heads(
     )
 
 
-def _check_depth(config: dict[str, Any], stored: Stored) -> None:
+def _check_depth(settings: dict[str, Any], stored: Stored) -> None:
     """Raises UserError where the file beside the weights says another number of blocks."""
-    stated = (config.get("model_args") or {}).get("depth") or config.get("num_hidden_layers")
+    stated = (settings.get("model_args") or {}).get("depth") or settings.get("num_hidden_layers")
     found = numbers(r"encoderblock_(\d+)/", stored.params)
     if stated is not None and stated != len(found):
         raise UserError(f"config.json says {stated} blocks, and the file has {len(found)}.")
