@@ -36,10 +36,8 @@ from vit_jax.files.atomic import write_atomically
 from vit_jax.files.manifest import read_or_none
 
 # What OpenCV decodes.
-EXTENSIONS = (
-    *(".jpg", ".jpeg", ".jpe", ".jp2", ".png", ".webp", ".gif", ".avif", ".bmp", ".dib"),
-    *(".tif", ".tiff", ".pbm", ".pgm", ".ppm", ".pnm", ".ras", ".sr"),
-)
+_EXTENSIONS = ".jpg .jpeg .jpe .jp2 .png .webp .gif .avif .bmp .dib .tif .tiff .pbm .pgm .ppm .pnm"
+EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split())
 LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
 # Names of what is not trained on. Where one is asked for and another is there, that is taken.
 HELD_OUT = ("test", "validation", "val", "valid", "dev")
