@@ -18,7 +18,7 @@ from vit_jax.errors import UserError, check_known
 from vit_jax.pretrained.files.array_file import Container
 from vit_jax.pretrained.fit.posemb import POSEMB
 from vit_jax.pretrained.formats import rows
-from vit_jax.pretrained.formats.json_values import number, numbers, pair, positive, reading
+from vit_jax.pretrained.formats.json_values import finite_numbers, number, pair, positive, reading
 from vit_jax.pretrained.formats.rows import Row, layer, norm
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.workdir.description import HALF, Description, InputSettings
@@ -156,8 +156,8 @@ def _preprocess(settings: dict[str, Any]) -> str:
         ops += f"|central_crop({height}, {width}, rounding='nearest')"
     if not settings.get("do_normalize", True):
         return f"{ops}|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))"
-    mean = numbers("image_mean", settings.get("image_mean") or HALF)
-    std = numbers("image_std", settings.get("image_std") or HALF, positive=True)
+    mean = finite_numbers("image_mean", settings.get("image_mean") or HALF)
+    std = finite_numbers("image_std", settings.get("image_std") or HALF, positive=True)
     return ops if mean == std == HALF else f"{ops}|normalize({mean}, {std})"
 
 

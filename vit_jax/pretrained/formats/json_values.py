@@ -35,7 +35,7 @@ def number(name: str, value: Any, *, positive: bool = False) -> float:
     return float(value)
 
 
-def numbers(name: str, values: Any, *, positive: bool = False) -> tuple[float, ...]:
+def finite_numbers(name: str, values: Any, *, positive: bool = False) -> tuple[float, ...]:
     """A list of such numbers."""
     return tuple(number(name, value, positive=positive) for value in values)
 

@@ -140,8 +140,8 @@ def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
     method, crop_pct = inputs.get("interpolation", "bicubic"), float(inputs["crop_pct"])
     if method not in ("bilinear", "bicubic") or not 0.0 < crop_pct <= 1.0:
         return ""
-    mean = json_values.numbers("mean", inputs.get("mean") or HALF)
-    std = json_values.numbers("std", inputs.get("std") or HALF, positive=True)
+    mean = json_values.finite_numbers("mean", inputs.get("mean") or HALF)
+    std = json_values.finite_numbers("std", inputs.get("std") or HALF, positive=True)
     if inputs.get("crop_mode") == "squash":
         height, width = (math.floor(side / crop_pct) for side in size)
         normalize = "" if mean == std == HALF else f"|normalize({mean}, {std})"
