@@ -43,18 +43,52 @@ class Task(NamedTuple):
 
 TASKS: dict[str, Task] = {
     "imagenet2012": Task(
-        *(1, "validation", 20_000, 500, "inception_crop", 0.03, "83.27 (83.22 to 83.33)"),
+        held_out=1,
+        test="validation",
+        steps=20_000,
+        warmup_steps=500,
+        crop="inception_crop",
+        learning_rate=0.03,
+        published="83.27 (83.22 to 83.33)",
     ),
-    "cifar10": Task(2, "test", 10_000, 500, "resmall_crop", 0.003, "98.55 (98.46 to 98.60)"),
-    "cifar100": Task(2, "test", 10_000, 500, "resmall_crop", 0.01, "91.35 (91.09 to 91.62)"),
+    "cifar10": Task(
+        held_out=2,
+        test="test",
+        steps=10_000,
+        warmup_steps=500,
+        crop="resmall_crop",
+        learning_rate=0.003,
+        published="98.55 (98.46 to 98.60)",
+    ),
+    "cifar100": Task(
+        held_out=2,
+        test="test",
+        steps=10_000,
+        warmup_steps=500,
+        crop="resmall_crop",
+        learning_rate=0.01,
+        published="91.35 (91.09 to 91.62)",
+    ),
     "oxford_iiit_pet": Task(
-        *(10, "test", 500, 100, "inception_crop", 0.003, "93.78 (93.62 to 94.00)"),
+        held_out=10,
+        test="test",
+        steps=500,
+        warmup_steps=100,
+        crop="inception_crop",
+        learning_rate=0.003,
+        published="93.78 (93.62 to 94.00)",
     ),
     "oxford_flowers102": Task(
-        *(10, "test", 500, 100, "inception_crop", 0.003, "99.43 (99.42 to 99.45)"),
+        held_out=10,
+        test="test",
+        steps=500,
+        warmup_steps=100,
+        crop="inception_crop",
+        learning_rate=0.003,
+        published="99.43 (99.42 to 99.45)",
     ),
 }
-OTHER = Task(10, "test", 2_500, 200)
+OTHER = Task(held_out=10, test="test", steps=2_500, warmup_steps=200)
 LARGER = 448
 CROPS = {
     "inception_crop": "inception_crop({0})",
