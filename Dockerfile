@@ -23,13 +23,13 @@ RUN mkdir vit_jax && touch vit_jax/__init__.py \
     && pip install -c constraints.txt 'setuptools>=77'
 
 FROM build AS build-cpu
-RUN pip install -c constraints.txt --no-build-isolation -e '.[embedded,hf]'
+RUN pip install -c constraints.txt --no-build-isolation -e '.[embedded,gcs,hf]'
 
 FROM build AS build-cuda
-RUN pip install -c constraints.txt --no-build-isolation -e '.[embedded,hf,cuda13]'
+RUN pip install -c constraints.txt --no-build-isolation -e '.[embedded,gcs,hf,cuda13]'
 
 FROM build AS build-tpu
-RUN pip install -c constraints.txt --no-build-isolation -e '.[embedded,hf,tpu]'
+RUN pip install -c constraints.txt --no-build-isolation -e '.[embedded,gcs,hf,tpu]'
 
 FROM base AS runtime
 ARG COMMIT=unknown

@@ -22,6 +22,7 @@ INSTALL_REQUIRES = [
     "safetensors>=0.8",
     "tensorboardX>=2.6.4",
     "tensorflow-datasets>=4.9.9",
+    "tensorstore>=0.1.86",  # of orbax; the lock in a bucket
     "tqdm>=4.66",
 ]
 
@@ -30,6 +31,8 @@ EXTRAS_REQUIRE = {
     "embedded": ["matplotlib>=3.9", "scikit-learn>=1.5"],
     # Preparing those TensorFlow Datasets whose builders call TensorFlow; never needed to train.
     "tf": ["tensorboard>=2.19", "tensorflow-cpu>=2.21"],
+    # Work directories and prepared data at gs://BUCKET/FOLDER.
+    "gcs": ["fsspec>=2026.1", "gcsfs>=2026.1"],
     # Weights from hf://owner/name.
     "hf": ["huggingface_hub>=2.4"],
     # scripts/export.py: the container of StableHLO files; ONNX files and the check of them.
@@ -43,6 +46,7 @@ EXTRAS_REQUIRE = {
     # scripts/test.sh.
     "dev": [
         # The TPU compiler, which runs without a TPU: plans for TPUs are tested with it.
+        "google-crc32c>=1.6",  # of the emulated bucket
         "libtpu>=0.0.42; sys_platform == 'linux' and platform_machine == 'x86_64'",
         "mypy>=1.14",
         "pillow>=10.0",

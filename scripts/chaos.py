@@ -1,12 +1,14 @@
 """Disturbs a run of several processes at random and checks that its result does not change.
 
     python scripts/chaos.py --workdir=/tmp/chaos --minutes=30
+    python scripts/chaos.py --workdir=gs://BUCKET/chaos --minutes=30
 
 Four processes of this machine train a small ViT; every 20 to 60 seconds one of them is killed,
 killed while it saves, stopped or asked to end, and now and then the newest checkpoint is damaged.
 All that is left of the run has to end by itself; then the same command is given again. The final
 parameters have to be bit-identical to those of the same run left in peace, which is made first.
 Prints the disturbances survived; status 1 if the parameters differ. Other flags go to train.py.
+CONTRIBUTING.md says how to emulate a bucket whose requests fail.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ import numpy as np
 
 from vit_jax import launch
 from vit_jax.errors import UserError
+from vit_jax.files.paths import COMMITTED, full_path, is_bucket, local_copy, names_below, size_of
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
+from vit_jax.workdir.orbax_parts import steps_in
 
 STEPS_PER_MINUTE = 90  # of this model on two cores, restarts included
 SETTINGS = (
@@ -50,7 +54,6 @@ Process = subprocess.Popen[bytes]
 _GRACE_SECONDS = 300.0  # in which what is left of a disturbed run has to end
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
 _WEIGHTS = {"kill": 5, "kill while saving": 3, "stop": 2, "term": 2}
-_SAVING = "*.orbax-checkpoint-tmp*"  # in the folder of checkpoints
 _DAMAGE_PROBABILITY = 0.2  # of the newest checkpoint, between two sessions
 
 
@@ -85,11 +88,18 @@ def _session(command: list[str], logs: Path, num_processes: int) -> Iterator[lis
             process.wait()
 
 
+def _is_saving(checkpoints: Path) -> bool:
+    """Whether a step is being written."""
+    if is_bucket(checkpoints):
+        return any(not (step / COMMITTED).exists() for step in checkpoints.glob("[0-9]*"))
+    return any(checkpoints.glob("*.orbax-checkpoint-tmp*"))
+
+
 def _wait(processes: list[Process], seconds: float, saving: Path | None = None) -> bool:
     """Until a process has ended, a checkpoint is written, or so long; whether all still run."""
     deadline = time.monotonic() + seconds
     while running := all(process.poll() is None for process in processes):
-        if time.monotonic() > deadline or (saving and any(saving.glob(_SAVING))):
+        if time.monotonic() > deadline or (saving and _is_saving(saving)):
             break
         time.sleep(0.005 if saving else 0.1)
     return running
@@ -104,6 +114,7 @@ def _exit_codes(processes: list[Process]) -> set[int]:
 def run_chaos(
     command: list[str],
     folder: Path,
+    logs: Path,
     *,
     num_processes: int,
     seed: int,
@@ -113,7 +124,8 @@ def run_chaos(
 
     Args:
       command: a training, without --workdir and the flags of several processes.
-      folder: new; gets `undisturbed/` and `disturbed/`, and the logs of every session.
+      folder: new; gets `undisturbed/` and `disturbed/`. May be in a bucket.
+      logs: gets those of every session.
       num_processes: of both runs.
       seed: of the disturbances.
       pause_seconds: shortest and longest time from a start to the disturbance.
@@ -126,7 +138,7 @@ def run_chaos(
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"--workdir={folder} is not empty; chaos needs a folder of its own.")
-    calm, disturbed, logs = folder / "undisturbed", folder / "disturbed", folder / "logs"
+    calm, disturbed = folder / "undisturbed", folder / "disturbed"
     logging.info("The undisturbed run.")
     with _session([*command, f"--workdir={calm}"], logs / "undisturbed", num_processes) as calmly:
         _wait(calmly, math.inf)
@@ -139,7 +151,8 @@ def run_chaos(
             events[_disturb(session, disturbed / "checkpoints", rng, pause_seconds)] += 1
         if rng.random() < _DAMAGE_PROBABILITY:
             events[_damage(disturbed / "checkpoints", rng)] += 1
-    with np.load(calm / "params.npz") as a, np.load(disturbed / "params.npz") as b:
+    with local_copy(calm / "params.npz") as first, local_copy(disturbed / "params.npz") as second:
+        a, b = np.load(first), np.load(second)
         return events, [name for name in a if a[name].tobytes() != b[name].tobytes()]
 
 
@@ -152,7 +165,7 @@ def _disturb(
     running = _wait(session, rng.uniform(*pause))
     if event == "kill while saving":
         running = _wait(session, pause[1], checkpoints)
-        event = event if any(checkpoints.glob(_SAVING)) else "kill"  # none was seen
+        event = event if _is_saving(checkpoints) else "kill"  # none was seen
     event = event if running else "nothing"  # it has come to its end
     logging.info("%s, process %d.", event, victim)
     if running:
@@ -166,11 +179,12 @@ def _disturb(
 
 def _damage(checkpoints: Path, rng: random.Random) -> str:
     """Damages the newest checkpoint, if there is another one before it; returns how."""
-    steps = sorted(int(p.name) for p in checkpoints.glob("*") if p.name.isdecimal())
+    steps = steps_in(checkpoints)
     if len(steps) < 2:
         return "nothing"
-    files = [p for p in (checkpoints / str(steps[-1]) / "state").rglob("*") if p.is_file()]
-    path = rng.choice([p for p in files if p.stat().st_size])
+    folder = checkpoints / str(steps[0]) / "state"
+    files = [folder / name for name in names_below(folder)]
+    path = rng.choice([path for path in files if size_of(path)])
     content = bytearray(path.read_bytes())
     damage, position = rng.choice(["flip a bit", "truncate a file"]), rng.randrange(len(content))
     if damage == "flip a bit":
@@ -186,13 +200,16 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workdir", required=True, type=Path, help="a new folder")
+    parser.add_argument("--workdir", required=True, help="a new folder, also gs://BUCKET/FOLDER")
+    parser.add_argument("--logs", default="", help="a new folder; default: WORKDIR/logs")
     parser.add_argument("--minutes", type=float, default=30.0, help="about, of the disturbed run")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--pause", type=float, nargs=2, default=(20.0, 60.0), metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=0)
     arguments, overrides = parser.parse_known_args()
     launch.start_logging()
+    if not arguments.logs and is_bucket(arguments.workdir):
+        parser.error("--logs=FOLDER is missing; it cannot be in a bucket")
     with launch.one_line_errors():
         # As at Ctrl-C, so that no training outlives this.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -208,7 +225,8 @@ def main():
         ]
         events, differing = run_chaos(
             command,
-            arguments.workdir.absolute(),
+            full_path(arguments.workdir),
+            Path(arguments.logs or f"{arguments.workdir}/logs").absolute(),
             num_processes=arguments.processes,
             seed=arguments.seed,
             pause_seconds=tuple(arguments.pause),

@@ -14,7 +14,7 @@
 #     --bucket=NAME                Cloud Storage through the gcsfuse driver, or
 #     --volume_claim=NAME          a ReadWriteMany claim (Filestore)
 #     --folder=/mnt/work           where that appears; --workdir must be in it
-#     --service_account=default    of Kubernetes; with --bucket one that may write to it
+#     --service_account=default    of Kubernetes; for a bucket one that may write to it
 #     --script=scripts/train.py
 #     --env=KEY=VALUE              visible to whoever reads the manifest; may be repeated
 #     --max_restarts=100
@@ -107,13 +107,14 @@ check_manifest_flags() {
       die "--slices=$slices: GKE joins slices of several machines only; $accelerator is one machine."
   fi
   [[ -z "$bucket" || -z "$volume_claim" ]] || die "--bucket and --volume_claim exclude each other."
-  [[ -n "$bucket$volume_claim" ]] || die "--bucket or --volume_claim is missing: pods keep nothing."
   for pair in ${environment[@]+"${environment[@]}"}; do
     [[ "$pair" =~ ^[A-Za-z_][A-Za-z0-9_]*= ]] || die "--env=$pair must be KEY=VALUE."
   done
   training_command "$script" ${rest[@]+"${rest[@]}"}
+  [[ -n "$bucket$volume_claim" || "$workdir" == gs://* ]] ||
+    die "--workdir=gs://BUCKET/FOLDER, --bucket or --volume_claim is missing: pods keep nothing."
   case "$workdir" in
-    "$folder"/*) ;;
+    "$folder"/* | gs://*) ;;
     *) die "--workdir=$workdir must be in --folder=$folder; pods keep nothing else." ;;
   esac
   for word in "${training[@]}" ${environment[@]+"${environment[@]}"}; do
@@ -192,8 +193,10 @@ render() {
   if [[ -n "$bucket" ]]; then
     # As in launchers/tpu_worker.sh: nothing that another process wrote may be missed.
     volume="{name: work, csi: {driver: gcsfuse.csi.storage.gke.io, volumeAttributes: {bucketName: $bucket, mountOptions: \"implicit-dirs,metadata-cache:ttl-secs:0,rename-dir-limit=1000000\"}}}"
-  else
+  elif [[ -n "$volume_claim" ]]; then
     volume="{name: work, persistentVolumeClaim: {claimName: $volume_claim}}"
+  else
+    volume="{name: work, emptyDir: {}}" # --workdir is in a bucket
   fi
   fill USES_BUCKET "$([[ -n "$bucket" ]] && echo true || echo false)"
   fill NAMESPACE "$namespace"

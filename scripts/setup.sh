@@ -72,7 +72,7 @@ pip_install() {
 
 case "${1:-}" in
   "") ;;
-  --tests) extras+=,dev,peers ;;
+  --tests) extras+=,dev,gcs,peers ;;
   -h | --help) exec sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' scripts/setup.sh ;;
   *) die "unknown argument '$1'; known: --tests, --help" ;;
 esac

@@ -117,17 +117,20 @@ check_flags() {
     up | run)
       [[ -f "$root/$script" ]] || die "--script=$script does not exist in $root."
       training_command "$script" ${rest[@]+"${rest[@]}"}
-      [[ "$workdir" == /* ]] ||
-        die "--workdir=$workdir must be a path from / on, in a folder that all workers share; see mount in docs/launch.md."
+      [[ "$workdir" == /* || "$workdir" == gs://* ]] ||
+        die "--workdir=$workdir must be gs://BUCKET/FOLDER, or a path from / on, in a folder that all workers share; see docs/launch.md."
+      [[ "$workdir" != gs://* || ",$extras," == *,gcs,* ]] || extras+=,gcs
       check_recipe "$root"
       ;;
   esac
-  if [[ -n "$bucket$nfs" && -n "${workdir:-}" ]]; then
+  if [[ "${workdir:-}" == gs://* ]]; then
+    : # which all workers reach
+  elif [[ -n "$bucket$nfs" && -n "${workdir:-}" ]]; then
     [[ "$workdir" == "$folder"/* ]] ||
       die "--workdir=$workdir must be in --folder=$folder, which the workers share."
   elif [[ "$1" == up && -z "$mounted" ]]; then
     ((hosts * slices == 1)) ||
-      die "--bucket or --nfs is missing: the $((hosts * slices)) workers share no folder (--mounted if they do)."
+      die "--workdir=gs://BUCKET/FOLDER, --bucket or --nfs is missing: the $((hosts * slices)) workers share no folder (--mounted if they do)."
   fi
   case "$1" in
     up | install)

@@ -16,12 +16,14 @@ The settings are environment variables, so processes that tests start live in th
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import ipaddress
 import os
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -129,3 +131,25 @@ def pytest_runtest_setup() -> None:
 
 def pytest_unconfigure() -> None:
     _TFDS_DIR.cleanup()
+
+
+@pytest.fixture(scope="session")
+def bucket_server() -> Iterator[Any]:
+    """Google Cloud Storage on this machine, for all clients; they keep the first address they use.
+
+    A test writes to a bucket of its own, and may set `faults`.
+    """
+    from tests.gcs_emulator import emulator
+
+    with emulator() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def bucket(bucket_server: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    """`gs://NAME` of an empty bucket."""
+    name = "b" + hashlib.sha256(request.node.name.encode()).hexdigest()[:12]
+    yield f"gs://{name}"
+    bucket_server.faults = 0.0

@@ -145,6 +145,15 @@ def test_gpu_pods_are_told_who_they_are(world: World) -> None:
     assert not jobset["metadata"]["annotations"]
 
 
+def test_a_work_directory_in_a_bucket_needs_no_volume(world: World) -> None:
+    training = (TRAINING[0], "--workdir=gs://bucket/run")
+    flags = ("--name=vit", "--image=i", "--accelerator=v5e-16")
+    jobset = manifest(world, *flags, training=training)
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["volumes"][0] == {"name": "work", "emptyDir": {}}
+    assert "--workdir=gs://bucket/run" in pod["containers"][0]["args"]
+
+
 def test_apply_hands_the_manifest_to_kubectl(world: World) -> None:
     flags = (*TPU, "--context=c", "--namespace=n")
     _, text, _ = world.run("gke.sh", "render", *flags, "--", *TRAINING)

@@ -88,12 +88,12 @@ RECIPE = "--config=configs/pretrain.py:B/16,jft"
         ("tpu_pod.sh run --name=a --zone=z", "the training flags are missing"),
         ("tpu_pod.sh run --name=a --zone=z -- --config=c", "--workdir is missing"),
         (
-            "tpu_pod.sh run --name=a --zone=z -- --workdir=gs://b/x",
-            "--workdir=gs://b/x must be a path",
+            "tpu_pod.sh run --name=a --zone=z -- --workdir=s3://b/x",
+            "--workdir=s3://b/x must be gs://BUCKET/FOLDER, or a path",
         ),
         (
             "tpu_pod.sh run --name=a --zone=z -- --workdir runs/x",
-            "--workdir=runs/x must be a path from /",
+            "--workdir=runs/x must be gs://BUCKET/FOLDER, or a path from /",
         ),
         ("tpu_pod.sh run --name=a --zone=z --env=1 -- --workdir=/x", "--env=1 must be KEY=VALUE"),
         ("tpu_pod.sh up --name=a --bucket=", "--bucket= has no value"),
@@ -122,7 +122,10 @@ RECIPE = "--config=configs/pretrain.py:B/16,jft"
         ("gke.sh apply --name=a --image=i", "--accelerator is missing"),
         ("gke.sh apply --name=a --image=i --accelerator=v2-8", "GKE has no TPU v2"),
         ("gke.sh apply --name=a --image=i --accelerator=v5e-4 --slices=2", "--slices=2: GKE joins"),
-        ("gke.sh apply --name=a --image=i --accelerator=v5e-4", "--bucket or --volume_claim is"),
+        (
+            "gke.sh apply --name=a --image=i --accelerator=v5e-4 -- --workdir=/mnt/work/x",
+            "--workdir=gs://BUCKET/FOLDER, --bucket or --volume_claim is missing",
+        ),
         ("gke.sh apply --name=a --image=i --gpus_per_node=8 --nodes=1", "--gpu_type is missing"),
         (
             "gke.sh apply --name=a --image=i --accelerator=v5e-4 --bucket=b -- --workdir=/tmp/x",

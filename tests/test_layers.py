@@ -41,6 +41,8 @@ STRANGERS = ("vit_jax.models", "vit_jax.objectives", "vit_jax.evaluators")
 HEAVY = (
     "PIL",
     "flatbuffers",
+    "fsspec",
+    "gcsfs",
     "huggingface_hub",
     "matplotlib",
     "onnx",

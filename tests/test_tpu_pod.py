@@ -34,6 +34,16 @@ def on_worker(words: str) -> str:
     return f"--command=bash vit_jax/scripts/launchers/tpu_worker.sh {words}"
 
 
+def test_a_work_directory_in_a_bucket_needs_no_folder_that_is_shared(world: World) -> None:
+    training = ("--config=a b.py:B/16,x", "--workdir=gs://bucket/run")
+    flags = ("--accelerator=v5e-16", *PLACE, "--")
+    status, printed, said = world.run("tpu_pod.sh", "up", "--dry_run", *flags, *training)
+    assert status == 0, said
+    assert "tpu_worker.sh install tpu,gcs" in printed
+    assert "mount" not in printed
+    assert "--workdir=gs://bucket/run" in printed
+
+
 def test_up_runs_what_its_dry_run_printed(world: World) -> None:
     """The whole way, really executed: packed, copied, unpacked, installed, started on 2 workers."""
     (world.folder / "states").write_text("absent WAITING_FOR_RESOURCES PROVISIONING ACTIVE")

@@ -236,7 +236,6 @@ def check_values(config: ConfigDict) -> None:
     if len(steps) != 2 or not all(isinstance(step, int) for step in steps) or steps[0] > steps[1]:
         raise UserError(f"log.profile_steps={steps} must be (FIRST, LAST), such as (100, 110).")
     check_local("dataset.name", config.dataset.name)
-    check_local("dataset.data_dir", config.dataset.data_dir)
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -11,7 +11,11 @@ from typing import Any
 
 # Errors of a disk or network that may soon be back.
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
-_OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")  # in the ValueErrors of TensorStore
+# In the ValueErrors of TensorStore.
+_OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")
+_PASSING_STATUS = re.compile(r"\b(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE)\b")
+_NETWORK = ("aiohttp", "gcsfs", "google", "requests")  # whose errors have no common class
+_REFUSALS = (400, 401, 403, 404)
 
 
 class UserError(ValueError):
@@ -28,10 +32,26 @@ class PassingError(UserError):
 
 def may_pass(error: BaseException) -> bool:
     """Whether it is an error of a disk or network that may soon be back."""
+    if is_network_error(error):
+        return getattr(error, "code", None) not in _REFUSALS
     if isinstance(error, OSError):
         return error.errno in _PASSING
+    if isinstance(error, UserError):
+        return isinstance(error, PassingError)
     code = _OS_ERROR_CODE.search(str(error))
-    return isinstance(error, PassingError) or (code is not None and int(code[1]) in _PASSING)
+    status = isinstance(error, ValueError) and _PASSING_STATUS.search(str(error))
+    return bool(status) or (code is not None and int(code[1]) in _PASSING)
+
+
+def one_line(error: BaseException) -> str:
+    """What the error says, in one line of bounded length."""
+    text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    return " ".join(text.split())[:200]
+
+
+def is_network_error(error: BaseException) -> bool:
+    """Whether a client of a bucket has given up."""
+    return type(error).__module__.partition(".")[0] in _NETWORK
 
 
 def as_user_error(message: str, cause: BaseException) -> UserError:

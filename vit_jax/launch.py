@@ -132,7 +132,7 @@ def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> 
         stream=sys.stderr if to_stderr else sys.stdout,
         force=True,
     )
-    for name in ("absl", "orbax", "jax", "grain", "matplotlib"):
+    for name in ("absl", "orbax", "jax", "fsspec", "gcsfs", "google", "grain", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import io
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import check_repeated_augmentation
 from vit_jax.errors import UserError, as_user_error, check_known
 from vit_jax.evaluation import create_evaluators, image_shape, open_eval_data
+from vit_jax.files.atomic import write_atomically
+from vit_jax.files.paths import to_path
 from vit_jax.hardware.flops import train_flops
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
@@ -266,11 +269,12 @@ def _write_splits(run: Run, path: Path) -> None:
     datasets: list[Any] = [run.dataset, *run.eval_datasets.values()]
     drawn = [each for each in datasets if getattr(each.source, "drawn", False)]
     if drawn:
-        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            writer = csv.writer(file)
-            writer.writerow(["split", "file"])
-            for each in drawn:
-                writer.writerows([each.split, name] for name in each.source.relative_paths())
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(["split", "file"])
+        for each in drawn:
+            writer.writerows([each.split, name] for name in each.source.relative_paths())
+        write_atomically(path, text.getvalue())
         counts = ", ".join(f"{each.split} {each.num_examples}" for each in drawn)
         logging.info("%s has no splits; drawn: %s (see %s).", run.dataset.name, counts, path)
 
@@ -279,10 +283,11 @@ def describe(run: Run, workdir: str) -> None:
     """Writes `model.json` and the table of parameters, and logs what is about to be trained."""
     params = run.abstract_state.params
     if jax.process_index() == 0:
-        run.description.write(Path(workdir) / MODEL_FILE)
+        folder = to_path(workdir)
+        run.description.write(folder / MODEL_FILE)
         table = parameter_overview.get_parameter_overview(params, include_stats=False)
-        (Path(workdir) / PARAMETERS_FILE).write_text(table + "\n")
-        _write_splits(run, Path(workdir) / "splits.csv")
+        (folder / PARAMETERS_FILE).write_text(table + "\n")
+        _write_splits(run, folder / "splits.csv")
     size = "x".join(map(str, run.image_shape))
     logging.info(
         f"{workdir}: {count_parameters(params):,} parameters, {run.objective.num_outputs} outputs, "

@@ -12,7 +12,6 @@ import logging
 import statistics
 import time
 import zipfile
-from pathlib import Path
 
 import jax
 from ml_collections import ConfigDict
@@ -21,6 +20,7 @@ from vit_jax.data.device import RunAhead, device_batches, local_rows
 from vit_jax.data.pipeline import HostBatches, train_batches
 from vit_jax.errors import PassingError, UserError
 from vit_jax.files.atomic import read_object, set_aside, write_json
+from vit_jax.files.paths import to_path
 from vit_jax.hardware.chips import find_chip
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.preemption import PreemptionNotice
@@ -230,9 +230,10 @@ def finish(
         **results,
     }
     if jax.process_index() == 0:
-        write_params(Path(workdir) / PARAMS_FILE, params)
-        write_json(Path(workdir) / RESULTS_FILE, results)
-        logging.info("Wrote %s.", Path(workdir) / PARAMS_FILE)
+        folder = to_path(workdir)
+        write_params(folder / PARAMS_FILE, params)
+        write_json(folder / RESULTS_FILE, results)
+        logging.info("Wrote %s.", folder / PARAMS_FILE)
     return results
 
 
@@ -261,10 +262,12 @@ def _evaluated(workdir: str, step: int) -> dict[str, float]:
 
 def _finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
     """What a run that has ended wrote; files that cannot be that are set aside."""
-    path, params = Path(workdir) / RESULTS_FILE, Path(workdir) / PARAMS_FILE
+    path, params = to_path(workdir) / RESULTS_FILE, to_path(workdir) / PARAMS_FILE
     if not path.exists() or not params.exists():
         return None
-    if not zipfile.is_zipfile(params):
+    with params.open("rb") as file:
+        whole = zipfile.is_zipfile(file)
+    if not whole:
         set_aside(params, "is no file of parameters")
         return None
     try:

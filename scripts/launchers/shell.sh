@@ -120,7 +120,8 @@ training_command() {
   done
   [[ -n "$workdir" ]] || die "--workdir is missing among the training flags (after --)."
   case "$workdir" in
-    *://*) die "--workdir=$workdir must be a path of a file system that all hosts share; see docs/launch.md." ;;
+    gs://*) ;;
+    *://*) die "--workdir=$workdir must be gs://BUCKET/FOLDER, or a path of a file system that all hosts share; see docs/launch.md." ;;
   esac
   # Says that this is one of several processes, wherever JAX can tell which.
   [[ -z "$distributed" ]] || training+=("$distributed")

@@ -64,11 +64,11 @@ def test_an_io_error_counts_when_it_comes_again(
     """A bad sector of a local disk stays bad; a network's error is gone."""
     left, digest = [times], checksums.digest
 
-    def fails(path: Path) -> list[object]:
+    def fails(path: Path, kind: str) -> list[object]:
         if path.name == "data" and left[0]:
             left[0] -= 1
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return digest(path)
+        return digest(path, kind)
 
     monkeypatch.setattr(checksums, "digest", fails)
     assert damaged_files(folder) == damaged

@@ -93,7 +93,7 @@ def test_a_bucket_is_read_over_https(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_no_address_of_a_file(address: str) -> None:
-    with pytest.raises(UserError, match="is no address of a file"):
+    with pytest.raises(UserError, match="is no (address of a file|folder in a bucket)"):
         resolve(address)
 
 

@@ -15,6 +15,7 @@ from flax import traverse_util
 
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import read_object
+from vit_jax.files.paths import full_path, to_path
 from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
 
 X_AXES = ("step", "images", "hours")
@@ -55,7 +56,7 @@ def read_run(workdir: str | Path) -> RunCurves:
     Raises:
       UserError: it is no work directory.
     """
-    folder = Path(workdir)
+    folder = to_path(workdir)
     if not (folder / METRICS_FILE).is_file():
         below = sorted(path.parent.name for path in folder.glob(f"*/{METRICS_FILE}"))
         found = f"Runs below it: {', '.join(below[:8])}." if below else "It is no run's --workdir."
@@ -98,9 +99,9 @@ def value_text(values: Mapping[str, Any], key: str) -> str:
 
 def legend_labels(runs: Sequence[RunCurves], *, max_keys: int = 3) -> list[str]:
     """One label per run: `folder: learning_rate=0.003  batch_size=512`."""
-    names = [run.workdir.resolve().name for run in runs]
+    names = [full_path(run.workdir).name for run in runs]
     if len(set(names)) < len(names):
-        names = ["/".join(run.workdir.resolve().parts[-2:]) for run in runs]
+        names = ["/".join(full_path(run.workdir).parts[-2:]) for run in runs]
     differing = differing_keys([run.config for run in runs])
     keys, more = differing[:max_keys], len(differing) - max_keys
     last = [key.rpartition(".")[2] for key in keys]

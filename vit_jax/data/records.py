@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError, as_user_error
+from vit_jax.files.paths import cached_copy, file_sizes, is_bucket, to_path
 
 
 class TFRecordReader:
@@ -87,8 +88,8 @@ class Records:
 
     def identity(self) -> Iterator[str]:
         """Name, size and range of every extent."""
-        for each in self.extents:
-            size = os.path.getsize(each.filename)
+        sizes = file_sizes(to_path(each.filename) for each in self.extents)
+        for each, size in zip(self.extents, sizes, strict=True):
             yield f"{os.path.basename(each.filename)} {size} {each.skip} {each.take}"
 
     def check(self) -> None:
@@ -113,7 +114,11 @@ class Records:
         _allow_open_files(len(self.extents))
         name = str(extent.filename)
         try:
-            os.stat(name)  # array_record does not say plainly that a file is missing
+            if is_bucket(name):
+                if self._format == "tfrecord":  # whose index needs all of it
+                    name = str(cached_copy(to_path(name)))
+            else:
+                os.stat(name)  # array_record does not say plainly that a file is missing
             if self._format == "array_record":
                 from array_record.python import array_record_module
 

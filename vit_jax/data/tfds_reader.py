@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import glob
 import os
 import re
 from collections.abc import Iterable
@@ -23,7 +22,8 @@ from vit_jax.data import computed_labels
 from vit_jax.data.computed_labels import COMPUTED_LABELS, Label
 from vit_jax.data.records import Records
 from vit_jax.data.sources import GRAMMAR
-from vit_jax.errors import UserError, check_local, nearest
+from vit_jax.errors import UserError, nearest
+from vit_jax.files.paths import full_path, to_path
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
 INFO_FILE = "dataset_info.json"
@@ -92,7 +92,7 @@ def find_prepared(name: str, data_dir: str) -> str:
     Args:
       name: `name`, `name/config`, each with an optional `:1.2.3`. Without a version, the newest
         one that is there; without a config, the only one that is there.
-      data_dir: folder to look in; "" for TFDS's default.
+      data_dir: folder to look in, also gs://BUCKET/FOLDER; "" for TFDS's default.
 
     Raises:
       UserError: nothing of that name is there, or several configs are.
@@ -101,8 +101,7 @@ def find_prepared(name: str, data_dir: str) -> str:
     if match is None:
         raise UserError(f"dataset.name={name!r} is no TFDS name; write NAME[/CONFIG][:1.2.3].")
     root = data_dir or default_data_dir()
-    check_local("dataset.data_dir", root)
-    root = os.path.abspath(os.path.expanduser(root))
+    root = str(full_path(os.path.expanduser(root)))
     there = _prepared_versions(root, match["name"])
     found = {
         each: path
@@ -122,10 +121,11 @@ def _prepared_versions(root: str, base: str) -> dict[re.Match[str], str]:
     """The directories of a set by its names with config and version."""
     found = {}
     for depth in ("*", "*/*"):
-        for path in sorted(glob.glob(f"{glob.escape(root)}/{base}/{depth}/{INFO_FILE}")):
-            parts = os.path.relpath(os.path.dirname(path), root).rsplit(os.sep, 1)
+        for path in sorted(map(str, to_path(root).glob(f"{base}/{depth}/{INFO_FILE}"))):
+            folder = path.removesuffix(f"/{INFO_FILE}")
+            parts = folder.removeprefix(f"{root}/").rsplit("/", 1)
             if match := NAME.fullmatch(":".join(parts)):
-                found[match] = os.path.dirname(path)
+                found[match] = folder
     return found
 
 

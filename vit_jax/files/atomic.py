@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, as_user_error
+from vit_jax.files.paths import is_bucket, move, to_path, uploaded
 
 UNFINISHED = ".unfinished"  # ends the names of files that are being written
 
@@ -24,9 +25,15 @@ UNFINISHED = ".unfinished"  # ends the names of files that are being written
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to; its file takes the place of `path` only when it is complete and on disk.
 
+    An object of a bucket is written on this machine first.
+
     Raises:
       OSError: names `path`; nothing is left behind.
     """
+    if is_bucket(path):
+        with uploaded(to_path(path)) as local:
+            yield local
+        return
     path = Path(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
     try:
@@ -49,7 +56,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Writes `value` as JSON, see `replacing`."""
-    write_atomically(Path(path), json.dumps(value, indent=2) + "\n")
+    write_atomically(to_path(path), json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -59,7 +66,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
       UserError: the file is missing, unreadable or not JSON; names the file.
     """
     try:
-        return json.loads(Path(path).read_bytes())
+        return json.loads(to_path(path).read_bytes())
     except OSError as error:
         raise as_user_error(f"{path} cannot be read: {error.strerror}.", error) from error
     except (ValueError, RecursionError) as error:  # ValueError: of JSON and of UTF-8
@@ -83,7 +90,7 @@ def free_name(path: Path) -> Path:
 def set_aside(path: Path, why: str) -> None:
     """Renames what is not ours, or of no use, to its `free_name`, and says so."""
     target = free_name(path)
-    path.rename(target)
+    move(path, target)
     logging.getLogger(__name__).warning("%s %s: moved to %s.", path, why, target.name)
 
 
@@ -98,7 +105,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray])
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
-    return Path(path)
+    return to_path(path)
 
 
 def sync(path: Path) -> None:

@@ -1,11 +1,14 @@
-"""A manifest of a folder: size and SHA-256 of each file, so that changed bytes are noticed."""
+"""A manifest of a folder: size and hash of each file, so that changed bytes are noticed.
+
+The hash is SHA-256; in a bucket it is the MD5 of which the server keeps account, as `md5:HEX`.
+"""
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +16,11 @@ from typing import Any, TypeVar
 
 from vit_jax.errors import may_pass
 from vit_jax.files.atomic import write_atomically
+from vit_jax.files.paths import known_md5, names_below
 
 MANIFEST = "checksums.json"
 _THREADS = 8
+_MD5 = "md5:"
 T = TypeVar("T")
 
 
@@ -24,7 +29,7 @@ def write_manifest(
 ) -> None:
     """Writes `folder/checksums.json` over all files below the folder, with a note to go with it.
 
-    The file is {"files": {relative name: [bytes, sha256]}, "note": note, "sha256": of the rest},
+    The file is {"files": {relative name: [bytes, hash]}, "note": note, "sha256": of the rest},
     written last, and whole or not at all: a folder with a manifest is a finished one.
 
     Args:
@@ -32,8 +37,8 @@ def write_manifest(
       note: anything that JSON can hold.
       known: digests of files that the caller has read itself; the others are read here.
     """
-    known = known or {}
-    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    known = dict(known or _known_digests(folder))
+    names = names_below(folder)
     names = [name for name in names if not name.startswith(MANIFEST)]  # nor what a kill left of one
     with ThreadPoolExecutor(_THREADS) as pool:
         digests = pool.map(lambda name: known.get(name) or digest(folder / name), names)
@@ -91,19 +96,30 @@ def damaged_files(folder: Path) -> list[str]:
     if manifest is None:
         return [MANIFEST]
 
+    known = _known_digests(folder)
+
     def intact(name: str) -> bool:
-        return read_or_none(lambda: digest(folder / name)) == manifest["files"][name]
+        wanted = manifest["files"][name]
+        if known.get(name) == wanted:
+            return True
+        kind = "md5" if _MD5 in str(wanted) else "sha256"
+        return read_or_none(functools.partial(digest, folder / name, kind)) == wanted
 
     names = sorted(manifest["files"])
     with ThreadPoolExecutor(_THREADS) as pool:
         return [name for name, good in zip(names, pool.map(intact, names), strict=True) if not good]
 
 
-def digest(path: Path) -> list[Any]:
-    """[size in bytes, sha256 in hex] of a file."""
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        return [size, hashlib.file_digest(file, "sha256").hexdigest()]
+def digest(path: Path, kind: str = "sha256") -> list[Any]:
+    """[size in bytes, hash in hex] of a file; `md5:` goes before an MD5."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, kind).hexdigest()  # type: ignore[arg-type]
+        return [file.tell(), _MD5 + found if kind == "md5" else found]
+
+
+def _known_digests(folder: Path) -> dict[str, list[Any]]:
+    """What the bucket of a folder knows; {} on this machine."""
+    return {name: [size, _MD5 + md5] for name, (size, md5) in known_md5(folder).items()}
 
 
 def _digest_of_json(content: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError, list_names
+from vit_jax.files.paths import full_path, local_copy
 from vit_jax.parameters.names import (
     flatten_names,
     is_scanned,
@@ -117,13 +118,13 @@ def read_source(
         names += [f"{TORCH_FILE}.index.json", TORCH_FILE]
         path = next((path / name for name in names if (path / name).exists()), path)
     if path.is_dir():
-        stored = _read_checkpoint(path.resolve())
+        stored = _read_checkpoint(full_path(path))
     else:
         description = _description_of(path)
         # Our own description knows the grid of positions that are no square.
         grid = grid or (description.grid if description else None)
         heads = {"num_heads": num_heads, "default_heads": default_heads}
-        with open_container(path) as container:
+        with local_copy(path) as local, open_container(local) as container:
             stored = read_container(container, **heads, grid=grid)
         stored.description = description
     if (entry := describe_source(source)) is not None:

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import write_atomically, write_json
+from vit_jax.files.paths import to_path
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.sweep.plan import (
     DIVERGED_FILE,
@@ -60,7 +61,7 @@ def run_sweep(
     Raises:
       UserError: a mistake in the config, or every rate diverged.
     """
-    folder = Path(workdir)
+    folder = to_path(workdir)
 
     def complete(runs: list[SweepRun]) -> list[Outcome]:  # of all, with our part done
         def read() -> list[Outcome]:

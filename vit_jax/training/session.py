@@ -172,6 +172,7 @@ class Session:
     def _save(self, state: TrainState, step: int, results: dict[str, float]) -> None:
         watchdog.note("saving", step, waits=True)
         with self.clock.book("checkpoint"):
+            self.writer.flush()  # a resumed run does not repeat what comes before its checkpoint
             self.checkpoints.save(step, state, results or None)
 
     def _stop(self, step: int) -> None:

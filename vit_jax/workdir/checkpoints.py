@@ -12,10 +12,8 @@ import itertools
 import logging
 import math
 import os
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,8 +21,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.errors import UserError, as_user_error, check_known, list_names, nearest
+from vit_jax.errors import UserError, as_user_error, check_known, list_names, nearest, one_line
 from vit_jax.files.manifest import read_manifest, write_manifest
+from vit_jax.files.paths import COMMITTED, full_path, is_bucket, move, remove
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.workdir.description import CHECKPOINTS
 from vit_jax.workdir.orbax_parts import (
@@ -70,7 +69,7 @@ class CheckpointManager:
             if value < 1:
                 raise UserError(f"checkpoint.{key}={value} must be at least 1.")
         check_known("checkpoint.best_mode", best_mode, ("max", "min"))
-        self._workdir = Path(workdir).absolute()
+        self._workdir = full_path(workdir)
         self._folder = self._workdir / CHECKPOINTS
         self._every_steps = every_steps
         self._keep, self._keep_best = keep, keep_best
@@ -85,8 +84,11 @@ class CheckpointManager:
     def _prepare_folder(self) -> None:
         """Makes the folder and removes what killed saves left in it. Runs on process 0."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        for unfinished in self._folder.glob(f"*{_UNFINISHED}*"):
-            shutil.rmtree(unfinished)
+        pattern = "[0-9]*" if is_bucket(self._folder) else f"*{_UNFINISHED}*"
+        for unfinished in self._folder.glob(pattern):
+            if (unfinished / COMMITTED).exists():
+                continue
+            remove(unfinished)
 
     def should_save(self, step: int, total_steps: int) -> bool:
         """Whether a checkpoint is due after `step` finished updates.
@@ -131,7 +133,7 @@ class CheckpointManager:
             scored = [step for step, score in scores.items() if not math.isnan(score)]
             best = sorted(scored, key=lambda step: (-scores[step], -step))[: self._keep_best]
             for step in set(steps[self._keep :]) - set(best):
-                shutil.rmtree(self._folder / str(step))
+                remove(self._folder / str(step))
 
     def _score(self, step: int) -> float:
         """Of a step on disk; higher is better, NaN is none."""
@@ -186,7 +188,7 @@ class CheckpointManager:
             kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
             raise as_user_error(
                 f"The checkpoint of step {step} could not be written to {self._folder}: "
-                f"{_short(error)}. {kept}. Make room, then start again.",
+                f"{one_line(error)}. {kept}. Make room, then start again.",
                 error,
             ) from error
 
@@ -225,7 +227,7 @@ class CheckpointManager:
             return step, handler.restore(item, args=ocp.args.StandardRestore(abstract_state))
         except Exception as error:
             if is_disk_error(error):
-                message = f"Checkpoint {item} cannot be read: {_short(error)}."
+                message = f"Checkpoint {item} cannot be read: {one_line(error)}."
                 raise as_user_error(message, error) from error
             raise
 
@@ -237,8 +239,8 @@ class CheckpointManager:
             folder.mkdir(exist_ok=True)
             targets = (folder / f"{step}-{number}" for number in itertools.count(1))
             target = next(path for path in targets if not path.exists())
-            # Not os.rename: `checkpoints` may be a link to another disk.
-            shutil.move(self._folder / str(step), target)
+            # Not a rename: `checkpoints` may be a link to another disk.
+            move(self._folder / str(step), target)
             _LOG.warning("Moved it to %s.", target)
         return intact
 
@@ -255,7 +257,7 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       UserError: there is no checkpoint there, or none is intact.
     """
-    folder = Path(path).absolute()
+    folder = full_path(path)
     if folder.name.isdecimal() and (folder / ITEM).is_dir():
         folder, steps = folder.parent, [int(folder.name)]
     else:
@@ -274,7 +276,3 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
     args = ocp.args.PyTreeRestore(item=target, restore_args=as_numpy, partial_restore=True)
     return handler.restore(item, args=args)[name]
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import socket
 import time
 from pathlib import Path
@@ -21,9 +20,19 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict
 
-from vit_jax.errors import PassingError, UserError, as_user_error, check_known, check_local
+from vit_jax.errors import (
+    PassingError,
+    UserError,
+    as_user_error,
+    check_known,
+    is_network_error,
+    one_line,
+)
 from vit_jax.files.atomic import free_name, read_object, set_aside, write_json
+from vit_jax.files.paths import copy, full_path, is_bucket, size_of
 from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.multihost.watchdog import watchdog
+from vit_jax.workdir.bucket_lock import BucketLock
 from vit_jax.workdir.description import CHECKPOINTS, PARAMS_FILE, RESULTS_FILE
 
 _LOG = logging.getLogger(__name__)
@@ -32,8 +41,8 @@ _DATASET = "dataset.json"
 _LOCK = ".lock"
 # What a run leaves behind that another run must not mix with its own.
 _RESULTS = (CHECKPOINTS, PARAMS_FILE, "metrics.jsonl")
-# Locked by this process: workdir -> open file. The kernel drops the lock when the process dies.
-_HELD: dict[Path, int] = {}
+# Locked by this process: workdir -> open file, whose lock the kernel drops when the process dies.
+_HELD: dict[Path, int | BucketLock] = {}
 _LOST_HOST_SECONDS = 120.0
 _POLL_SECONDS = 2.0
 
@@ -66,19 +75,18 @@ def claim_workdir(
         to another run, or this process was given another config or other data than process 0.
     """
     check_known("--resume", resume, ("auto", "force"))
-    check_local("--workdir", str(workdir))
+    folder = full_path(workdir)
 
     def claim() -> None:
-        folder = Path(workdir).resolve()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _lock(folder)
             _take_over(folder, config, dataset_fingerprint, resume, runtime_keys)
         except BaseException as error:
             release_workdir(folder)
-            if not isinstance(error, OSError):
+            if not isinstance(error, OSError) and not is_network_error(error):
                 raise
-            message = f"{error.strerror or error} ({error.filename or folder})"
+            message = f"{one_line(error)} ({getattr(error, 'filename', None) or folder})"
             raise as_user_error(
                 f"Workdir {workdir} cannot be written: {message}. Choose another --workdir.", error
             ) from error
@@ -86,13 +94,15 @@ def claim_workdir(
     _check_same(config, dataset_fingerprint, local_keys)
     run_on_first_process(claim)
     # Not touched before it is there: a network file system would remember that it is not.
-    _check_shared(Path(workdir).resolve())
+    _check_shared(folder)
 
 
 def release_workdir(workdir: str | os.PathLike[str]) -> None:
     """Lets other processes work in the workdir; harmless where it was not claimed."""
-    lock = _HELD.pop(Path(workdir).resolve(), None)
-    if lock is not None:
+    lock = _HELD.pop(full_path(workdir), None)
+    if isinstance(lock, BucketLock):
+        lock.release()
+    elif lock is not None:
         os.close(lock)
 
 
@@ -143,6 +153,11 @@ def _lock(folder: Path) -> None:
     parent must not keep the workdir shut, as it would with flock.
     """
     release_workdir(folder)
+    if is_bucket(folder):
+        bucket_lock = BucketLock(folder / _LOCK, machine=_machine(), on_lost=_end)
+        bucket_lock.acquire()
+        _HELD[folder] = bucket_lock
+        return
     lock = _HELD[folder] = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     _acquire(lock, folder)
     os.ftruncate(lock, 0)
@@ -150,11 +165,24 @@ def _lock(folder: Path) -> None:
 
 
 def _machine() -> str:
-    """This host since it was started: Kubernetes gives a pod's name to its successor elsewhere."""
+    """This host since it was started: Kubernetes gives a pod's name to its successor elsewhere.
+
+    And its process ids, of which each container has its own.
+    """
     name = socket.gethostname()
     with contextlib.suppress(OSError):
-        return f"{name} (boot {Path('/proc/sys/kernel/random/boot_id').read_text()[:8]})"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        ids = "".join(filter(str.isdecimal, os.readlink("/proc/self/ns/pid")))
+        return f"{name} (boot {boot}, ids {ids})"
     return name
+
+
+def _end(message: str) -> None:
+    """Ends this process, and the others of its run, from any thread."""
+    _LOG.error("error: %s", message)
+    watchdog.fail(message, 2)
+    logging.shutdown()
+    os._exit(2)
 
 
 def _acquire(lock: int, folder: Path) -> None:
@@ -221,14 +249,14 @@ def _take_over(
             for finished in (RESULTS_FILE, PARAMS_FILE) if problem else ():  # of other values
                 if (folder / finished).exists():
                     set_aside(folder / finished, "is of other values")
-            shutil.copy2(path, free_name(path))
+            copy(path, free_name(path))
             write_json(path, value)
 
 
 def _holds_something(path: Path) -> bool:
     if path.is_dir():
         return any(path.iterdir())
-    return path.exists() and path.stat().st_size > 0
+    return path.exists() and size_of(path) > 0
 
 
 def _another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:

@@ -7,13 +7,21 @@ import json
 import logging
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vit_jax.errors import PreemptedError, UserError, as_user_error, import_extra
-from vit_jax.files.atomic import free_name, read_object, write_atomically, write_json
+from vit_jax.errors import (
+    PreemptedError,
+    UserError,
+    as_user_error,
+    import_extra,
+    is_network_error,
+    one_line,
+)
+from vit_jax.files.atomic import free_name, read_object, write_json
+from vit_jax.files.lines import BucketLog, append_lines
+from vit_jax.files.paths import copy, full_path, is_bucket, to_path
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
@@ -59,11 +67,10 @@ class MetricWriter:
                 self._wandb = WandbRun(
                     workdir, project=wandb_project, config=config or {}, start_step=start_step
                 )
-            path = Path(workdir) / METRICS_FILE
+            path = to_path(workdir) / METRICS_FILE
             kept = [row for row in read_metrics(workdir) if row["step"] <= start_step]
             _set_others_aside(path)
-            write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
-            self._file = open(path, "a", buffering=1)  # noqa: SIM115
+            self._file = append_lines(path, "".join(json.dumps(row) + "\n" for row in kept))
             if tensorboard:
                 self._summary = _summary_writer(workdir, start_step, config)
 
@@ -84,10 +91,16 @@ class MetricWriter:
         if self._wandb is not None:
             self._wandb.write(step, metrics)
 
+    def flush(self) -> None:
+        """Returns once `metrics.jsonl` has all rows; what a checkpoint follows must not be lost."""
+        if self._file is not None:
+            with _errors_of(self._file):
+                self._file.flush()
+
     def close(self, error: BaseException | None = None) -> None:
         """Flushes everything; W&B shows the run as finished, preempted or failed, by `error`."""
         if self._file is not None:
-            with _errors_of(self._file) if error is None else contextlib.suppress(OSError):
+            with _errors_of(self._file) if error is None else contextlib.suppress(Exception):
                 self._file.close()
         if self._summary is not None:
             self._summary.close()
@@ -106,22 +119,37 @@ def _errors_of(file: Any) -> Iterator[None]:
     """Names the file, as the system's errors of writing to an open one do not."""
     try:
         yield
-    except OSError as error:
-        message = f"{file.name} could not be written: {error.strerror}."
+    except Exception as error:
+        if not isinstance(error, OSError) and not is_network_error(error):
+            raise
+        message = f"{file.name} could not be written: {one_line(error)}."
         raise as_user_error(f"{message} Make room, then start again.", error) from error
 
 
 def _summary_writer(workdir: str, start_step: int, config: dict[str, Any] | None) -> Any:
     """TensorBoard's events; each start of a run also adds its config, as a code block."""
-    from tensorboardX import SummaryWriter  # imports protobuf: half a second
+    from tensorboardX import SummaryWriter, record_writer  # imports protobuf: half a second
 
+    record_writer.register_writer_factory("gs", _BucketEvents)  # theirs needs a project's name
     summary = SummaryWriter(
-        str(Path(workdir) / "tensorboard"), purge_step=start_step + 1, flush_secs=20
+        str(to_path(workdir) / "tensorboard"), purge_step=start_step + 1, flush_secs=20
     )
     if config is not None:
         lines = json.dumps(config, indent=2).splitlines()
         summary.add_text("config", "\n".join("    " + line for line in lines), start_step)
     return summary
+
+
+class _BucketEvents:
+    """How tensorboardX writes to a bucket."""
+
+    @staticmethod
+    def directory_check(path: str) -> None:
+        """A bucket has no folders to make."""
+
+    @staticmethod
+    def open(path: str) -> BucketLog:
+        return BucketLog(to_path(path), b"")
 
 
 class WandbRun:
@@ -135,7 +163,7 @@ class WandbRun:
         check_wandb(project)
         import wandb
 
-        path = Path(workdir) / WANDB_FILE
+        path = to_path(workdir) / WANDB_FILE
         known = read_object(path) if path.exists() else {}
         if known.get("project") != project:
             known = {"project": project, "id": secrets.token_hex(6)}
@@ -145,8 +173,8 @@ class WandbRun:
                 project=project,
                 id=known["id"],
                 resume="allow",
-                name=Path(workdir).resolve().name,
-                dir=workdir,
+                name=full_path(workdir).name,
+                dir=None if is_bucket(workdir) else workdir,
                 # Where the network went away, the end of the run must not wait for it: what has
                 # not been sent by then stays in the folder, for `wandb sync`.
                 settings=wandb.Settings(finish_timeout=30),
@@ -199,11 +227,11 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     A killed run may leave part of a line behind, at the end or, where a file system lost what came
     next, in the middle.
     """
-    return [row for row in map(_row, _lines(Path(workdir) / METRICS_FILE)) if row is not None]
+    return [row for row in map(_row, _lines(to_path(workdir) / METRICS_FILE)) if row is not None]
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines() if path.exists() else []
+    return path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
 
 
 def _row(line: str) -> dict[str, Any] | None:
@@ -222,6 +250,6 @@ def _row(line: str) -> dict[str, Any] | None:
 def _set_others_aside(path: Path) -> None:
     """Keeps a copy of a file with lines that no run of ours has written; the last may be torn."""
     if others := sum(_row(line) is None for line in _lines(path)[:-1]):
-        copy = free_name(path)
-        shutil.copy2(path, copy)
-        logging.warning("%s: lines that are no metrics (%d); see %s.", path, others, copy.name)
+        kept = free_name(path)
+        copy(path, kept)
+        logging.warning("%s: lines that are no metrics (%d); see %s.", path, others, kept.name)

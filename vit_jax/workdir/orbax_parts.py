@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,18 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.errors import UserError, list_names
+from vit_jax.errors import UserError, is_network_error, list_names
 from vit_jax.files.manifest import damaged_files, read_manifest, write_manifest
+from vit_jax.files.paths import COMMITTED, is_bucket, to_path
 
 _LOG = logging.getLogger(__name__)
 ITEM = "state"  # folder of a step that holds the train state
 
 # In the ValueErrors that TensorStore makes of errors of the system.
-_DISK_ERRORS = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "os_error_code")
+_DISK_ERRORS = (
+    *("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAUTHENTICATED", "os_error_code"),
+    *("ABORTED", "DEADLINE_EXCEEDED", "UNAVAILABLE"),
+)
 
 # All holders of a replicated array write a part of it; below this size cutting it up (a program to
 # compile for each shape and device) costs more than it saves.
@@ -42,7 +45,7 @@ class ChecksummedHandler(ocp.PyTreeCheckpointHandler):
 
     def finalize(self, directory: epath.Path) -> None:
         super().finalize(directory)
-        write_manifest(Path(os.fspath(directory)), self.note)
+        write_manifest(to_path(directory), self.note)
 
 
 def async_checkpointer(handler: ChecksummedHandler) -> ocp.AsyncCheckpointer:
@@ -70,7 +73,7 @@ def is_disk_error(error: Exception) -> bool:
     if isinstance(error, TimeoutError):  # an OSError, but of a barrier
         return False
     tensorstore = isinstance(error, ValueError) and any(t in str(error) for t in _DISK_ERRORS)
-    return tensorstore or isinstance(error, OSError)
+    return tensorstore or isinstance(error, OSError) or is_network_error(error)
 
 
 def differing_leaves(saved_tree: Any, abstract_state: Any) -> list[str]:
@@ -98,7 +101,9 @@ def steps_in(folder: Path) -> list[int]:
     """Steps committed in a folder, newest first; a save under way has a suffix to its number."""
     if not folder.is_dir():
         return []
-    names = (p.name for p in folder.iterdir() if p.name.isdecimal())
+    names = [p.name for p in folder.iterdir() if p.name.isdecimal()]
+    if is_bucket(folder):
+        names = [name for name in names if (folder / name / COMMITTED).exists()]
     return sorted((int(name) for name in names if name == str(int(name))), reverse=True)
 
 

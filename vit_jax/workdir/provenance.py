@@ -11,10 +11,12 @@ import platform
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
+
+from vit_jax.files.atomic import write_atomically
+from vit_jax.files.paths import to_path
 
 PACKAGES = (
     "jax",
@@ -63,5 +65,7 @@ def _git(*args: str) -> str | None:
 def write_provenance(workdir: str, *, start_step: int) -> None:
     """Appends one line to `WORKDIR/provenance.jsonl` for this start of the run; process 0 only."""
     if jax.process_index() == 0:
-        with open(Path(workdir) / "provenance.jsonl", "a") as file:
-            file.write(json.dumps({"start_step": start_step, **collect_provenance()}) + "\n")
+        path = to_path(workdir) / "provenance.jsonl"
+        known = path.read_text() if path.exists() else ""
+        line = json.dumps({"start_step": start_step, **collect_provenance()})
+        write_atomically(path, f"{known}{line}\n")

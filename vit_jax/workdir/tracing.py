@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import jax
+
+from vit_jax.files.paths import is_bucket, to_path, uploaded
 
 
 class Trace:
@@ -33,7 +34,8 @@ class Trace:
                 f"log.profile_steps={profile_steps}: no trace, this session makes the updates "
                 f"{first_step} to {total_steps}."
             )
-        self._folder = str(Path(workdir) / "profile")
+        self._folder = to_path(workdir) / "profile"
+        self._upload = ExitStack()
         self._active = False
 
     def before(self, step: int, state: Any) -> None:
@@ -46,8 +48,12 @@ class Trace:
         with self._book():
             if self._active:
                 jax.profiler.stop_trace()
+                self._upload.close()
             else:
-                jax.profiler.start_trace(self._folder)
+                folder = self._folder
+                if is_bucket(folder):  # which the profiler cannot write to
+                    folder = self._upload.enter_context(uploaded(folder))
+                jax.profiler.start_trace(str(folder))
         self._active = not self._active
 
     def __enter__(self) -> Trace:

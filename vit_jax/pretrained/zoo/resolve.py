@@ -13,6 +13,7 @@ import urllib.parse
 from pathlib import Path
 
 from vit_jax.errors import UserError
+from vit_jax.files.paths import cache_dir, is_bucket, to_path
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo.download import download
 from vit_jax.pretrained.zoo.entry import ZooEntry
@@ -24,14 +25,6 @@ _GOOGLE = "https://storage.googleapis.com"
 _CHOICE = "augreg:"
 _SCHEMES = ("gs", "https", "http", "hf")
 _SUFFIXES = (".npz", ".npy", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".json")
-
-
-def cache_dir() -> Path:
-    """The folder that downloads are kept in; it need not exist."""
-    if folder := os.environ.get("VIT_JAX_CACHE"):
-        return Path(os.path.expanduser(folder))
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(base)) / "vit_jax"
 
 
 def http_address(url: str) -> str:
@@ -79,6 +72,8 @@ def resolve(source: str | os.PathLike[str]) -> Path:
     if path is not None:
         return path
     text = os.fspath(source)
+    if is_bucket(text) and not text.partition("#")[0].endswith(_SUFFIXES):
+        return to_path(text)  # a folder, with the user's own rights
     scheme, separator, _ = text.partition("://")
     if separator and scheme not in _SCHEMES:
         known = ", ".join(f"{name}://" for name in _SCHEMES)

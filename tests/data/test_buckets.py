@@ -1,0 +1,86 @@
+"""Prepared sets in a bucket: the same examples, read by ranges or from the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import fixtures_data
+from tests.gcs_emulator import Server
+from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.errors import UserError
+from vit_jax.files import paths
+from vit_jax.files.paths import bucket_files, to_path
+
+SIZES = {"train": 50, "test": 13}
+
+
+def opened(data_dir: Any, split: str = "train[5:]") -> Dataset:
+    return create_dataset(
+        name="cifar10", split=split, preprocess="decode", data_dir=str(data_dir)
+    ).check()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "data"
+
+
+def prepare(bucket: str, tmp_path: Path, file_format: str) -> Path:
+    """Three shards on a disk and at BUCKET/tfds."""
+    root = tmp_path / "disk"
+    fixtures_data.tiny_tfds("cifar10", root, SIZES, file_format=file_format, shards=3)
+    to_path(f"{bucket}/tfds")  # before the first use of the file system
+    bucket_files().put(str(root / "cifar10"), f"{bucket}/tfds/cifar10", recursive=True)
+    return root
+
+
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
+def test_a_set_in_a_bucket_is_the_set_on_a_disk(
+    bucket: str, bucket_server: Server, tmp_path: Path, cache: Path, file_format: str
+) -> None:
+    root = prepare(bucket, tmp_path, file_format)
+    there, here = opened(f"{bucket}/tfds/"), opened(root)
+    assert there.fingerprint == here.fingerprint  # a run may be resumed with the other one
+    assert there.class_names == here.class_names
+    rng = np.random.default_rng(0)
+    for index in range(here.num_examples):
+        np.testing.assert_equal(there.example(index, rng), here.example(index, rng))
+    fetched = {path.name for path in cache.rglob("*") if path.is_file()}
+    shards = {path.name for path in root.rglob("*-train.*record-*")}
+    assert fetched == (shards if file_format == "tfrecord" else set())
+    downloads = bucket_server.requests["GET /download/storage/v1"]
+    opened(f"{bucket}/tfds")
+    assert bucket_server.requests["GET /download/storage/v1"] - downloads <= 4  # metadata only
+
+
+def test_no_room_for_a_shard(
+    bucket: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(bucket, tmp_path, "tfrecord")
+    usage = paths.shutil.disk_usage("/")._replace(free=100)
+    monkeypatch.setattr(paths.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(UserError, match=r"GB are free in .*cache.*: set VIT_JAX_CACHE to a larger"):
+        opened(f"{bucket}/tfds")
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_a_shard_that_is_missing_or_damaged(bucket: str, tmp_path: Path) -> None:
+    prepare(bucket, tmp_path, "array_record")
+    (folder,) = to_path(f"{bucket}/tfds").glob("cifar10/*")
+    shards = sorted(folder.glob("*-train.array_record-*"))
+    shards[1].write_bytes(shards[1].read_bytes()[:-100])
+    with pytest.raises(UserError, match=rf"{shards[1]}: damaged \(.*; copy or prepare it again"):
+        opened(f"{bucket}/tfds")
+    shards[1].unlink()
+    with pytest.raises(UserError, match=rf"{shards[1]}: "):
+        opened(f"{bucket}/tfds")
+
+
+def test_a_set_that_is_not_there(bucket: str) -> None:
+    with pytest.raises(UserError, match=rf"'cifar10': not prepared in {bucket}/tfds"):
+        opened(f"{bucket}/tfds")

@@ -1,0 +1,281 @@
+"""Runs in a bucket: the same bits as on a disk, the same safety, also where requests fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.gcs_emulator import FAULTS, Server
+from vit_jax.curves.read import read_run
+from vit_jax.errors import PreemptedError, UserError
+from vit_jax.files import lines
+from vit_jax.files.manifest import damaged_files, write_manifest
+from vit_jax.files.paths import bucket_files, to_path
+from vit_jax.pretrained.load import read_source
+from vit_jax.train import train_and_evaluate
+from vit_jax.training.session import Session
+from vit_jax.workdir import bucket_lock
+from vit_jax.workdir.bucket_lock import BucketLock
+
+
+def train(workdir: Any, **overrides: Any) -> dict[str, float]:
+    return train_and_evaluate(tiny.config(log__tensorboard=True, **overrides), str(workdir))
+
+
+def arrays(workdir: str) -> dict[str, bytes]:
+    with to_path(workdir).joinpath("params.npz").open("rb") as file, np.load(file) as archive:
+        return {name: archive[name].tobytes() for name in archive}
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory: pytest.TempPathFactory) -> str:
+    workdir = str(tmp_path_factory.mktemp("disk") / "run")
+    train(workdir)
+    return workdir
+
+
+def names(server: Server, bucket: str) -> set[str]:
+    return {name for b, name in server.bucket.objects if f"gs://{b}" == bucket}
+
+
+def test_a_run_in_a_bucket_is_the_run_on_a_disk(
+    bucket: str, bucket_server: Server, on_disk: str
+) -> None:
+    workdir = f"{bucket}/a/run"
+    results = train(workdir)
+    assert arrays(workdir) == arrays(on_disk)
+    files = {name.removeprefix("a/run/").split("/")[0] for name in names(bucket_server, bucket)}
+    # Folders are marked by no object, and the lock is gone.
+    assert files == {path.name for path in Path(on_disk).iterdir()} - {".lock"}
+    assert train(workdir) == results  # has ended
+    losses = [read_run(folder).curves["loss"].values for folder in (workdir, on_disk)]
+    np.testing.assert_array_equal(*losses)
+    stored, expected = read_source(workdir), read_source(on_disk)
+    assert stored.description == expected.description
+    np.testing.assert_equal(stored.params, expected.params)
+    np.testing.assert_equal(read_source(f"{workdir}/checkpoints/8").params, expected.params)
+
+
+def test_a_run_resumes_bit_for_bit_where_requests_fail(
+    bucket: str, bucket_server: Server, on_disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the middle; one request in twenty fails, in all ways that Google's do."""
+    bucket_server.faults, bucket_server.slow_seconds = 0.05, 0.2
+    workdir = f"{bucket}/run"
+    reached = iter([False] * 5 + [True])
+    with monkeypatch.context() as patch:
+        patch.setattr("vit_jax.train.PreemptionNotice.reached", lambda _: next(reached))
+        with pytest.raises(PreemptedError, match="after step 5"):
+            train(workdir)
+    train(workdir)
+    assert arrays(workdir) == arrays(on_disk)
+    rows = [
+        json.loads(row)
+        for row in to_path(
+            workdir,
+        )
+        .joinpath("metrics.jsonl")
+        .open()
+    ]
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 9))
+    assert all(bucket_server.failed[fault] for fault in FAULTS)
+
+
+def test_damaged_and_unfinished_steps_are_not_restored(
+    bucket: str, bucket_server: Server, on_disk: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    workdir = f"{bucket}/run"
+    train(workdir)
+    objects, name = bucket_server.bucket, bucket.removeprefix("gs://")
+    step = sorted(each for each in names(bucket_server, bucket) if "checkpoints/8/" in each)
+    # Step 8: one byte of an array is another. Step 9: killed while it was written.
+    damaged = next(each for each in step if "/d/" in each)
+    data = bytearray(objects.objects[name, damaged].data)
+    data[len(data) // 2] ^= 1
+    objects.put(name, damaged, bytes(data), {})
+    for each in step:
+        if not each.endswith("commit_success.txt"):
+            copied = each.replace("checkpoints/8", "checkpoints/9")
+            objects.put(name, copied, objects.objects[name, each].data, {})
+    for each in ("params.npz", "results.json"):
+        objects.delete(name, f"run/{each}", {})
+    with caplog.at_level(logging.WARNING):
+        train(workdir)
+    assert arrays(workdir) == arrays(on_disk)
+    assert f"Checkpoint {workdir}/checkpoints/8 is damaged: {damaged.partition('/8/')[2]}" in (
+        caplog.text
+    )
+    kept = names(bucket_server, bucket)
+    assert damaged.replace("checkpoints/8", "checkpoints_damaged/8-1") in kept
+    assert not any("checkpoints/9" in each for each in kept)
+
+
+def test_another_run_is_refused(bucket: str) -> None:
+    train(f"{bucket}/run", duration__steps=2)
+    with pytest.raises(
+        UserError, match=rf"{bucket}/run belongs to a run with another config: seed"
+    ):
+        train(f"{bucket}/run", duration__steps=2, seed=1)
+
+
+@pytest.mark.parametrize(
+    "workdir", ["gs://", "gs://bucket", "gs:///run", "gs://b/run", "gs://bucket/../x", "gs://Ab_/x"]
+)
+def test_an_address_that_is_no_folder(workdir: str) -> None:
+    with pytest.raises(UserError, match="is no folder in a bucket, such as gs://BUCKET/FOLDER"):
+        train(workdir)
+
+
+def test_a_bucket_that_refuses(bucket: str, bucket_server: Server) -> None:
+    bucket_server.refused = bucket.removeprefix("gs://")
+    with pytest.raises(
+        UserError, match=rf"Workdir {bucket}/run cannot be locked: .*storage.objects"
+    ):
+        train(f"{bucket}/run")
+
+
+def test_checksums_go_along_from_a_bucket_to_a_disk(bucket: str, tmp_path: Path) -> None:
+    """And back: `gcloud storage cp` of a checkpoint."""
+    for folder in (to_path(f"{bucket}/step"), tmp_path):
+        (folder / "a").mkdir(parents=True, exist_ok=True)
+        (folder / "a" / "data").write_bytes(b"values")
+        write_manifest(folder, {"step": 3})
+    bucket_files().get(f"{bucket}/step", str(tmp_path / "copied"), recursive=True)
+    bucket_files().put(str(tmp_path / "a"), f"{bucket}/back/a", recursive=True)
+    bucket_files().put(str(tmp_path / "checksums.json"), f"{bucket}/back/checksums.json")
+    copies = tmp_path / "copied", to_path(f"{bucket}/back")
+    for folder in copies:
+        assert damaged_files(folder) == []
+        (folder / "a" / "data").write_bytes(b"Values")
+        assert damaged_files(folder) == ["a/data"]
+
+
+def test_a_log_is_there_after_a_while_and_when_it_must_be(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = to_path(f"{bucket}/log.jsonl")
+    file = lines.append_lines(path, "0\n")
+    file.write("1\n")
+    assert path.read_text() == "0\n"
+    monkeypatch.setattr(lines, "_SECONDS", 0.0)
+    file.write("2\n")
+    file.flush()
+    assert path.read_text() == "0\n1\n2\n"
+    file.write("3\n")
+    file.close()
+    assert path.read_text() == "0\n1\n2\n3\n"
+
+
+def test_metrics_come_before_their_checkpoint(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run killed after a checkpoint would not repeat the rows before it."""
+    seen: list[tuple[int, int]] = []
+    save = Session._save
+
+    def look(self: Any, state: Any, step: int, results: Any) -> None:
+        save(self, state, step, results)
+        text = to_path(f"{bucket}/run/metrics.jsonl").read_text()
+        seen.append((step, json.loads(text.splitlines()[-1])["step"]))
+
+    monkeypatch.setattr(Session, "_save", look)
+    train(f"{bucket}/run")
+    assert seen == [(4, 4), (8, 8)]
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_lock, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(bucket_lock, "LOST_SECONDS", 1.5)
+    monkeypatch.setattr(bucket_lock, "_POLL_SECONDS", 0.1)
+
+
+@dataclasses.dataclass
+class Holder:
+    """A lock of `host` and what it was told."""
+
+    lock: BucketLock
+    lost: list[str]
+
+
+def holder(bucket: str, host: str) -> Holder:
+    lost: list[str] = []
+    return Holder(
+        BucketLock(to_path(f"{bucket}/run/.lock"), machine=host, on_lost=lost.append), lost
+    )
+
+
+def wait(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_a_lock_that_is_held_is_refused(bucket: str, host: str) -> None:
+    first, second = holder(bucket, "a"), holder(bucket, host)
+    first.lock.acquire()
+    with pytest.raises(
+        UserError, match=rf"{bucket}/run is in use by another process \(pid .* on a"
+    ):
+        second.lock.acquire()
+    first.lock.release()
+    second.lock.acquire()
+    second.lock.release()
+    assert not first.lost + second.lost
+
+
+@pytest.mark.usefixtures("fast")
+def test_the_lock_of_a_lost_host_is_taken_and_the_host_ends_if_it_comes_back(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = holder(bucket, "a"), holder(bucket, "b")
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket_lock, "RENEW_SECONDS", 4.0)  # it hangs
+        first.lock.acquire()
+    began = time.monotonic()
+    second.lock.acquire()
+    assert time.monotonic() - began >= 1.5
+    assert "locked by another host (pid" in caplog.text
+    wait(lambda: first.lost)
+    assert "was taken over by another run" in first.lost[0]
+    first.lock.release()  # is not its own any more
+    with pytest.raises(UserError, match="in use"):
+        holder(bucket, "c").lock.acquire()
+    second.lock.release()
+
+
+@pytest.mark.usefixtures("fast")
+def test_the_lock_of_a_killed_process_of_this_machine_is_taken_at_once(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket_lock, "RENEW_SECONDS", 1e9)
+        patch.setattr(bucket_lock.os, "getpid", lambda: 2**22 + 1)  # of no process
+        holder(bucket, "a").lock.acquire()
+    began, second = time.monotonic(), holder(bucket, "a")
+    second.lock.acquire()
+    assert time.monotonic() - began < 1.5
+    second.lock.release()
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_lock_stays_ours_where_replies_are_lost(bucket: str, bucket_server: Server) -> None:
+    ours = holder(bucket, "a")
+    bucket_server.lost_replies = 3  # of the first write and its repetitions
+    ours.lock.acquire()
+    bucket_server.lost_replies = 1
+    wait(lambda: not bucket_server.lost_replies)
+    generation = ours.lock._generation
+    wait(lambda: ours.lock._generation != generation)
+    assert not ours.lost
+    ours.lock.release()
+    assert not to_path(f"{bucket}/run/.lock").exists()

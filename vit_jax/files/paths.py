@@ -1,0 +1,198 @@
+"""Paths of this machine, and of buckets: gs://BUCKET/FOLDER through etils.epath and gcsfs.
+
+Both have the methods of pathlib. What a bucket does otherwise is here: it has no rename, but an
+object has its old content or the new one; and it knows the MD5 of what it holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from vit_jax.errors import UserError, missing_package
+
+BUCKET = "gs://"
+_ADDRESS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^/?#*\[\]]+)+")
+# Orbax writes it as the last object of a step, which has no rename to complete it.
+COMMITTED = "commit_success.txt"
+
+
+def is_bucket(path: str | os.PathLike[str]) -> bool:
+    return os.fspath(path).startswith(BUCKET)
+
+
+def to_path(path: str | os.PathLike[str]) -> Path:
+    """A path with the methods of pathlib, which act on the bucket where it is a gs:// address.
+
+    Raises:
+      UserError: the address is malformed, or gcsfs is not installed.
+    """
+    if not is_bucket(path):
+        return Path(path)
+    text = os.fspath(path).rstrip("/")
+    if not _ADDRESS.fullmatch(text) or not text.isprintable() or {".", ".."} & {*text.split("/")}:
+        raise UserError(f"{text!r} is no folder in a bucket, such as gs://BUCKET/FOLDER.")
+    if importlib.util.find_spec("gcsfs") is None:
+        raise missing_package(text, "gcsfs", "gcs")
+    # Read when the first path is used. TensorFlow, where it is installed, has another client.
+    os.environ.setdefault("EPATH_USE_TF", "0")
+    # Plain buckets: the API that tells other kinds needs rights of its own.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    import fsspec
+    from etils import epath
+
+    # Other processes write too: what a folder held a moment ago says nothing.
+    fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
+    return cast(Path, epath.Path(text))
+
+
+def full_path(path: str | os.PathLike[str]) -> Path:
+    """The absolute path without links."""
+    return to_path(path) if is_bucket(path) else Path(path).resolve()
+
+
+def bucket_files() -> Any:
+    """The fsspec file system of all buckets."""
+    import fsspec
+
+    return fsspec.filesystem("gcs", finalize_on_close=True)  # epath's own, which it caches
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file."""
+    return bucket_files().size(str(path)) if is_bucket(path) else path.stat().st_size
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copies a file, or a folder with all that is in it; in a bucket on the server's side."""
+    if is_bucket(source):
+        bucket_files().copy(str(source), str(target), recursive=source.is_dir())
+    elif source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy2(source, target)
+
+
+def move(source: Path, target: Path) -> None:
+    """Moves a file or a folder, to another disk if need be."""
+    if is_bucket(source):
+        copy(source, target)
+        remove(source)
+    else:
+        shutil.move(source, target)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, or a folder with all that is in it; a step stops to count as one at once."""
+    if not is_bucket(path):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return
+    files = bucket_files()
+    # A request is repeated if its reply was lost, and then finds nothing.
+    for each in (path / COMMITTED, path):
+        try:
+            files.rm(str(each), recursive=each == path)
+        except FileNotFoundError:
+            continue
+
+
+@contextmanager
+def uploaded(path: Path) -> Iterator[Path]:
+    """A file, or a new folder, of this machine that becomes `path` of a bucket at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder) / path.name
+        yield local
+        if local.exists():
+            bucket_files().put(str(local), str(path), recursive=local.is_dir())
+
+
+@contextmanager
+def local_copy(path: Path) -> Iterator[Path]:
+    """A file of this machine with the content of `path`, which it is itself outside a bucket."""
+    if not is_bucket(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder) / path.name
+        bucket_files().get_file(str(path), str(local))
+        yield local
+
+
+def cache_dir() -> Path:
+    """The folder that downloads are kept in; it need not exist."""
+    if folder := os.environ.get("VIT_JAX_CACHE"):
+        return Path(os.path.expanduser(folder))
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(base)) / "vit_jax"
+
+
+def cached_copy(path: Path) -> Path:
+    """A copy of a bucket's object in the cache, fetched unless one of its size is there.
+
+    Raises:
+      UserError: there is no room for it.
+    """
+    local, size = cache_dir() / "data" / str(path).removeprefix(BUCKET), size_of(path)
+    if local.exists() and local.stat().st_size == size:
+        return local
+    local.parent.mkdir(parents=True, exist_ok=True)
+    if size > (free := shutil.disk_usage(local.parent).free):
+        raise UserError(
+            f"{path} has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {local.parent}: "
+            "set VIT_JAX_CACHE to a larger disk, or prepare the set as array_record, of which only "
+            "what is needed is read."
+        )
+    unfinished = local.with_name(f"{local.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
+    try:
+        bucket_files().get_file(str(path), str(unfinished))
+        unfinished.rename(local)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return local
+
+
+def file_sizes(paths: Iterable[Path]) -> list[int]:
+    """Bytes of each file; a bucket is asked once for each folder.
+
+    Raises:
+      OSError: one is missing.
+    """
+    paths, known = list(paths), dict[Path, int]()
+    for folder in {path.parent for path in paths if is_bucket(path)}:
+        known |= {folder / name: int(each["size"]) for name, each in _objects(folder).items()}
+    return [known[path] if path in known else size_of(path) for path in paths]
+
+
+def names_below(folder: Path) -> list[str]:
+    """Relative names of all files below a folder."""
+    if is_bucket(folder):
+        return sorted(_objects(folder))
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def known_md5(folder: Path) -> dict[str, tuple[int, str]]:
+    """Size and MD5 (hex) by relative name of the files below a folder, as its bucket knows them.
+
+    Objects that were put together from parts have none. Empty for a folder of this machine.
+    """
+    return {
+        name: (int(each["size"]), base64.b64decode(each["md5Hash"]).hex())
+        for name, each in (_objects(folder) if is_bucket(folder) else {}).items()
+        if each.get("md5Hash")
+    }
+
+
+def _objects(folder: Path) -> Mapping[str, dict[str, Any]]:
+    """Resources of the objects below a folder, by relative name."""
+    found = bucket_files().find(str(folder), detail=True)
+    prefix = str(folder).removeprefix(BUCKET) + "/"
+    return {name.removeprefix(prefix): each for name, each in found.items()}
