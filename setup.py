@@ -19,6 +19,7 @@ INSTALL_REQUIRES = [
     "opencv-python-headless>=4.10",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.8",
+    "pyarrow>=20.0",  # of tensorflow-datasets; tables of images
     "safetensors>=0.8",
     "tensorboardX>=2.6.4",
     "tensorflow-datasets>=4.9.9",

@@ -3,20 +3,25 @@
     python scripts/finetune.py --config=configs/photos.py:S/16,/path/to/photos \\
         --config.pretrained.source=augreg:S/16 --workdir=runs/photos
 
-The argument is VARIANT,FOLDER[,RESOLUTION]:
-  VARIANT     a row of `vit_jax/models/variants.py`: that of the weights.
-  FOLDER      with CLASS_NAME/*.jpg, of which a fifth is held out, or {train,test}/CLASS_NAME/*.jpg;
-              any kind of image that OpenCV decodes.
-  RESOLUTION  pixels, default 224 (a hybrid or a patch of 14 takes multiples of its tokens).
+    python scripts/train.py --config=configs/photos.py:Ti/16,/path/to/photos,128,scratch \\
+        --workdir=runs/photos
 
-With scripts/train.py and no source it starts from random weights.
+The argument is VARIANT,FOLDER[,RESOLUTION][,multi_label][,scratch]:
+  VARIANT      a row of `vit_jax/models/variants.py`: that of the weights.
+  FOLDER       with CLASS_NAME/*.jpg, of which a fifth is held out, or
+               {train,test}/CLASS_NAME/*.jpg; any kind of image that OpenCV decodes. Or a .csv or
+               .parquet file with the columns `path`, `label` (or `labels`) and, if there are
+               splits, `split`: `data/table.py`.
+  RESOLUTION   pixels, default 224 (a hybrid or a patch of 14 takes multiples of its tokens).
+  multi_label  any number of labels per image, the table's `labels`: a sigmoid for each class, and
+               the mean average precision (mAP) as the measure.
+  scratch      random weights, for scripts/train.py.
 
-The paper's fine-tuning (section B.1.1: SGD with momentum 0.9, cosine decay, no weight decay,
-clipping at norm 1) with a batch that one device holds: 500 updates of 32 images at learning rate
-0.003, from the lower half of the paper's grid since the batch is smaller. scripts/sweep.py with
-this recipe chooses the rate on a tenth of the training photos.
-
-With a few hundred photos, training only the head and the upper blocks is faster:
+From weights: the paper's fine-tuning (section B.1.1: SGD with momentum 0.9, cosine decay, no weight
+decay, clipping at norm 1) with a batch that one device holds: 500 updates of 32 images at learning
+rate 0.003, from the lower half of the paper's grid since the batch is smaller. scripts/sweep.py
+with this recipe chooses the rate on a tenth of the training photos. With a few hundred photos,
+training only the head and the upper blocks is faster:
 --config.optimizer.freeze='embedding/.*|cls|.*/pos_embedding|.*/encoderblock_[0-7]/.*'.
 500 updates are 16,000 images: with Ti/16 at 224 pixels about half an hour on two CPU cores (8 per
 second), with S/16 about four times that. No accuracy is published for photos of yours.
@@ -25,27 +30,59 @@ second), with S/16 about four times that. No accuracy is published for photos of
 from ml_collections import ConfigDict
 
 from configs.finetune import fine_tuning, parse_argument
+from vit_jax.config import get_config as default_config
+from vit_jax.config import section, set_kind
 from vit_jax.errors import UserError
+from vit_jax.models.variants import get_variant
+
+OPTIONS = ("multi_label", "scratch")
 
 
 def get_config(argument: str = "S/16,photos") -> ConfigDict:
-    if not argument.rpartition(",")[2].isdigit():
-        argument += ",224"
-    variant, folder, resolution = parse_argument("photos", argument)
-    if not folder:
-        raise UserError(f"configs/photos.py:{argument} must be VARIANT,FOLDER[,RESOLUTION].")
-    config = fine_tuning(variant)
+    parts = argument.split(",")
+    options = {parts.pop() for _ in OPTIONS if parts[-1] in OPTIONS}
+    if not parts[-1].isdigit():
+        parts.append("224")
+    if len(parts) < 3:
+        raise UserError(
+            f"configs/photos.py:{argument} must be VARIANT,FOLDER[,RESOLUTION][,multi_label]"
+            "[,scratch]."
+        )
+    variant, folder, resolution = parse_argument("photos", ",".join(parts))
+    config = from_scratch(variant) if "scratch" in options else fine_tuning(variant)
     config.dataset.name = folder
     config.dataset.split = "train"
-    config.dataset.batch_size = 32
-    config.dataset.preprocess = f"official_train({resolution})"
     config.dataset.eval_preprocess = f"official_eval({resolution})"
-    config.evaluators.test.every_steps = 100
-    config.duration.steps = 500
-    config.schedule.warmup_steps = 50
-    config.optimizer.learning_rate = 0.003
-    config.checkpoint.every_steps = 100
-    config.sweep.learning_rates = (0.001, 0.003, 0.01)
+    if "scratch" in options:
+        config.dataset.preprocess = (
+            f"decode|inception_crop({resolution}, (0.3, 1.0))|flip_lr|randaug(2, 9)"
+        )
+    else:
+        config.dataset.batch_size = 32
+        config.dataset.preprocess = f"official_train({resolution})"
+        config.evaluators.test.every_steps = 100
+        config.duration.steps = 500
+        config.schedule.warmup_steps = 50
+        config.optimizer.learning_rate = 0.003
+        config.checkpoint.every_steps = 100
+        config.sweep.learning_rates = (0.001, 0.003, 0.01)
     config.sweep.train_split = "train[:90%]"
     config.sweep.validation_split = "train[90%:]"
+    if "multi_label" in options:
+        set_kind(config, "objective", "multi_label")
+        set_kind(config, "evaluators.test", "average_precision")
+    return config
+
+
+def from_scratch(variant: str) -> ConfigDict:
+    config = default_config()
+    config.model = section("model", **get_variant(variant))
+    config.dataset.batch_size = 64
+    config.duration.epochs = 100.0
+    config.schedule.warmup_steps = 200
+    config.optimizer.learning_rate = 5e-4
+    config.optimizer.weight_decay = 0.05
+    config.mix.mixup_alpha = 0.2
+    config.evaluators.test.every_steps = 500
+    config.checkpoint.every_steps = 500
     return config

@@ -1,4 +1,4 @@
-"""Measures a model on a labelled dataset: top-1, top-5, loss, calibration, ReaL.
+"""Measures a model on a labelled dataset: top-1, top-5, loss, calibration, ReaL; mAP.
 
     python scripts/evaluate.py MODEL --dataset=imagenet2012 --split=validation
     python scripts/evaluate.py runs/flowers --dataset=photos --split=test --output=report
@@ -16,7 +16,7 @@ from vit_jax.inference import flags as model_flags
 if __name__ == "__main__":
     parser = model_flags.create_parser(__doc__, source="what to measure", batch_size=128)
     add = parser.add_argument
-    add("--dataset", required=True, help="TFDS name, image folder, digits or glyphs")
+    add("--dataset", required=True, help="TFDS name, image folder, .csv or .parquet, digits")
     add("--split", default="test", help="such as validation or test[:5%%] (default test)")
     add("--data_dir", default="", metavar="DIR", help="where TFDS sets are prepared")
     add("--label_key", default="", metavar="KEY", help="label to use, where a TFDS set has several")
@@ -27,9 +27,9 @@ if __name__ == "__main__":
         help="what to do with files that do not decode (default error)",
     )
     add("--ignore_class_names", action="store_true", help="take label i for output i")
-    add("--loss", default="softmax", help="softmax or sigmoid, as it was trained (default softmax)")
+    add("--loss", default="", help="softmax or sigmoid (default: as trained, if that is known)")
     add("--real", default="", metavar="real.json", help="ReaL labels of ImageNet's validation set")
-    add("--output", default="", metavar="DIR", help="write evaluation.json and examples.csv there")
+    add("--output", default="", metavar="DIR", help="write evaluation.json and a CSV file there")
     add("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = vars(parser.parse_args())
     as_json = arguments.pop("json")

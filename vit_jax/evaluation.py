@@ -84,7 +84,7 @@ def _with_our_labels(key: str, dataset: Dataset, class_names: tuple[str, ...]) -
         outputs = match_classes(dataset.class_names, class_names, len(class_names), way_out=way_out)
     except UserError as error:
         raise as_user_error(f"evaluators.{key}: {error}", error) from error
-    return relabel(dataset, outputs)
+    return relabel(dataset, outputs, len(class_names))
 
 
 def image_shape(dataset: Dataset) -> tuple[int, int, int]:

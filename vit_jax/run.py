@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
-import io
-import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from clu import parameter_overview
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -24,14 +19,12 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import check_repeated_augmentation
 from vit_jax.errors import UserError, as_user_error, check_known
 from vit_jax.evaluation import create_evaluators, image_shape, open_eval_data
-from vit_jax.files.atomic import write_atomically
-from vit_jax.files.paths import to_path
 from vit_jax.hardware.flops import train_flops
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import OBJECTIVES, create_objective
 from vit_jax.objectives.objective import FrozenModel, Objective, Task
-from vit_jax.parameters.names import count_parameters, fingerprint
+from vit_jax.parameters.names import fingerprint
 from vit_jax.parameters.sharding import (
     check_batch_size,
     parameter_shardings,
@@ -45,7 +38,7 @@ from vit_jax.training.optimizer import Schedule, create_optimizer, create_schedu
 from vit_jax.training.state import TrainState, create_train_state, initial_state
 from vit_jax.training.step import make_train_step, step_shardings
 from vit_jax.workdir.checkpoints import CheckpointManager
-from vit_jax.workdir.description import MODEL_FILE, PARAMETERS_FILE, Description
+from vit_jax.workdir.description import Description
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +90,7 @@ class Run:
             grid=self.grid,
             class_names=self.objective.class_names,
             eval_preprocess=self.config.dataset.eval_preprocess,
+            probabilities_by=self.objective.probabilities_by,
         )
 
     @functools.cached_property
@@ -144,10 +138,10 @@ class Run:
     def train_flops_per_image(self) -> float:
         """See `hardware.flops.train_flops`."""
         params = {**self.abstract_state.params, **jax.eval_shape(lambda: self.objective.constants)}
-        spec = self.dataset.element_spec["image"]
+        spec, label = self.dataset.element_spec["image"], self.dataset.element_spec["label"]
         batch = {
             "image": jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype),
-            "label": jax.ShapeDtypeStruct((1,), jnp.int32),
+            "label": jax.ShapeDtypeStruct((1, *label.shape), jnp.int32),
             "mask": jax.ShapeDtypeStruct((1,), jnp.float32),
         }
         return train_flops(self.objective, params, batch)
@@ -207,6 +201,8 @@ def create_run(
     total_steps = to_steps(
         **config.duration, num_examples=dataset.num_examples, batch_size=batch_size
     )
+    if needs_label:
+        _check_labels(config, dataset)
     objective = create_objective(**config.objective, task=_task(config, dataset))
     if mixing is not None and "label" not in objective.example_keys:
         raise UserError(
@@ -239,6 +235,20 @@ def create_run(
     return run
 
 
+def _check_labels(config: ConfigDict, dataset: Dataset) -> None:
+    """Raises UserError where the objective wants several labels per image, or does not."""
+    name = config.objective.name
+    several = OBJECTIVES[name].several_labels
+    if bool(dataset.element_spec["label"].shape) != several:
+        has, way_out = "one label", "a table with the column 'labels'"
+        if not several:
+            has, way_out = "several labels", "objective.name='multi_label'"
+        raise UserError(
+            f"dataset.name={dataset.name!r} has {has} per image, objective.name={name!r} is for "
+            f"{'several' if several else 'one'}; set {way_out}."
+        )
+
+
 def _task(config: ConfigDict, dataset: Dataset) -> Task:
     def load_model(source: str) -> FrozenModel:
         from vit_jax.inference.frozen import load_frozen  # readers of many formats
@@ -262,35 +272,3 @@ def _task(config: ConfigDict, dataset: Dataset) -> Task:
 def open_checked(**kwargs: Any) -> Dataset:
     """`create_dataset`, then a check for damaged files."""
     return create_dataset(**kwargs).check()
-
-
-def _write_splits(run: Run, path: Path) -> None:
-    """Which file is in which split, where the folder does not say."""
-    datasets: list[Any] = [run.dataset, *run.eval_datasets.values()]
-    drawn = [each for each in datasets if getattr(each.source, "drawn", False)]
-    if drawn:
-        text = io.StringIO(newline="")
-        writer = csv.writer(text)
-        writer.writerow(["split", "file"])
-        for each in drawn:
-            writer.writerows([each.split, name] for name in each.source.relative_paths())
-        write_atomically(path, text.getvalue())
-        counts = ", ".join(f"{each.split} {each.num_examples}" for each in drawn)
-        logging.info("%s has no splits; drawn: %s (see %s).", run.dataset.name, counts, path)
-
-
-def describe(run: Run, workdir: str) -> None:
-    """Writes `model.json` and the table of parameters, and logs what is about to be trained."""
-    params = run.abstract_state.params
-    if jax.process_index() == 0:
-        folder = to_path(workdir)
-        run.description.write(folder / MODEL_FILE)
-        table = parameter_overview.get_parameter_overview(params, include_stats=False)
-        (folder / PARAMETERS_FILE).write_text(table + "\n")
-        _write_splits(run, folder / "splits.csv")
-    size = "x".join(map(str, run.image_shape))
-    logging.info(
-        f"{workdir}: {count_parameters(params):,} parameters, {run.objective.num_outputs} outputs, "
-        f"{run.dataset.num_examples} training images of {size}, {run.total_steps} steps of "
-        f"{run.batch_size}, {jax.device_count()} devices."
-    )

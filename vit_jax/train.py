@@ -26,12 +26,13 @@ from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.preemption import PreemptionNotice
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
-from vit_jax.run import Run, create_run, describe
+from vit_jax.run import Run, create_run
 from vit_jax.training.clock import KINDS, Clock
 from vit_jax.training.session import Session
 from vit_jax.training.state import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
+from vit_jax.workdir.describe import describe
 from vit_jax.workdir.description import PARAMS_FILE, RESULTS_FILE, write_params
 from vit_jax.workdir.metrics import MetricWriter, check_wandb, read_metrics
 from vit_jax.workdir.provenance import write_provenance

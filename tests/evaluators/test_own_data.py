@@ -68,5 +68,5 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     config = with_evaluator(photos)
     schema.set_kind(config, "objective", "masked_patch")
     config.model.classifier = "token_unpooled"
-    with pytest.raises(UserError, match="needs an objective of classes"):
+    with pytest.raises(UserError, match="needs an objective of one class per image"):
         create_run(config, create_mesh())

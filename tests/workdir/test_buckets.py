@@ -16,13 +16,12 @@ from tests import tiny
 from tests.gcs_emulator import FAULTS, Server
 from vit_jax.curves.read import read_run
 from vit_jax.errors import PreemptedError, UserError
-from vit_jax.files import lines
 from vit_jax.files.manifest import damaged_files, write_manifest
 from vit_jax.files.paths import bucket_files, to_path
 from vit_jax.pretrained.load import read_source
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.session import Session
-from vit_jax.workdir import bucket_lock
+from vit_jax.workdir import bucket_lock, bucket_log
 from vit_jax.workdir.bucket_lock import BucketLock
 
 
@@ -162,10 +161,11 @@ def test_a_log_is_there_after_a_while_and_when_it_must_be(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = to_path(f"{bucket}/log.jsonl")
-    file = lines.append_lines(path, "0\n")
+    file = bucket_log.BucketLog(path, b"0\n")
+    path.write_text("0\n")
     file.write("1\n")
     assert path.read_text() == "0\n"
-    monkeypatch.setattr(lines, "_SECONDS", 0.0)
+    monkeypatch.setattr(bucket_log, "_SECONDS", 0.0)
     file.write("2\n")
     file.flush()
     assert path.read_text() == "0\n1\n2\n"

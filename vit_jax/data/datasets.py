@@ -19,6 +19,7 @@ from vit_jax.data.sources import ArraySpec, CheckedSource, SlicedSource, Source,
 from vit_jax.errors import UserError, as_user_error, check_known
 
 EMBEDDED = ("digits", "glyphs")
+TABLES = (".csv", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class Dataset:
         return len(self.source)
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
-        """The preprocessed example `index`: {"image": [H, W, C], "label": int, ...}.
+        """The preprocessed example `index`: {"image": [H, W, C], "label": int or [K], ...}.
 
         Raises:
           UserError: its image cannot be read, decoded or cropped; the message says where it is.
@@ -105,8 +106,9 @@ def create_dataset(
 
     Args:
       name: `digits`; `glyphs` or `glyphs(size=32, ...)`; the path of an image folder
-        (`folder.LAYOUT`); else a TFDS name with optional config and version
-        (`cifar10`, `imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`) or a prepared directory's path.
+        (`folder.LAYOUT`) or of a table (`table.py`); else a TFDS name with optional config and
+        version (`cifar10`, `imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`) or a prepared
+        directory's path.
       split: split expression, see `sources.resolve_split`.
       preprocess: spec string, see `preprocess.parse`.
       data_dir: where TFDS data lies; "" for $TFDS_DATA_DIR or TFDS's default.
@@ -133,13 +135,18 @@ def _open(
     path = os.path.expanduser(name)
     is_embedded = name.partition("(")[0].strip() in EMBEDDED
     is_prepared = os.path.isfile(os.path.join(path, "dataset_info.json"))
-    is_folder = not is_prepared and _is_image_folder(name)
-    if label_key and (is_embedded or is_folder):
+    is_table = path.lower().endswith(TABLES)
+    is_folder = not is_prepared and not is_table and _is_image_folder(name)
+    if label_key and (is_embedded or is_folder or is_table):
         raise UserError(f"dataset.label_key={label_key!r} is for TFDS names, not for {name!r}.")
     if is_embedded:
         _, sources = evaluate_calls("dataset.name", name, _embedded())[0]
         parts = resolve_split(split, sources, lambda each: len(sources[each]))
         return SlicedSource(sources, parts), sources[parts[0].name].class_names
+    if is_table:
+        from vit_jax.data import table
+
+        return table.open_table(path, split, needs_label=needs_label)
     if is_folder:
         from vit_jax.data import folder
 

@@ -24,12 +24,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 
 from vit_jax.data.decode import decodes
-from vit_jax.data.preprocess import Chain
-from vit_jax.data.sources import ArraySpec, describe, resolve_split
+from vit_jax.data.sources import resolve_split
 from vit_jax.data.threads import map_threads
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import write_atomically
@@ -66,7 +64,7 @@ class FolderSource:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         with open(self.path(index), "rb") as file:
-            return {"image": file.read(), "label": int(self.labels[index])}
+            return {"image": file.read(), "label": self.labels[index]}
 
     def path(self, index: int) -> bytes:
         return os.path.join(self._root, bytes(self._paths[index]))
@@ -82,6 +80,12 @@ class FolderSource:
         sizes = map_threads(os.path.getsize, map(self.path, range(len(self))))
         for path, size in zip(self._paths, sizes, strict=True):
             yield f"{os.fsdecode(bytes(path))} {size}"
+
+    def newer_than(self, seconds: float) -> list[str]:
+        """Relative paths of the files written more than a second after this time (since 1970)."""
+        times = map_threads(os.path.getmtime, map(self.path, range(len(self))))
+        names = self.relative_paths()
+        return [name for name, time in zip(names, times, strict=True) if time > seconds + 1.0]
 
     def check(self, on_bad_image: str) -> FolderSource:
         """Decodes every file once; see `unreadable`.
@@ -101,39 +105,8 @@ class FolderSource:
             raise UserError(f"{report}; no image is left.")
         logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
         keep = np.setdiff1d(np.arange(len(self)), bad)
-        return FolderSource(
-            os.fsdecode(self._root), self._paths[keep], self.labels[keep], self.drawn
-        )
-
-
-class ForgivingImages:
-    """Examples for `pipeline.eval_batches` in which a damaged or missing image is black.
-
-    `spec` is what `preprocess` has to give; `failures` says what was wrong with an example, and is
-    filled while they are read.
-    """
-
-    def __init__(self, source: FolderSource, preprocess: Chain, spec: ArraySpec):
-        self.source = source
-        self.failures: dict[int, str] = {}
-        self.element_spec = {"image": spec}
-        self._preprocess = preprocess
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.source)
-
-    def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
-        spec = self.element_spec["image"]
-        try:
-            example = self._preprocess(self.source[index], rng)
-            image = example["image"]
-            if (image.shape, image.dtype) == (spec.shape, spec.dtype):
-                return example
-            self.failures[index] = f"preprocess gives {describe(image)}, not {describe(spec)}"
-        except (ValueError, OSError, cv2.error) as error:
-            self.failures[index] = str(getattr(error, "strerror", None) or error)
-        return {"image": np.zeros(spec.shape, spec.dtype), "label": 0}
+        root = os.fsdecode(self._root)
+        return type(self)(root, self._paths[keep], self.labels[keep], self.drawn)
 
 
 def open_folder(
@@ -156,7 +129,7 @@ def open_folder(
     root = os.path.abspath(os.path.expanduser(root))
     splits = split_folders(root, needs_label)
     drawn = needs_label and not any("/" in each for folders in splits.values() for each in folders)
-    split = _known_split(root, split, splits)
+    split = known_split(root, split, splits)
     classes: list[str] = []
     if needs_label:
         naming = [splits["train"]] if "train" in splits else splits.values()
@@ -186,7 +159,7 @@ def open_folder(
     return FolderSource(root, paths, labels, drawn), tuple(classes)
 
 
-def _known_split(root: str, split: str, splits: Mapping[str, Any]) -> str:
+def known_split(root: str, split: str, splits: Mapping[str, Any]) -> str:
     """The split expression with the folder's own name for what is held out."""
     there = next((name for name in HELD_OUT if name in splits), None)
     terms = split.split("+")
@@ -230,7 +203,7 @@ def _list_split(
 
     `part`: train or test, of folders that hold both.
     """
-    rows: list[tuple[float, bytes, bytes, int]] = []
+    groups: list[tuple[int, list[bytes]]] = []
     ignored: collections.Counter[str] = collections.Counter()
     for folder in folders:
         names = [name for name in os.listdir(f"{root}/{folder}") if not name.startswith(".")]
@@ -242,17 +215,30 @@ def _list_split(
                 f"takes files that end in {', '.join(EXTENSIONS)}."
             )
         paths = [os.fsencode(f"{folder}/{name}".removeprefix("./")) for name in images]
+        groups.append((numbers.get(os.path.basename(folder), 0), paths))
+    if ignored:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ignored.items())[:5])
+        logging.getLogger(__name__).warning("%s: not used: %s", root, kinds)
+    return order_files(groups, part)
+
+
+def order_files(
+    groups: Iterable[tuple[int, Sequence[bytes]]], part: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Paths (bytes [N]) and numbers (int32 [N]) of groups (number, its paths), in our order.
+
+    `part`: train or test, of groups that hold both.
+    """
+    rows: list[tuple[float, bytes, bytes, int]] = []
+    for number, paths in groups:
         hashed = sorted((hashlib.blake2b(path, digest_size=8).digest(), path) for path in paths)
         if part:
             low = bytes([int(256 * TEST_SHARE)])
             count = sum(digest < low for digest, _ in hashed)
             count = min(max(count, 1), len(hashed) - 1)  # both have one, if there are two
             hashed = hashed[:count] if part == "test" else hashed[count:]
-        last, number = max(len(hashed) - 1, 1), numbers.get(os.path.basename(folder), 0)
+        last = max(len(hashed) - 1, 1)
         rows += [(k / last, digest, path, number) for k, (digest, path) in enumerate(hashed)]
-    if ignored:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ignored.items())[:5])
-        logging.getLogger(__name__).warning("%s: not used: %s", root, kinds)
     rows.sort()
     paths_sorted = np.array([row[2] for row in rows], dtype=np.bytes_)
     return paths_sorted, np.array([row[3] for row in rows], dtype=np.int32)

@@ -23,6 +23,7 @@ from vit_jax.data.sources import ArraySpec, describe
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
+_LABEL = ArraySpec((), np.dtype(np.int32))
 
 
 class Examples(Protocol):
@@ -85,7 +86,8 @@ def _build(
     """The examples `indices` [n], each with the random numbers of (seed, its key)."""
     spec = dataset.element_spec["image"]
     images = np.empty((len(indices), *spec.shape), spec.dtype)  # [n, H, W, C]
-    labels = np.empty(len(indices), np.int32)
+    label = dataset.element_spec.get("label", _LABEL)
+    labels = np.empty((len(indices), *label.shape), np.uint8 if label.shape else np.int32)
     for row, (index, key) in enumerate(zip(indices.tolist(), keys.tolist(), strict=True)):
         if row and key == keys[row - 1]:  # padding
             images[row], labels[row] = images[row - 1], labels[row - 1]
@@ -197,7 +199,8 @@ def train_batches(
       loader: see `HostBatches`.
 
     Returns:
-      Iterator of {"image" [n, H, W, C], "label" int32 [n], "mask" float32 [n] of ones}.
+      Iterator of {"image" [n, H, W, C], "label" int32 [n] or uint8 [n, K], "mask" float32 [n] of
+      ones}.
 
     Raises:
       UserError: (when iterating) an example cannot be read, or images differ in shape.

@@ -2,7 +2,8 @@
 
 A source is any picklable object with `__len__()` and
 `__getitem__(i) -> {"image": bytes | uint8 [H, W, C], "label": int}`, where bytes are an encoded
-image file. It is safe for threads, and its order is a pure function of the files behind it.
+image file; an image that may have several labels has uint8 [K] of 0 and 1. It is safe for threads,
+and its order is a pure function of the files behind it.
 """
 
 from __future__ import annotations

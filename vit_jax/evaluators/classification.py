@@ -22,8 +22,8 @@ class ClassificationEvaluator:
         """Raises UserError unless the objective is a classification."""
         if not hasattr(objective, "measure"):
             raise UserError(
-                "evaluators.*.name='classification' needs an objective of classes; "
-                "evaluators.*.name='objective' works with any."
+                "evaluators.*.name='classification' needs an objective of one class per image; "
+                "'average_precision' is for several, 'objective' works with any."
             )
         self._objective = objective
         self._reader = reader

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vit_jax.evaluators.average_precision import AveragePrecisionEvaluator
 from vit_jax.evaluators.classification import ClassificationEvaluator
 from vit_jax.evaluators.objective import ObjectiveEvaluator
 from vit_jax.evaluators.stream import Reader
@@ -13,6 +14,7 @@ from vit_jax.evaluators.stream import Reader
 EVALUATORS: dict[str, Any] = {
     "objective": ObjectiveEvaluator,
     "classification": ClassificationEvaluator,
+    "average_precision": AveragePrecisionEvaluator,
 }
 
 

@@ -83,14 +83,21 @@ class _Relabel(ImageOp):
     """A last op that turns a dataset's labels into the model's."""
 
     outputs: tuple[int, ...]
+    num_outputs: int
 
     def __call__(self, example: dict[str, Any], _rng: np.random.Generator) -> dict[str, Any]:
-        return {**example, "label": self.outputs[example["label"]]}
+        label = example["label"]
+        if not np.ndim(label):
+            return {**example, "label": self.outputs[label]}
+        moved = np.zeros(self.num_outputs, label.dtype)
+        moved[list(self.outputs)] = label
+        return {**example, "label": moved}
 
 
-def relabel(dataset: Dataset, outputs: np.ndarray) -> Dataset:
+def relabel(dataset: Dataset, outputs: np.ndarray, num_outputs: int) -> Dataset:
     """The same examples with the model's output `outputs[label]` as their label."""
-    ops = (*dataset.preprocess.ops, _Relabel(tuple(int(output) for output in outputs)))
+    op = _Relabel(tuple(int(output) for output in outputs), num_outputs)
+    ops = (*dataset.preprocess.ops, op)
     return dataclasses.replace(dataset, preprocess=Chain(ops))
 
 

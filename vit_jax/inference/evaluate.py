@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.errors import UserError
+from vit_jax.evaluators import average_precision
+from vit_jax.evaluators.average_precision import AveragePrecisionEvaluator
 from vit_jax.evaluators.classification import ClassificationEvaluator, real_accuracy, summarize
 from vit_jax.files.atomic import write_json
 from vit_jax.inference.class_order import match_classes, relabel
@@ -18,10 +23,12 @@ from vit_jax.inference.inputs import create_reader, example_names, input_chain
 from vit_jax.inference.load import load_model
 from vit_jax.inference.real_labels import real_labels
 from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.multi_label import MultiLabel
 from vit_jax.objectives.objective import Task
 from vit_jax.parameters.sharding import replicated
 
 _ROWS = {
+    "mAP": "mAP                {:9.2%}",
     "accuracy": "top-1 accuracy     {:9.2%}",
     "accuracy_top5": "top-5 accuracy     {:9.2%}",
     "accuracy_real": "ReaL accuracy      {:9.2%}",
@@ -41,7 +48,7 @@ def evaluate(
     batch_size: int = 128,
     real: str = "",
     ignore_class_names: bool = False,
-    loss: str = "softmax",
+    loss: str = "",
     output: str = "",
     **model_options: Any,
 ) -> dict[str, Any]:
@@ -53,13 +60,15 @@ def evaluate(
       batch_size: over all devices; rounded up to what they can share.
       real: path of `real.json`, see `real_labels`.
       ignore_class_names: see `match_classes`.
-      loss: key of `LOSSES` that the model was trained with; also gives the probabilities.
-      output: folder for `evaluation.json` and `examples.csv` (one line per example).
+      loss: key of `LOSSES` that the model was trained with, which also gives the probabilities; ""
+        for what its description says, else softmax.
+      output: folder for `evaluation.json` and `examples.csv` (one line per example), or
+        `classes.csv` (one per class) where images have several labels.
 
     Returns:
       `accuracy`, `accuracy_top5` (with more than 5 outputs), `loss`, `calibration_error`,
       `num_examples`, with ReaL labels `accuracy_real` and `num_examples_real`, and what was
-      measured on what.
+      measured on what. Where images have several labels `mAP`, `loss` and `num_examples`.
 
     Raises:
       UserError: model and dataset do not go together, a file is missing or damaged.
@@ -80,17 +89,29 @@ def evaluate(
         model.description.model["num_classes"],
         ignore_names=ignore_class_names,
     )
-    objective = Classification(Task.of(model.module), loss=loss)
+    several = bool(data.element_spec["label"].shape)
+    if several and real:
+        raise UserError(f"--real={real!r} is for ImageNet's images of one label.")
     data = data.check()
     sets = real_labels(data, real) if real else None
     if output:  # it is found now if that cannot be
         Path(output).mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    reader = create_reader(relabel(data, outputs), batch_size)
-    evaluator = ClassificationEvaluator(objective, reader)
+    reader = create_reader(
+        relabel(data, outputs, model.description.model["num_classes"]), batch_size
+    )
+    evaluator: Any
+    if several:
+        task = dataclasses.replace(Task.of(model.module), class_names=data.class_names)
+        evaluator = AveragePrecisionEvaluator(MultiLabel(task), reader)
+    else:
+        loss = loss or model.description.probabilities_by
+        evaluator = ClassificationEvaluator(
+            Classification(Task.of(model.module), loss=loss), reader
+        )
     arrays = evaluator.examples(jax.device_put(model.params, replicated(reader.mesh)))
     seconds = time.perf_counter() - start
-    results = summarize(arrays)
+    results = average_precision.summarize(arrays) if several else summarize(arrays)
     if sets is not None:
         matched = [[int(outputs[label]) for label in each] for each in sets]
         accuracy, count = real_accuracy(arrays["prediction"], matched)
@@ -106,6 +127,9 @@ def evaluate(
     }
     if output:
         write_json(Path(output) / "evaluation.json", results)
+        if several:
+            write_classes(Path(output) / "classes.csv", data.class_names, outputs, arrays)
+            return results
         names = dict(zip(outputs.tolist(), data.class_names, strict=True))
         names |= dict(enumerate(model.description.class_names))
         write_examples(Path(output) / "examples.csv", data, names, arrays)
@@ -134,6 +158,25 @@ def write_examples(
         ):
             classes = [names.get(number, number) for number in (label, prediction)]
             writer.writerow([example, *classes, f"{confidence:.6f}", f"{loss:.6g}"])
+
+
+def write_classes(
+    path: Path, class_names: Sequence[str], outputs: np.ndarray, arrays: dict[str, np.ndarray]
+) -> None:
+    """A CSV file with each class, how many images have it, and its average precision.
+
+    Args:
+      class_names: of the dataset.
+      outputs: of the model, [K].
+      arrays: see `AveragePrecisionEvaluator.examples`.
+    """
+    precisions = average_precision.average_precisions(arrays["logits"], arrays["label"])[outputs]
+    counts = arrays["label"].sum(axis=0)[outputs]
+    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(["class", "images", "average_precision"])
+        for name, count, precision in zip(class_names, counts, precisions, strict=True):
+            writer.writerow([name, int(count), f"{precision:.6f}" if count else ""])
 
 
 def table(results: dict[str, Any]) -> str:

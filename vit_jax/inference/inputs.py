@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax.data.folder import EXTENSIONS, FolderSource
 from vit_jax.data.ops import CentralCrop, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.data.preprocess import OPS, Chain, parse
-from vit_jax.data.sources import ArraySpec, CheckedSource
+from vit_jax.data.sources import ArraySpec, CheckedSource, describe
 from vit_jax.errors import UserError
 from vit_jax.evaluators.stream import Reader
 from vit_jax.models.tokens import pixels_per_token, token_grid
@@ -170,3 +170,33 @@ def example_names(source: Any, split: str) -> list[str]:
     if isinstance(source, CheckedSource):
         return [source.describe(index) for index in range(len(source))]
     return [f"{split} {index}" for index in range(len(source))]
+
+
+class ForgivingImages:
+    """Examples for `pipeline.eval_batches` in which a damaged or missing image is black.
+
+    `spec` is what `preprocess` has to give; `failures` says what was wrong with an example, and is
+    filled while they are read.
+    """
+
+    def __init__(self, source: FolderSource, preprocess: Chain, spec: ArraySpec):
+        self.source = source
+        self.failures: dict[int, str] = {}
+        self.element_spec = {"image": spec}
+        self._preprocess = preprocess
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.source)
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+        spec = self.element_spec["image"]
+        try:
+            example = self._preprocess(self.source[index], rng)
+            image = example["image"]
+            if (image.shape, image.dtype) == (spec.shape, spec.dtype):
+                return example
+            self.failures[index] = f"preprocess gives {describe(image)}, not {describe(spec)}"
+        except (ValueError, OSError, cv2.error) as error:
+            self.failures[index] = str(getattr(error, "strerror", None) or error)
+        return {"image": np.zeros(spec.shape, spec.dtype), "label": 0}

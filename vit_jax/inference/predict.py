@@ -14,10 +14,15 @@ from typing import Any
 import jax
 
 from vit_jax.data.decode import decode_image
-from vit_jax.data.folder import ForgivingImages
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.evaluators.stream import stream_outputs
-from vit_jax.inference.inputs import create_reader, file_source, find_images, input_chain
+from vit_jax.inference.inputs import (
+    ForgivingImages,
+    create_reader,
+    file_source,
+    find_images,
+    input_chain,
+)
 from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Task
@@ -66,7 +71,7 @@ def predict(
     images: Iterable[str],
     *,
     top: int = 5,
-    loss: str = "softmax",
+    loss: str = "",
     batch_size: int = 64,
     as_json: bool = False,
     picture: str = "",
@@ -113,7 +118,7 @@ def predict_images(
     paths: list[str],
     *,
     top: int = 5,
-    loss: str = "softmax",
+    loss: str = "",
     batch_size: int = 64,
 ) -> Iterator[Prediction]:
     """The most probable classes of image files, in their order.
@@ -123,7 +128,7 @@ def predict_images(
       paths: of image files.
       top: how many classes; no more than there are.
       loss: `softmax`, where the probabilities of all classes add up to 1, or `sigmoid`, one
-        probability for each, for models that were trained so.
+        probability for each; "" for the one that the model was trained with, if that is known.
       batch_size: over all devices; rounded up to what they can share.
 
     Raises:
@@ -136,6 +141,7 @@ def predict_images(
     if not num_outputs:
         raise UserError("the model has no head, so it names no class; extract features instead.")
     chain, spec = input_chain(model.description, encoded=True)
+    loss = loss or model.description.probabilities_by
     objective = Classification(Task.of(model.module), loss=loss)
     images = ForgivingImages(file_source(paths), chain, spec)
     reader = create_reader(images, batch_size)

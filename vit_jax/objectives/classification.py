@@ -56,6 +56,7 @@ class Classification(Objective):
                 "classification needs one of token, gap, map."
             )
         self._loss = LOSSES[loss]
+        self.probabilities_by = loss
         self._probabilities = PROBABILITIES[loss]
         self._label_smoothing = label_smoothing
 

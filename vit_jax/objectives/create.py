@@ -7,10 +7,12 @@ from typing import Any
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.distillation import HardDistillation, SoftDistillation
 from vit_jax.objectives.masked_patch import MaskedPatch
+from vit_jax.objectives.multi_label import MultiLabel
 from vit_jax.objectives.objective import Objective, Task
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "classification": Classification,
+    "multi_label": MultiLabel,
     "masked_patch": MaskedPatch,
     "hard_distillation": HardDistillation,
     "soft_distillation": SoftDistillation,

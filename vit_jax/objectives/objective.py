@@ -67,6 +67,8 @@ class Objective:
       class_names: of the outputs; () if they are not the data's classes.
       example_keys: what it needs of an example.
       measures: names of what `evaluate` returns.
+      several_labels: whether `label` is [B, K] of 0 and 1, not [B].
+      probabilities_by: how logits become probabilities, `softmax` or `sigmoid`.
       constants: arrays that it uses but does not learn, `{name: tree}`. The loop shards them like
         parameters, keeps them out of optimizer and checkpoints, and adds them to the parameters
         wherever it calls the objective: `{**params, **constants}`.
@@ -77,6 +79,8 @@ class Objective:
     class_names: tuple[str, ...] = ()
     example_keys: tuple[str, ...] = ("image", "label")
     measures: tuple[str, ...] = ("loss",)
+    several_labels: bool = False
+    probabilities_by: str = "softmax"
     constants: dict[str, Any]
 
     def __init__(self) -> None:

@@ -42,11 +42,11 @@ def step_arguments(run: Run) -> tuple[TrainState, Any, dict[str, jax.ShapeDtypeS
     To be called outside of `jax.set_mesh`: it draws a key, for which there must be a device.
     """
     state = with_shardings(run.abstract_state, state_shardings(run.abstract_state, run.mesh))
-    image = run.dataset.element_spec["image"]
+    image, label = (run.dataset.element_spec[key] for key in ("image", "label"))
     shape = functools.partial(jax.ShapeDtypeStruct, sharding=batch_sharding(run.mesh))
     batch = {
         "image": shape((run.batch_size, *image.shape), image.dtype),
-        "label": shape((run.batch_size,), np.int32),
+        "label": shape((run.batch_size, *label.shape), np.uint8 if label.shape else np.int32),
         "mask": shape((run.batch_size,), np.float32),
     }
     keys = (*run.objective.example_keys, "mask")

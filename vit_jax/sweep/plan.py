@@ -72,8 +72,13 @@ def plan_grid(config: ConfigDict) -> list[SweepRun]:
         with planned.unlocked():  # the test set is not looked at before the choice is made
             planned.evaluators = ConfigDict({"validation": validation})
         planned.checkpoint.best_metric = ""
-        runs.append(SweepRun(f"grid/lr_{rate!r}", planned, "validation/accuracy"))
+        runs.append(SweepRun(f"grid/lr_{rate!r}", planned, f"validation/{metric(config)}"))
     return runs
+
+
+def metric(config: ConfigDict) -> str:
+    """What runs are scored by."""
+    return "mAP" if config.evaluators.test.name == "average_precision" else "accuracy"
 
 
 def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[SweepRun]:
@@ -82,7 +87,9 @@ def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[Swe
     for seed in range(config.seed, config.seed + seeds):
         planned = _copy(config, learning_rate)
         planned.seed = seed
-        runs.append(SweepRun(f"final/lr_{learning_rate!r}_seed_{seed}", planned, "test/accuracy"))
+        runs.append(
+            SweepRun(f"final/lr_{learning_rate!r}_seed_{seed}", planned, f"test/{metric(config)}")
+        )
     return runs
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.sweep.plan import Outcome
+from vit_jax.sweep.plan import Outcome, metric
 
 
 def summarize(
@@ -30,6 +30,7 @@ def summarize(
         "validation_split": config.sweep.validation_split,
         "grid": list(grid),
         "learning_rate": learning_rate,
+        "metric": metric(config),
         "test_split": config.evaluators.test.split,
         "final": list(final),
         "mean": statistics.fmean(percents) if percents else None,
@@ -42,13 +43,13 @@ def table(summary: Mapping[str, Any]) -> str:
     """The summary as text."""
     lines = []
     if summary["grid"]:
-        lines.append(f"{'learning rate':16}accuracy on {summary['validation_split']}")
+        lines.append(f"{'learning rate':16}{summary['metric']} on {summary['validation_split']}")
     for each in summary["grid"]:
         chosen = "  <- chosen" if each["learning_rate"] == summary["learning_rate"] else ""
         lines.append(f"{each['learning_rate']:<16g}{_result(each)}{chosen}")
     if summary["final"]:
         rate = f"rate {summary['learning_rate']:g}"
-        lines.append(f"{rate:16}accuracy on {summary['test_split']}")
+        lines.append(f"{rate:16}{summary['metric']} on {summary['test_split']}")
     lines += [f"seed {each['seed']:<11}{_result(each)}" for each in summary["final"]]
     if summary["mean"] is not None:
         finished = [each for each in summary["final"] if each["state"] == "finished"]

@@ -32,7 +32,6 @@ from vit_jax.files.atomic import free_name, read_object, set_aside, write_json
 from vit_jax.files.paths import copy, full_path, is_bucket, size_of
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.watchdog import watchdog
-from vit_jax.workdir.bucket_lock import BucketLock
 from vit_jax.workdir.description import CHECKPOINTS, PARAMS_FILE, RESULTS_FILE
 
 _LOG = logging.getLogger(__name__)
@@ -41,8 +40,9 @@ _DATASET = "dataset.json"
 _LOCK = ".lock"
 # What a run leaves behind that another run must not mix with its own.
 _RESULTS = (CHECKPOINTS, PARAMS_FILE, "metrics.jsonl")
-# Locked by this process: workdir -> open file, whose lock the kernel drops when the process dies.
-_HELD: dict[Path, int | BucketLock] = {}
+# Locked by this process: workdir -> open file, whose lock the kernel drops when the process dies;
+# or a BucketLock.
+_HELD: dict[Path, Any] = {}
 _LOST_HOST_SECONDS = 120.0
 _POLL_SECONDS = 2.0
 
@@ -100,10 +100,10 @@ def claim_workdir(
 def release_workdir(workdir: str | os.PathLike[str]) -> None:
     """Lets other processes work in the workdir; harmless where it was not claimed."""
     lock = _HELD.pop(full_path(workdir), None)
-    if isinstance(lock, BucketLock):
-        lock.release()
-    elif lock is not None:
+    if isinstance(lock, int):
         os.close(lock)
+    elif lock is not None:
+        lock.release()
 
 
 def _check_same(
@@ -154,6 +154,8 @@ def _lock(folder: Path) -> None:
     """
     release_workdir(folder)
     if is_bucket(folder):
+        from vit_jax.workdir.bucket_lock import BucketLock
+
         bucket_lock = BucketLock(folder / _LOCK, machine=_machine(), on_lost=_end)
         bucket_lock.acquire()
         _HELD[folder] = bucket_lock

@@ -54,6 +54,7 @@ class Description:
       grid: rows and columns of tokens; of a ResNet's last feature map, where there are none.
       class_names: one per class in the order of the logits; () where they are not known.
       eval_preprocess: ops from an image file to the model's input, see `data/preprocess.py`.
+      probabilities_by: how logits become probabilities, `softmax` or `sigmoid`.
     """
 
     model: dict[str, Any]
@@ -61,6 +62,7 @@ class Description:
     grid: tuple[int, int]
     class_names: tuple[str, ...]
     eval_preprocess: str
+    probabilities_by: str = "softmax"
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -76,6 +78,9 @@ class Description:
         layers = (model.get("num_layers") or 0, *(model.get("resnet_layers") or ()))
         if not all(0 <= each <= MAX_LAYERS for each in layers):
             raise ValueError(f"{layers} layers; at most {MAX_LAYERS} are built")
+        by = value.get("probabilities_by", cls.probabilities_by)
+        if by not in ("softmax", "sigmoid"):
+            raise ValueError(f"probabilities_by={by!r} is neither softmax nor sigmoid")
         height, width, channels = (int(size) for size in value["image_shape"])
         rows, columns = (int(size) for size in value["grid"])
         return cls(
@@ -84,6 +89,7 @@ class Description:
             grid=(rows, columns),
             class_names=tuple(str(name) for name in value["class_names"]),
             eval_preprocess=str(value["eval_preprocess"]),
+            probabilities_by=by,
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:

@@ -19,8 +19,7 @@ from vit_jax.errors import (
     is_network_error,
     one_line,
 )
-from vit_jax.files.atomic import free_name, read_object, write_json
-from vit_jax.files.lines import BucketLog, append_lines
+from vit_jax.files.atomic import free_name, read_object, write_atomically, write_json
 from vit_jax.files.paths import copy, full_path, is_bucket, to_path
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
@@ -70,7 +69,7 @@ class MetricWriter:
             path = to_path(workdir) / METRICS_FILE
             kept = [row for row in read_metrics(workdir) if row["step"] <= start_step]
             _set_others_aside(path)
-            self._file = append_lines(path, "".join(json.dumps(row) + "\n" for row in kept))
+            self._file = _appending(path, "".join(json.dumps(row) + "\n" for row in kept))
             if tensorboard:
                 self._summary = _summary_writer(workdir, start_step, config)
 
@@ -114,6 +113,16 @@ class MetricWriter:
         self.close(error)
 
 
+def _appending(path: Path, text: str) -> Any:
+    """Replaces a file's content by `text`, and opens it to write to its end."""
+    write_atomically(path, text)
+    if is_bucket(path):
+        from vit_jax.workdir.bucket_log import BucketLog
+
+        return BucketLog(path, text.encode())
+    return path.open("a", buffering=1)
+
+
 @contextlib.contextmanager
 def _errors_of(file: Any) -> Iterator[None]:
     """Names the file, as the system's errors of writing to an open one do not."""
@@ -148,8 +157,8 @@ class _BucketEvents:
         """A bucket has no folders to make."""
 
     @staticmethod
-    def open(path: str) -> BucketLog:
-        return BucketLog(to_path(path), b"")
+    def open(path: str) -> Any:
+        return _appending(to_path(path), "")
 
 
 class WandbRun:

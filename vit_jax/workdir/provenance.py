@@ -18,6 +18,7 @@ import jax
 from vit_jax.files.atomic import write_atomically
 from vit_jax.files.paths import to_path
 
+PROVENANCE_FILE = "provenance.jsonl"
 PACKAGES = (
     "jax",
     "jaxlib",
@@ -62,10 +63,19 @@ def _git(*args: str) -> str | None:
     return None
 
 
+def first_start(workdir: str) -> float | None:
+    """When a run began, in s since 1970; None for a new one, and where the file does not say."""
+    path = to_path(workdir) / PROVENANCE_FILE
+    with contextlib.suppress(ValueError, KeyError, TypeError, IndexError, RecursionError):
+        text = path.read_text() if path.exists() else ""
+        return datetime.datetime.fromisoformat(json.loads(text.splitlines()[0])["time"]).timestamp()
+    return None
+
+
 def write_provenance(workdir: str, *, start_step: int) -> None:
     """Appends one line to `WORKDIR/provenance.jsonl` for this start of the run; process 0 only."""
     if jax.process_index() == 0:
-        path = to_path(workdir) / "provenance.jsonl"
+        path = to_path(workdir) / PROVENANCE_FILE
         known = path.read_text() if path.exists() else ""
         line = json.dumps({"start_step": start_step, **collect_provenance()})
         write_atomically(path, f"{known}{line}\n")

@@ -1,4 +1,4 @@
-"""Files that grow, also in a bucket."""
+"""Files in a bucket that grow."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-from vit_jax.files.atomic import write_atomically
-from vit_jax.files.paths import is_bucket
 
 _SECONDS = 30.0
 
@@ -49,9 +46,3 @@ class BucketLog:
         self._writing.result()
         self._last, self._written = time.monotonic(), len(self._parts)
         self._writing = self._pool.submit(self._path.write_bytes, b"".join(self._parts))
-
-
-def append_lines(path: Path, text: str) -> Any:
-    """Replaces a file's content by `text`, and opens it to write lines to its end."""
-    write_atomically(path, text)
-    return BucketLog(path, text.encode()) if is_bucket(path) else path.open("a", buffering=1)

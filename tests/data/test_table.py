@@ -1,0 +1,183 @@
+"""Tables of images: what is read from CSV and Parquet, splits, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.folder import open_folder
+from vit_jax.data.table import open_table
+from vit_jax.errors import UserError
+
+ROWS = [
+    (f"photos/{i:02}.png", ["cat", "dog"][i % 2], ["train", "val"][i % 4 == 3]) for i in range(24)
+]
+
+
+def write_images(root: Path, names: list[str]) -> None:
+    for i, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(root / name), np.full((8, 8, 3), i * 3, np.uint8))
+
+
+def write_table(path: Path, columns: dict[str, list[Any]]) -> str:
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.table(columns), path)
+    else:
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
+    return str(path)
+
+
+def columns(*names: str) -> dict[str, list[Any]]:
+    return {name: [row[i] for row in ROWS] for i, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("ending", ["csv", "CSV", "parquet"])
+def test_rows_are_examples(tmp_path: Path, ending: str) -> None:
+    write_images(tmp_path, [row[0] for row in ROWS])
+    name = write_table(tmp_path / f"photos.{ending}", columns("path", "label", "split"))
+    for split, known in (("train", "train"), ("test", "val"), ("val[:2]", "val")):
+        dataset = create_dataset(name=name, split=split, preprocess="decode|resize(8)").check()
+        expected = {row[0]: row[1] for row in ROWS if row[2] == known}
+        assert dataset.class_names == ("cat", "dog")
+        assert dataset.num_examples == (2 if "[" in split else len(expected))
+        for i in range(dataset.num_examples):
+            path = dataset.source.describe(i)
+            example = dataset.example(i, np.random.default_rng(0))
+            assert (
+                dataset.class_names[example["label"]]
+                == expected[str(Path(path).relative_to(tmp_path))]
+            )
+            assert example["image"][0, 0, 0] == int(Path(path).stem) * 3
+
+
+def test_a_table_is_the_folder_that_it_lists(tmp_path: Path) -> None:
+    """The same order, the same fifth held out; paths may be absolute, the column `file_name`."""
+    names = [f"{kind}/{i}.png" for kind in ("ant", "bee") for i in range(40)]
+    write_images(tmp_path, names)
+    paths = [str(tmp_path / name) if i % 3 else name for i, name in enumerate(names)]
+    rows = {"file_name": names, "label": [name.partition("/")[0] for name in names]}
+    table = write_table(tmp_path / "all.csv", rows)
+    for split in ("train[:7]", "test", "train+test[3:]"):
+        source, classes = open_table(table, split)
+        folder, expected = open_folder(str(tmp_path), split)
+        assert classes == expected
+        assert source.relative_paths() == folder.relative_paths()
+        np.testing.assert_array_equal(source.labels, folder.labels)
+        assert source.drawn
+    absolute = write_table(tmp_path / "absolute.csv", {**rows, "file_name": paths})
+    source, _ = open_table(absolute, "train+test")
+    assert Counter(source.describe(i) for i in range(len(source))) == Counter(
+        str(tmp_path / name) for name in names
+    )
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_several_labels(tmp_path: Path, ending: str) -> None:
+    given = [["sky"], ["sea", "sky"], [], ["sand", "sea"]]
+    names = [f"{i}.png" for i in range(4)]
+    write_images(tmp_path, names)
+    labels: list[Any] = ["|".join(each) for each in given] if ending == "csv" else given
+    rows = {"path": names, "labels": labels, "split": ["train"] * 4}
+    dataset = opened(write_table(tmp_path / f"t.{ending}", rows))
+    assert dataset.class_names == ("sand", "sea", "sky")
+    found = {
+        dataset.source.describe(i): dataset.example(i, np.random.default_rng(0))["label"]
+        for i in range(4)
+    }
+    for name, expected in zip(names, ([0, 0, 1], [0, 1, 1], [0, 0, 0], [1, 1, 0]), strict=True):
+        np.testing.assert_array_equal(found[str(tmp_path / name)], expected)
+    assert dataset.element_spec["label"].shape == (3,)
+
+
+def opened(name: str, split: str = "train", **kwargs: Any) -> Dataset:
+    return create_dataset(name=name, split=split, preprocess="decode|resize(8)", **kwargs)
+
+
+def test_the_fingerprint_knows_the_labels(tmp_path: Path) -> None:
+    write_images(tmp_path, [row[0] for row in ROWS])
+    rows = columns("path", "label", "split")
+    first = opened(write_table(tmp_path / "a.csv", rows)).fingerprint
+    assert opened(write_table(tmp_path / "b.parquet", rows)).fingerprint == first
+    rows["label"][0] = "dog"
+    assert opened(write_table(tmp_path / "a.csv", rows)).fingerprint != first
+
+
+def test_numbers_as_classes_are_in_their_order(tmp_path: Path) -> None:
+    rows = {"path": [f"{i}.png" for i in range(12)], "label": [11 - i for i in range(12)]}
+    for ending in ("csv", "parquet"):
+        _, classes = open_table(write_table(tmp_path / f"t.{ending}", rows), "train+test")
+        assert classes == tuple(map(str, range(12)))
+
+
+def test_without_labels(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "t.csv", columns("path"))
+    source, classes = open_table(table, "train+test", needs_label=False)
+    assert (len(source), classes, set(source.labels.tolist())) == (24, (), {0})
+
+
+@pytest.mark.parametrize(
+    ("rows", "split", "message"),
+    [
+        ({"file": ["a"], "label": ["x"]}, "train", r"no column 'path' or 'file_name', but file"),
+        ({"path": ["a"], "lable": ["x"]}, "train", "no column 'label' or 'labels', but .*Did you"),
+        ({"path": [], "label": []}, "train", "the table has no rows"),
+        ({"path": ["a", "b"], "label": ["x", ""]}, "train", "1 rows have no label, first of row 2"),
+        ({"path": ["a", "b"], "label": ["x", "x"]}, "train", "1 classes; a classifier needs two"),
+        ({"path": ["a", "a"], "label": ["x", "y"]}, "train", "listed twice in 'train': a"),
+        (
+            {"path": ["a", "b", "c"], "label": ["x", "y", "z"], "split": ["train", "train", "val"]},
+            "val",
+            "1 classes are in another split than 'train' only: z",
+        ),
+        (
+            {"path": ["a", "b"], "label": ["x", "y"], "split": ["train", "train"]},
+            "tset",
+            "split 'tset'",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, rows: dict[str, list[str]], split: str, message: str
+) -> None:
+    table = write_table(tmp_path / "t.csv", rows)
+    with pytest.raises(UserError, match=message) as error:
+        open_table(table, split)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", b"path,label\na,b,c\n", "row 2 has 3 values for 2 columns"),
+        ("t.csv", b"", "no column 'path' or 'file_name', but none"),
+        ("t.parquet", b"path,label\na,b\n", "cannot be read: .*[Pp]arquet"),
+        ("gone.csv", None, "cannot be read: No such file"),
+    ],
+)
+def test_files_that_are_no_tables(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        opened(str(tmp_path / name))
+
+
+def test_a_missing_image_is_named(tmp_path: Path) -> None:
+    write_images(tmp_path, [row[0] for row in ROWS])
+    (tmp_path / ROWS[0][0]).unlink()
+    table = write_table(tmp_path / "t.csv", columns("path", "label", "split"))
+    with pytest.raises(UserError, match=r"1 of 18 images cannot be read: .*/photos/00.png"):
+        opened(table).check()
+    assert opened(table, on_bad_image="skip").check().num_examples == 17
