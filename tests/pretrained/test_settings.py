@@ -8,12 +8,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from tests import peers
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.export.convert import write
 from vit_jax.inference.load import attributes, load_model
+from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names
 from vit_jax.workdir.description import Description
 
@@ -143,3 +148,93 @@ def test_an_absurd_depth_ends_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not describe a model.*at most 10000"):
         load_model(tmp_path / "a.npz")
     assert time.monotonic() - start < 5
+
+
+# Of images of 16 x 40 pixels.
+RECTANGLE: dict[str, Any] = {
+    "name": "vit",
+    "patch_size": 8,
+    "hidden_size": 192,
+    "num_layers": 1,
+    "mlp_dim": 8,
+    "num_heads": 3,
+    "num_classes": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("change_of", "message"),
+    [
+        (
+            {"grid": [5, 2]},
+            r"a.json: it says grid=\(5, 2\), but images of \(16, 40\) have \(2, 5\)",
+        ),
+        ({"grid": [-2, -5]}, r"it says grid=\(-2, -5\)"),
+        ({"image_shape": [16, 48, 3]}, r"images of \(16, 48\) have \(2, 6\) tokens"),
+        ({"image_shape": [0, 0, 3]}, "does not divide images of 0x0 pixels"),
+        ({"class_names": ["a", "b"]}, r"2 classes are named \(class_names\), the head has 3"),
+    ],
+)
+def test_a_description_that_contradicts_itself(
+    tmp_path: Path, change_of: dict[str, Any], message: str
+) -> None:
+    """A grid with rows and columns swapped would load, and see another image."""
+    model = {**RECTANGLE, "hidden_size": 8, "num_heads": 2}
+    params = weights.seeded(create_model(**model), (16, 40, 3))
+    description = Description(model, (16, 40, 3), (2, 5), ("a", "b", "c"), "decode|resize(16, 40)")
+    write(tmp_path / "a.npz", "npz", params, description)
+    assert load_model(tmp_path / "a.npz").description.grid == (2, 5)
+    change(tmp_path / "a.json", **change_of)
+    with pytest.raises(UserError, match=message):
+        load_model(tmp_path / "a.npz")
+
+
+def test_the_size_of_the_images_tells_the_grid_of_a_rectangle(tmp_path: Path) -> None:
+    model = RECTANGLE
+    params = weights.seeded(create_model(**model), (16, 40, 3))
+    description = Description(model, (16, 40, 3), (2, 5), (), "decode|resize(16, 40)")
+    write(tmp_path / "a.npz", "npz", params, description)
+    (tmp_path / "a.json").unlink()
+    with pytest.raises(UserError, match="no square; give the rows and columns"):
+        load_model(tmp_path / "a.npz", num_heads=3)
+    assert load_model(tmp_path / "a.npz", num_heads=3, image_size=(16, 40)).description.grid == (
+        2,
+        5,
+    )
+
+
+@pytest.mark.parametrize("size", [64, (32, 96)])
+def test_a_class_token_without_position(tmp_path: Path, size: Any) -> None:
+    """timm's `no_embed_class`, as of FlexiViT, against timm: zeros are added to the token."""
+    timm = peers.import_timm()
+    theirs = timm.models.vision_transformer.VisionTransformer(
+        img_size=size,
+        patch_size=16,
+        embed_dim=192,
+        depth=1,
+        num_heads=3,
+        num_classes=5,
+        no_embed_class=True,
+    ).eval()
+    for parameter in (theirs.pos_embed, theirs.cls_token, theirs.head.weight):
+        torch.nn.init.normal_(parameter)
+    (tmp_path / "flexi").mkdir()
+    save_file(theirs.state_dict(), tmp_path / "flexi" / "model.safetensors")
+    height, width = (size, size) if isinstance(size, int) else size
+    settings = {
+        "architecture": "flexivit_small",
+        "pretrained_cfg": {"input_size": [3, height, width]},
+        "model_args": {"no_embed_class": True, "num_heads": 3},
+    }
+    (tmp_path / "flexi" / "config.json").write_text(json.dumps(settings))
+    loaded = load_model(tmp_path / "flexi")
+    images = np.random.default_rng(0).normal(size=(2, height, width, 3)).astype(np.float32)
+    ours = loaded.module.apply({"params": loaded.params}, images, train=False)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(images).permute(0, 3, 1, 2)).numpy()
+    # One block in float32, sums in another order.
+    np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-5)
+    if size == 64:  # and by its shape alone
+        (tmp_path / "flexi" / "config.json").unlink()
+        bare = load_model(tmp_path / "flexi", num_heads=3)
+        np.testing.assert_array_equal(bare.params["cls"], loaded.params["cls"])

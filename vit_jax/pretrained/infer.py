@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,7 +77,10 @@ def infer_description(
     size = stored.image_size or image_size
     if POSEMB in stored.params:
         tokens, shape = num_prefix_tokens(stored.params), stored.params[POSEMB].shape
-        grid = find_source_grid(shape, (1, 1), tokens, grid or known_grid(stored))
+        guess = (1, 1)
+        with contextlib.suppress(UserError):  # not divided: it is of other images
+            guess = token_grid(size, patch, layers) if size and patch else guess
+        grid = find_source_grid(shape, guess, tokens, grid or known_grid(stored))
     elif grid is None or patch is None:
         if size is None:
             raise UserError(
@@ -88,11 +92,8 @@ def infer_description(
     height, width = grid[0] * pixels[0], grid[1] * pixels[1]
     if patch is None and size is not None:  # of a ResNet alone, which rounds up
         height, width = size
-    num_names, num_classes = len(stored.class_names), model["num_classes"]
-    if num_names and num_classes and num_names != num_classes:
-        raise UserError(
-            f"{num_names} classes are named (label_names, id2label), the head has {num_classes}."
-        )
+    num_classes = model["num_classes"]
+    _check_class_names(len(stored.class_names), num_classes, "label_names, id2label")
     # Without that array, or with other axes, the file will not fit.
     num_channels = axis_of(stored.params, image_kernel(stored.params), 4, 2) or 3
     size_text = f"{height}" if height == width else f"({height}, {width})"
@@ -103,6 +104,23 @@ def infer_description(
         class_names=stored.class_names if num_classes else (),
         eval_preprocess=stored.eval_preprocess or f"official_eval({size_text})",
     )
+
+
+def check_description(description: Description) -> Description:
+    """Raises UserError where parts of a description contradict each other."""
+    model, height_width = description.model, description.image_shape[:2]
+    expected = token_grid(height_width, model.get("patch_size"), model.get("resnet_layers"))
+    if description.grid != expected:
+        raise UserError(
+            f"it says grid={description.grid}, but images of {height_width} have {expected} tokens."
+        )
+    _check_class_names(len(description.class_names), model["num_classes"], "class_names")
+    return description
+
+
+def _check_class_names(num_names: int, num_classes: int | None, key: str) -> None:
+    if num_names and num_classes and num_names != num_classes:
+        raise UserError(f"{num_names} classes are named ({key}), the head has {num_classes}.")
 
 
 def known_grid(stored: Stored) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.errors import UserError, list_names
+from vit_jax.errors import UserError, as_user_error, list_names
 from vit_jax.files.paths import full_path, local_copy
 from vit_jax.parameters.names import (
     flatten_names,
@@ -27,7 +27,7 @@ from vit_jax.pretrained.fit.report import LoadReport
 from vit_jax.pretrained.fit.sizes import model_sizes, num_prefix_tokens
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.formats.table import TORCH_FILE, WEIGHTS_FILE, read_container
-from vit_jax.pretrained.infer import infer_model, known_grid
+from vit_jax.pretrained.infer import check_description, infer_model, known_grid
 from vit_jax.pretrained.zoo.class_names import class_names
 from vit_jax.pretrained.zoo.entry import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
@@ -157,7 +157,12 @@ def _description_of(file: Path) -> Description | None:
     """What we wrote beside a file: NAME.json, or `model.json` in a folder of ours."""
     in_folder = file.name.startswith((PARAMS_FILE, WEIGHTS_FILE, TORCH_FILE))
     path = file.parent / MODEL_FILE if in_folder else file.with_suffix(".json")
-    return Description.read(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        return check_description(Description.read(path))
+    except UserError as error:
+        raise as_user_error(f"{path}: {error} Mend or remove it.", error) from error
 
 
 # What the zoo says of a file that was not verified for every entry.

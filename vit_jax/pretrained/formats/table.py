@@ -132,7 +132,7 @@ def read_container(
         elif timm.is_timm(names):
             stored = timm.read_settings(config)
             heads = _choose_heads(container, num_heads, stored.num_heads, default_heads)
-            timm.read_timm(stored, container, heads, config)
+            timm.read_timm(stored, container, heads, config, grid)
         else:
             raise UserError(
                 f"it holds {len(names)} arrays ({', '.join(list(names)[:4])}, ...), whose names "

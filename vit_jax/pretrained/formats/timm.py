@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Collection
@@ -10,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.models.tokens import pixels_per_token
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.pretrained.files.array_file import Container
+from vit_jax.pretrained.fit.posemb import POSEMB
+from vit_jax.pretrained.fit.sizes import PATCH_KERNEL, model_sizes, num_prefix_tokens
 from vit_jax.pretrained.formats import json_values, rows
 from vit_jax.pretrained.formats.json_values import pair, positive, reading
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
@@ -153,7 +157,11 @@ def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
 
 
 def read_timm(
-    stored: Stored, container: Container, num_heads: int, settings: dict[str, Any]
+    stored: Stored,
+    container: Container,
+    num_heads: int,
+    settings: dict[str, Any],
+    grid: tuple[int, int] | None,
 ) -> None:
     """Fills `stored`; UserError where names or settings show a part that our models do not have."""
     units = numbers(r"\.stages\.(\d+)\.blocks\.(\d+)\.", container.arrays)
@@ -164,11 +172,37 @@ def read_timm(
         for pattern, part in _FOREIGN.items():
             if re.fullmatch(pattern, name):
                 raise UserError(f"this model has {part} ({name}), which no model here has.")
-    pooling = (settings.get("model_args") or {}).get("global_pool") or settings.get("global_pool")
+    args = settings.get("model_args") or {}
+    _add_prefix_positions(stored, args.get("no_embed_class") is True, grid)
+    pooling = args.get("global_pool") or settings.get("global_pool")
     if "cls" in stored.params and pooling not in (None, "", "token"):
         raise UserError(
             f"this model has a class token and global_pool={pooling!r}, which no model here has."
         )
+
+
+def _add_prefix_positions(
+    stored: Stored, no_embed_class: bool, grid: tuple[int, int] | None
+) -> None:
+    """Zeros as the positions of class tokens where timm's model has none (`no_embed_class`).
+
+    FlexiViT is such a model. Where the settings do not say so, the number of positions does: that
+    of the tokens of `grid`, else of the images, else a square.
+    """
+    tokens, posemb = num_prefix_tokens(stored.params), stored.params.get(POSEMB)
+    kernel = stored.params.get(PATCH_KERNEL)
+    if not tokens or posemb is None or posemb.ndim != 3 or kernel is None or kernel.ndim != 4:
+        return
+    count = posemb.shape[1]
+    if grid is None and stored.image_size is not None:
+        layers = model_sizes(stored.params)["resnet_layers"]
+        strides = pixels_per_token(kernel.shape[:2], layers)
+        grid = stored.image_size[0] // strides[0], stored.image_size[1] // strides[1]
+    alone = count == math.prod(grid) if grid else math.isqrt(count) ** 2 == count
+    if no_embed_class or alone:
+        logging.info("The class token has no position embedding: it is given zeros.")
+        zeros = np.zeros((1, tokens, posemb.shape[2]), posemb.dtype)
+        stored.params[POSEMB] = np.concatenate([zeros, posemb], axis=1)
 
 
 def _architecture(model: dict[str, Any]) -> str:
