@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import collections
+import datetime
 import errno
 import hashlib
+import ipaddress
 import logging
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.file_server import FileServer, Served, serve_files
 from vit_jax.errors import UserError
@@ -310,6 +316,50 @@ def test_follows_to_another_address_with_the_range(server: FileServer, tmp_path:
     server.files["/moved.npz"] = Served(BODY, faults=[{"break_after": 7000}])
     assert get(server, tmp_path).read_bytes() == BODY
     assert ranges(server) == [None, None, "bytes=6999-", "bytes=6999-"]
+
+
+@pytest.mark.usefixtures("patient_once")
+def test_redirects_to_files_ftp_and_in_circles_are_not_followed(
+    server: FileServer, tmp_path: Path, pauses: list[float]
+) -> None:
+    circle = "/file.npz"
+    for location in ("file:///etc/hostname", "ftp://127.0.0.1/x", circle):
+        put(server, faults=[{"location": location}] * 30)
+        with pytest.raises(UserError) as error:
+            get(server, tmp_path)
+        assert "\n" not in str(error.value)
+        assert left_over(tmp_path) == pauses == []
+
+
+def test_a_certificate_has_to_be_trusted(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    """At once, not after a minute of attempts; SSL_CERT_FILE is the way out that is named."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(address, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    chain = tmp_path / "server.pem"
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    chain.write_bytes(private + certificate.public_bytes(pem))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    put(server)
+    url = server.address.replace("http:", "https:") + "/file.npz"
+    with pytest.raises(UserError, match="certificate of 127.0.0.1:.* is not trusted .self-signed"):
+        download(url, tmp_path / "cache" / "file.npz")
+    assert left_over(tmp_path) == pauses == []
+    monkeypatch.setenv("SSL_CERT_FILE", str(chain))
+    assert download(url, tmp_path / "cache" / "file.npz").read_bytes() == BODY
 
 
 def test_goes_through_a_proxy(

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import shutil
+import ssl
 import time
 import urllib.error
 import urllib.parse
@@ -196,6 +197,13 @@ def _open(part: BufferedRandom, request: urllib.request.Request) -> http.client.
             "file by other means (`gcloud storage cp`) and give its path."
         ) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise UserError(
+                f"{request.full_url}: the certificate of {request.host} is not trusted "
+                f"({reason.verify_message}); set SSL_CERT_FILE to the one of your proxy, or "
+                "copy the file by other means and give its path."
+            ) from error
         raise _TryAgainError(f"no connection to {request.host} ({_reason(error)})") from error
 
 
