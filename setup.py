@@ -47,6 +47,7 @@ EXTRAS_REQUIRE = {
     # scripts/test.sh.
     "dev": [
         # The TPU compiler, which runs without a TPU: plans for TPUs are tested with it.
+        "cryptography>=43.0",  # certificates for a test
         "google-crc32c>=1.6",  # of the emulated bucket
         "libtpu>=0.0.42; sys_platform == 'linux' and platform_machine == 'x86_64'",
         "mypy>=1.14",
