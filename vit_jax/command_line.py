@@ -171,11 +171,18 @@ def step_range(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def help_text(doc: str | None) -> str:
-    """The script's docstring, its flags, and every config key with its default and meaning."""
+def help_text(doc: str | None, *, run: bool = True) -> str:
+    """The script's docstring, its flags, and every config key with its default and meaning.
+
+    `run`: whether it makes a run; else the flags of runs and the keys are left out.
+    """
     lines = [inspect.cleandoc(doc or ""), "", "Flags:"]
     lines.append("  --config: Recipe, as configs/finetune.py:B/16,cifar10.")
-    lines += [f"  --{flag.name}: {flag.help} (default: {flag.default})" for flag in own_flags()]
+    script = FLAGS.flags_by_module_dict().get(sys.argv[0], [])
+    listed = [*script, *(own_flags() if run else [])]
+    lines += [f"  --{flag.name}: {flag.help} (default: {flag.default})" for flag in listed]
+    if not run:
+        return "\n".join([*lines, "", "Config keys: see scripts/train.py --help."])
     lines += ["", "Config keys, as --config.KEY=VALUE:"]
     source = inspect.getsource(schema)
     comments = dict(re.findall(r"^ +config\.([\w.]+) = .*?(  # .*)$", source, re.MULTILINE))

@@ -92,6 +92,18 @@ def list_names(names: Iterable[str], shown: int = 4) -> str:
     return ", ".join(names[:shown]) + more
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 image`, `12,000 images`, `2 classes`."""
+    plural = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{plural}"
+
+
+def size_text(num_bytes: float) -> str:
+    """`1.2 GB`, `340.0 MB`, `0.5 kB`."""
+    power, name = (9, "GB") if num_bytes >= 1e9 else (6, "MB") if num_bytes >= 1e6 else (3, "kB")
+    return f"{num_bytes / 10**power:.1f} {name}"
+
+
 def check_known(key: str, value: object, known: Iterable[str]) -> None:
     """Raises a UserError that lists the known names, unless `value` is one of them."""
     known = list(known)

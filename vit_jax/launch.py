@@ -45,7 +45,7 @@ def main(
     command_line.define_flags()
     with one_line_errors(resumes=workdir):
         if command_line.asks_for_help():
-            print(command_line.help_text(doc))
+            print(command_line.help_text(doc, run=workdir))
             return
         command_line.parse_flags(default_config)
         for name in ("config", "workdir") if workdir else ("config",):

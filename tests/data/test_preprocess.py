@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import io
 import pickle
+import zlib
 
 import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests import fixtures_data
 from vit_jax.data import preprocess
+from vit_jax.data.decode import decode_image, decodes
 from vit_jax.data.ops import InceptionCrop
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
@@ -432,3 +435,27 @@ def test_output_is_contiguous_uint8_and_the_example_is_not_touched(spec):
     assert out["image"].flags.c_contiguous
     assert out["image"].dtype == np.uint8
     assert (out["label"], out["name"]) == (3, "x")
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    check = zlib.crc32(kind + content).to_bytes(4)
+    return len(content).to_bytes(4) + kind + content + check
+
+
+@pytest.mark.parametrize("kind", ["iCCP", "sBIT", "tIME", "tEXt"])
+def test_remarks_of_a_png_file_are_not_complained_of(
+    kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """libpng would print a line for each of these; what it needs to decode is kept."""
+    image = fixtures_data.picture(0, size=(20, 30))
+    data = fixtures_data.encoded(image, "PNG")
+    odd = png_chunk(kind.encode(), b"\xff" * 9)[:-1] + b"\x00"
+    start = 8 + 25  # signature and IHDR
+    with_remark = data[:start] + odd + data[start:]
+    assert cv2.imdecode(np.frombuffer(with_remark, np.uint8), cv2.IMREAD_COLOR) is not None
+    assert f"libpng warning: {kind}" in capfd.readouterr().err
+    np.testing.assert_array_equal(decode_image(with_remark, channels=3, exif=True), image)
+    assert decodes(with_remark)
+    assert capfd.readouterr().err == ""
+    for cut in (8, 20, start, start + 6, len(with_remark) - 1):
+        assert not decodes(with_remark[:cut])

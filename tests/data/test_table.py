@@ -132,13 +132,13 @@ def test_without_labels(tmp_path: Path) -> None:
         ({"file": ["a"], "label": ["x"]}, "train", r"no column 'path' or 'file_name', but file"),
         ({"path": ["a"], "lable": ["x"]}, "train", "no column 'label' or 'labels', but .*Did you"),
         ({"path": [], "label": []}, "train", "the table has no rows"),
-        ({"path": ["a", "b"], "label": ["x", ""]}, "train", "1 rows have no label, first of row 2"),
-        ({"path": ["a", "b"], "label": ["x", "x"]}, "train", "1 classes; a classifier needs two"),
+        ({"path": ["a", "b"], "label": ["x", ""]}, "train", "1 row without a label, first row 2"),
+        ({"path": ["a", "b"], "label": ["x", "x"]}, "train", "1 class; a classifier needs two"),
         ({"path": ["a", "a"], "label": ["x", "y"]}, "train", "listed twice in 'train': a"),
         (
             {"path": ["a", "b", "c"], "label": ["x", "y", "z"], "split": ["train", "train", "val"]},
             "val",
-            "1 classes are in another split than 'train' only: z",
+            "1 class in another split than 'train' only: z",
         ),
         (
             {"path": ["a", "b"], "label": ["x", "y"], "split": ["train", "train"]},

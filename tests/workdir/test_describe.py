@@ -52,4 +52,4 @@ def test_splits_that_were_drawn_and_images_that_are_newer(
     os.utime(replaced, (time.time() + 60,) * 2)
     (workdir / "results.json").unlink()
     train()
-    assert f"1 images are newer than this run: {rows[0]['file']}. Only names" in caplog.text
+    assert f"1 image newer than this run: {rows[0]['file']}. Only names" in caplog.text

@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.curves.read import RunCurves, legend_labels, read_run, smoothed
 from vit_jax.errors import UserError, check_known, import_extra
+from vit_jax.files.fonts import font_families
 
 # Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
 # their yellow. After them the same colours come again, dashed.
@@ -119,7 +120,9 @@ def draw(runs: Sequence[RunCurves], panels: Sequence[str], *, x: str, smooth: fl
     styles = itertools.islice(itertools.cycle(STYLES), len(runs))
     handles = [Line2D([], [], lw=2, **style) for style in styles]
     labels = legend_labels(runs)
-    legend = figure.legend(handles, labels, loc="outside upper left", frameon=False, handlelength=3)
+    place: Any = {"loc": "outside upper left", "frameon": False, "handlelength": 3}
+    font = {"family": font_families("".join(labels))}
+    legend = figure.legend(handles, labels, prop=font, **place)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ is one of a folder's name, or of a regular expression
     return figure

@@ -16,6 +16,11 @@ from vit_jax.data.sources import describe
 # One image is too little work to share among threads; the pipeline's threads take whole batches.
 cv2.setNumThreads(1)
 
+_PNG = b"\x89PNG\r\n\x1a\n"
+# Chunks of a PNG file that change no pixel here. libpng warns on stderr of each that is not as it
+# should be, as the colour profiles of a popular editor: a line per image and epoch.
+_REMARKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
+
 _COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}
 
 
@@ -64,7 +69,20 @@ def decodes(data: bytes) -> bool:
 
 
 def _imdecode(data: bytes, flags: int) -> np.ndarray | None:
+    if data.startswith(_PNG):
+        data = _without_remarks(data)
     try:
         return cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error:  # an empty file, an image larger than OpenCV accepts
         return None
+
+
+def _without_remarks(png: bytes) -> bytes:
+    """The file without `_REMARKS` before its pixels."""
+    kept, position = [_PNG], len(_PNG)
+    while (kind := png[position + 4 : position + 8]) != b"IDAT" and len(kind) == 4:
+        end = position + 12 + int.from_bytes(png[position : position + 4])  # length, kind, CRC
+        if kind not in _REMARKS:
+            kept.append(png[position:end])
+        position = end
+    return b"".join([*kept, png[position:]])

@@ -18,7 +18,7 @@ import numpy as np
 from vit_jax.data.folder import FolderSource, known_split, order_files
 from vit_jax.data.sources import resolve_split
 from vit_jax.data.threads import map_threads
-from vit_jax.errors import UserError, list_names, nearest, one_line
+from vit_jax.errors import UserError, counted, list_names, nearest, one_line
 
 _PATHS, _SEPARATOR = ("path", "file_name"), "|"
 
@@ -142,16 +142,16 @@ def _labels(
         empty = [row for row, names in enumerate(given) if not names or not names[0]]
         if empty:
             raise UserError(
-                f"{where}: {len(empty)} rows have no label, first of row {empty[0] + 1}."
+                f"{where}: {counted(len(empty), 'row')} without a label, first row {empty[0] + 1}."
             )
     found = {name for row in naming for name in given[row]}
     classes = sorted(found, key=int if all(name.isdecimal() for name in found) else None)
     if len(classes) < 2 - several:
-        raise UserError(f"{where}: {len(classes)} classes; a classifier needs two.")
+        raise UserError(f"{where}: {counted(len(classes), 'class')}; a classifier needs two.")
     numbers = {name: number for number, name in enumerate(classes)}
     if unknown := sorted({name for names in given for name in names} - found):
         raise UserError(
-            f"{where}: {len(unknown)} classes are in another split than 'train' only: "
+            f"{where}: {counted(len(unknown), 'class')} in another split than 'train' only: "
             f"{list_names(unknown)}."
         )
     if not several:

@@ -33,7 +33,7 @@ from vit_jax.data_preparation.origins import ORIGINS
 from vit_jax.data_preparation.progress import Progress
 from vit_jax.data_preparation.shards import Shard, Shrink, read_receipt, write_shard
 from vit_jax.data_preparation.work_folder import begin, check_finished, work_folder
-from vit_jax.errors import UserError, check_known, check_local
+from vit_jax.errors import UserError, check_known, check_local, counted, size_text
 from vit_jax.files.atomic import sync, write_atomically
 from vit_jax.files.manifest import write_manifest
 
@@ -120,9 +120,7 @@ def _write_shards(
         logging.info("%d of %d shards are there already", len(shards) - len(missing), len(shards))
     total, free = sum(shard.size for shard in missing), shutil.disk_usage(work).free
     if shrink is None and total > free:
-        raise UserError(
-            f"{work}: {total / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free there."
-        )
+        raise UserError(f"{work}: {size_text(total)} needed, {size_text(free)} free there.")
     logging.info("writing %d shards, %.1f GB of images", len(missing), total / 1e9)
     progress = Progress("writing", total / 1e6, "MB")
 
@@ -167,7 +165,7 @@ def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> Non
         return
     path = work / "prepared" / UNREADABLE
     write_atomically(path, "\n".join(bad) + "\n")
-    report = f"{len(bad)} images cannot be decoded, such as {bad[0]}; all are listed in {path}"
+    report = f"{counted(len(bad), 'image')} cannot be decoded, such as {bad[0]}; all in {path}"
     if on_bad_image == "error":
         raise UserError(
             f"{report}. --on_bad_image=skip finishes without them; to mend them, delete the folder "

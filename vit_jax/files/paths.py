@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from vit_jax.errors import UserError, missing_package
+from vit_jax.errors import UserError, missing_package, size_text
 
 BUCKET = "gs://"
 _ADDRESS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^/?#*\[\]]+)+")
@@ -147,7 +147,7 @@ def cached_copy(path: Path) -> Path:
     local.parent.mkdir(parents=True, exist_ok=True)
     if size > (free := shutil.disk_usage(local.parent).free):
         raise UserError(
-            f"{path} has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {local.parent}: "
+            f"{path} has {size_text(size)}, and {size_text(free)} are free in {local.parent}: "
             "set VIT_JAX_CACHE to a larger disk, or prepare the set as array_record, of which only "
             "what is needed is read."
         )

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, counted
 from vit_jax.evaluators import average_precision
 from vit_jax.evaluators.average_precision import AveragePrecisionEvaluator
 from vit_jax.evaluators.classification import ClassificationEvaluator, real_accuracy, summarize
@@ -181,7 +181,9 @@ def write_classes(
 
 def table(results: dict[str, Any]) -> str:
     """The results as text."""
-    lines = [f"{results['num_examples']} examples of {results['dataset']} {results['split']}"]
+    lines = [
+        f"{counted(results['num_examples'], 'example')} of {results['dataset']} {results['split']}"
+    ]
     lines += [text.format(results[key]) for key, text in _ROWS.items() if key in results]
     if "num_examples_real" in results:
         lines.append(f"(ReaL over the {results['num_examples_real']} images that have labels)")

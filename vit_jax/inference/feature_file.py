@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, size_text
 from vit_jax.files.atomic import replacing
 
 
@@ -40,9 +40,11 @@ def write_rows(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sizes = [math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values()]
-    needed, free = (sum(sizes) + max(sizes)) / 1e9, shutil.disk_usage(path.parent).free / 1e9
+    needed, free = sum(sizes) + max(sizes), shutil.disk_usage(path.parent).free
     if needed > free:
-        raise UserError(f"--output={path}: needs {needed:.1f} GB, the disk has {free:.1f} GB left.")
+        raise UserError(
+            f"--output={path}: needs {size_text(needed)}, the disk has {size_text(free)} left."
+        )
     with contextlib.ExitStack() as stack:
         folder = tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.")
         rows_folder, files = Path(stack.enter_context(folder)), {}

@@ -16,6 +16,7 @@ import jax
 from vit_jax.data.decode import decode_image
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.evaluators.stream import stream_outputs
+from vit_jax.files.fonts import font_families
 from vit_jax.inference.inputs import (
     ForgivingImages,
     create_reader,
@@ -169,6 +170,8 @@ def draw_predictions(predictions: list[Prediction], path: str) -> None:
     """A sheet of the images, each above its most probable classes."""
     from matplotlib.figure import Figure
 
+    shown = [printable(Path(each.image).name) + "".join(each.classes) for each in predictions]
+    style: Any = {"fontsize": 9, "parse_math": False, "family": font_families("".join(shown))}
     columns = min(len(predictions), 4)
     rows = -(-len(predictions) // columns)
     height = 2.8 + 0.2 * len(predictions[0].classes)  # inches
@@ -180,9 +183,9 @@ def draw_predictions(predictions: list[Prediction], path: str) -> None:
         step = max(1, max(pixels.shape[:2]) // 600)  # enough for the sheet, and 48 photographs fit
         axis.imshow(pixels[::step, ::step])
         _, *lines = str(prediction).splitlines()
-        axis.set_title(printable(Path(prediction.image).name)[-34:], fontsize=9, parse_math=False)
+        axis.set_title(printable(Path(prediction.image).name)[-34:], **style)
         text = "\n".join(line[:40] for line in lines)
-        axis.set_xlabel(text, loc="left", fontsize=9, parse_math=False)
+        axis.set_xlabel(text, loc="left", **style)
     figure.savefig(path, dpi=110)
 
 

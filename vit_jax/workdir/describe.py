@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from clu import parameter_overview
 
-from vit_jax.errors import list_names
+from vit_jax.errors import counted, list_names
 from vit_jax.files.atomic import write_atomically
 from vit_jax.files.paths import to_path
 from vit_jax.parameters.names import count_parameters
@@ -31,9 +31,11 @@ def describe(run: Any, workdir: str) -> None:
         _warn_of_newer_images(run, workdir)
     size = "x".join(map(str, run.image_shape))
     logging.info(
-        f"{workdir}: {count_parameters(params):,} parameters, {run.objective.num_outputs} outputs, "
-        f"{run.dataset.num_examples} training images of {size}, {run.total_steps} steps of "
-        f"{run.batch_size}, {jax.device_count()} devices."
+        f"{workdir}: {counted(count_parameters(params), 'parameter')}, "
+        f"{counted(run.objective.num_outputs, 'output')}, "
+        f"{counted(run.dataset.num_examples, 'training image')} of {size}, "
+        f"{counted(run.total_steps, 'step')} of {run.batch_size}, "
+        f"{counted(jax.device_count(), 'device')}."
     )
 
 
@@ -63,7 +65,7 @@ def _warn_of_newer_images(run: Any, workdir: str) -> None:
         newer = source.newer_than(since) if hasattr(source, "newer_than") else []
         if newer:
             logging.warning(
-                f"{len(newer)} images are newer than this run: {list_names(newer)}. Only names and "
-                "sizes are compared; if they show something else now, start anew in another "
-                "--workdir."
+                f"{counted(len(newer), 'image')} newer than this run: {list_names(newer)}. Only "
+                "names and sizes are compared; if they show something else now, start anew in "
+                "another --workdir."
             )
