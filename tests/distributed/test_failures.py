@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from tests.distributed.cluster import Cluster, cluster
+from tests.gcs_emulator import Server
+from vit_jax.files.paths import COMMITTED, local_copy, to_path
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 from vit_jax.workdir.orbax_parts import newest_intact, steps_in
 
@@ -85,6 +87,27 @@ def test_a_run_survives_term_kill_and_stop_bit_for_bit(undisturbed: Path, tmp_pa
     assert {n: v for n, v in found.items() if "test/" in n} == {
         n: v for n, v in expected.items() if "test/" in n
     }
+
+
+def test_a_run_in_a_bucket_survives_a_kill_bit_for_bit(
+    undisturbed: Path, tmp_path: Path, bucket: str, bucket_server: Server
+) -> None:
+    """Process 0, which holds the lock, is killed; now and then a request of either fails."""
+    bucket_server.faults, bucket_server.slow_seconds = 0.02, 0.2
+    workdir = to_path(f"{bucket}/run")
+    with cluster(tmp_path, *RUN, num_processes=2, workdir=workdir) as running:
+        committed = workdir / "checkpoints" / "10" / COMMITTED
+        running.wait_until(committed.exists, "second checkpoint")
+        running[0].send(signal.SIGKILL)
+        assert running[1].wait() == REQUEUE_EXIT_CODE, running.output
+    with cluster(tmp_path, *RUN, num_processes=2, workdir=workdir) as running:
+        assert running.exit_codes() == [0, 0], running.output
+        assert "Resuming from the checkpoint of step" in running[0].output
+    assert bucket_server.failed.total() > bucket_server.failed[""]
+    with local_copy(workdir / "params.npz") as copied:
+        found = params(copied.parent)
+    for name, array in params(undisturbed).items():
+        np.testing.assert_array_equal(array, found[name], err_msg=name)
 
 
 def assert_goes_on_from(running: Cluster, step: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
@@ -41,6 +42,14 @@ def on_disk(tmp_path_factory: pytest.TempPathFactory) -> str:
     return workdir
 
 
+class Impatient:
+    """asyncio, but for the pauses between the attempts of gcsfs."""
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds / 50)
+
+
 def names(server: Server, bucket: str) -> set[str]:
     return {name for b, name in server.bucket.objects if f"gs://{b}" == bucket}
 
@@ -68,6 +77,7 @@ def test_a_run_resumes_bit_for_bit_where_requests_fail(
 ) -> None:
     """Stopped in the middle; one request in twenty fails, in all ways that Google's do."""
     bucket_server.faults, bucket_server.slow_seconds = 0.05, 0.2
+    monkeypatch.setattr("gcsfs.retry.asyncio", Impatient)
     workdir = f"{bucket}/run"
     reached = iter([False] * 5 + [True])
     with monkeypatch.context() as patch:
