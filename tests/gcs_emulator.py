@@ -215,6 +215,7 @@ class Server(ThreadingHTTPServer):
         self.slow_seconds = 2.0
         self.lost_replies = 0  # so many of the next writes are done, and not answered
         self.refused = ""  # a bucket that nobody may touch
+        self.missing = ""  # one that does not exist; all others do
         self.requests: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self._rng = random.Random(seed)
@@ -275,6 +276,8 @@ class Server(ThreadingHTTPServer):
         if self.refused and f"/b/{self.refused}" in address:
             raise ApiError(403, "anonymous caller does not have storage.objects access.")
         lowered = {name.lower(): value for name, value in headers.items()}
+        if self.missing and f"/b/{self.missing}" in address:
+            raise ApiError(404, "The specified bucket does not exist.")
         if match := _COPY.fullmatch(address):
             found = self.bucket.get(match["bucket"], unquote(match["name"]), {})
             to = match["to"], unquote(match["to_name"])

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from vit_jax.errors import PreemptedError, UserError, may_pass
+from vit_jax.errors import PreemptedError, UserError, is_network_error, may_pass, one_line
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, may_be_caused_by_peer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,6 +85,8 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
             _end(f"error: {error}", 1)
         if kind == "PeersMissingError":
             _end(f"error: {error}", REQUEUE_EXIT_CODE)
+        if is_network_error(error) or may_pass(error):  # a bucket is out of reach
+            _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
         if not _has_peers():
             raise
         if may_be_caused_by_peer(error):
@@ -132,8 +134,9 @@ def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> 
         stream=sys.stderr if to_stderr else sys.stdout,
         force=True,
     )
-    for name in ("absl", "orbax", "jax", "fsspec", "gcsfs", "google", "grain", "matplotlib"):
+    for name in ("absl", "orbax", "jax", "fsspec", "google", "grain", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of what it raises
 
 
 def join_processes(timeouts: Any) -> None:

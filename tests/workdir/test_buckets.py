@@ -151,6 +151,14 @@ def test_a_bucket_that_refuses(bucket: str, bucket_server: Server) -> None:
         train(f"{bucket}/run")
 
 
+def test_a_bucket_that_does_not_exist_is_not_made(bucket: str, bucket_server: Server) -> None:
+    bucket_server.missing = bucket.removeprefix("gs://")
+    before = bucket_server.requests["POST /storage/v1/b"]
+    with pytest.raises(UserError, match=f"Workdir {bucket}/run cannot be locked: .*not exist"):
+        train(f"{bucket}/run")
+    assert bucket_server.requests["POST /storage/v1/b"] == before
+
+
 def test_checksums_go_along_from_a_bucket_to_a_disk(bucket: str, tmp_path: Path) -> None:
     """And back: `gcloud storage cp` of a checkpoint."""
     for folder in (to_path(f"{bucket}/step"), tmp_path):

@@ -67,6 +67,12 @@ def bucket_files() -> Any:
     return fsspec.filesystem("gcs", finalize_on_close=True)  # epath's own, which it caches
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder and those above it; a bucket has none, and gcsfs would make the bucket."""
+    if not is_bucket(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def size_of(path: Path) -> int:
     """Bytes of a file."""
     return bucket_files().size(str(path)) if is_bucket(path) else path.stat().st_size

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import write_atomically, write_json
-from vit_jax.files.paths import to_path
+from vit_jax.files.paths import make_folder, to_path
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.sweep.plan import (
     DIVERGED_FILE,
@@ -90,7 +90,7 @@ def run_sweep(
 def _report(summary: dict[str, Any], folder: Path) -> None:
     text = table(summary)
     print(text)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_json(folder / "sweep.json", summary)
     write_atomically(folder / "sweep.txt", text + "\n")
 

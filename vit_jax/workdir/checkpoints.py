@@ -23,7 +23,7 @@ from etils import epath
 
 from vit_jax.errors import UserError, as_user_error, check_known, list_names, nearest, one_line
 from vit_jax.files.manifest import read_manifest, write_manifest
-from vit_jax.files.paths import COMMITTED, full_path, is_bucket, move, remove
+from vit_jax.files.paths import COMMITTED, full_path, is_bucket, make_folder, move, remove
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.workdir.description import CHECKPOINTS
 from vit_jax.workdir.orbax_parts import (
@@ -83,7 +83,7 @@ class CheckpointManager:
 
     def _prepare_folder(self) -> None:
         """Makes the folder and removes what killed saves left in it. Runs on process 0."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         pattern = "[0-9]*" if is_bucket(self._folder) else f"*{_UNFINISHED}*"
         for unfinished in self._folder.glob(pattern):
             if (unfinished / COMMITTED).exists():
@@ -236,7 +236,7 @@ class CheckpointManager:
         intact, damaged = newest_intact(self._folder, steps_in(self._folder))
         for step in damaged:
             folder = self._workdir / _DAMAGED
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
             targets = (folder / f"{step}-{number}" for number in itertools.count(1))
             target = next(path for path in targets if not path.exists())
             # Not a rename: `checkpoints` may be a link to another disk.

@@ -29,7 +29,7 @@ from vit_jax.errors import (
     one_line,
 )
 from vit_jax.files.atomic import free_name, read_object, set_aside, write_json
-from vit_jax.files.paths import copy, full_path, is_bucket, size_of
+from vit_jax.files.paths import copy, full_path, is_bucket, make_folder, size_of
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.workdir.description import CHECKPOINTS, PARAMS_FILE, RESULTS_FILE
@@ -79,7 +79,7 @@ def claim_workdir(
 
     def claim() -> None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             _lock(folder)
             _take_over(folder, config, dataset_fingerprint, resume, runtime_keys)
         except BaseException as error:
