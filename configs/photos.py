@@ -40,8 +40,8 @@ OPTIONS = ("multi_label", "scratch")
 
 def get_config(argument: str = "S/16,photos") -> ConfigDict:
     parts = argument.split(",")
-    options = {parts.pop() for _ in OPTIONS if parts[-1] in OPTIONS}
-    if not parts[-1].isdigit():
+    options = {parts.pop() for _ in OPTIONS if parts and parts[-1] in OPTIONS}
+    if parts and not parts[-1].isdigit():
         parts.append("224")
     if len(parts) < 3:
         raise UserError(
@@ -54,9 +54,7 @@ def get_config(argument: str = "S/16,photos") -> ConfigDict:
     config.dataset.split = "train"
     config.dataset.eval_preprocess = f"official_eval({resolution})"
     if "scratch" in options:
-        config.dataset.preprocess = (
-            f"decode|inception_crop({resolution}, (0.3, 1.0))|flip_lr|randaug(2, 9)"
-        )
+        config.dataset.preprocess = f"decode|inception_crop({resolution}, (0.3, 1.0))|flip_lr"
     else:
         config.dataset.batch_size = 32
         config.dataset.preprocess = f"official_train({resolution})"
@@ -80,9 +78,8 @@ def from_scratch(variant: str) -> ConfigDict:
     config.dataset.batch_size = 64
     config.duration.epochs = 100.0
     config.schedule.warmup_steps = 200
-    config.optimizer.learning_rate = 5e-4
+    config.optimizer.learning_rate = 1e-3
     config.optimizer.weight_decay = 0.05
-    config.mix.mixup_alpha = 0.2
     config.evaluators.test.every_steps = 500
     config.checkpoint.every_steps = 500
     return config

@@ -152,4 +152,4 @@ def bucket(bucket_server: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     """`gs://NAME` of an empty bucket."""
     name = "b" + hashlib.sha256(request.node.name.encode()).hexdigest()[:12]
     yield f"gs://{name}"
-    bucket_server.faults = 0.0
+    bucket_server.faults = bucket_server.answers = 0

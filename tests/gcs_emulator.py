@@ -169,6 +169,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.rfile.readline()
             self.rfile.readline()
             body = b"".join(chunks)
+        self.server.wait_until_it_speaks()
+        if status := self.server.answers:
+            return self._send(status, b'{"error": {"code": %d}}' % status, {})
         fault = self.server.draw_fault()
         if fault in ("429", "503"):
             return self._send(int(fault), b'{"error": {"code": %s}}' % fault.encode(), {})
@@ -215,6 +218,9 @@ class Server(ThreadingHTTPServer):
         self.slow_seconds = 2.0
         self.lost_replies = 0  # so many of the next writes are done, and not answered
         self.refused = ""  # a bucket that nobody may touch
+        self.answers = 0  # a status, to every request
+        self._speaks = threading.Event()
+        self._speaks.set()
         self.missing = ""  # one that does not exist; all others do
         self.requests: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
@@ -243,6 +249,18 @@ class Server(ThreadingHTTPServer):
         fault = self._rng.choice(FAULTS) if self._rng.random() < self.faults else ""
         self.failed[fault] += 1
         return fault
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """Answers nobody within the context."""
+        self._speaks.clear()
+        try:
+            yield
+        finally:
+            self._speaks.set()
+
+    def wait_until_it_speaks(self) -> None:
+        self._speaks.wait()
 
     def loses_reply(self, method: str) -> bool:
         lost = method != "GET" and self.lost_replies > 0

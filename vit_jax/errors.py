@@ -35,7 +35,7 @@ def may_pass(error: BaseException) -> bool:
     if is_network_error(error):
         return getattr(error, "code", None) not in _REFUSALS
     if isinstance(error, OSError):
-        return error.errno in _PASSING
+        return error.errno in _PASSING or isinstance(error, TimeoutError)
     if isinstance(error, UserError):
         return isinstance(error, PassingError)
     code = _OS_ERROR_CODE.search(str(error))

@@ -69,7 +69,7 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
         yield
     except TimeoutError as error:  # a barrier that other processes did not reach
         _wait_for_verdict(error)
-        _end(f"error: {error}", REQUEUE_EXIT_CODE)
+        _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE)
     except (UserError, OSError) as error:  # OSError: a full disk, a folder that went away
         _end(f"error: {error}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
     except PreemptedError as error:
@@ -85,12 +85,12 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
             _end(f"error: {error}", 1)
         if kind == "PeersMissingError":
             _end(f"error: {error}", REQUEUE_EXIT_CODE)
+        if _has_peers() and may_be_caused_by_peer(error):
+            _wait_for_verdict(error)
         if is_network_error(error) or may_pass(error):  # a bucket is out of reach
             _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
         if not _has_peers():
             raise
-        if may_be_caused_by_peer(error):
-            _wait_for_verdict(error)
         _end("".join(traceback.format_exception(error)), 1)
 
 
@@ -107,7 +107,7 @@ def _wait_for_verdict(error: Exception) -> None:
     if _has_peers():
         from vit_jax.multihost.watchdog import watchdog
 
-        print(f"{str(error).splitlines()[0]} (looking for the cause)", file=sys.stderr, flush=True)
+        print(f"{one_line(error)} (looking for the cause)", file=sys.stderr, flush=True)
         watchdog.wait_for_verdict()
 
 

@@ -201,8 +201,8 @@ def create_run(
     total_steps = to_steps(
         **config.duration, num_examples=dataset.num_examples, batch_size=batch_size
     )
-    if needs_label:
-        _check_labels(config, dataset)
+    for each in (dataset, *eval_datasets.values()) if needs_label else ():
+        _check_labels(config.objective.name, each)
     objective = create_objective(**config.objective, task=_task(config, dataset))
     if mixing is not None and "label" not in objective.example_keys:
         raise UserError(
@@ -235,9 +235,8 @@ def create_run(
     return run
 
 
-def _check_labels(config: ConfigDict, dataset: Dataset) -> None:
+def _check_labels(name: str, dataset: Dataset) -> None:
     """Raises UserError where the objective wants several labels per image, or does not."""
-    name = config.objective.name
     several = OBJECTIVES[name].several_labels
     if bool(dataset.element_spec["label"].shape) != several:
         has, way_out = "one label", "a table with the column 'labels'"

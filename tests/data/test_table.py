@@ -29,11 +29,50 @@ def write_images(root: Path, names: list[str]) -> None:
         cv2.imwrite(str(root / name), np.full((8, 8, 3), i * 3, np.uint8))
 
 
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([["sky", None, " sea", ""], ["sky"]], ("sea", "sky")),
+        (["sky|sea", "sky"], ("sea", "sky")),
+        ([[1, 10], [2]], ("1", "2", "10")),
+        ([[1.0, 10.0], [2.0]], ("1", "2", "10")),
+        ([["01", "1"], ["1"]], ("01", "1")),
+    ],
+)
+def test_labels_of_parquet_are_lists_or_text(
+    tmp_path: Path, labels: list[Any], expected: tuple[str, ...]
+) -> None:
+    rows = {"path": ["a", "b"], "labels": labels, "split": ["train"] * 2}
+    assert open_table(write_table(tmp_path / "t.parquet", rows), "train")[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("labels", [{"a": 1}, {"a": 2}], "labels of row 1: .* is neither text nor a number"),
+        ("label", [["a"], ["b"]], "label of row 1: .* is neither text nor a number"),
+        ("label", [b"a", b"b"], "label of row 1: b'a' is neither text nor a number"),
+        ("label", [1.0, float("nan")], "1 row without a label, first row 2"),
+        ("split", ["train", None], "1 row without a split, first row 2"),
+        ("path", ["a", None], "1 row without a path, first row 2"),
+    ],
+)
+def test_odd_columns_of_parquet_are_one_line(
+    tmp_path: Path, column: str, values: list[Any], message: str
+) -> None:
+    rows: dict[str, list[Any]] = {"path": ["a", "b"], "label": ["x", "y"], "split": ["train"] * 2}
+    if column == "labels":
+        del rows["label"]
+    table = write_table(tmp_path / "t.parquet", {**rows, column: values})
+    with pytest.raises(UserError, match=message):
+        open_table(table, "train")
+
+
 def write_table(path: Path, columns: dict[str, list[Any]]) -> str:
     if path.suffix == ".parquet":
         parquet.write_table(pyarrow.table(columns), path)
     else:
-        with open(path, "w", newline="", encoding="utf-8") as file:
+        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
     return str(path)
 
@@ -132,6 +171,14 @@ def test_without_labels(tmp_path: Path) -> None:
         ({"file": ["a"], "label": ["x"]}, "train", r"no column 'path' or 'file_name', but file"),
         ({"path": ["a"], "lable": ["x"]}, "train", "no column 'label' or 'labels', but .*Did you"),
         ({"path": [], "label": []}, "train", "the table has no rows"),
+        (
+            {"path": ["a", "b"], "label": ["x", "y"], "split": ["train", ""]},
+            "train",
+            "1 row without a split, first row 2",
+        ),
+        ({"path": ["a", ""], "label": ["x", "y"]}, "train", "1 row without a path, first row 2"),
+        ({"path": ["a", "b"], "label": ["x", "caf\udce9"]}, "train", "save the table as UTF-8"),
+        ({"path": ["a\0", "b"], "label": ["x", "y"]}, "train", "path of row 1: .*neither text nor"),
         ({"path": ["a", "b"], "label": ["x", ""]}, "train", "1 row without a label, first row 2"),
         ({"path": ["a", "b"], "label": ["x", "x"]}, "train", "1 class; a classifier needs two"),
         ({"path": ["a", "a"], "label": ["x", "y"]}, "train", "listed twice in 'train': a"),
@@ -159,7 +206,7 @@ def test_mistakes_are_one_line(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.csv", b"path,label\na,b,c\n", "row 2 has 3 values for 2 columns"),
+        ("t.csv", b"path,label\na,b,c\n", "row 1 has 3 values for 2 columns"),
         ("t.csv", b"", "no column 'path' or 'file_name', but none"),
         ("t.parquet", b"path,label\na,b\n", "cannot be read: .*[Pp]arquet"),
         ("gone.csv", None, "cannot be read: No such file"),

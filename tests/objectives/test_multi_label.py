@@ -18,7 +18,9 @@ from sklearn.metrics import average_precision_score
 from tests import tiny
 from vit_jax.errors import UserError
 from vit_jax.evaluators.average_precision import average_precisions
+from vit_jax.export.convert import convert_checkpoint
 from vit_jax.inference.evaluate import evaluate
+from vit_jax.inference.features import extract_features
 from vit_jax.inference.load import load_model
 from vit_jax.inference.predict import predict_images
 from vit_jax.models.create import create_model
@@ -144,6 +146,12 @@ def test_from_the_table_to_the_answers(tmp_path: Path) -> None:
     assert (
         json.loads((tmp_path / "run" / "model.json").read_text())["probabilities_by"] == "sigmoid"
     )
+    extract_features(workdir, [table], str(tmp_path / "f.npz"), split="test", features=["cls"])
+    with np.load(tmp_path / "f.npz") as features:
+        assert features["labels"].shape == (40, 2)
+    convert_checkpoint(workdir, str(tmp_path / "hf"), format="huggingface")
+    (tmp_path / "hf" / "model.json").unlink()
+    assert load_model(tmp_path / "hf").description.probabilities_by == "sigmoid"
     [prediction] = predict_images(load_model(workdir), [str(tmp_path / "159.png")])
     assert sum(prediction.probabilities) != pytest.approx(1.0, abs=1e-3)
 
@@ -160,6 +168,12 @@ def test_labels_that_do_not_fit_the_objective(
 ) -> None:
     with pytest.raises(UserError, match=message):
         train_and_evaluate(config(photos(tmp_path), **overrides), str(tmp_path / "run"))
+
+
+def test_the_data_of_an_evaluator_have_the_same_kind_of_labels(tmp_path: Path) -> None:
+    given = config(photos(tmp_path), evaluators__test__dataset="digits")
+    with pytest.raises(UserError, match="dataset.name='digits' has one label per image"):
+        train_and_evaluate(given, str(tmp_path / "run"))
 
 
 def test_an_evaluator_of_another_task(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests import tiny
 from tests.gcs_emulator import FAULTS, Server
 from vit_jax.curves.read import read_run
-from vit_jax.errors import PreemptedError, UserError
+from vit_jax.errors import PreemptedError, UserError, may_pass
 from vit_jax.files.manifest import damaged_files, write_manifest
 from vit_jax.files.paths import bucket_files, to_path
 from vit_jax.pretrained.load import read_source
@@ -24,6 +24,8 @@ from vit_jax.train import train_and_evaluate
 from vit_jax.training.session import Session
 from vit_jax.workdir import bucket_lock, bucket_log
 from vit_jax.workdir.bucket_lock import BucketLock
+from vit_jax.workdir.checkpoints import CheckpointManager
+from vit_jax.workdir.orbax_parts import steps_in
 
 
 def train(workdir: Any, **overrides: Any) -> dict[str, float]:
@@ -175,6 +177,51 @@ def test_checksums_go_along_from_a_bucket_to_a_disk(bucket: str, tmp_path: Path)
         assert damaged_files(folder) == ["a/data"]
 
 
+def test_a_bucket_that_does_not_answer_has_not_lost_its_checkpoints(
+    bucket: str, bucket_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gcsfs says "no such folder" where a server answers 502; a run would begin anew."""
+    monkeypatch.setattr("gcsfs.retry.asyncio", Impatient)
+    train(f"{bucket}/run")
+    folder = to_path(f"{bucket}/run/checkpoints")
+    assert steps_in(folder) == [8, 4]
+    for status in (502, 503, 403):
+        bucket_server.answers = status
+        with pytest.raises(Exception, match=r".*") as error:
+            steps_in(folder)
+        assert may_pass(error.value) == (status != 403)
+        with pytest.raises(Exception, match=r".*"):
+            damaged_files(folder / "8" / "state")  # not: "they are damaged"
+        bucket_server.answers = 0
+    assert damaged_files(folder / "8" / "state") == []
+
+
+def test_what_is_not_ours_stays_among_the_checkpoints(bucket: str) -> None:
+    train(f"{bucket}/run", duration__steps=2)
+    kept = to_path(f"{bucket}/run/checkpoints/8_backup/notes.txt")
+    kept.write_text("mine")
+    train(f"{bucket}/run", duration__steps=2, log__every_steps=2)
+    CheckpointManager(f"{bucket}/run", every_steps=1, keep=1).close()
+    assert kept.read_text() == "mine"
+
+
+def test_an_outage_costs_no_events(
+    bucket: str, bucket_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gcsfs.retry.asyncio", Impatient)
+    monkeypatch.setattr(bucket_log, "_SECONDS", 0.0)
+    path = to_path(f"{bucket}/events")
+    file = bucket_log.EventLog(path, b"")
+    bucket_server.answers = 503
+    file.write(b"a")
+    wait(file._writing.done)
+    file.write(b"b")
+    file.flush()
+    bucket_server.answers = 0
+    file.close()
+    assert path.read_bytes() == b"ab"
+
+
 def test_a_log_is_there_after_a_while_and_when_it_must_be(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,9 +271,12 @@ class Holder:
 
 def holder(bucket: str, host: str) -> Holder:
     lost: list[str] = []
-    return Holder(
-        BucketLock(to_path(f"{bucket}/run/.lock"), machine=host, on_lost=lost.append), lost
-    )
+
+    def on_lost(message: str, exit_code: int) -> None:
+        lost.append(f"{exit_code} {message}")
+
+    path = to_path(f"{bucket}/run/.lock")
+    return Holder(BucketLock(path, machine=host, on_lost=on_lost), lost)
 
 
 def wait(condition: Any) -> None:
@@ -264,6 +314,7 @@ def test_the_lock_of_a_lost_host_is_taken_and_the_host_ends_if_it_comes_back(
     assert time.monotonic() - began >= 1.5
     assert "locked by another host (pid" in caplog.text
     wait(lambda: first.lost)
+    assert first.lost[0].startswith("2 ")
     assert "was taken over by another run" in first.lost[0]
     first.lock.release()  # is not its own any more
     with pytest.raises(UserError, match="in use"):
@@ -278,6 +329,36 @@ def test_the_lock_of_a_killed_process_of_this_machine_is_taken_at_once(
     with monkeypatch.context() as patch:
         patch.setattr(bucket_lock, "RENEW_SECONDS", 1e9)
         patch.setattr(bucket_lock.os, "getpid", lambda: 2**22 + 1)  # of no process
+        patch.setattr(bucket_lock, "_started", lambda _: "12345")
+        holder(bucket, "a").lock.acquire()
+    began, second = time.monotonic(), holder(bucket, "a")
+    second.lock.acquire()
+    assert time.monotonic() - began < 1.5
+    second.lock.release()
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_run_that_cannot_renew_its_lock_ends_before_another_takes_it(
+    bucket: str, bucket_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_lock, "_TIMEOUT", 0.3)
+    ours = holder(bucket, "a")
+    ours.lock.acquire()
+    began = time.monotonic()
+    with bucket_server.silent():  # neither an answer nor an error
+        wait(lambda: ours.lost)
+        assert time.monotonic() - began < bucket_lock.LOST_SECONDS
+    assert ours.lost[0].startswith("75 ")
+    ours.lock.release()
+
+
+@pytest.mark.usefixtures("fast")
+def test_the_number_of_a_dead_process_may_have_a_successor(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket_lock, "RENEW_SECONDS", 1e9)
+        patch.setattr(bucket_lock, "_started", lambda _: "12345")  # of this very pid, earlier
         holder(bucket, "a").lock.acquire()
     began, second = time.monotonic(), holder(bucket, "a")
     second.lock.acquire()

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.threads import map_threads
-from vit_jax.errors import UserError, as_user_error
-from vit_jax.files.paths import cached_copy, file_sizes, is_bucket, to_path
+from vit_jax.errors import PassingError, UserError, as_user_error, one_line
+from vit_jax.files.paths import cached_copy, file_sizes, is_bucket, size_of, to_path
 
 
 class TFRecordReader:
@@ -80,7 +80,12 @@ class Records:
 
     def __getitem__(self, index: int) -> bytes:
         extent, number = self._locate(index)
-        return self._file(extent).read([number])[0]
+        try:
+            return self._file(extent).read([number])[0]
+        except RuntimeError as error:
+            if not is_bucket(extent.filename):
+                raise
+            raise PassingError(f"{self.describe(index)}: {one_line(error)}") from error
 
     def describe(self, index: int) -> str:
         extent, number = self._locate(index)
@@ -115,6 +120,7 @@ class Records:
         name = str(extent.filename)
         try:
             if is_bucket(name):
+                size_of(to_path(name))  # likewise
                 if self._format == "tfrecord":  # whose index needs all of it
                     name = str(cached_copy(to_path(name)))
             else:
@@ -134,7 +140,8 @@ class Records:
             if count != expected:
                 raise ValueError(f"it holds {count} records, the set's info says {expected}")
         except OSError as error:
-            raise as_user_error(f"{name}: {error.strerror}.", error) from None
+            reason = one_line(error) if error.errno else f"{type(error).__name__}: {error}"
+            raise as_user_error(f"{name}: {reason}.", error) from None
         except (ValueError, RuntimeError) as error:  # also array_record's
             reason = str(error).splitlines()[0]
             raise UserError(f"{name}: damaged ({reason}); copy or prepare it again.") from None

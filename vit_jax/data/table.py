@@ -55,7 +55,7 @@ def open_table(
         columns = _read_parquet(path) if path.lower().endswith(".parquet") else _read_csv(path)
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{where} cannot be read: {one_line(error)}.") from None
-    files = [os.fsencode(str(name)) for name in _column(where, columns, _PATHS)]
+    files = [os.fsencode(name) for name in _texts(where, *_column(where, columns, *_PATHS))]
     if not files:
         raise UserError(f"{where}: the table has no rows.")
     drawn = "split" not in columns
@@ -63,8 +63,8 @@ def open_table(
         rows = {"train": list(range(len(files))), "test": list(range(len(files)))}
     else:
         rows = {}
-        for row, name in enumerate(columns["split"]):
-            rows.setdefault(str(name).strip(), []).append(row)
+        for row, name in enumerate(_texts(where, "split", columns["split"])):
+            rows.setdefault(name, []).append(row)
     for name, members in rows.items():
         counts = Counter(files[row] for row in members)
         if twice := [os.fsdecode(file) for file, count in counts.items() if count > 1]:
@@ -97,17 +97,10 @@ def _read_csv(path: str) -> dict[str, list[Any]]:
         reader = csv.reader(file)
         names = [name.strip() for name in next(reader, [])]
         rows = [row for row in reader if row]
-    for number, row in enumerate(rows, start=2):
+    for number, row in enumerate(rows, start=1):
         if len(row) != len(names):
             raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
-    columns: dict[str, list[Any]]
-    columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
-    if "labels" in columns:
-        columns["labels"] = [
-            [each.strip() for each in text.split(_SEPARATOR) if each.strip()]
-            for text in columns["labels"]
-        ]
-    return columns
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
 def _read_parquet(path: str) -> dict[str, list[Any]]:
@@ -118,15 +111,61 @@ def _read_parquet(path: str) -> dict[str, list[Any]]:
     return parquet.read_table(path, columns=names).to_pydict()
 
 
-def _column(where: str, columns: Mapping[str, list[Any]], names: Sequence[str]) -> list[Any]:
-    """The column with one of these names."""
+def _text(value: Any) -> str:
+    """A value as text, "" for none; whole numbers have no fraction.
+
+    Raises:
+      ValueError: it is a list, a structure or bytes, or holds what no name can.
+    """
+    if value is None or value != value:
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, str | int | float) or "\0" in str(value):
+        raise ValueError(f"{value!r} is neither text nor a number")
+    return str(value).strip()
+
+
+def _texts(where: str, name: str, values: Sequence[Any]) -> list[str]:
+    """A column of which every row has a value.
+
+    Raises:
+      UserError: the first row that has none, or something else.
+    """
+    texts: list[str] = []
+    for number, value in enumerate(values, start=1):
+        try:
+            texts.append(_text(value))
+        except ValueError as error:
+            raise UserError(f"{where}: {name} of row {number}: {error}.") from None
+    if empty := [number for number, text in enumerate(texts, start=1) if not text]:
+        raise UserError(
+            f"{where}: {counted(len(empty), 'row')} without a {name}, first row {empty[0]}."
+        )
+    return texts
+
+
+def _column(where: str, columns: Mapping[str, list[Any]], *names: str) -> tuple[str, list[Any]]:
+    """The first column of these that is there, with its name."""
     for name in names:
         if name in columns:
-            return columns[name]
+            return name, columns[name]
     raise UserError(
         f"{where} has no column {' or '.join(map(repr, names))}, but "
         f"{list_names(columns) or 'none'}.{nearest(names[0], columns)}"
     )
+
+
+def _several(where: str, values: Sequence[Any]) -> list[list[str]]:
+    """The labels of each row, of a list or of text with separators."""
+    given = []
+    for number, value in enumerate(values, start=1):
+        try:
+            parts = value if isinstance(value, list) else _text(value).split(_SEPARATOR)
+            given.append([text for text in map(_text, parts) if text])
+        except ValueError as error:
+            raise UserError(f"{where}: labels of row {number}: {error}.") from None
+    return given
 
 
 def _labels(
@@ -134,29 +173,24 @@ def _labels(
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Class names, and labels of all rows: int32 [N] or uint8 [N, K]."""
     several = "labels" in columns
-    values = _column(where, columns, ("label", "labels"))
-    if several:
-        given = [[str(each) for each in row or ()] for row in columns["labels"]]
-    else:
-        given = [[] if value is None else [str(value).strip()] for value in values]
-        empty = [row for row, names in enumerate(given) if not names or not names[0]]
-        if empty:
-            raise UserError(
-                f"{where}: {counted(len(empty), 'row')} without a label, first row {empty[0] + 1}."
-            )
-    found = {name for row in naming for name in given[row]}
-    classes = sorted(found, key=int if all(name.isdecimal() for name in found) else None)
+    name, values = _column(where, columns, "labels" if several else "label", "labels")
+    given = _several(where, values) if several else [[x] for x in _texts(where, name, values)]
+    found = {each for row in naming for each in given[row]}
+    if odd := [each for each in found if not each.isprintable()]:
+        raise UserError(f"{where}: the class {odd[0]!r} is no text; save the table as UTF-8.")
+    are_numbers = all(each.isdecimal() and len(each) < 16 for each in found)
+    classes = sorted(found, key=lambda each: (int(each) if are_numbers else 0, each))
     if len(classes) < 2 - several:
         raise UserError(f"{where}: {counted(len(classes), 'class')}; a classifier needs two.")
-    numbers = {name: number for number, name in enumerate(classes)}
-    if unknown := sorted({name for names in given for name in names} - found):
+    numbers = {each: number for number, each in enumerate(classes)}
+    if unknown := sorted({each for row in given for each in row} - found):
         raise UserError(
             f"{where}: {counted(len(unknown), 'class')} in another split than 'train' only: "
             f"{list_names(unknown)}."
         )
     if not several:
-        return tuple(classes), np.array([numbers[names[0]] for names in given], np.int32)
+        return tuple(classes), np.array([numbers[row[0]] for row in given], np.int32)
     labels = np.zeros((len(given), len(classes)), np.uint8)
-    for row, names in enumerate(given):
-        labels[row, [numbers[name] for name in names]] = 1
+    for number, row in enumerate(given):
+        labels[number, [numbers[each] for each in row]] = 1
     return tuple(classes), labels

@@ -22,7 +22,7 @@ from vit_jax.data import computed_labels
 from vit_jax.data.computed_labels import COMPUTED_LABELS, Label
 from vit_jax.data.records import Records
 from vit_jax.data.sources import GRAMMAR
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, as_user_error, nearest, one_line
 from vit_jax.files.paths import full_path, to_path
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
@@ -165,8 +165,9 @@ def open_prepared(
     try:
         info = tfds.builder_from_directory(directory).info
     except Exception as error:  # TFDS raises many kinds, over several lines
-        reason = str(error).splitlines()[0]
-        raise UserError(f"dataset {directory}: cannot read its metadata ({reason}).") from None
+        reason = one_line(error)
+        message = f"dataset {directory}: cannot read its metadata ({reason})."
+        raise as_user_error(message, error) from None
     image = image_key(info)
     label = Label((), computed_labels.zero)
     if needs_label or label_key:

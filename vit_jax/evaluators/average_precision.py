@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.evaluators.classification import check_losses
 from vit_jax.evaluators.stream import Reader, stream_outputs
 
 
@@ -43,7 +44,9 @@ class AveragePrecisionEvaluator:
             return {**values, "logits": logits, "label": batch["label"]}
 
         parts = list(stream_outputs(outputs, params, self._reader, on_batch=on_batch))
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        check_losses(arrays["loss"])
+        return arrays
 
 
 def summarize(arrays: dict[str, np.ndarray]) -> dict[str, float]:

@@ -59,13 +59,18 @@ class ClassificationEvaluator:
                 last, speed = now, done / (now - start)
                 logging.info("%d of %d images, %.0f images/s", done, num_examples, speed)
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        bad = np.flatnonzero(~np.isfinite(arrays["loss"]))
-        if len(bad):
-            raise UserError(
-                f"the loss of {len(bad)} of {num_examples} examples is not finite, first of "
-                f"example {bad[0]}; the parameters are damaged, or --loss is not theirs."
-            )
+        check_losses(arrays["loss"])
         return arrays
+
+
+def check_losses(losses: np.ndarray) -> None:
+    """Raises UserError for a loss [N] that is not finite."""
+    bad = np.flatnonzero(~np.isfinite(losses))
+    if len(bad):
+        raise UserError(
+            f"the loss of {len(bad)} of {len(losses)} examples is not finite, first of example "
+            f"{bad[0]}; the parameters are damaged, or --loss is not theirs."
+        )
 
 
 def summarize(arrays: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Mapping
 
 
 def font_families(text: str) -> list[str]:
@@ -23,7 +25,9 @@ def font_families(text: str) -> list[str]:
     for path in [*paths, *names]:
         if not missing:
             break
-        known = FT2Font(path).get_charmap()
+        known: Mapping[int, int] = {}
+        with contextlib.suppress(OSError, RuntimeError):  # gone since matplotlib listed it
+            known = FT2Font(path).get_charmap()
         found = {character for character in missing if ord(character) in known}
         if found and path not in paths:
             families.append(names[path])

@@ -80,6 +80,8 @@ def read_or_none(read: Callable[[], T]) -> T | None:
                 continue
             if may_pass(error) or error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
+            if error.errno is None and not isinstance(error, FileNotFoundError):
+                raise  # a bucket refuses
             break
     return None
 

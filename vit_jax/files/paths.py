@@ -81,7 +81,9 @@ def size_of(path: Path) -> int:
 def copy(source: Path, target: Path) -> None:
     """Copies a file, or a folder with all that is in it; in a bucket on the server's side."""
     if is_bucket(source):
-        bucket_files().copy(str(source), str(target), recursive=source.is_dir())
+        found = bucket_files().find(str(source))
+        base = str(source).removeprefix(BUCKET)
+        bucket_files().copy(found, [f"{target}{name.removeprefix(base)}" for name in found])
     elif source.is_dir():
         shutil.copytree(source, target)
     else:
@@ -117,8 +119,10 @@ def uploaded(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         local = Path(folder) / path.name
         yield local
-        if local.exists():
-            bucket_files().put(str(local), str(path), recursive=local.is_dir())
+        if local.is_dir():
+            bucket_files().put(f"{local}/", f"{path}/", recursive=True)
+        elif local.exists():
+            bucket_files().put_file(str(local), str(path))
 
 
 @contextmanager

@@ -89,10 +89,11 @@ def evaluate(
         model.description.model["num_classes"],
         ignore_names=ignore_class_names,
     )
-    several = bool(data.element_spec["label"].shape)
-    if several and real:
-        raise UserError(f"--real={real!r} is for ImageNet's images of one label.")
     data = data.check()
+    several = bool(data.element_spec["label"].shape)
+    for flag, value in (("real", real), ("loss", loss)):
+        if several and value:
+            raise UserError(f"--{flag}={value!r} is for images of one label.")
     sets = real_labels(data, real) if real else None
     if output:  # it is found now if that cannot be
         Path(output).mkdir(parents=True, exist_ok=True)

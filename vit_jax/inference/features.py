@@ -106,9 +106,9 @@ def extract_features(
     reader = create_reader(data, batch_size)
     params = jax.device_put(model.params, replicated(reader.mesh))
     function = feature_function(model.module, [*names, "labels"] if split else names)
-    image = data.element_spec["image"]
+    image, label = (data.element_spec[key] for key in ("image", "label"))
     images_spec = jax.ShapeDtypeStruct((1, *image.shape), image.dtype)
-    batch = {"image": images_spec, "label": np.zeros(1, int)}
+    batch = {"image": images_spec, "label": np.zeros((1, *label.shape), int)}
     specs = {
         name: jax.ShapeDtypeStruct((data.num_examples, *rows.shape[1:]), rows.dtype)
         for name, rows in jax.eval_shape(function, params, batch).items()

@@ -14,6 +14,7 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import resolve_split
 from vit_jax.errors import UserError
+from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, state_shardings
 from vit_jax.plan.devices import topology_devices
 from vit_jax.plan.topology import Topology
@@ -27,13 +28,14 @@ class Noise:
     """Stands in for stored examples: random pixels in a photo's usual size."""
 
     num_examples: int
+    label: Any = 0  # of every example
 
     def __len__(self) -> int:
         return self.num_examples
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         pixels = np.random.default_rng(index).integers(0, 256, (375, 500, 3), np.uint8)
-        return {"image": pixels, "label": 0}
+        return {"image": pixels, "label": self.label}
 
 
 def step_arguments(run: Run) -> tuple[TrainState, Any, dict[str, jax.ShapeDtypeStruct]]:
@@ -94,7 +96,9 @@ def planned_run(
         class_names = tuple(map(str, range(classes)))
         if LABELS.get(key) == classes:  # a teacher's classes are found by their names
             class_names = wordnet_ids(key)
-        return Dataset(name, split, Noise(count), parse(preprocess), class_names)
+        several = OBJECTIVES[config.objective.name].several_labels
+        noise = Noise(count, np.zeros(classes, np.uint8) if several else 0)
+        return Dataset(name, split, noise, parse(preprocess), class_names)
 
     mesh = create_mesh(**config.mesh, devices=topology_devices(topology))
     return create_run(config, mesh, open_dataset), notes[0] if notes else "here"

@@ -103,6 +103,7 @@ def infer_description(
         grid=grid,
         class_names=stored.class_names if num_classes else (),
         eval_preprocess=stored.eval_preprocess or f"official_eval({size_text})",
+        probabilities_by=stored.probabilities_by,
     )
 
 
@@ -114,7 +115,7 @@ def check_description(description: Description) -> Description:
         raise UserError(
             f"it says grid={description.grid}, but images of {height_width} have {expected} tokens."
         )
-    _check_class_names(len(description.class_names), model["num_classes"], "class_names")
+    _check_class_names(len(description.class_names), model.get("num_classes"), "class_names")
     return description
 
 

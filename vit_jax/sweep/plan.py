@@ -77,7 +77,17 @@ def plan_grid(config: ConfigDict) -> list[SweepRun]:
 
 
 def metric(config: ConfigDict) -> str:
-    """What runs are scored by."""
+    """What runs are scored by.
+
+    Raises:
+      UserError: the evaluator `test` does not measure it.
+    """
+    objective, evaluator = config.objective.name, config.evaluators.test.name
+    if (objective == "multi_label") != (evaluator == "average_precision"):
+        raise UserError(
+            f"a sweep of objective.name={objective!r} is not scored by evaluators.test.name="
+            f"{evaluator!r}; 'average_precision' goes with 'multi_label'."
+        )
     return "mAP" if config.evaluators.test.name == "average_precision" else "accuracy"
 
 

@@ -20,12 +20,14 @@ from typing import Any
 import tensorstore
 
 from vit_jax.errors import UserError, as_user_error, one_line
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
 _LOG = logging.getLogger(__name__)
 RENEW_SECONDS = 20.0
 LOST_SECONDS = 120.0  # without a renewal
 _POLL_SECONDS = 2.0
-_RETRIES = 5  # of one request; two minutes
+_RETRIES = 2  # of one request
+_TIMEOUT = 15.0  # seconds, with them
 
 
 class BucketLock:
@@ -34,11 +36,11 @@ class BucketLock:
     Args:
       path: of the object.
       machine: name of this machine and of its process ids.
-      on_lost: called with one line, by a thread, where another run has taken the lock: this process
-        had not renewed it for two minutes. It has to end.
+      on_lost: called with one line and a status, by a thread: another run has taken the lock, as
+        this process did not renew it for two minutes, or may soon do so. The process has to end.
     """
 
-    def __init__(self, path: Path, *, machine: str, on_lost: Callable[[str], Any]):
+    def __init__(self, path: Path, *, machine: str, on_lost: Callable[[str, int], Any]):
         self._folder, self._key = path.parent, path.name
         self._machine, self._on_lost = machine, on_lost
         self._token = secrets.token_hex(8)
@@ -63,7 +65,8 @@ class BucketLock:
         """
         try:
             self._acquire()
-        except ValueError as error:  # TensorStore's, of any kind
+            self._renew_once()  # fails in a bucket that keeps what it has (a retention policy)
+        except (ValueError, TimeoutError) as error:  # ValueError: TensorStore's, of any kind
             if isinstance(error, UserError):
                 raise
             reason = one_line(error).partition(" [")[0]  # of the request
@@ -78,8 +81,9 @@ class BucketLock:
         if self._thread is not None:
             self._thread.join()
             try:
-                self._store.write(self._key, None, if_equal=self._generation).result()
-            except ValueError as error:
+                write = self._store.write(self._key, None, if_equal=self._generation)
+                write.result(timeout=_TIMEOUT)
+            except (ValueError, TimeoutError) as error:
                 _LOG.warning("%s/%s stays behind: %s", self._folder, self._key, one_line(error))
 
     def _acquire(self) -> None:
@@ -107,20 +111,15 @@ class BucketLock:
                 )
 
     def _is_dead(self, holder: dict[str, Any]) -> bool:
+        """Whether it was a process of this machine that is gone, or whose number is another's."""
         pid = holder.get("pid")
         if holder.get("machine") != self._machine or type(pid) is not int:
             return False
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass
-        return False
+        return holder.get("started") != _started(pid)
 
     def _read(self) -> tuple[bytes, dict[str, Any]]:
         """Generation and content; of a missing object what its first write asks for."""
-        found = self._store.read(self._key).result()
+        found = self._store.read(self._key).result(timeout=_TIMEOUT)
         if found.state != "value":
             return found.stamp.generation, {}
         try:
@@ -132,28 +131,50 @@ class BucketLock:
 
     def _write(self, generation: bytes) -> bytes:
         """The new generation; b"" where the object was of another one than given."""
-        content = {"pid": os.getpid(), "machine": self._machine, "token": self._token}
+        pid = os.getpid()
+        content = {"pid": pid, "started": _started(pid), "machine": self._machine}
+        content["token"] = self._token
         write = self._store.write(self._key, json.dumps(content), if_equal=generation)
-        return write.result().generation
+        return write.result(timeout=_TIMEOUT).generation
+
+    def _renew_once(self) -> dict[str, Any]:
+        """Whoever has the lock now, if it is not ours any more; else {}."""
+        written = self._write(self._generation)
+        if not written:
+            written, holder = self._read()
+            if holder.get("token") != self._token:
+                return holder or {"pid": "?", "machine": "an unknown host"}
+        self._generation = written  # or ours, and its reply was lost
+        return {}
 
     def _renew(self) -> None:
+        renewed = time.monotonic()
         while not self._released.wait(RENEW_SECONDS):
             try:
-                written = self._write(self._generation)
-                if not written:
-                    generation, holder = self._read()
-                    if holder.get("token") != self._token:
-                        break
-                    written = generation  # ours, its reply was lost
-                self._generation = written
-            except ValueError as error:
-                _LOG.warning("%s: the lock could not be renewed: %s", self._folder, one_line(error))
-        else:
-            return
-        self._on_lost(
-            f"Workdir {self._folder} was taken over by another run ({_who(holder)}), because "
-            f"this process did not answer for {LOST_SECONDS:.0f} s."
-        )
+                if holder := self._renew_once():
+                    self._on_lost(
+                        f"Workdir {self._folder} was taken over by another run ({_who(holder)}), "
+                        f"because this process did not answer for {LOST_SECONDS:.0f} s.",
+                        2,
+                    )
+                    return
+                renewed = time.monotonic()
+            except (ValueError, TimeoutError) as error:
+                seconds = time.monotonic() - renewed
+                reason = f"for {seconds:.0f} s: {one_line(error)}"
+                _LOG.warning("%s: the lock could not be renewed %s", self._folder, reason)
+                if seconds > LOST_SECONDS / 2:  # the next attempt may end too late
+                    message = f"Workdir {self._folder}: the lock could not be renewed {reason}"
+                    self._on_lost(message, REQUEUE_EXIT_CODE)
+                    return
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the kernel's ticks; "" if there is none, or no telling."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
 
 
 def _who(holder: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from etils import epath
 
 from vit_jax.errors import UserError, as_user_error, check_known, list_names, nearest, one_line
 from vit_jax.files.manifest import read_manifest, write_manifest
-from vit_jax.files.paths import COMMITTED, full_path, is_bucket, make_folder, move, remove
+from vit_jax.files.paths import full_path, make_folder, move, remove
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.workdir.description import CHECKPOINTS
 from vit_jax.workdir.orbax_parts import (
@@ -34,11 +34,11 @@ from vit_jax.workdir.orbax_parts import (
     is_disk_error,
     newest_intact,
     steps_in,
+    unfinished_in,
 )
 
 _LOG = logging.getLogger(__name__)
 _DAMAGED = "checkpoints_damaged"
-_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax's suffix of a step that is not complete
 
 
 class CheckpointManager:
@@ -84,10 +84,7 @@ class CheckpointManager:
     def _prepare_folder(self) -> None:
         """Makes the folder and removes what killed saves left in it. Runs on process 0."""
         make_folder(self._folder)
-        pattern = "[0-9]*" if is_bucket(self._folder) else f"*{_UNFINISHED}*"
-        for unfinished in self._folder.glob(pattern):
-            if (unfinished / COMMITTED).exists():
-                continue
+        for unfinished in unfinished_in(self._folder):
             remove(unfinished)
 
     def should_save(self, step: int, total_steps: int) -> bool:

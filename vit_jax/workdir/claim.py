@@ -29,7 +29,7 @@ from vit_jax.errors import (
     one_line,
 )
 from vit_jax.files.atomic import free_name, read_object, set_aside, write_json
-from vit_jax.files.paths import copy, full_path, is_bucket, make_folder, size_of
+from vit_jax.files.paths import copy, full_path, is_bucket, make_folder, names_below
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.workdir.description import CHECKPOINTS, PARAMS_FILE, RESULTS_FILE
@@ -179,12 +179,12 @@ def _machine() -> str:
     return name
 
 
-def _end(message: str) -> None:
+def _end(message: str, exit_code: int) -> None:
     """Ends this process, and the others of its run, from any thread."""
     _LOG.error("error: %s", message)
-    watchdog.fail(message, 2)
+    watchdog.fail(message, exit_code)
     logging.shutdown()
-    os._exit(2)
+    os._exit(exit_code)
 
 
 def _acquire(lock: int, folder: Path) -> None:
@@ -256,9 +256,11 @@ def _take_over(
 
 
 def _holds_something(path: Path) -> bool:
+    if is_bucket(path):
+        return bool(names_below(path))
     if path.is_dir():
         return any(path.iterdir())
-    return path.exists() and size_of(path) > 0
+    return path.exists() and path.stat().st_size > 0
 
 
 def _another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:

@@ -158,7 +158,9 @@ class _BucketEvents:
 
     @staticmethod
     def open(path: str) -> Any:
-        return _appending(to_path(path), "")
+        from vit_jax.workdir.bucket_log import EventLog
+
+        return EventLog(to_path(path), b"")
 
 
 class WandbRun:

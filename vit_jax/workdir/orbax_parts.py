@@ -12,9 +12,10 @@ from etils import epath
 
 from vit_jax.errors import UserError, is_network_error, list_names
 from vit_jax.files.manifest import damaged_files, read_manifest, write_manifest
-from vit_jax.files.paths import COMMITTED, is_bucket, to_path
+from vit_jax.files.paths import COMMITTED, is_bucket, names_below, to_path
 
 _LOG = logging.getLogger(__name__)
+_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax's suffix of a step that is not complete
 ITEM = "state"  # folder of a step that holds the train state
 
 # In the ValueErrors that TensorStore makes of errors of the system.
@@ -99,12 +100,30 @@ def differing_leaves(saved_tree: Any, abstract_state: Any) -> list[str]:
 
 def steps_in(folder: Path) -> list[int]:
     """Steps committed in a folder, newest first; a save under way has a suffix to its number."""
-    if not folder.is_dir():
-        return []
-    names = [p.name for p in folder.iterdir() if p.name.isdecimal()]
     if is_bucket(folder):
-        names = [name for name in names if (folder / name / COMMITTED).exists()]
+        names = [name for name, committed in _steps_in_bucket(folder).items() if committed]
+    elif folder.is_dir():
+        names = [path.name for path in folder.iterdir() if path.name.isdecimal()]
+    else:
+        return []
     return sorted((int(name) for name in names if name == str(int(name))), reverse=True)
+
+
+def unfinished_in(folder: Path) -> list[Path]:
+    """What saves that were killed have left behind."""
+    if not is_bucket(folder):
+        return list(folder.glob(f"*{_UNFINISHED}*"))
+    return [folder / name for name, done in _steps_in_bucket(folder).items() if not done]
+
+
+def _steps_in_bucket(folder: Path) -> dict[str, bool]:
+    """Names of steps and whether they are complete.
+
+    By one listing, which raises where the bucket does not answer: gcsfs's `isdir` says no then.
+    """
+    names = names_below(folder)
+    steps = {name.partition("/")[0] for name in names}
+    return {step: f"{step}/{COMMITTED}" in names for step in steps if step.isdecimal()}
 
 
 def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]]:

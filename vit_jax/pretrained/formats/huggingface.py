@@ -36,6 +36,8 @@ RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
 _CLASSIC = "attention.attention.query attention.attention.key attention.attention.value"
 _CLASSIC += " attention.output.dense intermediate.dense output.dense"
 _REFACTORED = "attention.q_proj attention.k_proj attention.v_proj attention.o_proj mlp.fc1 mlp.fc2"
+# How its pipelines turn logits into probabilities.
+_PROBLEMS = {"softmax": "single_label_classification", "sigmoid": "multi_label_classification"}
 
 
 def _table(prefix: str, blocks: list[tuple[int, ...]], *, refactored: bool = False) -> list[Row]:
@@ -99,6 +101,8 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Sto
             image_size=None if size is None else pair(size),
             class_names=_class_names(settings),
         )
+        if settings.get("problem_type") == _PROBLEMS["sigmoid"]:
+            stored.probabilities_by = "sigmoid"
     with reading("preprocessor_config.json"):
         stored.eval_preprocess = _preprocess(preprocessor)
     return stored
@@ -218,6 +222,7 @@ def _to_config(description: Description) -> dict[str, Any]:
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
         "torch_dtype": "float32",
+        "problem_type": _PROBLEMS[description.probabilities_by],
     }
 
 

@@ -23,8 +23,8 @@ class Stored:
       conventions: keyword arguments of the model that do not show in the parameters: `gelu`,
         `layer_norm_epsilon`, `position_embedding`.
       description: ours, where one lies beside the file.
-      num_heads, image_size, class_names, eval_preprocess: where another configuration tells them;
-        image_size is [height, width].
+      num_heads, image_size, class_names, eval_preprocess, probabilities_by: where another
+        configuration tells them; image_size is [height, width].
     """
 
     format: str
@@ -38,3 +38,4 @@ class Stored:
     image_size: tuple[int, int] | None = None
     class_names: tuple[str, ...] = ()
     eval_preprocess: str = ""
+    probabilities_by: str = "softmax"

@@ -201,6 +201,8 @@ def lost_conventions(name: str, description: Description) -> list[str]:
         notes += ["timm reads big_vision's files without class token, with learned positions."]
     if name in ("timm", "huggingface") and fixed:
         notes += ["The fixed positions are written as learned ones: this format has no others."]
+    if name != "huggingface" and description.probabilities_by != "softmax":
+        notes += [f"probabilities_by={description.probabilities_by} is said beside the file only."]
     if name == "huggingface" and len(set(description.class_names)) < len(description.class_names):
         notes += ["Classes of one name share an entry of label2id; id2label has them all."]
     return notes
