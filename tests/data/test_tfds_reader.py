@@ -280,7 +280,7 @@ def test_names_without_data_are_errors_at_once(
     fails("imagenet2012", rf"not prepared in .*{advice} imagenet2012 FOLDER --data_dir=/.*/env$")
     fails("cifar10", rf"not prepared in {tmp_path}/arg ", str(tmp_path / "arg"))
     fails("cifar10:1.0.0", "not prepared in")
-    with pytest.raises(UserError, match="data_dir='gs://x': only paths of the file system"):
+    with pytest.raises(UserError, match="'gs://x' is no folder in a bucket"):
         find_prepared("cifar10", "gs://x")
     fails("cifar11", "no such dataset.*'digits', 'glyphs', the path of an image.*mean 'cifar10")
     fails("digit", "Did you mean 'digits'")

@@ -93,11 +93,11 @@ def test_a_run_in_a_bucket_survives_a_kill_bit_for_bit(
     undisturbed: Path, tmp_path: Path, bucket: str, bucket_server: Server
 ) -> None:
     """Process 0, which holds the lock, is killed; now and then a request of either fails."""
-    bucket_server.faults, bucket_server.slow_seconds = 0.02, 0.2
+    bucket_server.faults, bucket_server.slow_seconds = 0.01, 0.2
     workdir = to_path(f"{bucket}/run")
     with cluster(tmp_path, *RUN, num_processes=2, workdir=workdir) as running:
-        committed = workdir / "checkpoints" / "10" / COMMITTED
-        running.wait_until(committed.exists, "second checkpoint")
+        committed = workdir / "checkpoints" / "5" / COMMITTED
+        running.wait_until(committed.exists, "checkpoint")
         running[0].send(signal.SIGKILL)
         assert running[1].wait() == REQUEUE_EXIT_CODE, running.output
     with cluster(tmp_path, *RUN, num_processes=2, workdir=workdir) as running:

@@ -49,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             optimized=True,
         ) as running:
             assert running.exit_codes() == [0] * num_processes, running.output
-            assert f"{num_processes * num_devices} devices" in running[0].output
+            assert f", {counted(num_processes * num_devices, 'device')}." in running[0].output
         workdirs.append(running.workdir)
     return workdirs
 
@@ -105,6 +105,8 @@ def open_mpi(i: int, port: int) -> dict[str, str]:
 JOIN = """
 import sys
 from vit_jax import command_line, launch
+from vit_jax.errors import counted
+from vit_jax.errors import counted
 command_line.define_flags()
 command_line.parse_flags("vit_jax/config.py")
 launch.start_logging()

@@ -146,7 +146,8 @@ def test_from_the_table_to_the_answers(tmp_path: Path) -> None:
     assert (
         json.loads((tmp_path / "run" / "model.json").read_text())["probabilities_by"] == "sigmoid"
     )
-    extract_features(workdir, [table], str(tmp_path / "f.npz"), split="test", features=["cls"])
+    features_of = {"split": "test", "features": ["cls"], "output": str(tmp_path / "f.npz")}
+    extract_features(workdir, [table], **features_of)
     with np.load(tmp_path / "f.npz") as features:
         assert features["labels"].shape == (40, 2)
     convert_checkpoint(workdir, str(tmp_path / "hf"), format="huggingface")

@@ -57,15 +57,28 @@ def names(server: Server, bucket: str) -> set[str]:
 
 
 def test_a_run_in_a_bucket_is_the_run_on_a_disk(
-    bucket: str, bucket_server: Server, on_disk: str
+    bucket: str, bucket_server: Server, on_disk: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workdir = f"{bucket}/a/run"
+    seen: list[tuple[int, int]] = []
+    save = Session._save
+
+    def look(self: Any, state: Any, step: int, results: Any) -> None:
+        save(self, state, step, results)
+        text = to_path(f"{workdir}/metrics.jsonl").read_text()
+        seen.append((step, json.loads(text.splitlines()[-1])["step"]))
+
+    monkeypatch.setattr(Session, "_save", look)
     results = train(workdir)
+    # A run killed after a checkpoint would not repeat the rows before it.
+    assert seen == [(4, 4), (8, 8)]
     assert arrays(workdir) == arrays(on_disk)
     files = {name.removeprefix("a/run/").split("/")[0] for name in names(bucket_server, bucket)}
     # Folders are marked by no object, and the lock is gone.
     assert files == {path.name for path in Path(on_disk).iterdir()} - {".lock"}
     assert train(workdir) == results  # has ended
+    with pytest.raises(UserError, match=f"{workdir} belongs to a run with another config: seed"):
+        train(workdir, seed=1)
     losses = [read_run(folder).curves["loss"].values for folder in (workdir, on_disk)]
     np.testing.assert_array_equal(*losses)
     stored, expected = read_source(workdir), read_source(on_disk)
@@ -129,14 +142,6 @@ def test_damaged_and_unfinished_steps_are_not_restored(
     assert not any("checkpoints/9" in each for each in kept)
 
 
-def test_another_run_is_refused(bucket: str) -> None:
-    train(f"{bucket}/run", duration__steps=2)
-    with pytest.raises(
-        UserError, match=rf"{bucket}/run belongs to a run with another config: seed"
-    ):
-        train(f"{bucket}/run", duration__steps=2, seed=1)
-
-
 @pytest.mark.parametrize(
     "workdir", ["gs://", "gs://bucket", "gs:///run", "gs://b/run", "gs://bucket/../x", "gs://Ab_/x"]
 )
@@ -182,8 +187,11 @@ def test_a_bucket_that_does_not_answer_has_not_lost_its_checkpoints(
 ) -> None:
     """gcsfs says "no such folder" where a server answers 502; a run would begin anew."""
     monkeypatch.setattr("gcsfs.retry.asyncio", Impatient)
-    train(f"{bucket}/run")
     folder = to_path(f"{bucket}/run/checkpoints")
+    for step in ("4", "8"):
+        (folder / step / "state" / "data").write_text("values")
+        write_manifest(folder / step / "state", {"step": int(step)})
+        (folder / step / "commit_success.txt").write_text("done")
     assert steps_in(folder) == [8, 4]
     for status in (502, 503, 403):
         bucket_server.answers = status
@@ -197,12 +205,13 @@ def test_a_bucket_that_does_not_answer_has_not_lost_its_checkpoints(
 
 
 def test_what_is_not_ours_stays_among_the_checkpoints(bucket: str) -> None:
-    train(f"{bucket}/run", duration__steps=2)
-    kept = to_path(f"{bucket}/run/checkpoints/8_backup/notes.txt")
-    kept.write_text("mine")
-    train(f"{bucket}/run", duration__steps=2, log__every_steps=2)
+    folder = to_path(f"{bucket}/run/checkpoints")
+    kept, unfinished = folder / "8_backup" / "notes.txt", folder / "8" / "state" / "data"
+    for path in (kept, unfinished):
+        path.write_text("mine")
     CheckpointManager(f"{bucket}/run", every_steps=1, keep=1).close()
     assert kept.read_text() == "mine"
+    assert not unfinished.exists()
 
 
 def test_an_outage_costs_no_events(
@@ -237,21 +246,6 @@ def test_a_log_is_there_after_a_while_and_when_it_must_be(
     file.write("3\n")
     file.close()
     assert path.read_text() == "0\n1\n2\n3\n"
-
-
-def test_metrics_come_before_their_checkpoint(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run killed after a checkpoint would not repeat the rows before it."""
-    seen: list[tuple[int, int]] = []
-    save = Session._save
-
-    def look(self: Any, state: Any, step: int, results: Any) -> None:
-        save(self, state, step, results)
-        text = to_path(f"{bucket}/run/metrics.jsonl").read_text()
-        seen.append((step, json.loads(text.splitlines()[-1])["step"]))
-
-    monkeypatch.setattr(Session, "_save", look)
-    train(f"{bucket}/run")
-    assert seen == [(4, 4), (8, 8)]
 
 
 @pytest.fixture
