@@ -13,6 +13,7 @@ import pytest
 
 from tests import tiny
 from tests.distributed.cluster import TIMEOUT_SECONDS, cluster, free_port
+from vit_jax.errors import counted
 
 pytestmark = pytest.mark.slow
 
@@ -105,8 +106,6 @@ def open_mpi(i: int, port: int) -> dict[str, str]:
 JOIN = """
 import sys
 from vit_jax import command_line, launch
-from vit_jax.errors import counted
-from vit_jax.errors import counted
 command_line.define_flags()
 command_line.parse_flags("vit_jax/config.py")
 launch.start_logging()
