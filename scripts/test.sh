@@ -14,11 +14,20 @@ check() {
 }
 check ruff check .
 check ruff format --check .
-check mypy
+# Beside the tests, which leave it a core while they start.
+types="$(mktemp)"
+.venv/bin/python -m mypy >"$types" 2>&1 &
+mypy=$!
 # One process more than cores, since some tests wait for others to time out; a file's tests stay
 # together, since they share what they made. In order of their names: xdist would put the files of
 # few and long tests last, and one core would idle.
 check pytest -n "$(($(.venv/bin/python -c 'import os; print(len(os.sched_getaffinity(0)))') + 1))" --dist loadfile --no-loadscope-reorder "$@"
+
+wait "$mypy" || {
+  cat "$types" >&2
+  failed+=(mypy)
+}
+rm -f "$types"
 
 # pytest's summary is the last line on stdout; a failure it cannot know of is said after it.
 if ((${#failed[@]})); then
