@@ -26,6 +26,7 @@ from vit_jax.errors import UserError, as_user_error, nearest, one_line
 from vit_jax.files.paths import full_path, to_path
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
+_LONGEST = 200  # a name is one of folders
 INFO_FILE = "dataset_info.json"
 
 
@@ -98,8 +99,9 @@ def find_prepared(name: str, data_dir: str) -> str:
       UserError: nothing of that name is there, or several configs are.
     """
     match = NAME.fullmatch(name)
-    if match is None:
-        raise UserError(f"dataset.name={name!r} is no TFDS name; write NAME[/CONFIG][:1.2.3].")
+    if match is None or len(name) > _LONGEST:
+        shown = name[:_LONGEST]
+        raise UserError(f"dataset.name={shown!r} is no TFDS name; write NAME[/CONFIG][:1.2.3].")
     root = data_dir or default_data_dir()
     root = str(full_path(os.path.expanduser(root)))
     there = _prepared_versions(root, match["name"])
