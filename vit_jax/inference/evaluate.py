@@ -20,7 +20,7 @@ from vit_jax.evaluators.classification import ClassificationEvaluator, real_accu
 from vit_jax.files.atomic import write_json
 from vit_jax.inference.class_order import match_classes, relabel
 from vit_jax.inference.inputs import create_reader, example_names, input_chain
-from vit_jax.inference.load import load_model
+from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.inference.real_labels import real_labels
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.multi_label import MultiLabel
@@ -98,19 +98,7 @@ def evaluate(
     if output:  # it is found now if that cannot be
         Path(output).mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    reader = create_reader(
-        relabel(data, outputs, model.description.model["num_classes"]), batch_size
-    )
-    evaluator: Any
-    if several:
-        task = dataclasses.replace(Task.of(model.module), class_names=data.class_names)
-        evaluator = AveragePrecisionEvaluator(MultiLabel(task), reader)
-    else:
-        loss = loss or model.description.probabilities_by
-        evaluator = ClassificationEvaluator(
-            Classification(Task.of(model.module), loss=loss), reader
-        )
-    arrays = evaluator.examples(jax.device_put(model.params, replicated(reader.mesh)))
+    arrays = _measure(model, data, outputs, several=several, loss=loss, batch_size=batch_size)
     seconds = time.perf_counter() - start
     results = average_precision.summarize(arrays) if several else summarize(arrays)
     if sets is not None:
@@ -135,6 +123,31 @@ def evaluate(
         names |= dict(enumerate(model.description.class_names))
         write_examples(Path(output) / "examples.csv", data, names, arrays)
     return results
+
+
+def _measure(
+    model: PretrainedModel,
+    data: Dataset,
+    outputs: np.ndarray,
+    *,
+    several: bool,
+    loss: str,
+    batch_size: int,
+) -> dict[str, np.ndarray]:
+    """`examples` of the evaluator for one label per image, or for several."""
+    reader = create_reader(
+        relabel(data, outputs, model.description.model["num_classes"]), batch_size
+    )
+    evaluator: Any
+    if several:
+        task = dataclasses.replace(Task.of(model.module), class_names=data.class_names)
+        evaluator = AveragePrecisionEvaluator(MultiLabel(task), reader)
+    else:
+        loss = loss or model.description.probabilities_by
+        evaluator = ClassificationEvaluator(
+            Classification(Task.of(model.module), loss=loss), reader
+        )
+    return evaluator.examples(jax.device_put(model.params, replicated(reader.mesh)))
 
 
 def write_examples(
