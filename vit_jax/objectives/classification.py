@@ -10,7 +10,15 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_known
 from vit_jax.objectives.losses import LOSSES, one_hot_targets
-from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+from vit_jax.objectives.objective import (
+    Batch,
+    Metrics,
+    Objective,
+    Task,
+    check_logits_per_image,
+    masked_mean,
+    scale_images,
+)
 
 # From logits to the probability of each class, by the loss of the training.
 PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -50,11 +58,7 @@ class Classification(Objective):
         self.class_names = task.class_names
         self.num_outputs = len(task.class_names)
         self.model = task.build_model(self.num_outputs)
-        if self.model.classifier in ("unpooled", "token_unpooled"):
-            raise UserError(
-                f"model.classifier={self.model.classifier!r} gives logits per token; "
-                "classification needs one of token, gap, map."
-            )
+        check_logits_per_image(self.model)
         self._loss = LOSSES[loss]
         self.probabilities_by = loss
         self._probabilities = PROBABILITIES[loss]

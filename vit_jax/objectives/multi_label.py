@@ -7,9 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError
 from vit_jax.objectives.losses import sigmoid_cross_entropy
-from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+from vit_jax.objectives.objective import (
+    Batch,
+    Metrics,
+    Objective,
+    Task,
+    check_logits_per_image,
+    masked_mean,
+    scale_images,
+)
 
 
 class MultiLabel(Objective):
@@ -34,11 +41,7 @@ class MultiLabel(Objective):
         self.class_names = task.class_names
         self.num_outputs = len(task.class_names)
         self.model = task.build_model(self.num_outputs)
-        if self.model.classifier in ("unpooled", "token_unpooled"):
-            raise UserError(
-                f"model.classifier={self.model.classifier!r} gives logits per token; "
-                "labels of images need one of token, gap, map."
-            )
+        check_logits_per_image(self.model)
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean over the real examples."""

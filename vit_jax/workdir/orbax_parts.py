@@ -20,8 +20,13 @@ ITEM = "state"  # folder of a step that holds the train state
 
 # In the ValueErrors that TensorStore makes of errors of the system.
 _DISK_ERRORS = (
-    *("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAUTHENTICATED", "os_error_code"),
-    *("ABORTED", "DEADLINE_EXCEEDED", "UNAVAILABLE"),
+    "RESOURCE_EXHAUSTED",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "os_error_code",
+    "ABORTED",
+    "DEADLINE_EXCEEDED",
+    "UNAVAILABLE",
 )
 
 # All holders of a replicated array write a part of it; below this size cutting it up (a program to
