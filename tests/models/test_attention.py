@@ -1,19 +1,26 @@
-"""The table of attention implementations, and the look at their weights."""
+"""The table of attention implementations: each against the reference; the look at the weights."""
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from tests import golden
 from vit_jax.errors import UserError
-from vit_jax.models.attention import ATTENTIONS, attention_weights
+from vit_jax.hardware.flops import forward_flops
+from vit_jax.models import attention as attentions
+from vit_jax.models import attention_tpu
+from vit_jax.models.attention import MultiHeadDotProductAttention, attention_weights, fastest
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names, stack_blocks
+from vit_jax.parameters.sharding import MESH_AXES, keep_batch_sharding
 
 SMALL = {"patch_size": 8, "hidden_size": 32, "num_layers": 3, "mlp_dim": 64, "num_heads": 4}
 IMAGES = golden.images(2, 16, 24)
@@ -25,6 +32,130 @@ def model_and_params(**model: Any) -> tuple[Any, Any]:
     flat = flatten_names(golden.abstract_params(loop, IMAGES.shape))
     params = golden.params({name: leaf.shape for name, leaf in flat.items()}, "fanin")
     return module, stack_blocks(params) if module.scan else params
+
+
+def normal(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def outputs_and_gradients(
+    name: str, params: Any, x: jax.Array, num_heads: int, dtype: Any = jnp.float32
+) -> Any:
+    """Output, and gradients by parameters and input, of an attention with this implementation."""
+    module = MultiHeadDotProductAttention(num_heads, attention=name, dtype=dtype)
+
+    def apply(params: Any, x: jax.Array) -> jax.Array:
+        return module.apply({"params": params}, x, train=True)
+
+    @jax.jit
+    def run(params: Any, x: jax.Array) -> Any:
+        out, vjp = jax.vjp(apply, params, x)
+        return out, *vjp(jnp.cos(jnp.arange(out.size)).reshape(out.shape).astype(out.dtype))
+
+    return run(params, x)
+
+
+def parameters(width: int, num_heads: int) -> Any:
+    module = MultiHeadDotProductAttention(num_heads)
+    shapes = jax.eval_shape(
+        lambda: module.init(jax.random.key(0), normal(1, 2, width), train=False)["params"]
+    )
+    leaves, tree = jax.tree.flatten(shapes)
+    arrays = [normal(*leaf.shape, seed=i) / np.sqrt(width) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(tree, arrays)
+
+
+def rms(x: jax.Array) -> float:
+    return float(jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)))))
+
+
+def assert_close(found: Any, expected: Any, tolerance: float) -> None:
+    """Relative to the largest entry of each array; a key's bias has gradient 0 but for rounding."""
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1.0))
+
+
+# Tokens, heads, width of a head: odd numbers as with a class token; heads that end within a vector
+# of 128 lanes (80: H/14; 24); one that fills it; fewer lanes than a vector.
+SIZES = [(197, 2, 64), (17, 8, 80), (130, 3, 64), (5, 1, 128), (7, 2, 12), (9, 16, 24)]
+
+
+@pytest.mark.parametrize("name", [n for n in attentions.NAMES if n not in ("auto", "cudnn")])
+@pytest.mark.parametrize(("num_tokens", "num_heads", "head_dim"), SIZES)
+def test_each_gives_outputs_and_gradients_of_the_reference(
+    name: str, num_tokens: int, num_heads: int, head_dim: int
+) -> None:
+    params = parameters(num_heads * head_dim, num_heads)
+    x = normal(2, num_tokens, num_heads * head_dim)
+    expected = outputs_and_gradients("reference", params, x, num_heads)
+    found = outputs_and_gradients(name, params, x, num_heads)
+    assert_close(found, expected, 3e-6)  # some 20 float32 roundings
+    # In bfloat16 no further from those numbers than the reference in bfloat16.
+    low = outputs_and_gradients("reference", params, x, num_heads, jnp.bfloat16)
+    found = outputs_and_gradients(name, params, x, num_heads, jnp.bfloat16)
+    for a, b, exact in zip(*map(jax.tree.leaves, (found, low, expected)), strict=True):
+        scale = 1e-3 * max(float(jnp.max(jnp.abs(exact))), 1.0)
+        assert rms(a - exact) < 1.25 * rms(b - exact) + scale
+
+
+def test_queries_in_parts_and_heads_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with many tokens: what a kernel holds at a time is bounded."""
+    params, x = parameters(256, 4), normal(2, 300, 256)
+    expected = outputs_and_gradients("reference", params, x, 4)
+    for key, value in (("_MAX_SCORES", 1), ("_MAX_BLOCK_BYTES", 1)):
+        monkeypatch.setattr(attention_tpu, key, value)
+        assert_close(outputs_and_gradients("pallas", params, x, 4), expected, 3e-6)
+    assert not attention_tpu.fits(5, 64, 256, 2)
+
+
+def test_padding_does_not_leak_into_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its padding and lengths, with XLA in the place of the library, which is not here."""
+    padded = functools.partial(attentions.cudnn, implementation="xla")
+    monkeypatch.setitem(attentions.ATTENTIONS, "cudnn", padded)
+    params, x = parameters(32, 4), normal(2, 13, 32)
+    expected = outputs_and_gradients("reference", params, x, 4)
+    assert_close(outputs_and_gradients("cudnn", params, x, 4), expected, 3e-6)
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 8), (3, 1, 1)])
+def test_the_kernel_on_a_mesh(sizes: tuple[int, int, int]) -> None:
+    """Batch and heads split, or whole where they do not divide (8 heads on 8, 6 images on 8)."""
+    params, x = parameters(128, 4), normal(6, 9, 128)
+    expected = outputs_and_gradients("pallas", params, x, 4)
+    devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
+    mesh = jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh), keep_batch_sharding():
+        found = outputs_and_gradients("pallas", params, x, 4)
+    assert_close(found, expected, 1e-6)
+
+
+def test_operations_are_those_of_the_definition() -> None:
+    """Whatever the kernel pads: the MFU rests on it."""
+    params, x = parameters(128, 2), normal(3, 20, 128)
+
+    def count(name: str) -> float:
+        module = MultiHeadDotProductAttention(2, attention=name)
+        return forward_flops(lambda: module.apply({"params": params}, x, train=False))
+
+    assert count("pallas") == count("reference") == 2 * 3 * (4 * 20 * 128**2 + 2 * 20**2 * 128)
+
+
+def test_the_choice_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    fastest.cache_clear()
+    bfloat16, float32 = jnp.dtype("bfloat16"), jnp.dtype("float32")
+    with caplog.at_level(logging.INFO):
+        assert fastest("tpu", "TPU v5 lite", 197, 64, 768, bfloat16) == "pallas"
+        assert fastest("tpu", "TPU v3", 197, 64, 768, bfloat16) == "xla"
+        assert fastest("tpu", "TPU v5 lite", 5000, 64, 768, bfloat16) == "xla"
+        assert fastest("cpu", "cpu", 197, 64, 768, float32) == "reference"
+        assert fastest("cpu", "cpu", 197, 64, 768, bfloat16) == "xla"
+        assert fastest("gpu", "NVIDIA H100", 197, 64, 768, bfloat16) == "xla"
+    assert caplog.messages[0] == (
+        "Attention on TPU v5 lite, 197 tokens: pallas (scores stay on the chip)."
+    )
+    assert "5000 tokens are too many" in caplog.messages[2]
+    fastest.cache_clear()
 
 
 @pytest.mark.parametrize("model", [{}, {"scan": True}, {"scan": True, "remat": "full"}])
@@ -52,6 +183,10 @@ def test_looking_changes_nothing() -> None:
 
 
 def test_an_unknown_attention_is_named() -> None:
-    assert "reference" in ATTENTIONS
     with pytest.raises(UserError, match="model.attention='flash' is unknown"):
         create_model("vit", num_classes=5, **SMALL, attention="flash")
+
+
+def test_dropout_of_weights_needs_the_reference() -> None:
+    with pytest.raises(UserError, match="model.attention='xla' has no dropout of attention"):
+        create_model("vit", num_classes=5, **SMALL, attention="xla", attention_dropout_rate=0.1)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from tests import golden
 from vit_jax.errors import UserError
+from vit_jax.models.attention import MultiHeadDotProductAttention
 from vit_jax.models.create import create_model
 from vit_jax.models.transformer import Encoder1DBlock, MlpBlock, StochasticDepth, drop_rates
 from vit_jax.parameters.names import flatten_names, stack_blocks
@@ -52,7 +52,7 @@ def test_branches_of_single_examples_are_dropped_at_the_rate_of_their_block(
 ) -> None:
     model = create_model(**SMALL, stochastic_depth_rate=0.6, scan=scan, remat=remat)
     params = params_of(create_model(**SMALL))
-    seen_types = (Encoder1DBlock, StochasticDepth, MlpBlock, nn.MultiHeadDotProductAttention)
+    seen_types = (Encoder1DBlock, StochasticDepth, MlpBlock, MultiHeadDotProductAttention)
     _, captured = jax.jit(
         lambda p: model.apply(
             {"params": p},

@@ -95,3 +95,23 @@ def test_the_compiler_knows_every_product(name: str) -> None:
 def test_shapes_that_it_does_not_know() -> None:
     with pytest.raises(UserError, match="the TPU compiler says"):
         topology_devices(parse_topology("v5e:3x5"))
+
+
+HEADS_SPLIT = {"mesh__data": 1, "mesh__fsdp": -1, "mesh__tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("v5e-4", HEADS_SPLIT), ("v4-8", {}), ("v6e-4", {}), ("v3-8", {})],
+)
+def test_the_attention_kernel_compiles_for(name: str, mesh: dict[str, int]) -> None:
+    """Forward and backward, in bfloat16; TPUs before v4 take XLA's attention."""
+    topology = parse_topology(name)
+    sizes = {"model__num_heads": 4, "model__dropout_rate": 0.1, "model__dtype": "bfloat16"}
+    kernel, reference = (
+        compile_for(topology, model__attention=attention, **sizes, **mesh)
+        for attention in ("auto", "reference")
+    )
+    # Scores are computed a second time, which saves their memory.
+    again = 0 if name == "v3-8" else 2 * 16 * 5**2 * 128 * 2
+    assert kernel.executed_flops == reference.executed_flops + again

@@ -28,8 +28,8 @@ def forward_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
     """Operations in the matrix products and convolutions of `function(*abstract_args)`.
 
     A `lax.scan` (and so `nn.scan`) counts as often as it runs; of the branches of a `lax.cond`, the
-    most expensive one counts. What does not say how often it runs, such as a `while_loop` or a
-    kernel of one's own, counts once. `function` is traced, not run.
+    most expensive one counts; of a Pallas kernel, what its `cost_estimate` says. What does not say
+    how often it runs, such as a `while_loop`, counts once. `function` is traced, not run.
     """
     return jaxpr_flops(jax.make_jaxpr(function)(*abstract_args).jaxpr)
 
@@ -66,9 +66,13 @@ def _equation_flops(eqn: Any) -> float:
         # window only one term in so many is a product.
         zeros = math.prod(eqn.params["lhs_dilation"])
         return 2.0 * terms * math.prod(eqn.outvars[0].aval.shape) / zeros
+    if name == "pallas_call":
+        return float(eqn.params["cost_estimate"].flops)
     counts = [jaxpr_flops(inner) for inner in _inner_jaxprs(eqn)]
     if name == "scan":
         return eqn.params["length"] * sum(counts)
+    if name == "shard_map":  # what one device does
+        return eqn.params["mesh"].size * sum(counts)
     return max(counts, default=0.0) if name == "cond" else sum(counts)
 
 

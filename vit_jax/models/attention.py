@@ -1,15 +1,25 @@
-"""Implementations of scaled dot-product attention, and its weights for inspection."""
+"""Multi-head attention (equations 5 to 8 of 2010.11929): a table of implementations.
+
+All have the same parameters and, within the rounding of the dtype, the same numbers. `attention=
+"auto"` takes the fastest for the platform that the program is compiled for. B: batch, N: tokens,
+H: heads, d: width of a head.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+from vit_jax.errors import UserError
+from vit_jax.models.dense import Dense, product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,23 +34,177 @@ class _Sown:
         return self.module.sow("attention", name, value)
 
 
-@functools.wraps(nn.dot_product_attention)
-def reference(
-    query: Any, key: Any, value: Any, *, module: nn.Module | None = None, **kwargs: Any
+def reference(query: Any, key: Any, value: Any, **kwargs: Any) -> jax.Array:
+    """The official code's: scores and softmax in float32, which all write to memory."""
+    return nn.dot_product_attention(query, key, value, force_fp32_for_softmax=True, **kwargs)
+
+
+def xla(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Products over [B, H, N, d]; softmax in float32, the weights in the dtype of the values."""
+    query = query / math.sqrt(query.shape[-1])
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))  # [B, H, N, d]
+    weights = jax.nn.softmax(product("bhqd,bhkd->bhqk", query, key)).astype(value.dtype)
+    out = product("bhqk,bhkd->bhqd", weights, value).astype(value.dtype)
+    return jnp.swapaxes(out, 1, 2)
+
+
+def recomputed(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """As `xla`, but the backward pass computes scores and weights anew."""
+    return jax.checkpoint(xla)(query, key, value)
+
+
+def cudnn(
+    query: jax.Array, key: jax.Array, value: jax.Array, implementation: Any = "cudnn"
 ) -> jax.Array:
-    sown: Any = None if module is None else _Sown(module)
-    return nn.dot_product_attention(query, key, value, module=sown, **kwargs)
+    """cuDNN's fused attention; tokens are padded to a multiple of 8, which its kernels want."""
+    num_queries, num_keys = query.shape[1], key.shape[1]
+
+    def padded(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, ((0, 0), (0, -x.shape[1] % 8), (0, 0), (0, 0)))
+
+    def lengths(num_tokens: int) -> jax.Array:
+        return jnp.full(query.shape[0], num_tokens, jnp.int32)
+
+    out = jax.nn.dot_product_attention(
+        padded(query),
+        padded(key),
+        padded(value),
+        query_seq_lengths=lengths(num_queries),
+        key_value_seq_lengths=lengths(num_keys),
+        implementation=implementation,
+    )
+    return out[:, :num_queries]
 
 
-# softmax(q k^T / sqrt(d)) v (equations 6, 7): three times [B, N, H, d] -> [B, N, H, d].
-ATTENTIONS: dict[str, Callable[..., jax.Array]] = {"reference": reference}
+# softmax(q k^T / sqrt(d)) v: three times [B, N, H, d] -> [B, N, H, d].
+ATTENTIONS: dict[str, Callable[..., jax.Array]] = {
+    "reference": reference,
+    "xla": xla,
+    "recomputed": recomputed,
+    "cudnn": cudnn,
+}
+# `pallas` has the layout of the projections, see `Kernel`.
+NAMES = ("auto", *ATTENTIONS, "pallas")
+
+
+def check_attention(name: str, dropout_rate: float) -> None:
+    """Raises UserError where the implementation has no dropout of its weights."""
+    if dropout_rate and name not in ("auto", "reference"):
+        raise UserError(
+            f"model.attention={name!r} has no dropout of attention weights; use 'reference', or "
+            f"model.attention_dropout_rate=0 (given: {dropout_rate})."
+        )
+
+
+class Kernel(nn.Module):
+    """The TPU kernel: [B, N, H * d] three times, biases [3, H * d] -> [B, N, H * d].
+
+    XLA cannot split a kernel over devices; a context of `parameters.sharding` calls it on each.
+    Without a TPU Pallas interprets it, for tests.
+    """
+
+    head_dim: int
+
+    @nn.compact
+    def __call__(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array
+    ) -> jax.Array:
+        from vit_jax.models import attention_tpu
+
+        interpret = _device()[0] != "tpu"
+        return attention_tpu.attention(query, key, value, bias, self.head_dim, interpret)
+
+
+class MultiHeadDotProductAttention(nn.Module):
+    """MSA of equations 5 to 8, with biases everywhere as in the official code.
+
+    [B, N, D] -> [B, N, D]; from other tokens [B, M, D] where `inputs` are given.
+    """
+
+    num_heads: int
+    attention: str = "auto"
+    dropout_rate: float = 0.0
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, queries: jax.Array, inputs: jax.Array | None = None, *, train: bool
+    ) -> jax.Array:
+        width = queries.shape[-1]
+        heads = (self.num_heads, width // self.num_heads)
+        dropout_rate = self.dropout_rate if train else 0.0
+        chosen = self._choose(queries.shape[1], inputs is not None, dropout_rate, width)
+        inputs = queries if inputs is None else inputs
+        sources = {"query": queries, "key": inputs, "value": inputs}
+        projections = {
+            name: Dense((width, *heads), heads, self.dtype, name=name) for name in sources
+        }
+        if chosen == "pallas":
+            apart = [projections[name](x, apart=True) for name, x in sources.items()]
+            products, biases = zip(*apart, strict=True)
+            query, key, value = products
+            bias = jnp.concatenate(biases)  # [3, H * d]
+            out = Kernel(heads[1])(query, key, value, bias)  # [B, N, H * d]
+        else:
+            options: dict[str, Any] = {}
+            if chosen == "reference":
+                options = {"module": _Sown(self), "deterministic": not dropout_rate}
+            if dropout_rate:
+                rng = self.make_rng("dropout")
+                options |= {"dropout_rate": dropout_rate, "dropout_rng": rng}
+                options["broadcast_dropout"] = False
+            split = [projections[name](x) for name, x in sources.items()]  # [B, N, H, d]
+            out = jnp.reshape(ATTENTIONS[chosen](*split, **options), queries.shape)
+        return Dense((*heads, width), (width,), self.dtype, name="out")(out)
+
+    def _choose(self, num_tokens: int, is_cross: bool, dropout_rate: float, width: int) -> str:
+        if self.is_initializing() or dropout_rate:
+            return "reference"
+        if self.attention == "auto" and self.is_mutable_collection("attention"):
+            return "reference"
+        if is_cross:  # one query: there is nothing to gain
+            return "reference" if self.attention == "reference" else "xla"
+        if self.attention != "auto":
+            return self.attention
+        platform, kind = _device()
+        head_dim, dtype = width // self.num_heads, jnp.dtype(self.dtype)
+        return fastest(platform, kind, num_tokens, head_dim, width, dtype)
+
+
+def _device() -> tuple[str, str]:
+    """Platform and kind of what the program is compiled for: the mesh, else the default device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    device = jax.devices()[0] if mesh.empty else mesh.abstract_device
+    return device.platform, device.device_kind
+
+
+@functools.cache
+def fastest(
+    platform: str, kind: str, num_tokens: int, head_dim: int, width: int, dtype: Any
+) -> str:
+    """The implementation to take on a kind of device; a line of the log says which and why."""
+    if platform == "tpu":
+        from vit_jax.models import attention_tpu
+
+        if kind in ("TPU v2", "TPU v3"):
+            name, why = "xla", "Pallas has no bfloat16 products for it"
+        elif attention_tpu.fits(num_tokens, head_dim, width, dtype.itemsize):
+            name, why = "pallas", "scores stay on the chip"
+        else:
+            name, why = "xla", f"{num_tokens} tokens are too many for the kernel"
+    elif platform == "cpu" and dtype == jnp.float32:
+        name, why = "reference", "bit for bit the official code's"
+    else:
+        name, why = "xla", "the fastest of those measured"
+    logging.info("Attention on %s, %d tokens: %s (%s).", kind, num_tokens, name, why)
+    return name
 
 
 def attention_weights(model: Any, params: Any, images: jax.Array) -> jax.Array:
     """The attention weights of every block: [B, H, W, C] -> [L, B, heads, N, N].
 
     Args:
-      model: a Vision Transformer, loop or scan form, `attention="reference"`.
+      model: a Vision Transformer, loop or scan form, `attention` "auto" or "reference".
       params: its parameters.
       images: as the model takes them.
     """

@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models.attention import ATTENTIONS
+from vit_jax.models.attention import MultiHeadDotProductAttention
+from vit_jax.models.dense import Dense
+from vit_jax.models.dropout import Dropout
 from vit_jax.models.parameter_table import BLOCK, Row
 
 # What the forward pass saves; the backward pass recomputes the rest.
@@ -39,7 +41,7 @@ class BlockConfig:
     attention_dropout_rate: float = 0.0
     gelu: str = "tanh"
     layer_norm_epsilon: float = 1e-6
-    attention: str = "reference"
+    attention: str = "auto"
     dtype: Any = jnp.float32
 
 
@@ -65,16 +67,15 @@ class MlpBlock(nn.Module):
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
         config = self.config
         dense = functools.partial(
-            nn.Dense,
-            dtype=config.dtype,
-            kernel_init=nn.initializers.xavier_uniform(),
-            bias_init=nn.initializers.normal(stddev=1e-6),
+            Dense, dtype=config.dtype, bias_init=nn.initializers.normal(stddev=1e-6)
         )
         hidden_size = x.shape[-1]
-        x = nn.gelu(dense(config.mlp_dim)(x), approximate=config.gelu == "tanh")  # [B, N, M]
-        x = nn.Dropout(config.dropout_rate)(x, deterministic=not train)
-        x = dense(hidden_size)(x)  # [B, N, D]
-        return nn.Dropout(config.dropout_rate)(x, deterministic=not train)
+        shape = (hidden_size, config.mlp_dim)
+        x = dense(shape, shape[1:])(x).astype(jnp.float32)  # [B, N, M]
+        x = nn.gelu(x, approximate=config.gelu == "tanh").astype(config.dtype)
+        x = Dropout(config.dropout_rate)(x, train=train)
+        x = dense(shape[::-1], shape[:1])(x)  # [B, N, D]
+        return Dropout(config.dropout_rate)(x, train=train)
 
 
 def _layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm:
@@ -82,21 +83,13 @@ def _layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm:
     return nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=config.dtype, name=name)
 
 
-def _attend(
-    config: BlockConfig, queries: jax.Array, keys: jax.Array | None = None, *, train: bool
-) -> jax.Array:
-    """Equations 5 to 8, with biases on query, key, value and output as in the official code."""
-    attention = nn.MultiHeadDotProductAttention(
+def _attention(config: BlockConfig) -> MultiHeadDotProductAttention:
+    return MultiHeadDotProductAttention(
         num_heads=config.num_heads,
+        attention=config.attention,
         dropout_rate=config.attention_dropout_rate,
-        broadcast_dropout=False,
-        deterministic=not train,
-        kernel_init=nn.initializers.xavier_uniform(),
-        force_fp32_for_softmax=True,
-        attention_fn=ATTENTIONS[config.attention],
         dtype=config.dtype,
     )
-    return attention(queries, keys, sow_weights=config.attention == "reference")
 
 
 def drop_rates(rate: float, num_layers: int) -> list[float]:
@@ -141,8 +134,8 @@ class Encoder1DBlock(nn.Module):
             return y if drop_rate is None else StochasticDepth()(y, drop_rate, train=train)
 
         y = _layer_norm(self.config)(x)
-        y = _attend(self.config, y, train=train)
-        y = nn.Dropout(self.config.dropout_rate)(y, deterministic=not train)
+        y = _attention(self.config)(y, train=train)
+        y = Dropout(self.config.dropout_rate)(y, train=train)
         x = x + drop(y)
 
         y = _layer_norm(self.config)(x)
@@ -173,7 +166,7 @@ class Encoder(nn.Module):
             x = AddPositionEmbs(self.position_stddev, dtype, name="posembed_input")(x)
         else:
             x = x + jnp.asarray(positions, dtype)
-        x = nn.Dropout(self.config.dropout_rate)(x, deterministic=not train)
+        x = Dropout(self.config.dropout_rate)(x, train=train)
 
         rates: list[float] | None = None
         if self.stochastic_depth_rate:
@@ -221,7 +214,7 @@ class MAPHead(nn.Module):
         xavier = nn.initializers.xavier_uniform()
         probe = self.param("probe", xavier, (1, 1, hidden_size))
         probe = jnp.tile(jnp.asarray(probe, config.dtype), (batch_size, 1, 1))  # [B, 1, D]
-        x = _attend(config, probe, x, train=train)  # [B, 1, D]
+        x = _attention(config)(probe, x, train=train)  # [B, 1, D]
         y = _layer_norm(config)(x)
         x = x + MlpBlock(config)(y, train=train)
         return x[:, 0]  # [B, D]

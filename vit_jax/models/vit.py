@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.models.attention import ATTENTIONS
+from vit_jax.models import attention as attentions
 from vit_jax.models.parameter_table import FIRST, LAST, Row
 from vit_jax.models.resnet import resnet_features
 from vit_jax.models.tokens import patch_shape, pixels_per_token, sincos2d
@@ -85,7 +85,7 @@ class VisionTransformer(nn.Module):
         1 / sqrt(hidden_size) in big_vision.
       gelu: `tanh` or `exact`, see `GELUS`.
       layer_norm_epsilon: 1e-6 in every published model but Hugging Face's own (1e-12).
-      attention: implementation of the attention, a key of `attention.ATTENTIONS`.
+      attention: implementation of the attention, one of `attention.NAMES`.
       resnet_layers: units per stage of a hybrid's ResNet; () is its stem alone; None no ResNet.
       resnet_width_factor: multiplies the channels of a hybrid's ResNet.
       remat: one of `REMAT_POLICIES`.
@@ -109,7 +109,7 @@ class VisionTransformer(nn.Module):
     position_stddev: float = 0.02
     gelu: str = "tanh"
     layer_norm_epsilon: float = 1e-6
-    attention: str = "reference"
+    attention: str = "auto"
     resnet_layers: tuple[int, ...] | None = None
     resnet_width_factor: int = 1
     remat: str = "none"
@@ -119,7 +119,8 @@ class VisionTransformer(nn.Module):
     def __post_init__(self) -> None:
         check_known("model.classifier", self.classifier, CLASSIFIERS)
         check_known("model.remat", self.remat, REMAT_POLICIES)
-        check_known("model.attention", self.attention, ATTENTIONS)
+        check_known("model.attention", self.attention, attentions.NAMES)
+        attentions.check_attention(self.attention, self.attention_dropout_rate)
         check_known("model.gelu", self.gelu, GELUS)
         check_known("model.position_embedding", self.position_embedding, POSITION_EMBEDDINGS)
         patch_shape(self.patch_size)

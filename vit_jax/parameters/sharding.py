@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
+from vit_jax.models.attention import Kernel
 from vit_jax.models.create import parameter_row
 from vit_jax.parameters.devices import (
     all_devices,
@@ -217,8 +218,10 @@ def keep_batch_sharding() -> AbstractContextManager[None]:
 def _split_over_batch(
     method: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
 ) -> Any:
-    value = method(*args, **kwargs)
     mesh = jax.sharding.get_abstract_mesh()
+    if isinstance(context.module, Kernel) and not mesh.empty:
+        return _on_each_device(method, mesh, args, context.module.head_dim)
+    value = method(*args, **kwargs)
     if mesh.empty or context.method_name != "__call__" or not isinstance(value, jax.Array):
         return value
     shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
@@ -226,6 +229,21 @@ def _split_over_batch(
         return value
     others = [PartitionSpec.UNCONSTRAINED] * (value.ndim - 1)
     return jax.lax.with_sharding_constraint(value, PartitionSpec(BATCH_AXES, *others))
+
+
+def _on_each_device(
+    method: Callable[..., Any], mesh: Any, args: tuple[jax.Array, ...], head_dim: int
+) -> Any:
+    """A kernel's method, on the images and heads of each device; see `Kernel`."""
+    *arrays, bias = args
+    num_heads = bias.shape[-1] // head_dim
+    shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    batch = BATCH_AXES if arrays[0].shape[0] % shards == 0 else None
+    heads = "tensor" if num_heads % mesh.shape["tensor"] == 0 else None
+    tokens = PartitionSpec(batch, None, heads)
+    specs = (*[tokens] * len(arrays), PartitionSpec(None, heads))
+    # The kernel's own outputs do not say over which axes they vary.
+    return jax.shard_map(method, in_specs=specs, out_specs=tokens, check_vma=False)(*args)
 
 
 def with_shardings(abstract_tree: Any, shardings: Any) -> Any:

@@ -1,0 +1,280 @@
+"""Attention as one TPU kernel, for sequences of which whole rows of keys fit into VMEM.
+
+XLA writes the scores [B, H, N, N] to memory and reads them back, several times per layer; here they
+never leave the chip, and the backward pass computes them anew from queries and keys. A program of
+the kernel has all heads of one image. The arrays stay [B, N, H * d], as the products with weights
+leave them, and a head is a mask over lanes: a product over 64 lanes takes the matrix unit as long
+as one over 128. Scores lie transposed, [keys, queries]: the softmax then reduces over sublanes,
+which is cheap, and no [N, N] array has to be transposed. The biases of the projections are added
+here because their gradients, sums over all tokens, then need no pass over memory of their own.
+
+Rows are padded to whole tiles. What stands in the padding is undefined (in Pallas' interpreter NaN,
+so that the tests see every leak).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+_LANES = 128
+# What is held in VMEM at a time (16 MiB are sure on every TPU): scores, of which there are some
+# five copies in float32, and the blocks of all arrays, two of each.
+_MAX_SCORES = 384 * 384
+_MAX_BLOCK_BYTES = 8 * 2**20
+_ARRAYS = 14  # two blocks of each of seven, in the backward pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _Heads:
+    """Heads of one image in blocks [rows, width], of which the first `num_tokens` rows count."""
+
+    num_tokens: int
+    head_dim: int
+    width: int
+
+    @property
+    def rows(self) -> int:
+        return _padded(self.num_tokens)
+
+    @property
+    def tile(self) -> int:
+        """Queries at a time."""
+        parts = range(1, self.rows // _LANES + 1)
+        tiles = [self.rows // n for n in parts if self.rows % (n * _LANES) == 0]
+        return next((t for t in tiles if self.rows * t <= _MAX_SCORES), _LANES)
+
+    def for_each(self, body: Callable[[Any, jax.Array], None]) -> None:
+        """Calls `body(lanes, mask)` per head: the vectors it lies in, and which lanes are its."""
+        group = _lanes_of_whole_heads(self.head_dim, self.width)
+
+        def turn(i: jax.Array, carry: None) -> None:
+            start = pl.multiple_of(i * group, group)
+            for first in range(0, group, self.head_dim):
+                last = first + self.head_dim
+                low = first // _LANES * _LANES
+                high = min(-(-last // _LANES) * _LANES, group)
+                lane = jax.lax.broadcasted_iota(jnp.int32, (1, high - low), 1) + low
+                body(pl.ds(start + low, high - low), (lane >= first) & (lane < last))
+            return carry
+
+        jax.lax.fori_loop(0, self.width // group, turn, None)
+
+    def load(self, ref: Any, rows: Any, lanes: Any, bias: jax.Array | None = None) -> jax.Array:
+        """Rows of a few lanes, plus a bias [1, lanes]; zeros where there is no token."""
+        x = ref[rows, lanes]
+        if bias is not None:
+            x = (x.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+        row = jax.lax.broadcasted_iota(jnp.int32, (x.shape[0], 1), 0) + rows.start
+        return _masked(x, row < self.num_tokens)
+
+    def scaled(self, queries: jax.Array) -> jax.Array:
+        """queries / sqrt(d), rounded as the reference does."""
+        scale = 1.0 / math.sqrt(self.head_dim)
+        return (queries.astype(jnp.float32) * scale).astype(queries.dtype)
+
+    def exp_scores(self, keys: jax.Array, queries: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """exp(scores - maximum) float32 [keys, queries], and its sum over the keys [1, queries]."""
+        scores = _product(keys, queries, 1, 1)
+        key = jax.lax.broadcasted_iota(jnp.int32, (scores.shape[0], 1), 0)
+        scores = jnp.where(key < self.num_tokens, scores, -jnp.inf)
+        exp = jnp.exp(scores - jnp.max(scores, axis=0, keepdims=True))
+        return exp, jnp.sum(exp, axis=0, keepdims=True)
+
+
+def _masked(x: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask, x, jnp.zeros_like(x))
+
+
+def _product(a: jax.Array, b: jax.Array, contract_a: int, contract_b: int) -> jax.Array:
+    """A matrix product in float32, over axis `contract_a` of `a` and `contract_b` of `b`."""
+    dimensions = (((contract_a,), (contract_b,)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+
+
+def _store(ref: Any, rows: Any, lanes: Any, mask: jax.Array, value: jax.Array) -> None:
+    ref[rows, lanes] = jnp.where(mask, value.astype(ref.dtype), ref[rows, lanes])
+
+
+def _tile_rows(heads: _Heads, i: jax.Array) -> Any:
+    return pl.ds(pl.multiple_of(i * heads.tile, heads.tile), heads.tile)
+
+
+def _forward_kernel(
+    heads: _Heads, q_ref: Any, k_ref: Any, v_ref: Any, b_ref: Any, o_ref: Any
+) -> None:
+    every = pl.ds(0, heads.rows)
+
+    def head(lanes: Any, mask: jax.Array) -> None:
+        keys = heads.load(k_ref, every, lanes, b_ref[pl.ds(1, 1), lanes])
+        values = heads.load(v_ref, every, lanes, b_ref[pl.ds(2, 1), lanes])
+
+        def tile(i: jax.Array, carry: None) -> None:
+            rows = _tile_rows(heads, i)
+            queries = heads.load(q_ref, rows, lanes, b_ref[pl.ds(0, 1), lanes])
+            queries = _masked(heads.scaled(queries), mask)
+            exp, total = heads.exp_scores(keys, queries)
+            out = _product(values, exp.astype(values.dtype), 0, 0) / total  # [d, queries]
+            _store(o_ref, rows, lanes, mask, out.T)
+            return carry
+
+        jax.lax.fori_loop(0, heads.rows // heads.tile, tile, None)
+
+    heads.for_each(head)
+
+
+def _backward_kernel(
+    heads: _Heads,
+    q_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    b_ref: Any,
+    do_ref: Any,
+    dq_ref: Any,
+    dk_ref: Any,
+    dv_ref: Any,
+    db_ref: Any,
+) -> None:
+    every = pl.ds(0, heads.rows)
+
+    def head(lanes: Any, mask: jax.Array) -> None:
+        keys = heads.load(k_ref, every, lanes, b_ref[pl.ds(1, 1), lanes])
+        values = heads.load(v_ref, every, lanes, b_ref[pl.ds(2, 1), lanes])
+
+        def tile(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            rows = _tile_rows(heads, i)
+            queries = heads.load(q_ref, rows, lanes, b_ref[pl.ds(0, 1), lanes])
+            queries = _masked(heads.scaled(queries), mask)
+            d_out = _masked(heads.load(do_ref, rows, lanes), mask)
+            exp, total = heads.exp_scores(keys, queries)
+            weights = exp / total  # [keys, queries]
+            d_weights = _product(values, d_out, 1, 1)
+            change = weights * d_weights
+            d_scores = change - weights * jnp.sum(change, axis=0, keepdims=True)
+            d_scores = d_scores.astype(keys.dtype)
+            dq = _product(keys, d_scores, 0, 0).T / math.sqrt(heads.head_dim)
+            _store(dq_ref, rows, lanes, mask, dq)
+            dk = _product(d_scores, queries, 1, 0)
+            dv = _product(weights.astype(d_out.dtype), d_out, 1, 0)
+            return carry[0] + dk, carry[1] + dv, carry[2] + jnp.sum(dq, axis=0, keepdims=True)
+
+        zeros = jnp.zeros((heads.rows, lanes.size), jnp.float32)
+        tiles = heads.rows // heads.tile
+        dk, dv, dbq = jax.lax.fori_loop(0, tiles, tile, (zeros, zeros, zeros[:1]))
+        _store(dk_ref, every, lanes, mask, dk)
+        _store(dv_ref, every, lanes, mask, dv)
+        sums = (dbq, jnp.sum(dk, axis=0, keepdims=True), jnp.sum(dv, axis=0, keepdims=True))
+        for i, each in enumerate(sums):
+            _store(db_ref, pl.ds(i, 1), lanes, mask, each)
+
+    heads.for_each(head)
+
+
+def _lanes_of_whole_heads(head_dim: int, width: int) -> int:
+    """The fewest lanes at whose end both a head and a vector end; else all."""
+    lanes = math.lcm(head_dim, _LANES)
+    return lanes if width % lanes == 0 else width
+
+
+def _block_width(rows: int, head_dim: int, width: int, bytes_per_lane: int) -> int:
+    """Lanes of a program: the most whole heads whose blocks fit into VMEM."""
+    least = _lanes_of_whole_heads(head_dim, width)
+    widths = [width // n for n in range(1, width // least + 1) if width % (n * least) == 0]
+    return next((w for w in widths if w * rows * bytes_per_lane <= _MAX_BLOCK_BYTES), least)
+
+
+def fits(num_tokens: int, head_dim: int, width: int, itemsize: int) -> bool:
+    """Whether the blocks of the backward pass fit into VMEM: to some 1,100 tokens with d = 64."""
+    lanes = _lanes_of_whole_heads(head_dim, width)
+    return _padded(num_tokens) * lanes * _ARRAYS * itemsize <= _MAX_BLOCK_BYTES
+
+
+def _padded(num_tokens: int) -> int:
+    return -(-num_tokens // _LANES) * _LANES
+
+
+def _cost(x: jax.Array, head_dim: int, num_arrays: int) -> pl.CostEstimate:
+    """Of the products that the definition asks for, without what padding adds."""
+    batch_size, num_tokens, width = x.shape
+    num_products = 2 if num_arrays == 4 else 5
+    return pl.CostEstimate(
+        flops=2 * num_products * batch_size * num_tokens**2 * width,
+        transcendentals=batch_size * num_tokens**2 * width // head_dim,
+        bytes_accessed=num_arrays * x.nbytes,
+    )
+
+
+def _call(
+    kernel: Callable[..., None],
+    arrays: tuple[jax.Array, ...],
+    bias: jax.Array,
+    num_outputs: int,
+    with_bias_gradient: bool,
+    head_dim: int,
+    interpret: bool,
+) -> Any:
+    batch_size, num_tokens, total = arrays[0].shape
+    rows = _padded(num_tokens)
+    width = _block_width(rows, head_dim, total, _ARRAYS * arrays[0].dtype.itemsize)
+    heads = _Heads(num_tokens, head_dim, width)
+    image = pl.BlockSpec((None, rows, width), lambda i, j: (i, 0, j))
+    shared = pl.BlockSpec((len(bias), width), lambda _, j: (0, j))
+    outputs = [jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)] * num_outputs
+    specs = [image] * num_outputs
+    if with_bias_gradient:
+        outputs.append(jax.ShapeDtypeStruct((batch_size, *bias.shape), jnp.float32))
+        specs.append(pl.BlockSpec((None, len(bias), width), lambda i, j: (i, 0, j)))
+    return pl.pallas_call(
+        functools.partial(kernel, heads),
+        grid=(batch_size, total // width),
+        in_specs=[image, image, image, shared, *[image] * (len(arrays) - 3)],
+        out_specs=specs,
+        out_shape=outputs,
+        cost_estimate=_cost(arrays[0], head_dim, len(arrays) + num_outputs),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        interpret=interpret,
+    )(*arrays[:3], bias, *arrays[3:])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array,
+    head_dim: int,
+    interpret: bool = False,
+) -> jax.Array:
+    """softmax(q k^T / sqrt(d)) v of all heads: three times [B, N, H * d] -> [B, N, H * d].
+
+    Args:
+      query, key, value: products with weights, without bias.
+      bias: theirs, [3, H * d].
+      head_dim: d.
+      interpret: run by Pallas' interpreter, on any platform.
+    """
+    [out] = _call(_forward_kernel, (query, key, value), bias, 1, False, head_dim, interpret)
+    return out
+
+
+def _forward(query: Any, key: Any, value: Any, bias: Any, head_dim: int, interpret: bool) -> Any:
+    out = attention(query, key, value, bias, head_dim, interpret)
+    return out, (query, key, value, bias)
+
+
+def _backward(head_dim: int, interpret: bool, saved: Any, d_out: jax.Array) -> Any:
+    query, key, value, bias = saved
+    arrays = (query, key, value, d_out)
+    *grads, d_bias = _call(_backward_kernel, arrays, bias, 3, True, head_dim, interpret)
+    return *grads, jnp.sum(d_bias, axis=0).astype(bias.dtype)
+
+
+attention.defvjp(_forward, _backward)
