@@ -1,20 +1,38 @@
-"""Measures this code beside a reference, in turn.
+"""Measures this code beside others, in turn.
 
-    python scripts/benchmark.py step [--config=RECIPE] [--steps=5] [--rounds=8]
-    python scripts/benchmark.py load [--variant=B/16] [--rounds=5]
-    python scripts/benchmark.py input [--peer=CLONE_OF_BIG_VISION] [--num_images=4096]
+    python scripts/benchmark.py step --variant=S/16 --against=timm,official,big_vision --clones=DIR
+    python scripts/benchmark.py tpu --variant=B/16 --topology=v5e:2x2 --against=official,big_vision
+    python scripts/benchmark.py loop
+    python scripts/benchmark.py load --variant=B/16
+    python scripts/benchmark.py input --against=big_vision --clones=DIR
+    python scripts/benchmark.py table benchmarks/*.json
 
-step: what the training loop costs over a plain jitted update, on examples held in memory; images
-per second of each turn and the ratios are printed, the median ratio gives the overhead.
+step: images per second of the update (--inference: of the forward pass) on one batch, and the MFU
+against a matrix product in the same run. Any --config.model.* and --config.dataset.batch_size.
+tpu: compiles the update for TPUs that are not here: Mcycles of 1.5 GHz (the compiler's estimate,
+plus the attention kernel's products at the peak and its bytes at the bandwidth), GB to and from
+HBM, GiB at the peak. --largest_batch: images a device that fit.
+loop: what the training loop costs over the bare update.
 load: seconds to load a published file (written for this, with random numbers), beside timm.
-input: images per second and processor time of the input pipeline, beside big_vision's on the same
-JPEGs (made for this); `taskset -c 0` before the command measures on one core.
+input: images per second and processor time of the input pipeline on the same JPEGs (made for this);
+`taskset -c 0` before the command measures on one core.
+table: files of --json as the tables of docs/performance.md.
+
+--against names timm, timm_eager (the extra [peers]), official, big_vision (clones of google-research/
+vision_transformer and google-research/big_vision below --clones) or reference (ours, with the
+official code's attention). A ratio above 1 is in our favour. --json=FILE keeps the cases, with
+machine, versions and command.
 """
 
+import json
 import logging
+import os
+import platform
+import shlex
 import statistics
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 from absl import flags
@@ -22,86 +40,193 @@ from absl import flags
 from vit_jax import command_line, launch
 from vit_jax.errors import UserError
 
-BENCHMARKS = ("step", "load", "input")
+FLAGS = flags.FLAGS
+# Benchmarks to the default recipe.
+BENCHMARKS = {"step": "", "tpu": ":tpu", "loop": "", "load": "", "input": ":input"}
 
 
-def step(config, workdir):
-    logging.getLogger().setLevel(logging.WARNING)  # the loop's own progress is not wanted here
+def step(config):
     from vit_jax.measure.step import benchmark_step
 
-    del workdir
-    result = benchmark_step(config, steps=flags.FLAGS.steps, rounds=flags.FLAGS.rounds)
-    for name in ("loop", "reference"):
-        print_turns(name, "images/s", result[name])
-    ratios = "  ".join(f"{ratio:.3f}" for ratio in result["ratios"])
-    print(f"loop / reference: {ratios}")
-    print(f"overhead of the loop: {100 * result['overhead']:.1f} % (median of turns)")
+    with_variant(config)
+    cases, figures = benchmark_step(
+        config,
+        against=FLAGS.against,
+        clones=FLAGS.clones,
+        train=not FLAGS.inference,
+        steps=FLAGS.steps,
+        rounds=FLAGS.rounds,
+    )
+    print(
+        f"{figures['images_per_second']:.4g} images/s, MFU {figures['mfu']:.1%} of "
+        f"{figures['ceiling'] / 1e9:.4g} GFLOP/s of a matrix product"
+    )
+    return cases
 
 
-def load(config, workdir):
-    logging.getLogger().setLevel(logging.WARNING)
+def tpu(config):
+    from vit_jax.measure.tpu import benchmark_tpu, largest_batch
+    from vit_jax.plan.topology import parse_topology
+
+    with_variant(config)
+    topology = parse_topology(FLAGS.topology)
+    if FLAGS.largest_batch:
+        print(f"{largest_batch(config, topology)} images a device")
+        return []
+    return benchmark_tpu(
+        config, topology, against=FLAGS.against or ["reference"], clones=FLAGS.clones
+    )
+
+
+def loop(config):
+    from vit_jax.measure.loop import benchmark_loop
+    from vit_jax.measure.turns import Case
+
+    with_variant(config)
+    found = benchmark_loop(config, steps=FLAGS.steps, rounds=FLAGS.rounds)
+    print(f"overhead of the loop: {100 * found['overhead']:.1f} % (median of turns)")
+    name = f"training loop, batch {config.dataset.batch_size}"
+    return [Case(name, "bare update", found["loop"], found["reference"], "images/s")]
+
+
+def load(config):
+    from vit_jax.measure.turns import Case
     from vit_jax.measure.weights import benchmark_load
 
-    del config, workdir
-    given = flags.FLAGS
+    del config
+    variant = FLAGS.variant or "B/16"
     with tempfile.TemporaryDirectory() as folder:
-        result = benchmark_load(Path(folder), variant=given.variant, rounds=given.rounds)
-    for name in ("vit_jax", "timm"):
-        print_turns(name, "s", result[name])
-    print(f"vit_jax / timm: {result['ratio']:.2f} (median of turns)")
+        found = benchmark_load(Path(folder), variant=variant, rounds=FLAGS.rounds)
+    return [Case("loading a file", "timm", found["vit_jax"], found["timm"], "s")]
 
 
-def input_pipeline(config, workdir):
-    from vit_jax.measure.input import Settings, benchmark_input, compare
+def input_pipeline(config):
+    from vit_jax.measure.input import Settings, benchmark_input
+    from vit_jax.measure.turns import Case
 
-    del workdir
-    given = flags.FLAGS
     settings = Settings(
         batch_size=config.dataset.batch_size,
-        num_images=given.num_images,
+        num_images=FLAGS.num_images,
         num_threads=config.loader.num_threads,
         num_workers=config.loader.num_workers,
     )
-    if not given.peer:
-        print("without --peer=CLONE_OF_BIG_VISION there is nothing to compare with")
+    peer = f"{FLAGS.clones or '.'}/big_vision" if "big_vision" in FLAGS.against else ""
     with tempfile.TemporaryDirectory() as folder:
         speeds = benchmark_input(
             Path(folder),
             settings,
             preprocess=config.dataset.preprocess,
-            peer=given.peer,
-            rounds=given.rounds,
+            peer=peer,
+            rounds=FLAGS.rounds,
         )
-    ours = speeds["vit_jax"]
+    ours = speeds.pop("vit_jax")
+    rate = statistics.median(turn.images_per_second for turn in ours)
+    cpu = statistics.median(turn.cpu_ms_per_image for turn in ours)
+    print(f"{rate:.4g} images/s, {cpu:.3g} CPU ms per image")
+    cases = []
     for name, turns in speeds.items():
-        print_turns(name, "images/s", [turn.images_per_second for turn in turns])
-        print_turns(name, "CPU ms/image", [turn.cpu_ms_per_image for turn in turns])
-        if turns is not ours:
-            rate, cpu = compare(ours, turns)
-            print(f"vit_jax / {name}: {rate:.2f} in images/s, {cpu:.2f} per CPU second (medians)")
+        a, b = ([turn.images_per_second for turn in each] for each in (ours, turns))
+        cases.append(Case("input pipeline", name, a, b, "images/s"))
+        a, b = ([1000 / turn.cpu_ms_per_image for turn in each] for each in (ours, turns))
+        cases.append(Case("input pipeline, per CPU second", name, a, b, "images/s"))
+    return cases
 
 
-def print_turns(name, unit, values):
-    turns = "  ".join(f"{value:.3g}" for value in values)
-    print(f"{name:>16}: median {statistics.median(values):.3g} {unit} of turns {turns}")
+def with_variant(config):
+    """--variant replaces the sizes of the recipe's model."""
+    if FLAGS.variant:
+        from vit_jax.models.variants import get_variant
+
+        with config.unlocked():
+            config.model.update(get_variant(FLAGS.variant))
+
+
+def benchmark(name, run):
+    def main(config, _):
+        if name != "tpu":
+            logging.getLogger().setLevel(logging.WARNING)  # the loop's own progress
+        cases = run(config)
+        model = f"{FLAGS.variant}: " if FLAGS.variant else ""
+        for case in cases:
+            print(model + case.text())
+        if FLAGS.json:
+            from vit_jax.files.atomic import write_json
+
+            rows = [{"model": FLAGS.variant or config.model.name, **case.json()} for case in cases]
+            write_json(FLAGS.json, {"cases": rows, **circumstances()})
+
+    return main
+
+
+def circumstances():
+    """Command, machine and versions."""
+    import jax
+
+    packages = ["jax", "jaxlib", "flax", "libtpu", "torch", "timm"]
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
+    cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+    device = jax.devices()[0]
+    accelerator = "" if device.platform == "cpu" else f", {device.device_kind}"
+    command = [Path(sys.argv[0]).name, *ARGUMENTS]
+    return {
+        "command": shlex.join(c for c in command if not c.startswith(("--clones", "--json"))),
+        "machine": f"{os.cpu_count()} cores of {cpu or platform.machine()}{accelerator}",
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def table(paths):
+    """Markdown of files that --json wrote."""
+    for path in paths:
+        found = json.loads(Path(path).read_text())
+        versions = ", ".join(f"{name} {each}" for name, each in found["versions"].items())
+        print(f"`{found['command']}` on {found['machine']} ({versions}):\n")
+        print("| model | case | unit | ours | peer | theirs | ratio | of turns |")
+        print("|---|---|---|---|---|---|---|---|")
+        for row in found["cases"]:
+            low, high = row["ratio_of_turns"]
+            spread = f"{low:.2f} to {high:.2f}" if high > low else ""
+            cells = [row["model"], row["case"], row["unit"], f"{row['ours']:.4g}", row["peer"]]
+            cells += [f"{row['theirs']:.4g}", f"**{row['ratio']:.2f}**", spread]
+            print(f"| {' | '.join(cells)} |")
+        print()
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("variant", "", "Sizes of the model, such as S/16.")
+    flags.DEFINE_list("against", [], "Peers: timm, timm_eager, official, big_vision, reference.")
+    flags.DEFINE_string("clones", "", "Folder with clones of the peers' repositories.")
+    flags.DEFINE_bool("inference", False, "Measure the forward pass.")
+    flags.DEFINE_string("topology", "v5e:2x2", "TPUs to compile for.")
+    flags.DEFINE_bool("largest_batch", False, "Find the largest batch that fits.")
     flags.DEFINE_integer("steps", 5, "Updates per turn.", lower_bound=1)
-    flags.DEFINE_integer("rounds", 8, "How often both take turns.", lower_bound=1)
-    flags.DEFINE_string("variant", "B/16", "Model whose file is loaded.")
-    flags.DEFINE_string("peer", "", "Clone of github.com/google-research/big_vision.")
+    flags.DEFINE_integer("rounds", 8, "How often all take turns.", lower_bound=1)
     flags.DEFINE_integer("num_images", 4096, "Images per turn of the input.", lower_bound=1)
+    flags.DEFINE_string("json", "", "File for the cases.")
+    ARGUMENTS = sys.argv[1:]
+    chosen = "step"
     with launch.one_line_errors():
         if not command_line.asks_for_help():
-            if len(sys.argv) < 2 or sys.argv[1] not in BENCHMARKS:
-                raise UserError(f"name a benchmark: {', '.join(BENCHMARKS)}; see --help.")
+            if len(sys.argv) < 2 or sys.argv[1] not in (*BENCHMARKS, "table"):
+                names = ", ".join((*BENCHMARKS, "table"))
+                raise UserError(f"name a benchmark: {names}; see --help.")
             chosen = sys.argv.pop(1)
-        else:
-            chosen = "step"
+    if chosen == "table":
+        table(sys.argv[1:])
+        sys.exit()
+    if chosen == "tpu":  # the compiler is there without TPUs
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    functions = {"step": step, "tpu": tpu, "loop": loop, "load": load, "input": input_pipeline}
     launch.main(
-        {"step": step, "load": load, "input": input_pipeline}[chosen],
+        benchmark(chosen, functions[chosen]),
         doc=__doc__,
-        default_config=f"{launch.ROOT}/configs/benchmark.py{':input' * (chosen == 'input')}",
+        default_config=f"{launch.ROOT}/configs/benchmark.py{BENCHMARKS[chosen]}",
         workdir=False,
     )

@@ -19,7 +19,6 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import check_repeated_augmentation
 from vit_jax.errors import UserError, as_user_error, check_known
 from vit_jax.evaluation import create_evaluators, image_shape, open_eval_data
-from vit_jax.hardware.flops import train_flops
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import OBJECTIVES, create_objective
@@ -137,6 +136,8 @@ class Run:
 
     def train_flops_per_image(self) -> float:
         """See `hardware.flops.train_flops`."""
+        from vit_jax.hardware.flops import train_flops
+
         params = {**self.abstract_state.params, **jax.eval_shape(lambda: self.objective.constants)}
         spec, label = self.dataset.element_spec["image"], self.dataset.element_spec["label"]
         batch = {

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
+from scripts import benchmark
 from tests import tiny
 from tests.peers import import_timm
-from vit_jax.measure.step import benchmark_step, device_batch, in_memory, reference_step
+from vit_jax.errors import UserError
+from vit_jax.measure.loop import benchmark_loop, device_batch, in_memory, reference_step
+from vit_jax.measure.peers import check_peer, timm_step
+from vit_jax.measure.step import benchmark_step
+from vit_jax.measure.tpu import benchmark_tpu, largest_batch
+from vit_jax.measure.turns import Case, take_turns
 from vit_jax.measure.weights import benchmark_load
 from vit_jax.parameters.sharding import create_mesh, state_shardings
+from vit_jax.plan.topology import parse_topology
 from vit_jax.run import create_run
 
 
 def test_loop_and_reference_take_turns() -> None:
-    result = benchmark_step(tiny.config(schedule__warmup_steps=0), steps=2, rounds=3)
+    result = benchmark_loop(tiny.config(schedule__warmup_steps=0), steps=2, rounds=3)
     assert len(result["loop"]) == len(result["reference"]) == 3
     assert min(result["loop"] + result["reference"]) > 0
 
@@ -44,3 +56,123 @@ def test_both_load_the_file_in_turn(tmp_path: Path) -> None:
     result = benchmark_load(tmp_path, variant="Ti/16", rounds=2)
     assert len(result["vit_jax"]) == len(result["timm"]) == 2
     assert min(result["vit_jax"] + result["timm"]) > 0
+
+
+def test_a_ratio_above_one_is_in_our_favour() -> None:
+    speed = Case("update", "timm", [30.0, 20.0, 40.0], [20.0, 20.0, 20.0], "images/s")
+    assert speed.json()["ratio"] == 1.5
+    assert speed.json()["ratio_of_turns"] == [1.0, 2.0]
+    assert "ratio 1.50 (1.00 to 2.00 in 3 turns)" in speed.text()
+    cost = Case("update", "official", [50.0], [100.0], "Mcycles")
+    assert cost.json()["ratio"] == 2.0
+    assert cost.text() == "update: 50 Mcycles, official 100: ratio 2.00"
+
+
+def test_all_take_turns_and_the_warm_up_does_not_count() -> None:
+    order: list[str] = []
+
+    def subject(name: str) -> Any:
+        def turn() -> float:
+            order.append(name)
+            return len(order)
+
+        return turn
+
+    found = take_turns({"a": subject("a"), "b": subject("b")}, rounds=2)
+    assert order == ["a", "b"] * 3
+    assert found == {"a": [3, 5], "b": [4, 6]}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
+def test_the_update_beside_timm_and_the_reference() -> None:
+    import_timm()
+    config = tiny.config(optimizer__clip_norm=1.0, optimizer__weight_decay=0.1)
+    cases, figures = benchmark_step(config, against=["timm", "reference"], steps=1, rounds=2)
+    assert [case.peer for case in cases] == ["timm", "reference"]
+    assert cases[0].case.startswith("update, float32")
+    assert min(*cases[0].ours, *cases[0].theirs, figures["mfu"], figures["ceiling"]) > 0
+
+
+def test_the_forward_pass_beside_timm_as_it_stands() -> None:
+    import_timm()
+    cases, _ = benchmark_step(tiny.config(), against=["timm_eager"], train=False, steps=1, rounds=2)
+    assert cases[0].case.startswith("forward pass, float32")
+
+
+def test_timm_trains_in_it() -> None:
+    """Its loss falls: gradients reach the parameters through autocast and clipping."""
+    import_timm()
+    images = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), np.uint8)
+    config = tiny.config(optimizer__clip_norm=1.0, model__patch_size=8, model__dtype="bfloat16")
+    step = timm_step(config, images, np.arange(8) % 2, 2, train=True, compiled=False)
+    first = step(1)
+    assert step(30) < 0.7 * first
+
+
+def test_the_update_for_a_tpu_beside_the_reference() -> None:
+    pytest.importorskip("libtpu", reason="no TPU compiler: pip install -e '.[tpu]'")
+    topology = parse_topology("v5e:2x2")
+    sizes = {"model__hidden_size": 128, "model__mlp_dim": 256, "model__dtype": "bfloat16"}
+    config = tiny.config(**sizes, dataset__batch_size=64)
+    cases = benchmark_tpu(config, topology, against=["reference"])
+    assert [case.unit for case in cases] == ["Mcycles", "GB", "GiB"]
+    assert all(min(*case.ours, *case.theirs) > 0 for case in cases)
+    with pytest.raises(UserError, match="must name TPUs"):
+        benchmark_tpu(config, parse_topology("cpu:4"), against=[])
+
+
+def test_the_largest_batch_is_below_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vit_jax.measure import tpu
+
+    sizes = []
+
+    def compile_step(run: Any, *_: Any, **__: Any) -> None:
+        sizes.append(run.batch_size // 4)
+        if sizes[-1] > 13:
+            raise tpu.TooLargeError("out of memory")
+
+    monkeypatch.setattr(tpu, "compile_step", compile_step)
+    pytest.importorskip("libtpu", reason="no TPU compiler: pip install -e '.[tpu]'")
+    assert largest_batch(tiny.config(), parse_topology("v5e:2x2")) == 12
+    assert sizes == [1, 2, 3, 4, 6, 8, 12, 16]
+
+
+@pytest.mark.parametrize(
+    ("peer", "model", "message"),
+    [
+        ("tim", {}, "--against=tim: it is unknown"),
+        ("official", {}, "git clone https://github.com/google-research/vision_transformer"),
+        ("big_vision", {}, "git clone https://github.com/google-research/big_vision"),
+        ("timm", {"name": "bit"}, "plain Vision Transformers only"),
+    ],
+)
+def test_a_peer_that_is_not_here_is_one_line(peer: str, model: dict, message: str) -> None:
+    config = tiny.config()
+    with config.unlocked():
+        config.model.update(model)
+    with pytest.raises(UserError, match=message):
+        check_peer(peer, config.model, "/nowhere")
+
+
+def test_the_kept_files_make_the_tables_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(benchmark.launch.ROOT)
+    page = (root / "docs" / "performance.md").read_text()
+    files = sorted((root / "benchmarks").glob("*.json"))
+    assert files
+    for path in files:
+        benchmark.table([path])
+        assert capsys.readouterr().out.strip() in page, path.name
+
+
+def test_the_command_prints_and_keeps_its_cases(tmp_path: Path) -> None:
+    kept = tmp_path / "cases.json"
+    model = {"hidden_size": 16, "num_layers": 1, "mlp_dim": 16, "num_heads": 2, "patch_size": 56}
+    command = [sys.executable, "scripts/benchmark.py", "step", "--against=reference"]
+    command += [f"--config.model.{key}={value}" for key, value in model.items()]
+    command += ["--config.model.dtype=bfloat16", "--steps=1", "--rounds=2", f"--json={kept}"]
+    output = subprocess.check_output(command, cwd=tiny.ROOT, text=True, env=tiny.environment())
+    [case] = json.loads(kept.read_text())["cases"]
+    assert f"ratio {case['ratio']:.2f}" in output
+    assert "MFU" in output
+    assert case["case"] == "update, bfloat16, batch 8, 224x224 pixels"
+    assert (case["peer"], case["unit"]) == ("reference", "images/s")

@@ -69,7 +69,7 @@ def test_without_tensorflow_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(UserError, match=r"--peer needs the package tensorflow: .*'.\[tf\]'"):
+    with pytest.raises(UserError, match=r"--against=big_vision needs .* tensorflow: .*'.\[tf\]'"):
         benchmark_input(tmp_path, Settings(), peer="/nowhere")
 
 

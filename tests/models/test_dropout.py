@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from vit_jax.models.dropout import Dropout, random_words
+from vit_jax.models.layers import Dropout, random_words
 
 SHAPE = (16, 50, 768)  # 614,400 places
 

@@ -64,8 +64,10 @@ def test_a_cell_of_the_table_has_the_layout_that_is_predicted_to_be_faster(
 
 
 def test_more_than_the_memory_is_told_not_shown_as_a_traceback() -> None:
+    decode = "decode|resize(64)"
+    large = {"dataset__preprocess": decode, "dataset__eval_preprocess": decode}
     with pytest.raises(TooLargeError, match=f"{CHIPS['v5e'].hbm_gib:.2f}G"):
-        compile_for(SLICE, dataset__batch_size=2**20)
+        compile_for(SLICE, dataset__batch_size=2**20, **large)
 
 
 def test_a_slice_of_many_hosts_is_one_group() -> None:

@@ -68,7 +68,7 @@ def _equation_flops(eqn: Any) -> float:
         return 2.0 * terms * math.prod(eqn.outvars[0].aval.shape) / zeros
     if name == "pallas_call":
         return float(eqn.params["cost_estimate"].flops)
-    counts = [jaxpr_flops(inner) for inner in _inner_jaxprs(eqn)]
+    counts = [jaxpr_flops(inner) for inner in inner_jaxprs(eqn)]
     if name == "scan":
         return eqn.params["length"] * sum(counts)
     if name == "shard_map":  # what one device does
@@ -76,7 +76,7 @@ def _equation_flops(eqn: Any) -> float:
     return max(counts, default=0.0) if name == "cond" else sum(counts)
 
 
-def _inner_jaxprs(eqn: Any) -> list[core.Jaxpr]:
+def inner_jaxprs(eqn: Any) -> list[core.Jaxpr]:
     """The jaxprs among an equation's parameters: of jit, scan, remat, cond, custom rules."""
     found = []
     for value in eqn.params.values():

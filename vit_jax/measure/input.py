@@ -85,7 +85,7 @@ def benchmark_input(
       UserError: TensorFlow is not installed.
     """
     if peer and importlib.util.find_spec("tensorflow") is None:  # not imported: in processes only
-        raise missing_package("--peer", "tensorflow", "tf")
+        raise missing_package("--against=big_vision", "tensorflow", "tf")
     examples = examples or photographs(1024)
     ours = _write(folder / "ours", [serialize(*each, b"") for each in examples])
     variants: dict[str, tuple[Any, ...]] = {"vit_jax": (_measure_ours, ours, preprocess, settings)}

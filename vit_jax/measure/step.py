@@ -1,132 +1,168 @@
-"""What the loop costs over the bare update, measured against a plain reference in one run."""
+"""Images per second of the bare update, or of the forward pass, beside those of other projects."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data.datasets import Dataset
-from vit_jax.data.preprocess import parse
-from vit_jax.multihost.preemption import PreemptionNotice
-from vit_jax.parameters.sharding import batch_sharding, create_mesh
+from vit_jax.measure.loop import device_batch, in_memory
+from vit_jax.measure.peers import check_peer, jax_peer, timm_step, train_step, update_rule
+from vit_jax.measure.turns import Case, take_turns
+from vit_jax.parameters.sharding import create_mesh, state_shardings
 from vit_jax.run import Run, create_run
-from vit_jax.train import create_clock, train
-from vit_jax.training.state import TrainState
-from vit_jax.training.step import Batch, Metrics
-from vit_jax.workdir.checkpoints import CheckpointManager
-from vit_jax.workdir.metrics import MetricWriter
+
+Steps = Callable[[int], Any]  # runs so many, and waits for them
 
 
-def in_memory(dataset: Dataset, num_examples: int) -> Dataset:
-    """The first examples, preprocessed once and for all: reading them costs nothing."""
-    count = min(num_examples, dataset.num_examples)
-    examples = [dataset.example(i, np.random.default_rng(i)) for i in range(count)]
-    decode = parse(f"decode(channels={examples[0]['image'].shape[-1]})")
-    return dataclasses.replace(dataset, source=examples, preprocess=decode)
-
-
-def reference_step(run: Run) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """The update as one writes it first: no mesh, no accumulation, no average."""
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        rng = jax.random.fold_in(jax.random.key(run.config.seed), state.step)
-
-        def loss_fn(params: Any) -> tuple[jax.Array, Metrics]:
-            return run.objective.loss(params, batch, rng)
-
-        (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-        updates, opt_state = run.tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, opt_state), {"loss": loss}
-
-    return step
-
-
-def device_batch(run: Run) -> Batch:
-    """The first examples of a run, on its devices."""
-    size, rng = run.dataset.num_examples, np.random.default_rng(0)
-    examples = [run.dataset.example(i % size, rng) for i in range(run.batch_size)]
-    batch = {
-        "image": np.stack([example["image"] for example in examples]),
-        "label": np.array([example["label"] for example in examples], np.int32),
-        "mask": np.ones(run.batch_size, np.float32),
-    }
-    return jax.device_put(batch, batch_sharding(run.mesh))
-
-
-class TakeTurns(MetricWriter):
-    """A writer that lets the reference run whenever the loop has written a line of metrics.
-
-    So each turn of the loop has a turn of the reference right after it, and a machine whose speed
-    drifts does so for both.
-    """
-
-    def __init__(self, workdir: str, run: Run, steps: int):
-        super().__init__(workdir, start_step=0, tensorboard=run.config.log.tensorboard)
-        self._steps = steps
-        self._images = steps * run.batch_size
-        self._step, self._batch = reference_step(run), device_batch(run)
-        self._state = jax.jit(run.init_state)(jax.random.key(run.config.seed))
-        self._start: float | None = None  # of the loop's turn
-        self.speeds: dict[str, list[float]] = {"loop": [], "reference": []}
-
-    def write(self, step: int, metrics: dict[str, Any]) -> None:
-        super().write(step, metrics)
-        now = time.perf_counter()
-        for _ in range(self._steps):
-            self._state, _ = self._step(self._state, self._batch)
-        jax.block_until_ready(self._state)
-        end = time.perf_counter()
-        print(f"turn {step // self._steps}", file=sys.stderr)
-        if self._start is not None:  # the first turn of both compiles
-            self.speeds["loop"].append(self._images / (now - self._start))
-            self.speeds["reference"].append(self._images / (end - now))
-        self._start = end
-
-
-def benchmark_step(config: ConfigDict, *, steps: int, rounds: int) -> dict[str, Any]:
-    """Images per second of our loop and of the reference, in turn.
-
-    The loop is `vit_jax.train.train` with everything it does between two checkpoints. The reference
-    runs its update on one batch that is on the device already. Compilation, checkpoints and
-    evaluation are left out on both sides.
+def benchmark_step(
+    config: ConfigDict,
+    *,
+    against: Sequence[str],
+    clones: str = "",
+    train: bool = True,
+    steps: int = 3,
+    rounds: int = 8,
+) -> tuple[list[Case], dict[str, float]]:
+    """Our update, or forward pass, and those of the peers in turn, all on the same batch.
 
     Args:
-      config: recipe; its model, batch size and optimizer are used on examples held in memory.
-      steps: updates per turn, and between two lines of metrics.
-      rounds: loop and reference take turns so many times.
+      config: as of `configs/benchmark.py`.
+      against: some of `peers.PEERS`.
+      clones: folder with clones of the peers' repositories.
+      train: the update, else the forward pass.
+      steps: per turn.
+      rounds: how often all take turns.
 
     Returns:
-      `{"loop": [images/s per turn], "reference": [...], "ratios": [...], "overhead": 1 - median
-      ratio of loop to reference}`.
+      A case per peer, and by name: our `images_per_second`, the `ceiling` of a matrix product in
+      FLOP/s, the `mfu` of ours against it.
+
+    Raises:
+      UserError: a peer is not here, see `check_peer`.
     """
+    for peer in against:
+        check_peer(peer, config.model, clones)
     config = config.copy_and_resolve_references()
     with config.unlocked():
         config.evaluators = ConfigDict()
-    config.log.every_steps, config.log.every_seconds = steps, 0.0
-    config.duration.steps = steps * (rounds + 1)
+    config.duration.steps = 10**6
     mesh = create_mesh(**config.mesh)
-    with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as workdir:
-        run = create_run(config, mesh)
-        run = dataclasses.replace(run, dataset=in_memory(run.dataset, 4 * run.batch_size))
-        checkpoints = CheckpointManager(workdir, every_steps=10**9, keep=1)
-        state = run.initial_state(checkpoints)
-        writer, clock = TakeTurns(workdir, run, steps), create_clock(run, 0, {})
-        train(run, state, workdir, checkpoints, writer, clock, PreemptionNotice())
-        for each in (clock, writer, checkpoints):
-            each.close()
-    pairs = zip(writer.speeds["loop"], writer.speeds["reference"], strict=True)
-    ratios = [loop / plain for loop, plain in pairs]
-    return {**writer.speeds, "ratios": ratios, "overhead": 1.0 - statistics.median(ratios)}
+    with jax.set_mesh(mesh):
+        run = _in_memory(config, mesh)
+        subjects = {"vit_jax": _ours(run, train)}
+        for peer in against:
+            subjects[peer] = _peer(peer, config, run, mesh, clones, train)
+        timed = {name: _images_per_second(run, each, steps) for name, each in subjects.items()}
+        ceiling = _matrix_ceiling(config.model.dtype)
+        found = take_turns(timed, rounds)
+        flops = run.train_flops_per_image() if train else run.train_flops_per_image() / 3
+    what = "update" if train else "forward pass"
+    sizes = f"{'x'.join(map(str, run.dataset.element_spec['image'].shape[:2]))} pixels"
+    rate = f", dropout {config.model.dropout_rate}" if config.model.dropout_rate else ""
+    name = f"{what}, {config.model.dtype}, batch {run.batch_size}, {sizes}{rate}"
+    ours = found.pop("vit_jax")
+    cases = [Case(name, peer, ours, theirs, "images/s") for peer, theirs in found.items()]
+    speed = float(np.median(ours))
+    return cases, {
+        "images_per_second": speed,
+        "ceiling": ceiling,
+        "mfu": speed * flops / ceiling / jax.device_count(),
+    }
+
+
+def _in_memory(config: ConfigDict, mesh: Any) -> Run:
+    run = create_run(config, mesh)
+    return dataclasses.replace(run, dataset=in_memory(run.dataset, run.batch_size))
+
+
+def _images_per_second(run: Run, subject: Steps, steps: int) -> Callable[[], float]:
+    def turn() -> float:
+        start = time.perf_counter()
+        subject(steps)
+        return steps * run.batch_size / (time.perf_counter() - start)
+
+    return turn
+
+
+def _ours(run: Run, train: bool) -> Steps:
+    """The update of the training loop, or the objective's prediction."""
+    batch = device_batch(run)
+    shardings = state_shardings(run.abstract_state, run.mesh)
+    state = jax.jit(run.init_state, out_shardings=shardings)(jax.random.key(run.config.seed))
+    constants = run.place_constants()
+    if train:
+        step = run.train_step(state, constants)
+        held = [state]
+
+        def update(steps: int) -> None:
+            for _ in range(steps):
+                held[0], metrics = step(held[0], constants, batch)
+            jax.block_until_ready((held[0], metrics))
+
+        return update
+    objective: Any = run.objective  # classifies
+    predict = jax.jit(objective.predict)
+    return _repeated(lambda: predict({**state.params, **constants}, batch))
+
+
+def _peer(peer: str, config: ConfigDict, run: Run, mesh: Any, clones: str, train: bool) -> Steps:
+    if peer == "reference":
+        config = config.copy_and_resolve_references()
+        config.model.attention = "reference"
+        return _ours(_in_memory(config, mesh), train)
+    batch = device_batch(run)
+    num_classes = run.objective.num_outputs
+    if peer.startswith("timm"):
+        images, labels = np.asarray(batch["image"]), np.asarray(batch["label"])
+        compiled = peer == "timm"
+        return timm_step(config, images, labels, num_classes, train=train, compiled=compiled)
+    init, forward = jax_peer(peer, config.model, num_classes, clones)
+    params = jax.jit(init)(jax.random.key(0), batch["image"][:1])
+    if not train:
+        rng = jax.random.key(0)
+        predict = jax.jit(lambda params, images: forward(params, images, False, rng))
+        return _repeated(lambda: predict(params, batch["image"]))
+    tx = update_rule(config.optimizer)
+    step = jax.jit(train_step(forward, tx), donate_argnums=0)
+    held = [(params, jax.jit(tx.init)(params), 0)]
+
+    def update(steps: int) -> None:
+        for _ in range(steps):
+            held[0], loss = step(held[0], batch["image"], batch["label"])
+        jax.block_until_ready((held[0], loss))
+
+    return update
+
+
+def _repeated(function: Callable[[], Any]) -> Steps:
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            value = function()
+        jax.block_until_ready(value)
+
+    return run
+
+
+def _matrix_ceiling(dtype: str) -> float:
+    """FLOP/s of a large product of matrices of random numbers with a float32 result, per device."""
+    size = 2048 if jax.default_backend() == "cpu" else 8192
+    a = jax.device_put(np.random.default_rng(0).random((size, size), np.float32)).astype(dtype)
+
+    @jax.jit
+    def product(a: jax.Array) -> jax.Array:
+        return jnp.matmul(a, a, preferred_element_type=jnp.float32)
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(product(a))
+        return time.perf_counter() - start
+
+    seconds()
+    return 2 * size**3 / min(seconds() for _ in range(5))

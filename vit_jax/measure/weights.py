@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.errors import missing_package
 from vit_jax.files.atomic import write_arrays
+from vit_jax.measure.peers import import_timm
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import get_variant
 from vit_jax.parameters.names import flatten_names
@@ -38,10 +38,7 @@ def benchmark_load(folder: Path, *, variant: str, rounds: int) -> dict[str, Any]
     Raises:
       UserError: timm cannot be imported.
     """
-    try:
-        import timm
-    except (ImportError, RuntimeError) as error:  # RuntimeError: of a torchvision without operators
-        raise missing_package("the comparison", f"timm ({error})", "peers") from error
+    timm, _ = import_timm()
     sizes = get_variant(variant)
     theirs = timm.models.vision_transformer.VisionTransformer(
         patch_size=sizes["patch_size"],

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.models.dense import Dense, product
+from vit_jax.models.layers import Dense, product
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 _LANES = 128
+_SUBLANES = 16  # of a tile of bfloat16
 # What is held in VMEM at a time (16 MiB are sure on every TPU): scores, of which there are some
 # five copies in float32, and the blocks of all arrays, two of each.
 _MAX_SCORES = 384 * 384
@@ -46,27 +47,42 @@ class _Heads:
         return _padded(self.num_tokens)
 
     @property
+    def keys(self) -> int:
+        """Rows of keys that scores are computed for."""
+        return -(-self.num_tokens // _SUBLANES) * _SUBLANES
+
+    @property
     def tile(self) -> int:
         """Queries at a time."""
         parts = range(1, self.rows // _LANES + 1)
         tiles = [self.rows // n for n in parts if self.rows % (n * _LANES) == 0]
         return next((t for t in tiles if self.rows * t <= _MAX_SCORES), _LANES)
 
-    def for_each(self, body: Callable[[Any, jax.Array], None]) -> None:
-        """Calls `body(lanes, mask)` per head: the vectors it lies in, and which lanes are its."""
-        group = _lanes_of_whole_heads(self.head_dim, self.width)
+    @property
+    def group(self) -> int:
+        """The fewest lanes at whose end both a head and a vector end."""
+        return _lanes_of_whole_heads(self.head_dim, self.width)
+
+    @property
+    def spans(self) -> list[tuple[int, int, slice]]:
+        """Per head of a group: from which lane to which its vectors go, and its own among them."""
+        found = []
+        for first in range(0, self.group, self.head_dim):
+            last = first + self.head_dim
+            low, high = first // _LANES * _LANES, min(-(-last // _LANES) * _LANES, self.group)
+            found.append((low, high, slice(first - low, last - low)))
+        return found
+
+    def for_each(self, body: Callable[[Any, slice], None]) -> None:
+        """Calls `body(lanes, own)` per head."""
 
         def turn(i: jax.Array, carry: None) -> None:
-            start = pl.multiple_of(i * group, group)
-            for first in range(0, group, self.head_dim):
-                last = first + self.head_dim
-                low = first // _LANES * _LANES
-                high = min(-(-last // _LANES) * _LANES, group)
-                lane = jax.lax.broadcasted_iota(jnp.int32, (1, high - low), 1) + low
-                body(pl.ds(start + low, high - low), (lane >= first) & (lane < last))
+            start = pl.multiple_of(i * self.group, self.group)
+            for low, high, own in self.spans:
+                body(pl.ds(start + low, high - low), own)
             return carry
 
-        jax.lax.fori_loop(0, self.width // group, turn, None)
+        jax.lax.fori_loop(0, self.width // self.group, turn, None)
 
     def load(self, ref: Any, rows: Any, lanes: Any, bias: jax.Array | None = None) -> jax.Array:
         """Rows of a few lanes, plus a bias [1, lanes]; zeros where there is no token."""
@@ -100,8 +116,36 @@ def _product(a: jax.Array, b: jax.Array, contract_a: int, contract_b: int) -> ja
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
-def _store(ref: Any, rows: Any, lanes: Any, mask: jax.Array, value: jax.Array) -> None:
-    ref[rows, lanes] = jnp.where(mask, value.astype(ref.dtype), ref[rows, lanes])
+def _is_own(own: slice, num_lanes: int) -> jax.Array:
+    """Mask [1, lanes] of a head's lanes."""
+    lane = jax.lax.broadcasted_iota(jnp.int32, (1, num_lanes), 1)
+    return (lane >= own.start) & (lane < own.stop)
+
+
+def _of_rows(x: jax.Array, weights: jax.Array, own: slice) -> jax.Array:
+    """x^T weights, transposed: [rows, lanes], [keys, queries] -> float32 [queries, lanes].
+
+    Only a head's own lanes are multiplied, where they are whole tiles. Rows without keys count 0.
+    """
+    num_lanes = x.shape[1]
+    x = x.T
+    whole = own.start % _SUBLANES == 0 and own.stop % _SUBLANES == 0
+    x = x[own] if whole else x
+    out = _product(x, _with_zeros(weights, 0, x.shape[1] - len(weights)), 1, 0)
+    if whole:
+        out = _with_zeros(out, own.start, num_lanes - own.stop)
+    return out.T
+
+
+def _with_zeros(x: jax.Array, before: int, after: int) -> jax.Array:
+    """Rows of zeros before and after those of x."""
+    parts = [jnp.zeros((n, x.shape[1]), x.dtype) for n in (before, after)]
+    return jnp.concatenate([each for each in (parts[0], x, parts[1]) if len(each)], axis=0)
+
+
+def _store(ref: Any, rows: Any, lanes: Any, own: slice, value: jax.Array) -> None:
+    kept = ref[rows, lanes]
+    ref[rows, lanes] = jnp.where(_is_own(own, lanes.size), value.astype(ref.dtype), kept)
 
 
 def _tile_rows(heads: _Heads, i: jax.Array) -> Any:
@@ -111,19 +155,17 @@ def _tile_rows(heads: _Heads, i: jax.Array) -> Any:
 def _forward_kernel(
     heads: _Heads, q_ref: Any, k_ref: Any, v_ref: Any, b_ref: Any, o_ref: Any
 ) -> None:
-    every = pl.ds(0, heads.rows)
-
-    def head(lanes: Any, mask: jax.Array) -> None:
-        keys = heads.load(k_ref, every, lanes, b_ref[pl.ds(1, 1), lanes])
-        values = heads.load(v_ref, every, lanes, b_ref[pl.ds(2, 1), lanes])
+    def head(lanes: Any, own: slice) -> None:
+        keys = heads.load(k_ref, pl.ds(0, heads.keys), lanes, b_ref[pl.ds(1, 1), lanes])
+        values = heads.load(v_ref, pl.ds(0, heads.rows), lanes, b_ref[pl.ds(2, 1), lanes])
 
         def tile(i: jax.Array, carry: None) -> None:
             rows = _tile_rows(heads, i)
             queries = heads.load(q_ref, rows, lanes, b_ref[pl.ds(0, 1), lanes])
-            queries = _masked(heads.scaled(queries), mask)
+            queries = _masked(heads.scaled(queries), _is_own(own, lanes.size))
             exp, total = heads.exp_scores(keys, queries)
-            out = _product(values, exp.astype(values.dtype), 0, 0) / total  # [d, queries]
-            _store(o_ref, rows, lanes, mask, out.T)
+            weights = (exp * (1.0 / total)).astype(values.dtype)
+            _store(o_ref, rows, lanes, own, _of_rows(values, weights, own))
             return carry
 
         jax.lax.fori_loop(0, heads.rows // heads.tile, tile, None)
@@ -143,37 +185,37 @@ def _backward_kernel(
     dv_ref: Any,
     db_ref: Any,
 ) -> None:
-    every = pl.ds(0, heads.rows)
+    some = pl.ds(0, heads.keys)
 
-    def head(lanes: Any, mask: jax.Array) -> None:
-        keys = heads.load(k_ref, every, lanes, b_ref[pl.ds(1, 1), lanes])
-        values = heads.load(v_ref, every, lanes, b_ref[pl.ds(2, 1), lanes])
+    def head(lanes: Any, own: slice) -> None:
+        keys = heads.load(k_ref, pl.ds(0, heads.rows), lanes, b_ref[pl.ds(1, 1), lanes])
+        values = heads.load(v_ref, some, lanes, b_ref[pl.ds(2, 1), lanes])
 
         def tile(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             rows = _tile_rows(heads, i)
             queries = heads.load(q_ref, rows, lanes, b_ref[pl.ds(0, 1), lanes])
-            queries = _masked(heads.scaled(queries), mask)
-            d_out = _masked(heads.load(do_ref, rows, lanes), mask)
-            exp, total = heads.exp_scores(keys, queries)
-            weights = exp / total  # [keys, queries]
+            queries = _masked(heads.scaled(queries), _is_own(own, lanes.size))
+            d_out = _masked(heads.load(do_ref, rows, lanes), _is_own(own, lanes.size))
+            exp, total = heads.exp_scores(keys[: heads.keys], queries)
+            weights = exp * (1.0 / total)  # [keys, queries]
             d_weights = _product(values, d_out, 1, 1)
             change = weights * d_weights
             d_scores = change - weights * jnp.sum(change, axis=0, keepdims=True)
             d_scores = d_scores.astype(keys.dtype)
-            dq = _product(keys, d_scores, 0, 0).T / math.sqrt(heads.head_dim)
-            _store(dq_ref, rows, lanes, mask, dq)
+            dq = _of_rows(keys, d_scores, own) / math.sqrt(heads.head_dim)
+            _store(dq_ref, rows, lanes, own, dq)
             dk = _product(d_scores, queries, 1, 0)
             dv = _product(weights.astype(d_out.dtype), d_out, 1, 0)
             return carry[0] + dk, carry[1] + dv, carry[2] + jnp.sum(dq, axis=0, keepdims=True)
 
-        zeros = jnp.zeros((heads.rows, lanes.size), jnp.float32)
+        zeros = jnp.zeros((heads.keys, lanes.size), jnp.float32)
         tiles = heads.rows // heads.tile
         dk, dv, dbq = jax.lax.fori_loop(0, tiles, tile, (zeros, zeros, zeros[:1]))
-        _store(dk_ref, every, lanes, mask, dk)
-        _store(dv_ref, every, lanes, mask, dv)
+        _store(dk_ref, some, lanes, own, dk)
+        _store(dv_ref, some, lanes, own, dv)
         sums = (dbq, jnp.sum(dk, axis=0, keepdims=True), jnp.sum(dv, axis=0, keepdims=True))
         for i, each in enumerate(sums):
-            _store(db_ref, pl.ds(i, 1), lanes, mask, each)
+            _store(db_ref, pl.ds(i, 1), lanes, own, each)
 
     heads.for_each(head)
 
@@ -189,6 +231,17 @@ def _block_width(rows: int, head_dim: int, width: int, bytes_per_lane: int) -> i
     least = _lanes_of_whole_heads(head_dim, width)
     widths = [width // n for n in range(1, width // least + 1) if width % (n * least) == 0]
     return next((w for w in widths if w * rows * bytes_per_lane <= _MAX_BLOCK_BYTES), least)
+
+
+def executed_flops(num_tokens: int, head_dim: int, width: int, *, backward: bool) -> int:
+    """Operations of the kernel's products for one image, with all that padding adds."""
+    heads = _Heads(num_tokens, head_dim, width)
+    total = 0
+    for low, high, own in heads.spans:
+        between = heads.keys * heads.rows * (high - low)  # scores; gradients of keys and values
+        of_rows = (own.stop - own.start) * heads.rows**2  # outputs; gradients of queries
+        total += 4 * between + of_rows if backward else between + of_rows
+    return 2 * total * (width // heads.group)
 
 
 def fits(num_tokens: int, head_dim: int, width: int, itemsize: int) -> bool:
@@ -216,8 +269,7 @@ def _call(
     kernel: Callable[..., None],
     arrays: tuple[jax.Array, ...],
     bias: jax.Array,
-    num_outputs: int,
-    with_bias_gradient: bool,
+    backward: bool,
     head_dim: int,
     interpret: bool,
 ) -> Any:
@@ -227,9 +279,10 @@ def _call(
     heads = _Heads(num_tokens, head_dim, width)
     image = pl.BlockSpec((None, rows, width), lambda i, j: (i, 0, j))
     shared = pl.BlockSpec((len(bias), width), lambda _, j: (0, j))
+    num_outputs = 3 if backward else 1
     outputs = [jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)] * num_outputs
     specs = [image] * num_outputs
-    if with_bias_gradient:
+    if backward:
         outputs.append(jax.ShapeDtypeStruct((batch_size, *bias.shape), jnp.float32))
         specs.append(pl.BlockSpec((None, len(bias), width), lambda i, j: (i, 0, j)))
     return pl.pallas_call(
@@ -238,6 +291,7 @@ def _call(
         in_specs=[image, image, image, shared, *[image] * (len(arrays) - 3)],
         out_specs=specs,
         out_shape=outputs,
+        name="attention_backward" if backward else "attention_forward",
         cost_estimate=_cost(arrays[0], head_dim, len(arrays) + num_outputs),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
@@ -261,7 +315,7 @@ def attention(
       head_dim: d.
       interpret: run by Pallas' interpreter, on any platform.
     """
-    [out] = _call(_forward_kernel, (query, key, value), bias, 1, False, head_dim, interpret)
+    [out] = _call(_forward_kernel, (query, key, value), bias, False, head_dim, interpret)
     return out
 
 
@@ -273,7 +327,7 @@ def _forward(query: Any, key: Any, value: Any, bias: Any, head_dim: int, interpr
 def _backward(head_dim: int, interpret: bool, saved: Any, d_out: jax.Array) -> Any:
     query, key, value, bias = saved
     arrays = (query, key, value, d_out)
-    *grads, d_bias = _call(_backward_kernel, arrays, bias, 3, True, head_dim, interpret)
+    *grads, d_bias = _call(_backward_kernel, arrays, bias, True, head_dim, interpret)
     return *grads, jnp.sum(d_bias, axis=0).astype(bias.dtype)
 
 

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models.attention import MultiHeadDotProductAttention
-from vit_jax.models.dense import Dense
-from vit_jax.models.dropout import Dropout
+from vit_jax.models.layers import Dense, Dropout
 from vit_jax.models.parameter_table import BLOCK, Row
 
 # What the forward pass saves; the backward pass recomputes the rest.

@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 
+from vit_jax.hardware.chips import find_chip
 from vit_jax.hardware.flops import jaxpr_flops
 from vit_jax.plan.collectives import Traffic, collective_traffic
+from vit_jax.plan.cycles import compiler_cycles, kernel_cycles
 from vit_jax.plan.hbm_traffic import hbm_bytes
 from vit_jax.plan.hlo import parse_program
 from vit_jax.run import Run
@@ -47,21 +49,28 @@ class CompiledStep:
       executed_flops: in products of the whole update over all devices, what remat repeats included.
       hbm_bytes: read from and written to the device's memory.
       traffic: collectives by kind.
+      cycles: of a device as the TPU compiler expects, kernels not included; 0 for other platforms.
+      kernel_cycles: see `cycles.kernel_cycles`.
     """
 
     memory: dict[str, int]
     executed_flops: float
     hbm_bytes: float
     traffic: dict[str, Traffic]
+    cycles: float
+    kernel_cycles: float
 
 
-def compile_step(run: Run, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
+def compile_step(
+    run: Run, arguments: Sequence[Any], *, full: bool, update: Any = None
+) -> CompiledStep:
     """Compiles the update of a run for its mesh, whose devices need not be there.
 
     Args:
       run: from `planned_run`.
       arguments: from `step_arguments`.
       full: with all optimization, as the training does; else fast.
+      update: another jitted function to compile for this mesh, with these arguments.
 
     Raises:
       TooLargeError: see there.
@@ -69,7 +78,7 @@ def compile_step(run: Run, arguments: Sequence[Any], *, full: bool) -> CompiledS
     mesh, platform = run.mesh, run.mesh.devices.flat[0].platform
     options: Any = GPU if platform == "gpu" else FAST if platform == "tpu" and not full else None
     with jax.set_mesh(mesh):
-        step: Any = run.train_step(*arguments[:2])
+        step: Any = update or run.train_step(*arguments[:2])
         traced = step.trace(*arguments)
         lowered = traced.lower()
         logging.info("Traced; compiling for %d devices.", mesh.size)
@@ -91,9 +100,12 @@ def compile_step(run: Run, arguments: Sequence[Any], *, full: bool) -> CompiledS
     program = parse_program(compiled.as_text())
     group = "process_index" if platform == "gpu" else "slice_index"  # a node, or a slice
     groups_of = [getattr(device, group, None) or 0 for device in mesh.devices.flat]
+    jaxpr, chip = traced.jaxpr.jaxpr, find_chip(mesh.devices.flat[0].device_kind)
     return CompiledStep(
         memory=memory | {"peak": stats.peak_memory_in_bytes, "total": total},
-        executed_flops=jaxpr_flops(traced.jaxpr.jaxpr),
+        executed_flops=jaxpr_flops(jaxpr),
         hbm_bytes=hbm_bytes(program),
         traffic=collective_traffic(program, groups_of),
+        cycles=compiler_cycles(program),
+        kernel_cycles=kernel_cycles(jaxpr, chip, mesh.size) if chip else 0.0,
     )

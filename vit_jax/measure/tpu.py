@@ -1,0 +1,123 @@
+"""The update compiled for a TPU that is not here: ours and that of other projects."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.measure.peers import JAX_PEERS, check_peer, jax_peer, train_step, update_rule
+from vit_jax.measure.turns import Case
+from vit_jax.parameters.sharding import batch_sharding, replicated, with_shardings
+from vit_jax.plan.compiled import CompiledStep, TooLargeError, compile_step
+from vit_jax.plan.subject import planned_run, step_arguments
+from vit_jax.plan.topology import Topology
+from vit_jax.run import Run
+
+_NUM_EXAMPLES, _NUM_CLASSES = 1_281_167, 1000
+
+
+def benchmark_tpu(
+    config: ConfigDict, topology: Topology, *, against: Sequence[str], clones: str = ""
+) -> list[Case]:
+    """Cycles, bytes moved to and from HBM, and peak memory of our update and of the peers'.
+
+    Cycles are the compiler's estimate plus `plan.cycles.kernel_cycles`. All are compiled with full
+    optimization, which takes a minute or more each.
+
+    Args:
+      config: as of `configs/benchmark.py:tpu`; parameters of the peers are replicated.
+      topology: TPUs.
+      against: some of `peers.JAX_PEERS`, or `reference`.
+      clones: folder with clones of the peers' repositories.
+
+    Raises:
+      UserError: a peer is not here, or runs on no TPU.
+    """
+    if topology.chip is None or not topology.chip.name.startswith("v"):
+        raise UserError("--topology must name TPUs, such as v5e:2x2.")
+    for peer in against:
+        if peer not in (*JAX_PEERS, "reference"):
+            raise UserError(f"--against={peer}: it cannot be compiled for a TPU here.")
+        check_peer(peer, config.model, clones)
+    run, arguments = _planned(config, topology)
+    ours = _figures(compile_step(run, arguments, full=True))
+    name = f"update, {config.model.dtype}, {run.batch_size // run.mesh.size} images a device"
+    if config.model.dropout_rate:
+        name += f", dropout {config.model.dropout_rate}"
+    cases = []
+    for peer in against:
+        if peer == "reference":
+            other = config.copy_and_resolve_references()
+            other.model.attention = "reference"
+            compiled = compile_step(*_planned(other, topology), full=True)
+        else:
+            update, theirs = _peer_update(peer, config, run, arguments, clones)
+            compiled = compile_step(run, theirs, full=True, update=update)
+        found = _figures(compiled)
+        cases += [Case(name, peer, [ours[unit]], [found[unit]], unit) for unit in found]
+    return cases
+
+
+def largest_batch(config: ConfigDict, topology: Topology) -> int:
+    """Images per device: the largest power of two, and its one and a half, that fits.
+
+    By the fast compile, whose memory is up to 10 % off.
+    """
+    best, size = 0, 1
+    while size <= 2**14:
+        for per_device in sorted({size, size * 3 // 2}):
+            trial = config.copy_and_resolve_references()
+            trial.dataset.batch_size = per_device * topology.num_devices
+            run, arguments = _planned(trial, topology)
+            logging.info("Compiling %d images a device.", per_device)
+            try:
+                compile_step(run, arguments, full=False)
+            except TooLargeError:
+                return best
+            best = per_device
+        size *= 2
+    return best
+
+
+def _figures(step: CompiledStep) -> dict[str, float]:
+    """By unit."""
+    kernels = step.kernel_cycles / 1e6
+    logging.info("%.1f Mcycles by the compiler, %.1f of kernels.", step.cycles / 1e6, kernels)
+    return {
+        "Mcycles": step.cycles / 1e6 + kernels,
+        "GB": step.hbm_bytes / 1e9,
+        "GiB": step.memory["peak"] / 2**30,
+    }
+
+
+def _planned(config: ConfigDict, topology: Topology) -> tuple[Run, tuple[Any, ...]]:
+    run, _ = planned_run(config, topology, num_examples=_NUM_EXAMPLES, num_classes=_NUM_CLASSES)
+    return run, step_arguments(run)
+
+
+def _peer_update(
+    peer: str, config: ConfigDict, run: Run, arguments: tuple[Any, ...], clones: str
+) -> tuple[Any, tuple[Any, ...]]:
+    init, forward = jax_peer(peer, config.model, _NUM_CLASSES, clones)
+    tx = update_rule(config.optimizer)
+    images, labels = (arguments[2][key] for key in ("image", "label"))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    one = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
+    params = jax.eval_shape(init, key, one)
+    state = (params, jax.eval_shape(tx.init, params), jax.ShapeDtypeStruct((), jnp.int32))
+    whole = replicated(run.mesh)
+    shardings: Any = jax.tree.map(lambda _: whole, state)
+    update = jax.jit(
+        train_step(forward, tx),
+        in_shardings=(shardings, batch_sharding(run.mesh), batch_sharding(run.mesh)),
+        out_shardings=(shardings, NamedSharding(run.mesh, whole.spec)),
+        donate_argnums=0,
+    )
+    return update, (with_shardings(state, shardings), images, labels)
