@@ -18,9 +18,9 @@ input: images per second and processor time of the input pipeline on the same JP
 `taskset -c 0` before the command measures on one core.
 table: files of --json as the tables of docs/performance.md.
 
---against names timm, timm_eager (the extra [peers]), official, big_vision (clones of google-research/
-vision_transformer and google-research/big_vision below --clones) or reference (ours, with the
-official code's attention). A ratio above 1 is in our favour. --json=FILE keeps the cases, with
+--against names timm and timm_eager (the extra [peers]), official and big_vision (clones of google-
+research/vision_transformer and google-research/big_vision below --clones) or reference (ours, the
+official attention). A ratio above 1 is in our favour. --json=FILE keeps the cases, with
 machine, versions and command.
 """
 

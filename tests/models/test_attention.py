@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import types
 from typing import Any
 
 import jax
@@ -156,6 +157,19 @@ def test_the_choice_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) 
     )
     assert "5000 tokens are too many" in caplog.messages[2]
     fastest.cache_clear()
+
+
+def test_the_choice_is_for_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for what runs on the CPU of a machine with a TPU."""
+    devices, tpu = jax.devices, types.SimpleNamespace(platform="tpu", device_kind="TPU v4")
+    monkeypatch.setattr(jax, "devices", lambda kind=None: devices(kind) if kind else [tpu])
+    assert attentions.device_of_program() == ("tpu", "TPU v4")
+    for device in ("cpu", devices()[1]):
+        with jax.default_device(device):
+            assert attentions.device_of_program() == ("cpu", "cpu")
+    mesh = jax.sharding.Mesh(np.array(devices()[:1]), ("data",))
+    with jax.set_mesh(mesh):
+        assert attentions.device_of_program() == ("cpu", "cpu")
 
 
 @pytest.mark.parametrize("model", [{}, {"scan": True}, {"scan": True, "remat": "full"}])

@@ -87,11 +87,13 @@ def write_onnx(
     onnx.checker.check_model(str(path), full_check=True)
 
 
-def _inline(graph: Graph, closed: Any, arguments: Sequence[Operand]) -> list[Operand]:
-    """Adds the equations of a jaxpr to the graph; returns its results."""
-    jaxpr = closed.jaxpr
+def _inline(graph: Graph, called: Any, arguments: Sequence[Operand]) -> list[Operand]:
+    """Adds the equations of a jaxpr, closed or without constants; returns its results."""
+    jaxpr, consts = (
+        (called, ()) if isinstance(called, core.Jaxpr) else (called.jaxpr, called.consts)
+    )
     known: dict[Any, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
-    for variable, value in zip(jaxpr.constvars, closed.consts, strict=True):
+    for variable, value in zip(jaxpr.constvars, consts, strict=True):
         known[variable] = Constant(np.asarray(value))
 
     def read(atom: Any) -> Operand:
@@ -232,7 +234,7 @@ def _reduce_window_max(graph: Graph, eqn: Any, x: Operand) -> Operand:
 ONE = Constant(np.ones((), np.float32))
 
 # Primitives that call a function, and the key under which they hold it.
-CALLS = {"custom_jvp_call": "call_jaxpr", "jit": "jaxpr"}
+CALLS = {"custom_jvp_call": "call_jaxpr", "jit": "jaxpr", "remat2": "jaxpr"}
 
 # Primitives that are operators of ONNX by another name.
 DIRECT = {
@@ -259,6 +261,7 @@ EMITTERS: dict[str, Callable[..., Operand]] = {
     "erfc": lambda graph, _, x: graph.add("Sub", ONE, graph.add("Erf", x)),
     "gather": _gather,
     "integer_pow": _integer_pow,
+    "name": lambda _, __, x: x,
     "reduce_max": _reduce,
     "reduce_sum": _reduce,
     "reduce_window_max": _reduce_window_max,

@@ -115,10 +115,14 @@ def report_text(report: Mapping[str, Any]) -> str:
 def create_forward(model: PretrainedModel, settings: ExportSettings) -> Callable[[Any, Any], Any]:
     """(flat parameters, images [B, H, W, C]) -> logits or probabilities [B, K]."""
 
+    module = model.module
+    if hasattr(module, "attention"):  # kernels are for one platform
+        module = module.clone(attention="reference")
+
     def forward(params: Mapping[str, Any], images: jax.Array) -> jax.Array:
         if settings.input == "uint8":
             images = scale_pixels(model, images)
-        logits = model.module.apply({"params": unflatten_names(dict(params))}, images, train=False)
+        logits = module.apply({"params": unflatten_names(dict(params))}, images, train=False)
         return OUTPUTS[settings.output](logits)
 
     return forward

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.preprocess import parse
 from vit_jax.multihost.preemption import PreemptionNotice
-from vit_jax.parameters.sharding import batch_sharding, create_mesh
+from vit_jax.parameters.sharding import batch_sharding, create_mesh, keep_batch_sharding
 from vit_jax.run import Run, create_run
 from vit_jax.train import create_clock, train
 from vit_jax.training.state import TrainState
@@ -44,7 +44,8 @@ def reference_step(run: Run) -> Callable[[TrainState, Batch], tuple[TrainState, 
         rng = jax.random.fold_in(jax.random.key(run.config.seed), state.step)
 
         def loss_fn(params: Any) -> tuple[jax.Array, Metrics]:
-            return run.objective.loss(params, batch, rng)
+            with keep_batch_sharding():
+                return run.objective.loss(params, batch, rng)
 
         (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         updates, opt_state = run.tx.update(grads, state.opt_state, state.params)

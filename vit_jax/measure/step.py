@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from vit_jax.measure.loop import device_batch, in_memory
 from vit_jax.measure.peers import check_peer, jax_peer, timm_step, train_step, update_rule
 from vit_jax.measure.turns import Case, take_turns
-from vit_jax.parameters.sharding import create_mesh, state_shardings
+from vit_jax.parameters.sharding import create_mesh, keep_batch_sharding, state_shardings
 from vit_jax.run import Run, create_run
 
 Steps = Callable[[int], Any]  # runs so many, and waits for them
@@ -108,7 +108,12 @@ def _ours(run: Run, train: bool) -> Steps:
 
         return update
     objective: Any = run.objective  # classifies
-    predict = jax.jit(objective.predict)
+
+    @jax.jit
+    def predict(params: Any, batch: Any) -> jax.Array:
+        with keep_batch_sharding():
+            return objective.predict(params, batch)
+
     return _repeated(lambda: predict({**state.params, **constants}, batch))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name as saved
 
 from vit_jax.errors import UserError
 from vit_jax.models.layers import Dense, product
@@ -111,7 +112,7 @@ class Kernel(nn.Module):
     ) -> jax.Array:
         from vit_jax.models import attention_tpu
 
-        interpret = _device()[0] != "tpu"
+        interpret = device_of_program()[0] != "tpu"
         return attention_tpu.attention(query, key, value, bias, self.head_dim, interpret)
 
 
@@ -155,6 +156,7 @@ class MultiHeadDotProductAttention(nn.Module):
                 options["broadcast_dropout"] = False
             split = [projections[name](x) for name, x in sources.items()]  # [B, N, H, d]
             out = jnp.reshape(ATTENTIONS[chosen](*split, **options), queries.shape)
+        out = saved(out, "attention")
         return Dense((*heads, width), (width,), self.dtype, name="out")(out)
 
     def _choose(self, num_tokens: int, is_cross: bool, dropout_rate: float, width: int) -> str:
@@ -166,15 +168,21 @@ class MultiHeadDotProductAttention(nn.Module):
             return "reference" if self.attention == "reference" else "xla"
         if self.attention != "auto":
             return self.attention
-        platform, kind = _device()
+        platform, kind = device_of_program()
         head_dim, dtype = width // self.num_heads, jnp.dtype(self.dtype)
         return fastest(platform, kind, num_tokens, head_dim, width, dtype)
 
 
-def _device() -> tuple[str, str]:
+def device_of_program() -> tuple[str, str]:
     """Platform and kind of what the program is compiled for: the mesh, else the default device."""
     mesh = jax.sharding.get_abstract_mesh()
-    device = jax.devices()[0] if mesh.empty else mesh.abstract_device
+    default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]  # or a platform
+    if not mesh.empty:
+        device: Any = mesh.abstract_device
+    elif default is None or isinstance(default, str):
+        device = jax.devices(default)[0]
+    else:
+        device = default
     return device.platform, device.device_kind
 
 

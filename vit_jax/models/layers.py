@@ -22,6 +22,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name as saved
 
 
 def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -88,8 +89,8 @@ class Dense(nn.Module):
         x, kernel, bias = (jnp.asarray(each, self.dtype) for each in (x, kernel, bias))
         out = product("bnd,de->bne", x, jnp.reshape(kernel, matrix))
         if apart:
-            return out.astype(self.dtype), jnp.reshape(bias, (1, -1))
-        out = (out + jnp.reshape(bias, (1, 1, -1))).astype(self.dtype)
+            return saved(out.astype(self.dtype), "dense"), jnp.reshape(bias, (1, -1))
+        out = saved((out + jnp.reshape(bias, (1, 1, -1))).astype(self.dtype), "dense")
         return jnp.reshape(out, (*x.shape[:-1], *self.bias_shape))
 
 

@@ -24,9 +24,10 @@ from vit_jax.models.parameter_table import BLOCK, Row
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "none": None,  # everything is saved
     "full": jax.checkpoint_policies.nothing_saveable,  # only each block's input is saved
-    "dots": jax.checkpoint_policies.dots_saveable,  # all matrix products are saved
-    # Products with weights are saved, those between queries and keys are not.
-    "dots_with_no_batch_dims": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    # What dense layers and attention give; scores, norms and activations are cheap to repeat.
+    "dots": jax.checkpoint_policies.save_only_these_names("dense", "attention"),
+    # What dense layers give.
+    "dots_with_no_batch_dims": jax.checkpoint_policies.save_only_these_names("dense"),
 }
 
 
@@ -42,6 +43,12 @@ class BlockConfig:
     layer_norm_epsilon: float = 1e-6
     attention: str = "auto"
     dtype: Any = jnp.float32
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=1)
+def _gelu(x: jax.Array, approximate: bool) -> jax.Array:
+    """In float32. A scan would save every step of it, of which x is enough."""
+    return nn.gelu(x.astype(jnp.float32), approximate=approximate).astype(x.dtype)
 
 
 class AddPositionEmbs(nn.Module):
@@ -70,16 +77,17 @@ class MlpBlock(nn.Module):
         )
         hidden_size = x.shape[-1]
         shape = (hidden_size, config.mlp_dim)
-        x = dense(shape, shape[1:])(x).astype(jnp.float32)  # [B, N, M]
-        x = nn.gelu(x, approximate=config.gelu == "tanh").astype(config.dtype)
+        x = dense(shape, shape[1:])(x)  # [B, N, M]
+        x = _gelu(x, config.gelu == "tanh")
         x = Dropout(config.dropout_rate)(x, train=train)
         x = dense(shape[::-1], shape[:1])(x)  # [B, N, D]
         return Dropout(config.dropout_rate)(x, train=train)
 
 
-def _layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm:
-    # Flax computes mean and variance in float32 for any `dtype`.
-    return nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=config.dtype, name=name)
+def _layer_norm(config: BlockConfig, x: jax.Array, name: str | None = None) -> jax.Array:
+    # Flax computes mean and variance in float32 for any `dtype`; as in `_gelu`, x is enough.
+    norm = nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=config.dtype, name=name)
+    return nn.remat(nn.LayerNorm.__call__, prevent_cse=False)(norm, x)
 
 
 def _attention(config: BlockConfig) -> MultiHeadDotProductAttention:
@@ -132,12 +140,12 @@ class Encoder1DBlock(nn.Module):
         def drop(y: jax.Array) -> jax.Array:
             return y if drop_rate is None else StochasticDepth()(y, drop_rate, train=train)
 
-        y = _layer_norm(self.config)(x)
+        y = _layer_norm(self.config, x)
         y = _attention(self.config)(y, train=train)
         y = Dropout(self.config.dropout_rate)(y, train=train)
         x = x + drop(y)
 
-        y = _layer_norm(self.config)(x)
+        y = _layer_norm(self.config, x)
         return x + drop(MlpBlock(self.config)(y, train=train))
 
 
@@ -195,7 +203,7 @@ class Encoder(nn.Module):
                 drop_rate = None if rates is None else rates[i]
                 block = Encoder1DBlock(self.config, name=f"encoderblock_{i}")
                 x = apply_block(block, x, drop_rate)
-        return _layer_norm(self.config, "encoder_norm")(x)  # equation 4
+        return _layer_norm(self.config, x, "encoder_norm")  # equation 4
 
 
 class MAPHead(nn.Module):
@@ -214,7 +222,7 @@ class MAPHead(nn.Module):
         probe = self.param("probe", xavier, (1, 1, hidden_size))
         probe = jnp.tile(jnp.asarray(probe, config.dtype), (batch_size, 1, 1))  # [B, 1, D]
         x = _attention(config)(probe, x, train=train)  # [B, 1, D]
-        y = _layer_norm(config)(x)
+        y = _layer_norm(config, x)
         x = x + MlpBlock(config)(y, train=train)
         return x[:, 0]  # [B, D]
 
