@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -51,7 +52,7 @@ class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def provide_torchvision() -> None:
     """The CPU build of torch has no torchvision that imports; models need only its import."""
     try:
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")  # timm brings it
     except (ImportError, RuntimeError):
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
