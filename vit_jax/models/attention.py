@@ -162,15 +162,17 @@ class MultiHeadDotProductAttention(nn.Module):
     def _choose(self, num_tokens: int, is_cross: bool, dropout_rate: float, width: int) -> str:
         if self.is_initializing() or dropout_rate:
             return "reference"
-        if self.attention == "auto" and self.is_mutable_collection("attention"):
-            return "reference"
+        sizes = (num_tokens, width // self.num_heads, width, jnp.dtype(self.dtype).itemsize)
+        name = self.attention
+        if name == "auto":
+            looked_at = self.is_mutable_collection("attention")
+            name = "reference" if looked_at else fastest(*device_of_program(), *sizes)
+        if name != "pallas":
+            return name
         if is_cross:  # one query: there is nothing to gain
-            return "reference" if self.attention == "reference" else "xla"
-        if self.attention != "auto":
-            return self.attention
-        platform, kind = device_of_program()
-        head_dim, dtype = width // self.num_heads, jnp.dtype(self.dtype)
-        return fastest(platform, kind, num_tokens, head_dim, width, dtype)
+            return "xla"
+        check_kernel(*sizes)
+        return name
 
 
 def device_of_program() -> tuple[str, str]:
@@ -186,9 +188,20 @@ def device_of_program() -> tuple[str, str]:
     return device.platform, device.device_kind
 
 
+def check_kernel(num_tokens: int, head_dim: int, width: int, itemsize: int) -> None:
+    """Raises UserError where the kernel has no room for so many tokens."""
+    from vit_jax.models import attention_tpu
+
+    if not attention_tpu.fits(num_tokens, head_dim, width, itemsize):
+        raise UserError(
+            f"model.attention='pallas' has no room for {num_tokens} tokens with heads of "
+            f"{head_dim}; use 'xla' or 'recomputed'."
+        )
+
+
 @functools.cache
 def fastest(
-    platform: str, kind: str, num_tokens: int, head_dim: int, width: int, dtype: Any
+    platform: str, kind: str, num_tokens: int, head_dim: int, width: int, itemsize: int
 ) -> str:
     """The implementation to take on a kind of device; a line of the log says which and why."""
     if platform == "tpu":
@@ -196,11 +209,11 @@ def fastest(
 
         if kind in ("TPU v2", "TPU v3"):
             name, why = "xla", "Pallas has no bfloat16 products for it"
-        elif attention_tpu.fits(num_tokens, head_dim, width, dtype.itemsize):
+        elif attention_tpu.fits(num_tokens, head_dim, width, itemsize):
             name, why = "pallas", "scores stay on the chip"
         else:
             name, why = "xla", f"{num_tokens} tokens are too many for the kernel"
-    elif platform == "cpu" and dtype == jnp.float32:
+    elif platform == "cpu" and itemsize == 4:
         name, why = "reference", "bit for bit the official code's"
     else:
         name, why = "xla", "the fastest of those measured"

@@ -122,6 +122,6 @@ class Dropout(nn.Module):
         if not train or not self.rate:
             return x
         words = random_words(self.make_rng("dropout"), x.shape)
-        kept = words >= jnp.uint32(round(self.rate * 2**32))
+        kept = words >= jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
         # Divided in float32: bfloat16(0.9) would scale all of training by 0.2 %.
         return jnp.where(kept, jnp.asarray(x, jnp.float32) / (1.0 - self.rate), 0.0).astype(x.dtype)
