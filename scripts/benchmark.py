@@ -2,9 +2,11 @@
 
     python scripts/benchmark.py step --variant=S/16 --against=timm,official,big_vision --clones=DIR
     python scripts/benchmark.py tpu --variant=B/16 --topology=v5e:2x2 --against=official,big_vision
+    python scripts/benchmark.py compile --variant=S/16 --against=official,big_vision --clones=DIR
     python scripts/benchmark.py loop
+    python scripts/benchmark.py checkpoint --variant=S/16
     python scripts/benchmark.py load --variant=B/16
-    python scripts/benchmark.py input --against=big_vision --clones=DIR
+    python scripts/benchmark.py input --against=big_vision,dataloader,resized --clones=DIR
     python scripts/benchmark.py table benchmarks/*.json
 
 step: images per second of the update (--inference: of the forward pass) on one batch, and the MFU
@@ -12,9 +14,12 @@ against a matrix product in the same run. Any --config.model.* and --config.data
 tpu: compiles the update for TPUs that are not here: Mcycles of 1.5 GHz (the compiler's estimate,
 plus the attention kernel's products at the peak and its bytes at the bandwidth), GB to and from
 HBM, GiB at the peak. --largest_batch: images a device that fit.
+compile: seconds to trace and compile what makes the initial parameters, and the update.
 loop: what the training loop costs over the bare update.
+checkpoint: seconds that a checkpoint of the training state costs, beside flax's msgpack.
 load: seconds to load a published file (written for this, with random numbers), beside timm.
-input: images per second and processor time of the input pipeline on the same JPEGs (made for this);
+input: images per second and processor time of the input pipeline on the same JPEGs (made for this),
+beside big_vision's, torch's DataLoader with Pillow (as in timm) and ours from a --resize=256 copy;
 `taskset -c 0` before the command measures on one core.
 table: files of --json as the tables of docs/performance.md.
 
@@ -41,8 +46,6 @@ from vit_jax import command_line, launch
 from vit_jax.errors import UserError
 
 FLAGS = flags.FLAGS
-# Benchmarks to the default recipe.
-BENCHMARKS = {"step": "", "tpu": ":tpu", "loop": "", "load": "", "input": ":input"}
 
 
 def step(config):
@@ -78,6 +81,22 @@ def tpu(config):
     )
 
 
+def compilation(config):
+    from vit_jax.measure.compilation import benchmark_compile
+
+    with_variant(config)
+    against = FLAGS.against or ["official"]
+    return benchmark_compile(config, against=against, clones=FLAGS.clones, rounds=FLAGS.rounds)
+
+
+def checkpoint(config):
+    from vit_jax.measure.checkpoints import benchmark_checkpoint
+
+    with_variant(config)
+    with tempfile.TemporaryDirectory() as folder:
+        return benchmark_checkpoint(config, Path(folder), rounds=FLAGS.rounds)
+
+
 def loop(config):
     from vit_jax.measure.loop import benchmark_loop
     from vit_jax.measure.turns import Case
@@ -110,13 +129,13 @@ def input_pipeline(config):
         num_threads=config.loader.num_threads,
         num_workers=config.loader.num_workers,
     )
-    peer = f"{FLAGS.clones or '.'}/big_vision" if "big_vision" in FLAGS.against else ""
     with tempfile.TemporaryDirectory() as folder:
         speeds = benchmark_input(
             Path(folder),
             settings,
             preprocess=config.dataset.preprocess,
-            peer=peer,
+            against=FLAGS.against,
+            clones=FLAGS.clones,
             rounds=FLAGS.rounds,
         )
     ours = speeds.pop("vit_jax")
@@ -199,6 +218,18 @@ def table(paths):
         print()
 
 
+# What measures, and the recipe.
+BENCHMARKS = {
+    "step": (step, "step"),
+    "tpu": (tpu, "tpu"),
+    "compile": (compilation, "step"),
+    "loop": (loop, "step"),
+    "checkpoint": (checkpoint, "step"),
+    "load": (load, "step"),
+    "input": (input_pipeline, "input"),
+}
+
+
 if __name__ == "__main__":
     flags.DEFINE_string("variant", "", "Sizes of the model, such as S/16.")
     flags.DEFINE_list("against", [], "Peers: timm, timm_eager, official, big_vision, reference.")
@@ -223,10 +254,10 @@ if __name__ == "__main__":
         sys.exit()
     if chosen == "tpu":  # the compiler is there without TPUs
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    functions = {"step": step, "tpu": tpu, "loop": loop, "load": load, "input": input_pipeline}
+    measure, recipe = BENCHMARKS[chosen]
     launch.main(
-        benchmark(chosen, functions[chosen]),
+        benchmark(chosen, measure),
         doc=__doc__,
-        default_config=f"{launch.ROOT}/configs/benchmark.py{BENCHMARKS[chosen]}",
+        default_config=f"{launch.ROOT}/configs/benchmark.py:{recipe}",
         workdir=False,
     )

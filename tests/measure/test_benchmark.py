@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -87,8 +88,8 @@ def test_all_take_turns_and_the_warm_up_does_not_count() -> None:
 def test_the_update_beside_timm_and_the_reference() -> None:
     import_timm()
     config = tiny.config(optimizer__clip_norm=1.0, optimizer__weight_decay=0.1)
-    cases, figures = benchmark_step(config, against=["timm", "reference"], steps=1, rounds=2)
-    assert [case.peer for case in cases] == ["timm", "reference"]
+    cases, figures = benchmark_step(config, against=["timm_eager", "reference"], steps=1, rounds=2)
+    assert [case.peer for case in cases] == ["timm_eager", "reference"]
     assert cases[0].case.startswith("update, float32")
     assert min(*cases[0].ours, *cases[0].theirs, figures["mfu"], figures["ceiling"]) > 0
 
@@ -97,6 +98,20 @@ def test_the_forward_pass_beside_timm_as_it_stands() -> None:
     import_timm()
     cases, _ = benchmark_step(tiny.config(), against=["timm_eager"], train=False, steps=1, rounds=2)
     assert cases[0].case.startswith("forward pass, float32")
+
+
+def test_torch_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_timm()
+    import torch
+
+    def fail(*_: Any) -> Any:
+        raise FileNotFoundError("g++")
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=fail))
+    images, labels = np.zeros((2, 8, 8, 3), np.uint8), np.zeros(2, int)
+    step = timm_step(tiny.config(), images, labels, 2, train=False, compiled=True)
+    with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
+        step(1)
 
 
 def test_timm_trains_in_it() -> None:

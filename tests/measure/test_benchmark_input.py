@@ -14,10 +14,11 @@ import pytest
 from PIL import Image
 
 from tests import fixtures_data
+from tests.peers import import_timm
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.measure import input as bench
-from vit_jax.measure.input import Settings, Speed, benchmark_input, compare
+from vit_jax.measure.input import Settings, benchmark_input
 from vit_jax.measure.photos import SIZES, photographs
 
 
@@ -34,10 +35,18 @@ def test_every_image_of_the_set_is_read(tmp_path: Path) -> None:
     assert sorted(labels) == list(range(16))
 
 
-def test_ratios_say_how_much_faster_we_are() -> None:
-    ours = [Speed(200, 4), Speed(300, 5), Speed(100, 6)]
-    theirs = [Speed(100, 8), Speed(100, 5), Speed(100, 3)]
-    assert compare(ours, theirs) == (2.0, 1.0)
+def test_beside_torch_and_a_resized_copy(tmp_path: Path) -> None:
+    import_timm()  # so that torch is here
+    settings = Settings(batch_size=4, num_images=8, num_threads=1)
+    names = ["dataloader", "resized"]
+    found = benchmark_input(tmp_path, settings, examples=photographs(32), against=names, rounds=1)
+    assert list(found) == ["vit_jax", *names]
+    assert min(turns[0].images_per_second for turns in found.values()) > 0
+    sizes = [
+        sum(path.stat().st_size for path in (tmp_path / name).rglob("*array_record*"))
+        for name in ("ours", "resized")
+    ]
+    assert sizes[1] < 0.7 * sizes[0]
 
 
 def test_time_is_taken_of_running_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +79,9 @@ def test_without_tensorflow_the_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(UserError, match=r"--against=big_vision needs .* tensorflow: .*'.\[tf\]'"):
-        benchmark_input(tmp_path, Settings(), peer="/nowhere")
+        benchmark_input(tmp_path, Settings(), against=["big_vision"])
+    with pytest.raises(UserError, match=r"--against='dalli'"):
+        benchmark_input(tmp_path, Settings(), against=["dalli"])
 
 
 def test_a_failing_measurement_says_why() -> None:

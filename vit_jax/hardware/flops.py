@@ -27,16 +27,16 @@ TRAIN_OVER_FORWARD = 3
 def forward_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
     """Operations in the matrix products and convolutions of `function(*abstract_args)`.
 
-    A `lax.scan` (and so `nn.scan`) counts as often as it runs; of the branches of a `lax.cond`, the
-    most expensive one counts; of a Pallas kernel, what its `cost_estimate` says. What does not say
-    how often it runs, such as a `while_loop`, counts once. `function` is traced, not run.
+    A `lax.scan` (and so `nn.scan`) counts as often as it runs, a Pallas kernel at every step of its
+    grid; of the branches of a `lax.cond`, the most expensive one counts. What does not say how
+    often it runs, such as a `while_loop`, counts once. `function` is traced, not run.
     """
     return jaxpr_flops(jax.make_jaxpr(function)(*abstract_args).jaxpr)
 
 
 def jaxpr_flops(jaxpr: core.Jaxpr) -> float:
     """`forward_flops` of what is traced already; a backward pass in it counts as it stands."""
-    return sum(map(_equation_flops, jaxpr.eqns))
+    return sum(map(flops_of, jaxpr.eqns))
 
 
 def train_flops(objective: Any, params: Any, batch: Any) -> float:
@@ -51,7 +51,8 @@ def train_flops(objective: Any, params: Any, batch: Any) -> float:
     return (TRAIN_OVER_FORWARD - 1) * forward + with_teacher
 
 
-def _equation_flops(eqn: Any) -> float:
+def flops_of(eqn: Any) -> float:
+    """Of one equation of a jaxpr."""
     name = eqn.primitive.name
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
@@ -66,9 +67,9 @@ def _equation_flops(eqn: Any) -> float:
         # window only one term in so many is a product.
         zeros = math.prod(eqn.params["lhs_dilation"])
         return 2.0 * terms * math.prod(eqn.outvars[0].aval.shape) / zeros
-    if name == "pallas_call":
-        return float(eqn.params["cost_estimate"].flops)
     counts = [jaxpr_flops(inner) for inner in inner_jaxprs(eqn)]
+    if name == "pallas_call":  # of blocks, all padding included
+        return math.prod(eqn.params["grid_mapping"].grid) * sum(counts)
     if name == "scan":
         return eqn.params["length"] * sum(counts)
     if name == "shard_map":  # what one device does

@@ -1,6 +1,6 @@
-"""Images per second and processor time of the input pipeline, beside big_vision's, in turn.
+"""Images per second and processor time of the input pipeline, beside those of others, in turn.
 
-Both read the same JPEGs, decode them, cut an inception crop to 224 pixels and mirror half of them.
+All read the same JPEGs, decode them, cut an inception crop to 224 pixels and mirror half of them.
 Each measurement is a process of its own; the files are in the page cache, so storage is not
 measured. On a machine that others use too, processor time (user + system of the process and its
 workers) is the fairer figure: big_vision's 48 threads get a larger share of a busy core.
@@ -12,13 +12,13 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import io
 import itertools
 import multiprocessing
 import os
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,18 @@ import numpy as np
 from array_record.python import array_record_module
 
 from vit_jax.data.datasets import create_dataset
+from vit_jax.data.ops import InceptionCrop
 from vit_jax.data.pipeline import train_batches
 from vit_jax.data_preparation import metadata
-from vit_jax.data_preparation.examples import serialize
-from vit_jax.data_preparation.shards import WRITER_OPTIONS
-from vit_jax.errors import missing_package
+from vit_jax.data_preparation.examples import image_of, serialize
+from vit_jax.data_preparation.shards import WRITER_OPTIONS, Shrink
+from vit_jax.errors import check_known, missing_package
 from vit_jax.measure.photos import photographs
 
 NUM_SHARDS = 8
 _NAME, _VERSION = "benchmark", "1.0.0"
+
+INPUT_PEERS = ("big_vision", "dataloader", "resized")
 
 # As in its configs/vit_i1k.py, without one-hot labels.
 _PEER = 'decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)|keep("image", "label")'
@@ -65,34 +68,51 @@ def benchmark_input(
     *,
     examples: Iterable[tuple[bytes, int]] | None = None,
     preprocess: str = "official_train(224)",
-    peer: str = "",
+    against: Sequence[str] = (),
+    clones: str = "",
     rounds: int = 5,
 ) -> dict[str, list[Speed]]:
-    """Measures our pipeline and, if asked for, big_vision's, in turn.
+    """Measures our pipeline and those that are asked for, in turn.
 
     Args:
       folder: an empty folder for the images.
       settings: see `Settings`.
       examples: image files with labels below 1000; photographs are made by default.
       preprocess: of our pipeline.
-      peer: a clone of big_vision; "" to leave it out. Needs TensorFlow.
+      against: some of `INPUT_PEERS`. `big_vision`: its own tf.data pipeline; `dataloader`: torch's,
+        with Pillow and processes, as timm's loader is made; `resized`: ours, from a copy whose
+        short sides are 256 pixels (`prepare_data --resize=256`).
+      clones: folder with a clone of big_vision.
       rounds: how often each variant takes its turn.
 
     Returns:
       {variant: measurements, one per round}; `vit_jax` is first.
 
     Raises:
-      UserError: TensorFlow is not installed.
+      UserError: a peer is unknown or not installed.
     """
-    if peer and importlib.util.find_spec("tensorflow") is None:  # not imported: in processes only
+    for peer in against:
+        check_known("--against", peer, INPUT_PEERS)
+    # Not imported: they are needed in their own processes only.
+    if "big_vision" in against and importlib.util.find_spec("tensorflow") is None:
         raise missing_package("--against=big_vision", "tensorflow", "tf")
-    examples = examples or photographs(1024)
-    ours = _write(folder / "ours", [serialize(*each, b"") for each in examples])
+    if "dataloader" in against and importlib.util.find_spec("torch") is None:
+        raise missing_package("--against=dataloader", "torch", "peers")
+    files = list(examples or photographs(1024))
+    ours = _write(folder / "ours", files)
     variants: dict[str, tuple[Any, ...]] = {"vit_jax": (_measure_ours, ours, preprocess, settings)}
-    if peer:
-        theirs = str(folder / "theirs")
-        _in_process(_write_for_peer, ours, theirs)
-        variants["big_vision"] = (_measure_peer, theirs, os.path.abspath(peer), settings)
+    for peer in against:
+        if peer == "big_vision":
+            theirs = str(folder / "theirs")
+            _in_process(_write_for_peer, ours, theirs)
+            clone = os.path.abspath(Path(clones or ".") / "big_vision")
+            variants[peer] = (_measure_big_vision, theirs, clone, settings)
+        elif peer == "dataloader":
+            variants[peer] = (_measure_dataloader, ours, settings)
+        else:
+            shrink = Shrink(256, 95)
+            small = _write(folder / "resized", [(shrink(data), label) for data, label in files])
+            variants[peer] = (_measure_ours, small, preprocess, settings)
     speeds: dict[str, list[Speed]] = {name: [] for name in variants}
     for _ in range(rounds):
         for name, measurement in variants.items():
@@ -100,16 +120,9 @@ def benchmark_input(
     return speeds
 
 
-def compare(ours: list[Speed], theirs: list[Speed]) -> tuple[float, float]:
-    """How many times faster we are: (images/s, processor time); medians over the rounds."""
-    pairs = list(zip(ours, theirs, strict=True))
-    rates = [a.images_per_second / b.images_per_second for a, b in pairs]
-    times = [b.cpu_ms_per_image / a.cpu_ms_per_image for a, b in pairs]
-    return statistics.median(rates), statistics.median(times)
-
-
-def _write(folder: Path, records: list[bytes]) -> str:
+def _write(folder: Path, examples: Iterable[tuple[bytes, int]]) -> str:
     """Writes a prepared set; returns its directory."""
+    records = [serialize(*each, b"") for each in examples]
     directory = folder / _NAME / _VERSION
     directory.mkdir(parents=True)
     sizes = []
@@ -149,10 +162,10 @@ def _measure_ours(directory: str, preprocess: str, settings: Settings) -> Speed:
         return _time((batch["image"] for batch in batches), settings)
 
 
-def _measure_peer(directory: str, peer: str, settings: Settings) -> Speed:
+def _measure_big_vision(directory: str, clone: str, settings: Settings) -> Speed:
     """big_vision's own `input_pipeline.training`, from its own files."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    sys.path.insert(0, peer)
+    sys.path.insert(0, clone)
     from ml_collections import ConfigDict
 
     pipeline = importlib.import_module("big_vision.input_pipeline")
@@ -171,6 +184,46 @@ def _measure_peer(directory: str, peer: str, settings: Settings) -> Speed:
     )
     images = (np.asarray(memoryview(batch["image"])) for batch in data)  # as it hands them to JAX
     return _time(images, settings)
+
+
+class _PillowImages:
+    """A data set for torch: [3, 224, 224] uint8, decoded, cropped and mirrored by Pillow."""
+
+    def __init__(self, directory: str) -> None:
+        self._files = [
+            image_of(record, "image")
+            for path in sorted(Path(directory).glob("*array_record*"))
+            for record in array_record_module.ArrayRecordReader(str(path)).read_all()
+        ]
+
+    def __len__(self) -> int:
+        return 2**31
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+        from PIL import Image
+
+        rng = np.random.default_rng(index)
+        with Image.open(io.BytesIO(self._files[index % len(self._files)])) as file:
+            image = file.convert("RGB")
+        top, left, height, width = InceptionCrop(224).sample_box(rng, image.height, image.width)
+        box = (left, top, left + width, top + height)
+        image = image.resize((224, 224), Image.Resampling.BILINEAR, box=box)
+        if rng.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def _measure_dataloader(directory: str, settings: Settings) -> Speed:
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(
+        _PillowImages(directory),
+        batch_size=settings.batch_size,
+        num_workers=settings.num_workers or settings.num_threads,
+        drop_last=True,
+    )
+    return _time(iter(loader), settings)
 
 
 def _write_for_peer(source: str, folder: str) -> None:

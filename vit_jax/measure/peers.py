@@ -156,6 +156,9 @@ def timm_step(
     """A function that runs updates, or forward passes, of timm's model and returns the last loss.
 
     bfloat16 is autocast's. On a GPU if torch sees one.
+
+    Raises:
+      UserError: what it returns raises it if torch cannot compile.
     """
     timm, torch = import_timm()
     model = config.model
@@ -201,8 +204,14 @@ def timm_step(
             return logits()
 
     def run(steps: int) -> float:
-        for _ in range(steps):
-            value = update() if train else infer()
+        try:
+            for _ in range(steps):
+                value = update() if train else infer()
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise UserError(
+                "--against=timm: torch.compile failed; on CPUs it needs a C++ compiler, and torch "
+                "in a folder without a blank in its path. --against=timm_eager works without it."
+            ) from error
         return float(value.detach().sum())  # waits for the device
 
     return run

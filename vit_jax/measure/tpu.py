@@ -58,7 +58,7 @@ def benchmark_tpu(
             other.model.attention = "reference"
             compiled = compile_step(*_planned(other, topology), full=True)
         else:
-            update, theirs = _peer_update(peer, config, run, arguments, clones)
+            update, theirs = peer_update(peer, run, arguments, _NUM_CLASSES, clones)
             compiled = compile_step(run, theirs, full=True, update=update)
         found = _figures(compiled)
         cases += [Case(name, peer, [ours[unit]], [found[unit]], unit) for unit in found]
@@ -102,11 +102,12 @@ def _planned(config: ConfigDict, topology: Topology) -> tuple[Run, tuple[Any, ..
     return run, step_arguments(run)
 
 
-def _peer_update(
-    peer: str, config: ConfigDict, run: Run, arguments: tuple[Any, ...], clones: str
+def peer_update(
+    peer: str, run: Run, arguments: tuple[Any, ...], num_classes: int, clones: str
 ) -> tuple[Any, tuple[Any, ...]]:
-    init, forward = jax_peer(peer, config.model, _NUM_CLASSES, clones)
-    tx = update_rule(config.optimizer)
+    """A peer's jitted update, and shapes of what it takes, on the mesh of our run."""
+    init, forward = jax_peer(peer, run.config.model, num_classes, clones)
+    tx = update_rule(run.config.optimizer)
     images, labels = (arguments[2][key] for key in ("image", "label"))
     key = jax.eval_shape(lambda: jax.random.key(0))
     one = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)

@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +54,10 @@ class Case:
 
 
 def take_turns(
-    subjects: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 1
-) -> dict[str, list[float]]:
+    subjects: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1
+) -> dict[str, list[Any]]:
     """What each subject returns in each round, after some that do not count."""
-    found: dict[str, list[float]] = {name: [] for name in subjects}
+    found: dict[str, list[Any]] = {name: [] for name in subjects}
     for turn in range(-warm_up, rounds):
         for name, subject in subjects.items():
             value = subject()

@@ -12,6 +12,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import flax.linen as nn
@@ -84,8 +85,9 @@ ATTENTIONS: dict[str, Callable[..., jax.Array]] = {
     "recomputed": recomputed,
     "cudnn": cudnn,
 }
-# `pallas` has the layout of the projections, see `Kernel`.
-NAMES = ("auto", *ATTENTIONS, "pallas")
+# With the layout of the projections, see `Kernel`.
+KERNELS = ("pallas", "splash")
+NAMES = ("auto", *ATTENTIONS, *KERNELS)
 
 
 def check_attention(name: str, dropout_rate: float) -> None:
@@ -98,22 +100,39 @@ def check_attention(name: str, dropout_rate: float) -> None:
 
 
 class Kernel(nn.Module):
-    """The TPU kernel: [B, N, H * d] three times, biases [3, H * d] -> [B, N, H * d].
+    """A TPU kernel: [B, N, H * d] three times, biases [3, H * d] -> [B, N, H * d].
 
     XLA cannot split a kernel over devices; a context of `parameters.sharding` calls it on each.
     Without a TPU Pallas interprets it, for tests.
     """
 
+    kernel: str
     head_dim: int
 
     @nn.compact
     def __call__(
         self, query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array
     ) -> jax.Array:
-        from vit_jax.models import attention_tpu
+        if self.kernel == "splash":
+            from vit_jax.models.attention_splash import attention
+        else:
+            from vit_jax.models.attention_tpu import attention
 
         interpret = device_of_program()[0] != "tpu"
-        return attention_tpu.attention(query, key, value, bias, self.head_dim, interpret)
+        return attention(query, key, value, bias, self.head_dim, interpret)
+
+
+def as_defined() -> AbstractContextManager[None]:
+    """A context in which kernels are traced as the products that define them, without padding."""
+
+    def define(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        if not isinstance(context.module, Kernel):
+            return method(*args, **kwargs)
+        query, key, value, _ = args
+        split = (*query.shape[:2], -1, context.module.head_dim)
+        return jnp.reshape(xla(*(jnp.reshape(x, split) for x in (query, key, value))), query.shape)
+
+    return nn.intercept_methods(define)
 
 
 class MultiHeadDotProductAttention(nn.Module):
@@ -140,12 +159,12 @@ class MultiHeadDotProductAttention(nn.Module):
         projections = {
             name: Dense((width, *heads), heads, self.dtype, name=name) for name in sources
         }
-        if chosen == "pallas":
+        if chosen in KERNELS:
             apart = [projections[name](x, apart=True) for name, x in sources.items()]
             products, biases = zip(*apart, strict=True)
             query, key, value = products
             bias = jnp.concatenate(biases)  # [3, H * d]
-            out = Kernel(heads[1])(query, key, value, bias)  # [B, N, H * d]
+            out = Kernel(chosen, heads[1])(query, key, value, bias)  # [B, N, H * d]
         else:
             options: dict[str, Any] = {}
             if chosen == "reference":
@@ -167,11 +186,10 @@ class MultiHeadDotProductAttention(nn.Module):
         if name == "auto":
             looked_at = self.is_mutable_collection("attention")
             name = "reference" if looked_at else fastest(*device_of_program(), *sizes)
-        if name != "pallas":
-            return name
-        if is_cross:  # one query: there is nothing to gain
+        if name in KERNELS and is_cross:  # one query: there is nothing to gain
             return "xla"
-        check_kernel(*sizes)
+        if name == "pallas":
+            check_kernel(*sizes)
         return name
 
 
@@ -195,7 +213,7 @@ def check_kernel(num_tokens: int, head_dim: int, width: int, itemsize: int) -> N
     if not attention_tpu.fits(num_tokens, head_dim, width, itemsize):
         raise UserError(
             f"model.attention='pallas' has no room for {num_tokens} tokens with heads of "
-            f"{head_dim}; use 'xla' or 'recomputed'."
+            f"{head_dim}; use 'splash' or 'recomputed'."
         )
 
 
@@ -212,7 +230,7 @@ def fastest(
         elif attention_tpu.fits(num_tokens, head_dim, width, itemsize):
             name, why = "pallas", "scores stay on the chip"
         else:
-            name, why = "xla", f"{num_tokens} tokens are too many for the kernel"
+            name, why = "splash", "more tokens than fit on the chip, so block by block"
     elif platform == "cpu" and itemsize == 4:
         name, why = "reference", "bit for bit the official code's"
     else:

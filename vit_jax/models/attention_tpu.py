@@ -233,17 +233,6 @@ def _block_width(rows: int, head_dim: int, width: int, bytes_per_lane: int) -> i
     return next((w for w in widths if w * rows * bytes_per_lane <= _MAX_BLOCK_BYTES), least)
 
 
-def executed_flops(num_tokens: int, head_dim: int, width: int, *, backward: bool) -> int:
-    """Operations of the kernel's products for one image, with all that padding adds."""
-    heads = _Heads(num_tokens, head_dim, width)
-    total = 0
-    for low, high, own in heads.spans:
-        between = heads.keys * heads.rows * (high - low)  # scores; gradients of keys and values
-        of_rows = (own.stop - own.start) * heads.rows**2  # outputs; gradients of queries
-        total += 4 * between + of_rows if backward else between + of_rows
-    return 2 * total * (width // heads.group)
-
-
 def fits(num_tokens: int, head_dim: int, width: int, itemsize: int) -> bool:
     """Whether the blocks of the backward pass fit into VMEM: to some 1,100 tokens with d = 64."""
     lanes = _lanes_of_whole_heads(head_dim, width)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
+import numpy as np
 from jax.extend import core
 
 from vit_jax.hardware.chips import Chip
-from vit_jax.hardware.flops import inner_jaxprs
-from vit_jax.models.attention_tpu import executed_flops
+from vit_jax.hardware.flops import flops_of, inner_jaxprs
 from vit_jax.plan.hlo import Program, executions
 
 CLOCK_HZ = 1.5e9  # in whose cycles times are told: that of v5e
@@ -36,25 +37,23 @@ def kernel_cycles(jaxpr: core.Jaxpr, chip: Chip, num_devices: int) -> float:
     return seconds / num_devices * chip.devices * CLOCK_HZ
 
 
-def _kernel_costs(jaxpr: core.Jaxpr) -> tuple[float, float]:
+def _kernel_costs(jaxpr: core.Jaxpr) -> np.ndarray:
     """Operations and bytes over all devices."""
-    flops = num_bytes = 0.0
+    total = np.zeros(2)
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "pallas_call":
-            found = _kernel_cost(eqn)
-        else:
-            inner = [_kernel_costs(each) for each in inner_jaxprs(eqn)]
-            times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-            times *= eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else 1
-            found = (times * sum(f for f, _ in inner), times * sum(b for _, b in inner))
-        flops, num_bytes = flops + found[0], num_bytes + found[1]
-    return flops, num_bytes
+            total += flops_of(eqn), _bytes_moved(eqn)
+            continue
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        times *= eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else 1
+        total += times * sum(map(_kernel_costs, inner_jaxprs(eqn)), np.zeros(2))
+    return total
 
 
-def _kernel_cost(eqn: Any) -> tuple[float, float]:
-    batch_size, num_tokens, width = eqn.invars[0].aval.shape
-    estimate = eqn.params["cost_estimate"]
-    head_dim = batch_size * num_tokens**2 * width // estimate.transcendentals
-    backward = len(eqn.outvars) > 1
-    per_image = executed_flops(num_tokens, head_dim, width, backward=backward)
-    return batch_size * per_image, estimate.bytes_accessed
+def _bytes_moved(eqn: Any) -> float:
+    """What a kernel says, else its blocks at every step of its grid: more than it moves."""
+    if estimate := eqn.params["cost_estimate"]:
+        return estimate.bytes_accessed
+    mapping = eqn.params["grid_mapping"]
+    blocks = [each.transformed_block_aval.inner_aval for each in mapping.block_mappings]
+    return math.prod(mapping.grid) * sum(b.size * b.dtype.itemsize for b in blocks)

@@ -1,0 +1,100 @@
+"""Seconds to trace and compile the initial parameters and the update, beside other projects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.measure.peers import JAX_PEERS, check_peer, jax_peer
+from vit_jax.measure.tpu import peer_update
+from vit_jax.measure.turns import Case, take_turns
+from vit_jax.parameters.sharding import create_mesh
+from vit_jax.plan.subject import step_arguments
+from vit_jax.run import Run, create_run
+
+
+def benchmark_compile(
+    config: ConfigDict, *, against: Sequence[str], clones: str = "", rounds: int = 3
+) -> list[Case]:
+    """What a run waits for before its first update, ours and that of the peers in turn.
+
+    Args:
+      config: as of `configs/benchmark.py`.
+      against: some of `peers.JAX_PEERS`.
+      clones: folder with clones of the peers' repositories.
+      rounds: how often all take turns.
+
+    Returns:
+      Per peer a case for the initial parameters and one for the update, in seconds. Nothing that an
+      earlier turn compiled is used.
+
+    Raises:
+      UserError: a peer is not here.
+    """
+    for peer in against:
+        if peer not in JAX_PEERS:
+            raise UserError(f"--against={peer}: compile takes {' and '.join(JAX_PEERS)}.")
+        check_peer(peer, config.model, clones)
+    mesh = create_mesh(**config.mesh)
+    run = create_run(config, mesh)
+    arguments = step_arguments(run)
+    subjects: dict[str, Callable[[], float]] = {}
+    for name in ("vit_jax", *against):
+        lowered = (
+            _ours(run, arguments) if name == "vit_jax" else _peer(name, run, arguments, clones)
+        )
+        for what, lower in lowered.items():
+            subjects[f"{name} {what}"] = _seconds(lower, mesh)
+    found = take_turns(subjects, rounds, warm_up=0)
+    return [
+        Case(f"{what}, traced and compiled", peer, found[f"vit_jax {what}"], theirs, "s")
+        for peer in against
+        for what in ("initial parameters", "update")
+        for theirs in [found[f"{peer} {what}"]]
+    ]
+
+
+def _ours(run: Run, arguments: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
+    state, constants, _ = arguments
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    key = jax.random.key(0)
+
+    def update() -> Any:
+        step: Any = run.train_step(state, constants)
+        return step.lower(*arguments)
+
+    return {
+        "initial parameters": lambda: jax.jit(run.init_state, out_shardings=shardings).lower(key),
+        "update": update,
+    }
+
+
+def _peer(
+    peer: str, run: Run, arguments: tuple[Any, ...], clones: str
+) -> dict[str, Callable[[], Any]]:
+    num_classes = run.objective.num_outputs
+    init, _ = jax_peer(peer, run.config.model, num_classes, clones)
+    images, key = arguments[2]["image"], jax.random.key(0)
+    one = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
+
+    def update() -> Any:
+        step, theirs = peer_update(peer, run, arguments, num_classes, clones)
+        return step.lower(*theirs)
+
+    return {"initial parameters": lambda: jax.jit(init).lower(key, one), "update": update}
+
+
+def _seconds(lower: Callable[[], Any], mesh: Any) -> Callable[[], float]:
+    def turn() -> float:
+        jax.clear_caches()
+        start = time.perf_counter()
+        with jax.set_mesh(mesh):
+            lower().compile()
+        return time.perf_counter() - start
+
+    return turn
