@@ -97,10 +97,14 @@ class Run:
         """Shapes and types of the state."""
         return jax.eval_shape(lambda: self.init_state(jax.random.key(0)))
 
-    def init_state(self, rng: jax.Array) -> TrainState:
-        """A random state; pure, so `eval_shape` gives its shapes."""
+    def init_params(self, rng: jax.Array) -> Any:
+        """Random parameters; pure, so `eval_shape` gives their shapes."""
         image = jnp.zeros((1, *self.image_shape), self.dataset.element_spec["image"].dtype)
-        return self.start_state(self.objective.init(rng, {"image": image}))
+        return self.objective.init(rng, {"image": image})
+
+    def init_state(self, rng: jax.Array) -> TrainState:
+        """The state before the first update of random parameters; pure."""
+        return self.start_state(self.init_params(rng))
 
     def start_state(self, params: Any) -> TrainState:
         """The state before the first update of these parameters."""
@@ -115,7 +119,7 @@ class Run:
         return initial_state(
             checkpoints,
             self.sharded_state(),
-            init_state=self.init_state,
+            init_params=self.init_params,
             start_state=self.start_state,
             load_params=self._load_params if self.config.pretrained.source else None,
             seed=self.config.seed,

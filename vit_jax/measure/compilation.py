@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.measure.peers import JAX_PEERS, check_peer, jax_peer
 from vit_jax.measure.tpu import peer_update
 from vit_jax.measure.turns import Case, take_turns
+from vit_jax.parameters.initial import draw
+from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan.subject import step_arguments
 from vit_jax.run import Run, create_run
@@ -30,8 +33,8 @@ def benchmark_compile(
       rounds: how often all take turns.
 
     Returns:
-      Per peer a case for the initial parameters and one for the update, in seconds. Nothing that an
-      earlier turn compiled is used.
+      Per peer a case for the initial parameters, which are also computed, and one for the update,
+      in seconds. Nothing that an earlier turn compiled is used.
 
     Raises:
       UserError: a peer is not here.
@@ -52,7 +55,7 @@ def benchmark_compile(
             subjects[f"{name} {what}"] = _seconds(lower, mesh)
     found = take_turns(subjects, rounds, warm_up=0)
     return [
-        Case(f"{what}, traced and compiled", peer, found[f"vit_jax {what}"], theirs, "s")
+        Case(f"until there: {what}", peer, found[f"vit_jax {what}"], theirs, "s")
         for peer in against
         for what in ("initial parameters", "update")
         for theirs in [found[f"{peer} {what}"]]
@@ -61,17 +64,17 @@ def benchmark_compile(
 
 def _ours(run: Run, arguments: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
     state, constants, _ = arguments
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    shardings = {name: leaf.sharding for name, leaf in flatten_names(state.params).items()}
     key = jax.random.key(0)
 
     def update() -> Any:
         step: Any = run.train_step(state, constants)
-        return step.lower(*arguments)
+        return step.lower(*arguments).compile()
 
-    return {
-        "initial parameters": lambda: jax.jit(run.init_state, out_shardings=shardings).lower(key),
-        "update": update,
-    }
+    def params() -> Any:
+        return draw(lambda rng: flatten_names(run.init_params(rng)), key, shardings)
+
+    return {"initial parameters": params, "update": update}
 
 
 def _peer(
@@ -79,22 +82,23 @@ def _peer(
 ) -> dict[str, Callable[[], Any]]:
     num_classes = run.objective.num_outputs
     init, _ = jax_peer(peer, run.config.model, num_classes, clones)
-    images, key = arguments[2]["image"], jax.random.key(0)
-    one = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
+    spec, key = arguments[2]["image"], jax.random.key(0)
+    one = np.zeros((1, *spec.shape[1:]), spec.dtype)
 
     def update() -> Any:
         step, theirs = peer_update(peer, run, arguments, num_classes, clones)
-        return step.lower(*theirs)
+        return step.lower(*theirs).compile()
 
-    return {"initial parameters": lambda: jax.jit(init).lower(key, one), "update": update}
+    return {"initial parameters": lambda: jax.jit(init)(key, one), "update": update}
 
 
-def _seconds(lower: Callable[[], Any], mesh: Any) -> Callable[[], float]:
+def _seconds(make: Callable[[], Any], mesh: Any) -> Callable[[], float]:
     def turn() -> float:
         jax.clear_caches()
         start = time.perf_counter()
         with jax.set_mesh(mesh):
-            lower().compile()
+            made = make()
+        jax.block_until_ready(made)  # an executable is
         return time.perf_counter() - start
 
     return turn

@@ -217,8 +217,9 @@ class _PillowImages:
 def _measure_dataloader(directory: str, settings: Settings) -> Speed:
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(
-        _PillowImages(directory),
+    images: Any = _PillowImages(directory)
+    loader: Any = DataLoader(
+        images,
         batch_size=settings.batch_size,
         num_workers=settings.num_workers or settings.num_threads,
         drop_last=True,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.errors import UserError
+from vit_jax.parameters.initial import draw
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.workdir.checkpoints import CheckpointManager
 
@@ -53,7 +54,7 @@ def initial_state(
     checkpoints: CheckpointManager,
     abstract_state: TrainState,
     *,
-    init_state: Callable[[jax.Array], TrainState],
+    init_params: Callable[[jax.Array], Any],
     start_state: Callable[[Any], TrainState],
     load_params: Callable[[], Any] | None,
     seed: int,
@@ -62,7 +63,7 @@ def initial_state(
 
     Args:
       abstract_state: shapes with shardings.
-      init_state: rng -> random state; pure.
+      init_params: rng -> random parameters; pure.
       start_state: parameters -> the state before their first update; pure.
       load_params: returns a tree of host arrays, with shapes where a random array is wanted (a new
         head); None without pre-trained parameters.
@@ -73,16 +74,10 @@ def initial_state(
         logging.info("Resuming from the checkpoint of step %d.", step)
         return state
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    rng = jax.random.key(seed)
-    if load_params is None:
-        return jax.jit(init_state, out_shardings=shardings)(rng)
-    arrays, places = flatten_names(load_params()), flatten_names(shardings.params)
-    new = [name for name, leaf in arrays.items() if isinstance(leaf, jax.ShapeDtypeStruct)]
-    draw = jax.jit(
-        lambda rng: {name: flatten_names(init_state(rng).params)[name] for name in new},
-        out_shardings={name: places[name] for name in new},
-    )
-    params = dict(draw(rng))
+    loaded = load_params() if load_params else abstract_state.params
+    arrays, places = flatten_names(loaded), flatten_names(shardings.params)
+    new = {n: places[n] for n, leaf in arrays.items() if isinstance(leaf, jax.ShapeDtypeStruct)}
+    params = draw(lambda rng: flatten_names(init_params(rng)), jax.random.key(seed), new)
     for name in [name for name in arrays if name not in params]:
         # One at a time: a large model is never whole on both host and devices.
         array = arrays.pop(name)

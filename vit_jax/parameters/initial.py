@@ -1,0 +1,102 @@
+"""Initial parameters, compiled once per kind of parameter instead of once per parameter.
+
+The blocks of a model have the same parameters, drawn in the same way from different keys. One
+program for all of them takes XLA as long as the update does. Here the traced computation is cut
+into those of single parameters; equal ones, but for the numbers folded into their keys, share a
+program.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+
+def draw(
+    init: Callable[[jax.Array], Mapping[str, jax.Array]],
+    rng: jax.Array,
+    shardings: Mapping[str, Any],
+) -> dict[str, jax.Array]:
+    """`init(rng)`: the same numbers, each with its sharding.
+
+    Args:
+      init: rng -> arrays by name; pure.
+      rng: a key.
+      shardings: by name; what it does not name is not computed.
+    """
+    names = sorted(shardings)
+    if not names:
+        return {}
+    closed = jax.make_jaxpr(lambda rng: operator.itemgetter(*names)(init(rng)))(rng)
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(names), instantiate=True)
+    programs: dict[Any, Callable[..., jax.Array]] = {}
+    arrays = {}
+    for name, out in zip(names, jaxpr.outvars, strict=True):
+        equations = _needed_for(out, jaxpr.eqns)
+        folded = [v.val for each in equations for v in each.invars if _is_folded(v)]
+        key = (_text(equations, out), shardings[name])
+        if key not in programs:
+            run = _as_function(equations, out, jaxpr)
+            programs[key] = jax.jit(run, out_shardings=shardings[name])
+        arrays[name] = programs[key](rng, closed.consts, list(map(np.uint32, folded)))
+    return arrays
+
+
+def _needed_for(out: Any, equations: list[Any]) -> list[Any]:
+    """The equations that an array depends on, in order."""
+    needed, found = {out} if isinstance(out, core.Var) else set(), []
+    for equation in reversed(equations):
+        if needed.intersection(equation.outvars):
+            found.append(equation)
+            needed.update(v for v in equation.invars if isinstance(v, core.Var))
+    return found[::-1]
+
+
+def _is_folded(atom: Any) -> bool:
+    """Whether it is a number that is folded into a key."""
+    return isinstance(atom, core.Literal) and getattr(atom.aval, "dtype", None) == np.uint32
+
+
+def _text(equations: list[Any], out: Any) -> str:
+    """Equal for computations that differ in the names of their variables and in folded numbers."""
+    numbers: dict[Any, int] = {}
+
+    def atom(v: Any) -> str:
+        if isinstance(v, core.Var):
+            return f"{numbers.setdefault(v, len(numbers))}:{v.aval}"
+        return "folded" if _is_folded(v) else f"{v.val!r}:{v.aval}"
+
+    lines = [
+        f"{[atom(v) for v in e.invars]} {e.primitive} {e.params} {[atom(v) for v in e.outvars]}"
+        for e in equations
+    ]
+    return "\n".join([*lines, atom(out)])
+
+
+def _as_function(equations: list[Any], out: Any, jaxpr: Any) -> Callable[..., jax.Array]:
+    """(rng, constants, folded numbers) -> array."""
+
+    def run(rng: jax.Array, constants: Any, folded: list[Any]) -> jax.Array:
+        values = dict(zip([*jaxpr.invars, *jaxpr.constvars], [rng, *constants], strict=True))
+        numbers = iter(folded)
+
+        def read(v: Any) -> Any:
+            if _is_folded(v):
+                return next(numbers)
+            return values[v] if isinstance(v, core.Var) else v.val
+
+        for each in equations:
+            parameters = each.primitive.get_bind_params(each.params)
+            with each.ctx.manager:
+                found = each.primitive.bind(*map(read, each.invars), **parameters)
+            found = found if each.primitive.multiple_results else [found]
+            values.update(zip(each.outvars, found, strict=True))
+        return read(out)
+
+    return run
