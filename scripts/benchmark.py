@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py step --variant=S/16 --against=timm,official,big_vision --clones=DIR
     python scripts/benchmark.py tpu --variant=B/16 --topology=v5e:2x2 --against=official,big_vision
+    python scripts/benchmark.py sizes --variants=B/32,B/16,L/16 --resolutions=224,384
     python scripts/benchmark.py compile --variant=S/16 --against=official,big_vision --clones=DIR
     python scripts/benchmark.py loop
     python scripts/benchmark.py checkpoint --variant=S/16
@@ -13,7 +14,8 @@ step: images per second of the update (--inference: of the forward pass) on one 
 against a matrix product in the same run. Any --config.model.* and --config.dataset.batch_size.
 tpu: compiles the update for TPUs that are not here: Mcycles of 1.5 GHz (the compiler's estimate,
 plus the attention kernel's products at the peak and its bytes at the bandwidth), GB to and from
-HBM, GiB at the peak. --largest_batch: images a device that fit.
+HBM, GiB at the peak.
+sizes: the same compiler: images that fit, and images per second, of --variants at --resolutions.
 compile: seconds to trace and compile what makes the initial parameters, and the update.
 loop: what the training loop costs over the bare update.
 checkpoint: seconds that a checkpoint of the training state costs, beside flax's msgpack.
@@ -68,17 +70,21 @@ def step(config):
 
 
 def tpu(config):
-    from vit_jax.measure.tpu import benchmark_tpu, largest_batch
+    from vit_jax.measure.tpu import benchmark_tpu
     from vit_jax.plan.topology import parse_topology
 
     with_variant(config)
+    topology, against = parse_topology(FLAGS.topology), FLAGS.against or ["reference"]
+    return benchmark_tpu(config, topology, against=against, clones=FLAGS.clones)
+
+
+def sizes(config):
+    from vit_jax.measure.tpu import benchmark_sizes
+    from vit_jax.plan.topology import parse_topology
+
+    resolutions = [int(each) for each in FLAGS.resolutions]
     topology = parse_topology(FLAGS.topology)
-    if FLAGS.largest_batch:
-        print(f"{largest_batch(config, topology)} images a device")
-        return []
-    return benchmark_tpu(
-        config, topology, against=FLAGS.against or ["reference"], clones=FLAGS.clones
-    )
+    return benchmark_sizes(config, topology, variants=FLAGS.variants, resolutions=resolutions)
 
 
 def compilation(config):
@@ -160,18 +166,22 @@ def with_variant(config):
             config.model.update(get_variant(FLAGS.variant))
 
 
-def benchmark(name, run):
+def benchmark(recipe, run):
     def main(config, _):
-        if name != "tpu":
+        if recipe != "tpu":
             logging.getLogger().setLevel(logging.WARNING)  # the loop's own progress
         cases = run(config)
         model = f"{FLAGS.variant}: " if FLAGS.variant else ""
+        rows = []
         for case in cases:
+            if isinstance(case, dict):  # of `sizes`
+                rows.append(case)
+                continue
             print(model + case.text())
+            rows.append({"model": FLAGS.variant or config.model.name, **case.json()})
         if FLAGS.json:
             from vit_jax.files.atomic import write_json
 
-            rows = [{"model": FLAGS.variant or config.model.name, **case.json()} for case in cases]
             write_json(FLAGS.json, {"cases": rows, **circumstances()})
 
     return main
@@ -207,6 +217,14 @@ def table(paths):
         found = json.loads(Path(path).read_text())
         versions = ", ".join(f"{name} {each}" for name, each in found["versions"].items())
         print(f"`{found['command']}` on {found['machine']} ({versions}):\n")
+        if "fit" in found["cases"][0]:
+            print("| model | pixels | images a device that fit | images/s a device |")
+            print("|---|---|---|---|")
+            for row in found["cases"]:
+                speed = f"{row['images_per_second']:.4g}"
+                print(f"| {row['model']} | {row['pixels']} | {row['fit']} | {speed} |")
+            print()
+            continue
         print("| model | case | unit | ours | peer | theirs | ratio | of turns |")
         print("|---|---|---|---|---|---|---|---|")
         for row in found["cases"]:
@@ -222,6 +240,7 @@ def table(paths):
 BENCHMARKS = {
     "step": (step, "step"),
     "tpu": (tpu, "tpu"),
+    "sizes": (sizes, "tpu"),
     "compile": (compilation, "step"),
     "loop": (loop, "step"),
     "checkpoint": (checkpoint, "step"),
@@ -236,7 +255,8 @@ if __name__ == "__main__":
     flags.DEFINE_string("clones", "", "Folder with clones of the peers' repositories.")
     flags.DEFINE_bool("inference", False, "Measure the forward pass.")
     flags.DEFINE_string("topology", "v5e:2x2", "TPUs to compile for.")
-    flags.DEFINE_bool("largest_batch", False, "Find the largest batch that fits.")
+    flags.DEFINE_list("variants", ["B/32", "B/16", "L/16"], "Models of `sizes`.")
+    flags.DEFINE_list("resolutions", ["224", "384"], "Pixels of `sizes`.")
     flags.DEFINE_integer("steps", 5, "Updates per turn.", lower_bound=1)
     flags.DEFINE_integer("rounds", 8, "How often all take turns.", lower_bound=1)
     flags.DEFINE_integer("num_images", 4096, "Images per turn of the input.", lower_bound=1)
@@ -252,11 +272,11 @@ if __name__ == "__main__":
     if chosen == "table":
         table(sys.argv[1:])
         sys.exit()
-    if chosen == "tpu":  # the compiler is there without TPUs
+    if chosen in ("tpu", "sizes"):  # the compiler is there without TPUs
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     measure, recipe = BENCHMARKS[chosen]
     launch.main(
-        benchmark(chosen, measure),
+        benchmark(recipe, measure),
         doc=__doc__,
         default_config=f"{launch.ROOT}/configs/benchmark.py:{recipe}",
         workdir=False,

@@ -8,20 +8,25 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from configs.benchmark import get_config
 from scripts import benchmark
 from tests import tiny
 from tests.peers import import_timm
 from vit_jax.errors import UserError
+from vit_jax.measure import tpu
+from vit_jax.measure.checkpoints import benchmark_checkpoint
+from vit_jax.measure.compilation import benchmark_compile
 from vit_jax.measure.loop import benchmark_loop, device_batch, in_memory, reference_step
 from vit_jax.measure.peers import check_peer, timm_step
 from vit_jax.measure.step import benchmark_step
-from vit_jax.measure.tpu import benchmark_tpu, largest_batch
+from vit_jax.measure.tpu import benchmark_sizes, benchmark_tpu
 from vit_jax.measure.turns import Case, take_turns
 from vit_jax.measure.weights import benchmark_load
 from vit_jax.parameters.sharding import create_mesh, state_shardings
@@ -136,20 +141,41 @@ def test_the_update_for_a_tpu_beside_the_reference() -> None:
         benchmark_tpu(config, parse_topology("cpu:4"), against=[])
 
 
-def test_the_largest_batch_is_below_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vit_jax.measure import tpu
+def test_sizes_are_those_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
 
-    sizes = []
-
-    def compile_step(run: Any, *_: Any, **__: Any) -> None:
-        sizes.append(run.batch_size // 4)
-        if sizes[-1] > 13:
+    def compile_step(run: Any, *_: Any, **__: Any) -> Any:
+        tried.append(run.batch_size // 4)
+        if tried[-1] > 13:
             raise tpu.TooLargeError("out of memory")
+        return SimpleNamespace(cycles=1.5e6 * run.batch_size // 4, kernel_cycles=0.0)  # 1 ms each
 
     monkeypatch.setattr(tpu, "compile_step", compile_step)
     pytest.importorskip("libtpu", reason="no TPU compiler: pip install -e '.[tpu]'")
-    assert largest_batch(tiny.config(), parse_topology("v5e:2x2")) == 12
-    assert sizes == [1, 2, 3, 4, 6, 8, 12, 16]
+    config = get_config("tpu")
+    config.dataset.name = "glyphs(size=224, num_examples=32)"
+    rows = benchmark_sizes(config, parse_topology("v5e:2x2"), variants=["Ti/16"], resolutions=[224])
+    assert rows == [{"model": "Ti/16", "pixels": 224, "fit": 12, "images_per_second": 1000.0}]
+    assert tried == [1, 2, 3, 4, 6, 8, 12, 16, 12]
+
+
+def test_until_the_first_update_beside_the_reference() -> None:
+    cases = benchmark_compile(tiny.config(), against=["reference"], rounds=1)
+    assert [case.case for case in cases] == [
+        "until there: initial parameters",
+        "until there: update",
+    ]
+    assert min(value for case in cases for value in (*case.ours, *case.theirs)) > 0
+    with pytest.raises(UserError, match="--against=timm: compile takes official"):
+        benchmark_compile(tiny.config(), against=["timm"])
+
+
+def test_checkpoints_beside_flax(tmp_path: Path) -> None:
+    cases = benchmark_checkpoint(tiny.config(), tmp_path, rounds=1)
+    names = [case.case.partition(": ")[2] for case in cases]
+    assert names == ["the training waits", "on the disk", "read back"]
+    assert cases[0].ours[0] < cases[1].ours[0]
+    assert min(value for case in cases for value in case.theirs) > 0
 
 
 @pytest.mark.parametrize(

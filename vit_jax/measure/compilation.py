@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +29,8 @@ def benchmark_compile(
 
     Args:
       config: as of `configs/benchmark.py`.
-      against: some of `peers.JAX_PEERS`.
+      against: some of `peers.JAX_PEERS`, or `reference`: one program for all initial parameters,
+        and the reference attention.
       clones: folder with clones of the peers' repositories.
       rounds: how often all take turns.
 
@@ -40,19 +42,25 @@ def benchmark_compile(
       UserError: a peer is not here.
     """
     for peer in against:
-        if peer not in JAX_PEERS:
-            raise UserError(f"--against={peer}: compile takes {' and '.join(JAX_PEERS)}.")
+        if peer not in (*JAX_PEERS, "reference"):
+            raise UserError(
+                f"--against={peer}: compile takes {', '.join(JAX_PEERS)} and reference."
+            )
         check_peer(peer, config.model, clones)
     mesh = create_mesh(**config.mesh)
     run = create_run(config, mesh)
     arguments = step_arguments(run)
     subjects: dict[str, Callable[[], float]] = {}
     for name in ("vit_jax", *against):
-        lowered = (
-            _ours(run, arguments) if name == "vit_jax" else _peer(name, run, arguments, clones)
-        )
-        for what, lower in lowered.items():
-            subjects[f"{name} {what}"] = _seconds(lower, mesh)
+        made = _peer(name, run, arguments, clones) if name in JAX_PEERS else _ours(run, arguments)
+        if name == "reference":
+            other = config.copy_and_resolve_references()
+            other.model.attention = "reference"
+            plain = create_run(other, mesh)
+            made = _ours(plain, arguments)
+            made["initial parameters"] = functools.partial(_in_one_program, plain)
+        for what, make in made.items():
+            subjects[f"{name} {what}"] = _seconds(make, mesh)
     found = take_turns(subjects, rounds, warm_up=0)
     return [
         Case(f"until there: {what}", peer, found[f"vit_jax {what}"], theirs, "s")
@@ -75,6 +83,10 @@ def _ours(run: Run, arguments: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
         return draw(lambda rng: flatten_names(run.init_params(rng)), key, shardings)
 
     return {"initial parameters": params, "update": update}
+
+
+def _in_one_program(run: Run) -> Any:
+    return jax.jit(run.init_params)(jax.random.key(0))
 
 
 def _peer(

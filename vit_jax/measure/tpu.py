@@ -11,11 +11,14 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
+from vit_jax.config import section
 from vit_jax.errors import UserError
 from vit_jax.measure.peers import JAX_PEERS, check_peer, jax_peer, train_step, update_rule
 from vit_jax.measure.turns import Case
+from vit_jax.models.variants import get_variant
 from vit_jax.parameters.sharding import batch_sharding, replicated, with_shardings
 from vit_jax.plan.compiled import CompiledStep, TooLargeError, compile_step
+from vit_jax.plan.cycles import CLOCK_HZ
 from vit_jax.plan.subject import planned_run, step_arguments
 from vit_jax.plan.topology import Topology
 from vit_jax.run import Run
@@ -65,20 +68,45 @@ def benchmark_tpu(
     return cases
 
 
-def largest_batch(config: ConfigDict, topology: Topology) -> int:
-    """Images per device: the largest power of two, and its one and a half, that fits.
+def benchmark_sizes(
+    config: ConfigDict, topology: Topology, *, variants: Sequence[str], resolutions: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Figures 12 and 13 of the paper for a TPU that is not here, while training.
 
-    By the fast compile, whose memory is up to 10 % off.
+    Returns:
+      Per variant and resolution: `model`, `pixels`; `fit`, the images a device that fit (a power of
+      two, or one and a half of one; by the fast compile, whose memory is up to 10 % off);
+      `images_per_second` a device at the paper's batch of 4,096 over 64 devices, or at `fit` if
+      that is less, by the cycles of `benchmark_tpu`.
     """
+    rows = []
+    for variant in variants:
+        for pixels in resolutions:
+            trial = config.copy_and_resolve_references()
+            trial.model = section("model", **get_variant(variant), dtype=config.model.dtype)
+            trial.dataset.preprocess = f"official_train({pixels})"
+            trial.dataset.eval_preprocess = f"official_eval({pixels})"
+            fit = _largest_batch(trial, topology)
+            row = {"model": variant, "pixels": pixels, "fit": fit, "images_per_second": 0.0}
+            if fit:
+                trial.dataset.batch_size = min(fit, 64) * topology.num_devices
+                step = compile_step(*_planned(trial, topology), full=True)
+                seconds = (step.cycles + step.kernel_cycles) / CLOCK_HZ
+                row["images_per_second"] = min(fit, 64) / seconds
+            logging.info("%s", row)
+            rows.append(row)
+    return rows
+
+
+def _largest_batch(config: ConfigDict, topology: Topology) -> int:
+    """Images per device."""
     best, size = 0, 1
     while size <= 2**14:
         for per_device in sorted({size, size * 3 // 2}):
             trial = config.copy_and_resolve_references()
             trial.dataset.batch_size = per_device * topology.num_devices
-            run, arguments = _planned(trial, topology)
-            logging.info("Compiling %d images a device.", per_device)
             try:
-                compile_step(run, arguments, full=False)
+                compile_step(*_planned(trial, topology), full=False)
             except TooLargeError:
                 return best
             best = per_device
