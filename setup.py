@@ -21,6 +21,7 @@ INSTALL_REQUIRES = [
     "orbax-checkpoint>=0.12.8",
     "pyarrow>=20.0",  # of tensorflow-datasets; tables of images
     "safetensors>=0.8",
+    "scipy>=1.14",
     "tensorboardX>=2.6.4",
     "tensorflow-datasets>=4.9.9",
     "tensorstore>=0.1.86",  # of orbax; the lock in a bucket

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import evaluator_keys
 from vit_jax.data.datasets import Dataset
 from vit_jax.errors import UserError, as_user_error
-from vit_jax.evaluators.create import create_evaluator
+from vit_jax.evaluators.create import EVALUATORS, OF_FEATURES
 from vit_jax.evaluators.stream import Reader
 from vit_jax.objectives.objective import Objective
 from vit_jax.parameters.sharding import check_batch_size
@@ -23,30 +23,37 @@ def open_eval_data(
 ) -> dict[str, Dataset]:
     """The data of each evaluator by its key: its own, or else that of the training.
 
+    Those of features read two splits: `KEY` and `KEY/train`.
+
     Raises:
       UserError: see `create_dataset`; or images of another shape than `expected`, [H, W, C].
     """
     data, opened = config.dataset, {}
     for key, evaluator in config.evaluators.items():
+        splits, label = {key: evaluator.split}, {}
+        if of_features(evaluator):  # whatever the training needs
+            splits[f"{key}/train"], label = evaluator.train_split, {"needs_label": True}
         label_key = evaluator.label_key or ("" if evaluator.dataset else data.label_key)
-        try:
-            opened[key] = open_dataset(
-                name=evaluator.dataset or data.name,
-                data_dir=evaluator.data_dir or data.data_dir,
-                split=evaluator.split,
-                label_key=label_key,
-                preprocess=evaluator.preprocess or data.eval_preprocess,
-                on_bad_image=data.on_bad_image,
-            )
-        except UserError as error:
-            # The reader's message names dataset.split, but means the evaluator's.
-            message = f"evaluators.{key} (split={evaluator.split!r}): {error}"
-            raise as_user_error(message, error) from error
-        if (found := image_shape(opened[key])) != expected:
-            raise UserError(
-                f"evaluators.{key} reads images of {found}, training of {expected}; make "
-                f"dataset.eval_preprocess={data.eval_preprocess!r} give the same size."
-            )
+        for name, split in splits.items():
+            try:
+                opened[name] = open_dataset(
+                    name=evaluator.dataset or data.name,
+                    data_dir=evaluator.data_dir or data.data_dir,
+                    split=split,
+                    label_key=label_key,
+                    preprocess=evaluator.preprocess or data.eval_preprocess,
+                    on_bad_image=data.on_bad_image,
+                    **label,
+                )
+            except UserError as error:
+                # The reader's message names dataset.split, but means the evaluator's.
+                message = f"evaluators.{key} (split={split!r}): {error}"
+                raise as_user_error(message, error) from error
+            if (found := image_shape(opened[name])) != expected:
+                raise UserError(
+                    f"evaluators.{key} reads images of {found}, training of {expected}; make "
+                    f"dataset.eval_preprocess={data.eval_preprocess!r} give the same size."
+                )
     return opened
 
 
@@ -56,23 +63,48 @@ def create_evaluators(
     """The evaluators by their keys, see `EVALUATORS`.
 
     Raises:
-      UserError: classes that the training does not have, or a batch that does not divide over the
-        devices.
+      UserError: classes that the training does not have, a feature that the model does not have, or
+        a batch that does not divide over the devices.
     """
     evaluators = {}
-    for key, dataset in datasets.items():
-        keys = dict(config.evaluators[key])
-        if objective.class_names and dataset.class_names != objective.class_names:
-            dataset = _with_our_labels(key, dataset, objective.class_names)
+    for key in config.evaluators:
+        dataset, keys = datasets[key], dict(config.evaluators[key])
         batch_size = keys["batch_size"] or config.dataset.batch_size
         check_batch_size(f"evaluators.{key}.batch_size", batch_size, mesh)
-        reader = Reader(dataset, mesh, batch_size, dict(config.loader), objective.example_keys)
+        loader = dict(config.loader)
         shared = ("name", *inspect.signature(evaluator_keys).parameters)
         own_keys = {name: value for name, value in keys.items() if name not in shared}
-        evaluators[key] = create_evaluator(
-            keys["name"], objective=objective, reader=reader, **own_keys
-        )
+        kind = EVALUATORS[keys["name"]]
+        if of_features(config.evaluators[key]):
+            feature_of = _feature_function(key, objective, keys["feature"], image_shape(dataset))
+            readers = [
+                Reader(each, mesh, batch_size, loader)
+                for each in (dataset, datasets[f"{key}/train"])
+            ]
+            try:
+                evaluators[key] = kind(feature_of, *readers, **own_keys)
+            except UserError as error:
+                raise as_user_error(f"evaluators.{key}: {error}", error) from error
+            continue
+        if objective.class_names and dataset.class_names != objective.class_names:
+            dataset = _with_our_labels(key, dataset, objective.class_names)
+        reader = Reader(dataset, mesh, batch_size, loader, objective.example_keys)
+        evaluators[key] = kind(objective, reader, **own_keys)
     return evaluators
+
+
+def of_features(evaluator: ConfigDict) -> bool:
+    """Whether it measures features, so that its labels need not be those of the training."""
+    return evaluator.name in OF_FEATURES
+
+
+def _feature_function(
+    key: str, objective: Objective, feature: str, shape: tuple[int, int, int]
+) -> Callable[[Any, Any], Any]:
+    """(params, batch) -> `feature` [B, D]."""
+    from vit_jax.inference.features import one_feature
+
+    return one_feature(objective.model, feature, shape, key=f"evaluators.{key}.feature")
 
 
 def _with_our_labels(key: str, dataset: Dataset, class_names: tuple[str, ...]) -> Dataset:

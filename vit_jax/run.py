@@ -18,7 +18,7 @@ from vit_jax.config import check_kinds, check_values
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import check_repeated_augmentation
 from vit_jax.errors import UserError, as_user_error, check_known
-from vit_jax.evaluation import create_evaluators, image_shape, open_eval_data
+from vit_jax.evaluation import create_evaluators, image_shape, of_features, open_eval_data
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import OBJECTIVES, create_objective
@@ -208,8 +208,10 @@ def create_run(
     total_steps = to_steps(
         **config.duration, num_examples=dataset.num_examples, batch_size=batch_size
     )
-    for each in (dataset, *eval_datasets.values()) if needs_label else ():
-        _check_labels(config.objective.name, each)
+    if needs_label:
+        own = (eval_datasets[key] for key, e in config.evaluators.items() if not of_features(e))
+        for each in (dataset, *own):
+            _check_labels(config.objective.name, each)
     objective = create_objective(**config.objective, task=_task(config, dataset))
     if mixing is not None and "label" not in objective.example_keys:
         raise UserError(

@@ -19,7 +19,7 @@ from tests.saved_models import save_model
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.evaluators.classification import calibration_error, real_accuracy
-from vit_jax.evaluators.create import create_evaluator
+from vit_jax.evaluators.create import EVALUATORS
 from vit_jax.evaluators.stream import Reader
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.evaluate import evaluate, table
@@ -97,9 +97,7 @@ def test_the_training_loop_measures_the_same(model: Path, photos: Path) -> None:
         batch_size=16,
         loader={"num_threads": 1, "num_workers": 2, "prefetch": 1},
     )
-    evaluator = create_evaluator(
-        "objective", objective=Classification(Task.of(loaded.module)), reader=reader
-    )
+    evaluator = EVALUATORS["objective"](Classification(Task.of(loaded.module)), reader)
     in_training = evaluator(jax.device_put(loaded.params))
     assert set(in_training) == set(evaluator.metric_names) == {"loss", "accuracy", "num_examples"}
     results = evaluate(str(model), dataset=str(photos), split="test", batch_size=16)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def available_features(module: Any) -> list[str]:
     return names
 
 
-def check_features(module: Any, features: Iterable[str]) -> list[str]:
+def check_features(module: Any, features: Iterable[str], key: str = "--features") -> list[str]:
     """The names without repetition; UserError for one that the model does not have."""
     known = available_features(module)
     names = list(dict.fromkeys(name.strip() for name in features if name.strip()))
@@ -158,26 +158,26 @@ def check_features(module: Any, features: Iterable[str]) -> list[str]:
         last = module.num_layers - 1
         listing += f", block_0 to block_{last}, block_0_tokens to block_{last}_tokens"
     if not names:
-        raise UserError(f"--features is empty; this model has {listing}.")
+        raise UserError(f"{key} is empty; this model has {listing}.")
     for name in names:
         if name not in known:
             raise UserError(
-                f"--features: this model has no {name!r}.{nearest(name, known)} It has {listing}."
+                f"{key}: this model has no {name!r}.{nearest(name, known)} It has {listing}."
             )
     return names
 
 
-def feature_function(module: Any, names: Iterable[str]) -> FeatureFunction:
+def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
     """`(params, batch) -> {name: float32 [B, ...]}`, to be compiled.
 
-    It takes parameters in loop form and batches with an `image`, as the objectives do. Nothing
-    else is kept of what the model computes.
+    It takes batches with an `image`, as the objectives do, and parameters in the module's form, for
+    features of single blocks in loop form. Nothing else is kept of what the model computes.
 
     Args:
       module: a Vision Transformer or a ResNet.
       names: from `check_features`; also `labels`, the batch's own, int32.
     """
-    if module.num_layers is not None:  # blocks one by one, so that a single one can be kept
+    if any(map(_BLOCK.fullmatch, names)):  # one by one, so that a single one can be kept
         module = module.clone(scan=False, remat="none")
     sources = {name: _module_of(module, name) for name in names if name != "labels"}
 
@@ -202,6 +202,26 @@ def feature_function(module: Any, names: Iterable[str]) -> FeatureFunction:
         return found
 
     return function
+
+
+def one_feature(
+    module: Any, name: str, image_shape: tuple[int, int, int], key: str = "--feature"
+) -> Callable[[Any, Any], jax.Array]:
+    """`(params, batch) -> float32 [B, D]`, see `feature_function`.
+
+    Raises:
+      UserError: it is unknown, or not one vector per image.
+    """
+    check_features(module, [name], key)
+    function = feature_function(module, [name])
+    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.uint8)
+    params = jax.eval_shape(
+        lambda: module.init(jax.random.key(0), jnp.zeros(image.shape), train=False)["params"]
+    )
+    rows = jax.eval_shape(function, params, {"image": image})[name]
+    if len(rows.shape) != 2:
+        raise UserError(f"{key}={name!r} is {rows.shape[1:]} per image, not one vector.")
+    return lambda params, batch: function(params, batch)[name]
 
 
 def _module_of(module: Any, feature: str) -> str:

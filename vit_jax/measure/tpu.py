@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -92,26 +93,26 @@ def benchmark_sizes(
                 trial.dataset.batch_size = min(fit, 64) * topology.num_devices
                 step = compile_step(*_planned(trial, topology), full=True)
                 seconds = (step.cycles + step.kernel_cycles) / CLOCK_HZ
-                row["images_per_second"] = min(fit, 64) / seconds
+                row["images_per_second"] = float(min(fit, 64) / seconds)
             logging.info("%s", row)
             rows.append(row)
     return rows
 
 
 def _largest_batch(config: ConfigDict, topology: Topology) -> int:
-    """Images per device."""
-    best, size = 0, 1
-    while size <= 2**14:
-        for per_device in sorted({size, size * 3 // 2}):
-            trial = config.copy_and_resolve_references()
-            trial.dataset.batch_size = per_device * topology.num_devices
-            try:
-                compile_step(*_planned(trial, topology), full=False)
-            except TooLargeError:
-                return best
-            best = per_device
-        size *= 2
-    return best
+    """Images per device, by bisection; 0 if not even one fits."""
+
+    def fits(per_device: int) -> bool:
+        trial = config.copy_and_resolve_references()
+        trial.dataset.batch_size = per_device * topology.num_devices
+        try:
+            compile_step(*_planned(trial, topology), full=False)
+        except TooLargeError:
+            return False
+        return True
+
+    sizes = sorted({size for n in range(15) for size in (2**n, 2**n * 3 // 2)})
+    return max(sizes[: bisect.bisect_left(sizes, True, key=lambda size: not fits(size))], default=0)
 
 
 def _figures(step: CompiledStep) -> dict[str, float]:

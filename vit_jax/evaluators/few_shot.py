@@ -1,0 +1,114 @@
+"""Few-shot accuracy (section 4.1): least squares on a few frozen features per class."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.evaluators.frozen_features import FrozenFeaturesEvaluator, accuracy
+from vit_jax.evaluators.stream import Reader
+
+_BIAS = 100.0  # so large that the regularisation hardly sees the bias
+# Two-sided 95 % quantiles of Student's t with 1 to 9 degrees of freedom.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+class FewShotEvaluator(FrozenFeaturesEvaluator):
+    """`few_shot_accuracy` for several numbers of shots and seeds."""
+
+    def __init__(
+        self,
+        feature_of: Any,
+        reader: Reader,
+        train_reader: Reader,
+        *,
+        shots: tuple[int, ...] = (1, 5, 10, 25),
+        num_seeds: int = 3,
+        l2: float = 1024.0,
+        **shared: Any,
+    ):
+        """See `few_shot_accuracy`.
+
+        Args:
+          shots: images per class; each is a metric `accuracy_5shot`.
+          num_seeds: choices of images, 0, 1, ...; with two or more `accuracy_5shot_ci95` is half
+            the width of the 95 % interval of the mean over them.
+          l2: strength of the regularisation.
+
+        Raises:
+          UserError: see `FrozenFeaturesEvaluator`; or a number that makes no sense.
+        """
+        super().__init__(feature_of, reader, train_reader, **shared)
+        if not shots or min(shots) < 1 or not 1 <= num_seeds <= 10 or not l2 > 0:
+            raise UserError(
+                f"few_shot: {shots=}, {num_seeds=}, {l2=}: positive shots, 1 to 10 seeds, l2 > 0."
+            )
+        self._shots, self._num_seeds, self._l2 = shots, num_seeds, l2
+        names = [f"accuracy_{n}shot" for n in shots]
+        if num_seeds > 1:
+            names += [f"{name}_ci95" for name in names]
+        self.metric_names = (*names, "num_examples")
+
+    def measure(
+        self, x_train: np.ndarray, y_train: np.ndarray, x: np.ndarray, y: np.ndarray
+    ) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for shots in self._shots:
+            values = []
+            for seed in range(self._num_seeds):
+                chosen = choose_shots(y_train, self._num_classes, shots, seed)
+                weights, mean, std = fit(
+                    x_train[chosen], y_train[chosen], self._num_classes, self._l2
+                )
+                values.append(accuracy(scores(x, weights, mean, std).argmax(axis=1), y))
+            name, n = f"accuracy_{shots}shot", len(values)
+            found[name] = float(np.mean(values))
+            if n > 1:
+                found[f"{name}_ci95"] = _T95[n - 2] * float(np.std(values, ddof=1)) / math.sqrt(n)
+        return found
+
+
+def choose_shots(labels: np.ndarray, num_classes: int, shots: int, seed: int) -> np.ndarray:
+    """Indices of `shots` images of each class; all of a class that has fewer.
+
+    The first of a permutation per class, so that more shots contain fewer; as in big_vision.
+    """
+    rng = np.random.default_rng(seed)
+    each = [rng.permutation(np.flatnonzero(labels == k))[:shots] for k in range(num_classes)]
+    return np.concatenate(each)
+
+
+def fit(
+    x: np.ndarray, labels: np.ndarray, num_classes: int, l2: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Regularised least squares to targets of -1 and 1, in closed form, in float64.
+
+    W = (X^T X + l2 I)^-1 X^T Y, of the N features less their mean, divided by their standard
+    deviation, with a bias; where N is less than their width, the same from X X^T.
+
+    Args:
+      x: features [N, D].
+      labels: [N].
+
+    Returns:
+      W [D + 1, K], mean [D] and standard deviation [D]; see `scores`.
+    """
+    x = np.asarray(x, np.float64)
+    mean, std = x.mean(axis=0), x.std(axis=0) + 1e-5
+    x = _whitened(x, mean, std)
+    y = 2.0 * np.eye(num_classes)[labels] - 1.0  # [N, K]
+    if len(x) < x.shape[1]:
+        return x.T @ np.linalg.solve(x @ x.T + l2 * np.eye(len(x)), y), mean, std
+    return np.linalg.solve(x.T @ x + l2 * np.eye(x.shape[1]), x.T @ y), mean, std
+
+
+def scores(x: np.ndarray, weights: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Features [N, D] -> [N, K], by what `fit` returns."""
+    return _whitened(np.asarray(x, np.float64), mean, std) @ weights
+
+
+def _whitened(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    return np.pad((x - mean) / std, ((0, 0), (0, 1)), constant_values=_BIAS)  # [N, D + 1]

@@ -1,0 +1,109 @@
+"""What can be told from the features of a model, of any format: few-shot, linear probe, k-NN."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from vit_jax.data.datasets import create_dataset
+from vit_jax.errors import UserError, check_known, counted
+from vit_jax.evaluators.create import OF_FEATURES
+from vit_jax.inference.features import one_feature
+from vit_jax.inference.inputs import create_reader, input_chain
+from vit_jax.inference.load import load_model
+from vit_jax.parameters.sharding import replicated
+
+
+def probe(
+    source: str,
+    *,
+    dataset: str,
+    train_split: str,
+    split: str,
+    kinds: Sequence[str] = tuple(OF_FEATURES),
+    feature: str = "pre_logits",
+    data_dir: str = "",
+    label_key: str = "",
+    on_bad_image: str = "error",
+    batch_size: int = 128,
+    **model_options: Any,
+) -> dict[str, Any]:
+    """Loads a model, computes a feature of two splits once, and measures it in several ways.
+
+    Args:
+      source: of the model, see `load_model`, which takes `model_options`.
+      dataset, data_dir, label_key, on_bad_image: see `create_dataset`.
+      train_split: of the images that are fitted.
+      split: of those that are measured.
+      kinds: some of `OF_FEATURES`, with their defaults.
+      feature: see `FrozenFeaturesEvaluator`.
+      batch_size: over all devices; rounded up to what they can share.
+
+    Returns:
+      The metrics as `KIND/METRIC`, `num_examples`, and what was measured on what.
+
+    Raises:
+      UserError: model and dataset do not go together, a file is missing or damaged.
+    """
+    if not kinds:
+        raise UserError(f"--kinds is empty; there are {', '.join(OF_FEATURES)}.")
+    for kind in kinds:
+        check_known("--kinds", kind, OF_FEATURES)
+    model = load_model(source, **model_options)
+    description = model.description
+    input_chain(description)
+    readers = []
+    for each in (split, train_split):
+        data = create_dataset(
+            name=dataset,
+            split=each,
+            preprocess=description.eval_preprocess,
+            data_dir=data_dir,
+            label_key=label_key,
+            on_bad_image=on_bad_image,
+        )
+        readers.append(create_reader(data.check(), batch_size))
+    feature_of = one_feature(model.module, feature, description.image_shape)
+    evaluators = {
+        kind: OF_FEATURES[kind](feature_of, *readers, train_split=train_split, feature=feature)
+        for kind in kinds
+    }
+    start = time.perf_counter()
+    params = jax.device_put(model.params, replicated(readers[0].mesh))
+    arrays = next(iter(evaluators.values())).arrays(params)
+    results: dict[str, Any] = {"num_examples": len(arrays[-1])}
+    for kind, evaluator in evaluators.items():
+        results |= {f"{kind}/{name}": each for name, each in evaluator.measure(*arrays).items()}
+    return {
+        **results,
+        "model": source,
+        "format": model.format,
+        "dataset": dataset,
+        "train_split": train_split,
+        "split": split,
+        "feature": feature,
+        **model_options,
+        "preprocess": description.eval_preprocess,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as text."""
+    count = counted(results["num_examples"], "example")
+    lines = [
+        f"{count} of {results['dataset']} {results['split']}, {results['feature']} fitted on "
+        f"{results['train_split']}"
+    ]
+    for name, value in results.items():
+        kind, _, metric = name.partition("/")
+        if not metric.startswith("accuracy") or metric.endswith("_ci95"):
+            continue
+        interval = results.get(f"{name}_ci95")
+        text = f"{kind} {metric.removeprefix('accuracy').strip('_')}".strip().replace("_", " ")
+        spread = f" ± {interval:.2%}" if interval is not None else ""
+        lines.append(f"{text:24}{value:9.2%}{spread}")
+    return "\n".join(lines)
