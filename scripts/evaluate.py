@@ -27,6 +27,12 @@ if __name__ == "__main__":
         help="what to do with files that do not decode (default error)",
     )
     add("--ignore_class_names", action="store_true", help="take label i for output i")
+    add(
+        "--classes",
+        choices=("all", "present"),
+        default="all",
+        help="present: only those of the split's labels compete, as for ImageNet-A, -R, ObjectNet",
+    )
     add("--loss", default="", help="softmax or sigmoid (default: as trained, if that is known)")
     add("--real", default="", metavar="real.json", help="ReaL labels of ImageNet's validation set")
     add("--output", default="", metavar="DIR", help="write evaluation.json and a CSV file there")

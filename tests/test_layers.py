@@ -158,7 +158,7 @@ def violations(sources: dict[str, str]) -> list[str]:
     for module, text in sorted(sources.items()):
         name = module.rpartition(".")[2]
         if name == "__init__":
-            if text.strip():
+            if text.strip() and module != "vit_jax.__init__":  # names and where they live
                 found.append(f"{module}: is not empty")
             continue
         if name == "utils":

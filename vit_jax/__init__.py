@@ -1,0 +1,62 @@
+"""Vision Transformers in JAX.
+
+    import vit_jax
+
+    model = vit_jax.load_model("augreg/B_16-imagenet2012")  # or a file, hf://owner/name, a run
+    model.predict("photo.jpg")  # [("tabby, tabby cat", 0.93), ...]
+    model.features(["a.jpg", "b.jpg"])  # [2, 768]
+    model.attention("photo.jpg")  # [12, 1, 12, 197, 197]
+
+Nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vit_jax.errors import UserError
+    from vit_jax.export.convert import convert_checkpoint
+    from vit_jax.inference.model import Model, load_model
+    from vit_jax.models.create import create_model
+    from vit_jax.models.look import look
+    from vit_jax.models.variants import get_variant
+    from vit_jax.pretrained.load import load_pretrained
+    from vit_jax.pretrained.zoo.list import list_models
+    from vit_jax.train import train_and_evaluate
+
+_HOMES = {
+    "Model": "vit_jax.inference.model",
+    "UserError": "vit_jax.errors",
+    "convert_checkpoint": "vit_jax.export.convert",
+    "create_model": "vit_jax.models.create",
+    "get_variant": "vit_jax.models.variants",
+    "list_models": "vit_jax.pretrained.zoo.list",
+    "load_model": "vit_jax.inference.model",
+    "load_pretrained": "vit_jax.pretrained.load",
+    "look": "vit_jax.models.look",
+    "train_and_evaluate": "vit_jax.train",
+}
+__all__ = [
+    "Model",
+    "UserError",
+    "convert_checkpoint",
+    "create_model",
+    "get_variant",
+    "list_models",
+    "load_model",
+    "load_pretrained",
+    "look",
+    "train_and_evaluate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vit_jax' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

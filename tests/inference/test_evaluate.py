@@ -148,6 +148,44 @@ def test_real_accuracy_skips_images_without_labels() -> None:
     assert real_accuracy(np.array([3, 1, 2, 0]), [[3], [], [0, 2], [1]]) == (2 / 3, 3)
 
 
+def test_classes_that_the_split_does_not_have_need_not_compete(tmp_path: Path) -> None:
+    names = ("d", "a", "c", "b", "e", "f", "g")
+    counts = {"test": {"a": 5, "c": 6, "g": 4}, "train": {"b": 1, "a": 1, "c": 1, "g": 1}}
+    photos = fixtures_data.write_folder(tmp_path / "photos", counts)
+    model = save_model(tmp_path / "model", class_names=names, seed=3)
+    plain = evaluate(str(model), dataset=str(photos), split="test", output=str(tmp_path / "all"))
+    found = evaluate(
+        str(model),
+        dataset=str(photos),
+        split="test",
+        classes="present",
+        output=str(tmp_path / "present"),
+    )
+    assert (plain["classes"], found["classes"]) == (4, 3)
+    assert "accuracy_top5" in plain
+    assert "accuracy_top5" not in found
+    assert found["loss"] < plain["loss"]  # a softmax over fewer
+    with open(tmp_path / "present" / "examples.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    loaded = load_model(model)
+    data = create_dataset(
+        name=str(photos), split="test", preprocess=loaded.description.eval_preprocess
+    )
+    images = np.stack([data.example(i, np.random.default_rng(0))["image"] for i in range(15)])
+    logits = loaded.module.apply(
+        {"params": loaded.params}, images.astype(np.float32) / 127.5 - 1, train=False
+    )
+    among = [names.index(name) for name in "acg"]
+    best = [names[among[k]] for k in np.asarray(logits)[:, among].argmax(axis=1)]
+    assert [row["prediction"] for row in rows] == best
+    assert sorted(row["label"] for row in rows) == ["a"] * 5 + ["c"] * 6 + ["g"] * 4
+    assert found["accuracy"] == pytest.approx(
+        np.mean([row["label"] == b for row, b in zip(rows, best, strict=True)])
+    )
+    with pytest.raises(UserError, match="--classes='presen' is unknown"):
+        evaluate(str(model), dataset=str(photos), split="test", classes="presen")
+
+
 def write_validation(root: Path, numbers: dict[str, list[int]]) -> Path:
     """Files called as ImageNet's validation images, by class."""
     for name, each in numbers.items():

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.errors import UserError, counted
+from vit_jax.errors import UserError, check_known, counted
 from vit_jax.evaluators import average_precision
 from vit_jax.evaluators.average_precision import AveragePrecisionEvaluator
 from vit_jax.evaluators.classification import ClassificationEvaluator, real_accuracy, summarize
@@ -48,6 +48,7 @@ def evaluate(
     batch_size: int = 128,
     real: str = "",
     ignore_class_names: bool = False,
+    classes: str = "all",
     loss: str = "",
     output: str = "",
     **model_options: Any,
@@ -60,6 +61,9 @@ def evaluate(
       batch_size: over all devices; rounded up to what they can share.
       real: path of `real.json`, see `real_labels`.
       ignore_class_names: see `match_classes`.
+      classes: `all` of the model's outputs compete, or those that are `present` among the labels of
+        the split, as the papers of ImageNet-A (1907.07174), ImageNet-R (2006.16241) and ObjectNet
+        count.
       loss: key of `LOSSES` that the model was trained with, which also gives the probabilities; ""
         for what its description says, else softmax.
       output: folder for `evaluation.json` and `examples.csv` (one line per example), or
@@ -73,6 +77,7 @@ def evaluate(
     Raises:
       UserError: model and dataset do not go together, a file is missing or damaged.
     """
+    check_known("--classes", classes, ("all", "present"))
     model = load_model(source, **model_options)
     input_chain(model.description)
     data = create_dataset(
@@ -91,14 +96,16 @@ def evaluate(
     )
     data = data.check()
     several = bool(data.element_spec["label"].shape)
-    for flag, value in (("real", real), ("loss", loss)):
+    only = classes.removeprefix("all")
+    for flag, value in (("real", real), ("loss", loss), ("classes", only)):
         if several and value:
             raise UserError(f"--{flag}={value!r} is for images of one label.")
     sets = real_labels(data, real) if real else None
     if output:  # it is found now if that cannot be
         Path(output).mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    arrays = _measure(model, data, outputs, several=several, loss=loss, batch_size=batch_size)
+    kept = present_outputs(data, outputs) if only else None
+    arrays = _measure(model, data, outputs, kept, several=several, loss=loss, batch_size=batch_size)
     seconds = time.perf_counter() - start
     results = average_precision.summarize(arrays) if several else summarize(arrays)
     if sets is not None:
@@ -110,6 +117,7 @@ def evaluate(
         "format": model.format,
         "dataset": dataset,
         "split": split,
+        "classes": len(outputs) if kept is None else len(kept),
         **model_options,
         "preprocess": model.description.eval_preprocess,
         "seconds": seconds,
@@ -125,29 +133,52 @@ def evaluate(
     return results
 
 
+class _OfSomeClasses(Classification):
+    """The arg-max, the probabilities and the loss over some of the model's outputs."""
+
+    def __init__(self, task: Task, outputs: np.ndarray, **kwargs: Any):
+        super().__init__(task, **kwargs)
+        self._outputs, self.num_outputs = outputs, len(outputs)
+
+    def predict(self, params: Any, batch: Any) -> jax.Array:
+        return super().predict(params, batch)[:, self._outputs]
+
+
+def present_outputs(data: Dataset, outputs: np.ndarray) -> np.ndarray:
+    """The outputs, in order, of the labels that the split has; reads all labels and no image."""
+    labels = {int(data.source[i]["label"]) for i in range(data.num_examples)}
+    return np.unique(outputs[sorted(labels)])
+
+
 def _measure(
     model: PretrainedModel,
     data: Dataset,
     outputs: np.ndarray,
+    kept: np.ndarray | None,
     *,
     several: bool,
     loss: str,
     batch_size: int,
 ) -> dict[str, np.ndarray]:
     """`examples` of the evaluator for one label per image, or for several."""
-    reader = create_reader(
-        relabel(data, outputs, model.description.model["num_classes"]), batch_size
-    )
+    task, num_outputs = Task.of(model.module), model.description.model["num_classes"]
+    kwargs: dict[str, Any] = {"loss": loss or model.description.probabilities_by}
     evaluator: Any
-    if several:
-        task = dataclasses.replace(Task.of(model.module), class_names=data.class_names)
-        evaluator = AveragePrecisionEvaluator(MultiLabel(task), reader)
+    if kept is not None:
+        places = np.searchsorted(kept, outputs).clip(max=len(kept) - 1)
+        reader = create_reader(relabel(data, places, len(kept)), batch_size)
+        evaluator = ClassificationEvaluator(_OfSomeClasses(task, kept, **kwargs), reader)
     else:
-        loss = loss or model.description.probabilities_by
-        evaluator = ClassificationEvaluator(
-            Classification(Task.of(model.module), loss=loss), reader
-        )
-    return evaluator.examples(jax.device_put(model.params, replicated(reader.mesh)))
+        reader = create_reader(relabel(data, outputs, num_outputs), batch_size)
+        if several:
+            task = dataclasses.replace(task, class_names=data.class_names)
+            evaluator = AveragePrecisionEvaluator(MultiLabel(task), reader)
+        else:
+            evaluator = ClassificationEvaluator(Classification(task, **kwargs), reader)
+    arrays = evaluator.examples(jax.device_put(model.params, replicated(reader.mesh)))
+    if kept is not None:
+        arrays |= {name: kept[arrays[name]] for name in ("label", "prediction")}
+    return arrays
 
 
 def write_examples(

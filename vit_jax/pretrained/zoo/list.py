@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 from collections.abc import Iterable
 from typing import Any
@@ -52,6 +53,11 @@ def get_entry(name: str) -> ZooEntry:
     meant = [repr(known) for known in entries() if known.partition("/")[2] == name]
     hint = f" Did you mean {' or '.join(meant)}?" if meant else nearest(name, entries())
     raise UserError(f"{name!r} is not in the zoo.{hint} `python scripts/zoo.py list` lists it.")
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names for `load_model` that match a shell pattern, such as `*L/16*`; case does not count."""
+    return [name for name in entries() if fnmatch.fnmatch(name.lower(), pattern.lower())]
 
 
 def filter_entries(*, min_accuracy: float | None = None, **fields: Any) -> list[ZooEntry]:

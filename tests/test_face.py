@@ -1,0 +1,131 @@
+"""What `import vit_jax` gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from tests import tiny
+from vit_jax.errors import UserError
+from vit_jax.inference import load
+from vit_jax.inference.features import extract_features
+from vit_jax.inference.predict import predict_images
+from vit_jax.train import train_and_evaluate
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("face")
+    train_and_evaluate(tiny.config(duration__steps=2), str(folder / "run"))
+    rng = np.random.default_rng(0)
+    for name in ("a", "b", "c"):
+        pixels = rng.integers(0, 256, (20, 24, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(workdir: Path) -> Any:
+    return vit_jax.load_model(workdir / "run")
+
+
+def test_nothing_is_imported_before_it_is_used() -> None:
+    program = "import sys, vit_jax; dir(vit_jax); print({'jax', 'numpy'} & set(sys.modules))"
+    output = subprocess.check_output([sys.executable, "-c", program], text=True, cwd=tiny.ROOT)
+    assert output.strip() == "set()"
+
+
+def test_every_name_is_there() -> None:
+    for name in vit_jax.__all__:
+        assert callable(getattr(vit_jax, name))
+    assert sorted(dir(vit_jax)) == sorted(vit_jax.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'load_modle'"):
+        vit_jax.load_modle  # noqa: B018
+
+
+def test_names_of_models() -> None:
+    every = vit_jax.list_models()
+    assert len(every) > 50
+    some = vit_jax.list_models("*vit-l_16*")
+    assert 0 < len(some) < len(every)
+    assert all("ViT-L_16" in name for name in some)
+
+
+def test_the_same_image_in_every_form(workdir: Path, model: Any) -> None:
+    path = workdir / "a.png"
+    pixels = np.array(Image.open(path))
+    expected = model.logits(str(path))
+    assert expected.shape == (1, 10)
+    for image in (
+        path,
+        path.read_bytes(),
+        Image.open(path),
+        pixels,
+        [pixels],
+        model.preprocess(path),
+    ):
+        np.testing.assert_array_equal(model.logits(image), expected)
+    grey = pixels[:, :, 0]
+    np.testing.assert_array_equal(
+        model.logits(grey), model.logits(np.repeat(grey[:, :, None], 3, axis=2))
+    )
+
+
+def test_predictions_are_those_of_the_script(workdir: Path, model: Any) -> None:
+    paths = [str(workdir / f"{name}.png") for name in ("a", "b", "c")]
+    loaded = load.load_model(workdir / "run")
+    theirs = list(predict_images(loaded, paths, top=3))
+    ours = model.predict(paths, top=3)
+    for found, prediction in zip(ours, theirs, strict=True):
+        assert tuple(name for name, _ in found) == prediction.classes
+        np.testing.assert_allclose([p for _, p in found], prediction.probabilities, rtol=1e-5)
+    assert model.predict(paths[0], top=3) == ours[0]
+    assert {name for name, _ in model.predict(paths[0], top=10)} == set(model.class_names)
+
+
+def test_features_are_those_of_the_script(workdir: Path, model: Any) -> None:
+    extract_features(
+        str(workdir / "run"),
+        [str(workdir / "b.png")],
+        features=["cls", "block_0_tokens"],
+        output=str(workdir / "features.npz"),
+    )
+    arrays = np.load(workdir / "features.npz")
+    for name in ("cls", "block_0_tokens"):
+        np.testing.assert_allclose(
+            model.features(workdir / "b.png", name), arrays[name], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_attention_in_batches(workdir: Path, model: Any) -> None:
+    paths = [workdir / f"{name}.png" for name in ("a", "b", "c")]
+    found = model.attention(paths, batch_size=2)
+    assert found.shape == (1, 3, 2, 5, 5)
+    np.testing.assert_allclose(found.sum(axis=-1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(model.attention(paths[2]), found[:, 2:], rtol=1e-5)
+
+
+def test_its_repr_is_short(model: Any) -> None:
+    text = repr(model)
+    count = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+    assert f"{count:,} parameters, images 16x16x3, tokens 2x2, 10 outputs" in text
+    assert len(text) < 300
+
+
+def test_what_is_no_image_is_one_line(workdir: Path, model: Any) -> None:
+    with pytest.raises(UserError, match="run: "):
+        model.predict(workdir / "run")
+    with pytest.raises(UserError, match=r"image 1: an image must be uint8 .*float64"):
+        model.predict([np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4, 3))])
+    with pytest.raises(UserError, match="there are no images"):
+        model.predict([])
+    with pytest.raises(UserError, match="this model has no 'blok_0'"):
+        model.features(workdir / "a.png", "blok_0")
