@@ -18,7 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.hardware.flops import forward_flops
 from vit_jax.models import attention as attentions
 from vit_jax.models import attention_tpu
-from vit_jax.models.attention import MultiHeadDotProductAttention, attention_weights, fastest
+from vit_jax.models.attention import MultiHeadDotProductAttention, fastest
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names, stack_blocks
 from vit_jax.parameters.sharding import MESH_AXES, keep_batch_sharding
@@ -189,30 +189,6 @@ def test_the_choice_is_for_the_default_device(monkeypatch: pytest.MonkeyPatch) -
     mesh = jax.sharding.Mesh(np.array(devices()[:1]), ("data",))
     with jax.set_mesh(mesh):
         assert attentions.device_of_program() == ("cpu", "cpu")
-
-
-@pytest.mark.parametrize("model", [{}, {"scan": True}, {"scan": True, "remat": "full"}])
-def test_the_weights_are_those_of_queries_and_keys(model: dict) -> None:
-    module, params = model_and_params(**model)
-    weights = np.asarray(attention_weights(module, params, IMAGES))
-    assert weights.shape == (3, 2, 4, 7, 7)
-    np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
-    loop, loop_params = model_and_params()
-    _, state = loop.apply({"params": loop_params}, IMAGES, train=False, capture_intermediates=True)
-    captured = state["intermediates"]["Transformer"]["encoderblock_1"]
-    assert "attention_weights" not in captured["MultiHeadDotProductAttention_0"]
-    query, key = (
-        captured["MultiHeadDotProductAttention_0"][name]["__call__"][0] for name in ("query", "key")
-    )
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(8)
-    np.testing.assert_allclose(weights[1], jax.nn.softmax(scores), atol=1e-5)
-
-
-def test_looking_changes_nothing() -> None:
-    module, params = model_and_params()
-    plain = module.apply({"params": params}, IMAGES, train=False)
-    looked, _ = module.apply({"params": params}, IMAGES, train=False, mutable=["attention"])
-    np.testing.assert_array_equal(looked, plain)
 
 
 def test_an_unknown_attention_is_named() -> None:

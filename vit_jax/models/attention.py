@@ -237,22 +237,3 @@ def fastest(
         name, why = "xla", "the fastest of those measured"
     logging.info("Attention on %s, %d tokens: %s (%s).", kind, num_tokens, name, why)
     return name
-
-
-def attention_weights(model: Any, params: Any, images: jax.Array) -> jax.Array:
-    """The attention weights of every block: [B, H, W, C] -> [L, B, heads, N, N].
-
-    Args:
-      model: a Vision Transformer, loop or scan form, `attention` "auto" or "reference".
-      params: its parameters.
-      images: as the model takes them.
-    """
-    _, state = model.apply({"params": params}, images, train=False, mutable=["attention"])
-    blocks = state["attention"]["Transformer"]
-
-    def weights(block: Any) -> jax.Array:
-        return block["MultiHeadDotProductAttention_0"]["attention_weights"][0]
-
-    if "encoderblock" in blocks:  # scan form: stacked already
-        return weights(blocks["encoderblock"])
-    return jnp.stack([weights(blocks[f"encoderblock_{i}"]) for i in range(model.num_layers)])

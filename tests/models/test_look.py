@@ -1,0 +1,98 @@
+"""Looking inside: what it shows is what the model computes, and nothing changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import golden
+from vit_jax.errors import UserError
+from vit_jax.models.create import create_model
+from vit_jax.models.look import INSIDE, look
+from vit_jax.parameters.names import flatten_names, stack_blocks
+
+SMALL = {"patch_size": 8, "hidden_size": 32, "num_layers": 3, "mlp_dim": 64, "num_heads": 4}
+IMAGES = golden.images(2, 16, 24)  # a grid of 2 x 3
+
+
+def model_and_params(name: str = "vit", **model: Any) -> tuple[Any, Any]:
+    sizes = {**SMALL, **model}
+    module = create_model(name, num_classes=5, **sizes)
+    plain = {**sizes, "scan": False, "attention": "reference"}
+    loop = create_model(name, num_classes=5, **plain)
+    flat = flatten_names(golden.abstract_params(loop, IMAGES.shape))
+    params = golden.params({name: leaf.shape for name, leaf in flat.items()}, "fanin")
+    return module, stack_blocks(params) if module.scan else params
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "token": {},
+    "scan": {"scan": True},
+    "scan with remat": {"scan": True, "remat": "full"},
+    "remat": {"remat": "dots"},
+    "kernel": {"attention": "pallas"},
+    "xla": {"attention": "xla"},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_of_every_form(name: str) -> None:
+    expected = look(*model_and_params(), IMAGES, INSIDE)
+    module, params = model_and_params(**MODELS[name])
+    found = look(module, params, IMAGES, INSIDE)
+    assert {key: array.shape for key, array in found.items()} == {
+        "attention": (3, 2, 4, 7, 7),
+        **dict.fromkeys(("query", "key", "value"), (3, 2, 7, 4, 8)),
+        "tokens": (3, 2, 7, 32),
+    }
+    for key, array in found.items():
+        np.testing.assert_allclose(array, expected[key], atol=2e-6, err_msg=key)
+
+
+def test_it_is_what_the_model_computes() -> None:
+    module, params = model_and_params()
+    found = look(module, params, IMAGES, INSIDE)
+    scores = jnp.einsum("lbqhd,lbkhd->lbhqk", found["query"], found["key"]) / np.sqrt(8)
+    np.testing.assert_allclose(found["attention"], jax.nn.softmax(scores), atol=1e-5)
+    np.testing.assert_allclose(found["attention"].sum(-1), 1.0, atol=1e-5)
+    # The last tokens, normalised, through the head are the logits.
+    norm = params["Transformer"]["encoder_norm"]
+    x = np.asarray(found["tokens"][-1, :, 0])
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    logits = (x * norm["scale"] + norm["bias"]) @ params["head"]["kernel"] + params["head"]["bias"]
+    plain = module.apply({"params": params}, IMAGES, train=False)
+    np.testing.assert_allclose(logits, plain, atol=1e-5)
+    looked, _ = module.apply(
+        {"params": params}, IMAGES, train=False, mutable=["attention", "intermediates"]
+    )
+    np.testing.assert_array_equal(looked, plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "num_tokens"),
+    [
+        ("vit", {"classifier": "gap"}, 6),
+        ("vit", {"classifier": "map"}, 6),
+        ("vit", {"patch_size": 1, "resnet_layers": (1, 1)}, 7),
+        ("deit", {}, 8),
+    ],
+)
+def test_other_heads_and_stems(name: str, model: dict[str, Any], num_tokens: int) -> None:
+    module, params = model_and_params(name, **model)
+    found = look(module, params, IMAGES, ["attention", "tokens"])
+    assert found.keys() == {"attention", "tokens"}
+    assert found["attention"].shape[-1] == found["tokens"].shape[2] == num_tokens
+    np.testing.assert_allclose(found["attention"].sum(-1), 1.0, atol=1e-5)
+
+
+def test_what_cannot_be_shown_is_one_line() -> None:
+    module, params = model_and_params()
+    with pytest.raises(UserError, match=r"what='atention' is unknown. Did you mean 'attention'"):
+        look(module, params, IMAGES, ["atention"])
+    resnet = create_model("bit", num_classes=5, resnet_layers=(1,), resnet_width_factor=1)
+    with pytest.raises(UserError, match="no blocks of attention"):
+        look(resnet, {}, IMAGES)
