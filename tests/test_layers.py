@@ -26,7 +26,13 @@ LAYERS: dict[int, tuple[str, ...]] = {
     # Recipes are plain numbers: they may look up names and sizes, and build nothing.
     7: ("vit_jax.evaluation", "vit_jax.command_line", "configs"),
     6: ("vit_jax.config", "vit_jax.inference", "vit_jax.data_preparation"),
-    5: ("vit_jax.training", "vit_jax.evaluators", "vit_jax.curves", "vit_jax.pretrained"),
+    5: (
+        "vit_jax.training",
+        "vit_jax.evaluators",
+        "vit_jax.analysis",
+        "vit_jax.curves",
+        "vit_jax.pretrained",
+    ),
     4: ("vit_jax.data", "vit_jax.workdir"),
     3: ("vit_jax.parameters",),
     2: ("vit_jax.models", "vit_jax.objectives", "vit_jax.multihost"),

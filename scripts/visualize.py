@@ -1,0 +1,32 @@
+"""Draws what is inside a model: figure 7 of the paper, attention maps, and more.
+
+    python scripts/visualize.py MODEL --images folder/ --output=pictures
+    python scripts/visualize.py runs/flowers --images a.jpg b.jpg --what=rollout,heads
+    python scripts/visualize.py MODEL --images folder/ --against=OTHER --what=cka
+
+filters.png: principal components of the embedding filters (figure 7, left). positions.png:
+similarity of position embeddings (centre). attention_distance.png: how far each head looks (right).
+rollout.png: the attention over the image (figure 6). heads.png: where the class token looks
+in the last block, by head. cka.png: alignment of the blocks of two models.
+
+MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
+hf://owner/name, or a name of scripts/zoo.py list.
+"""
+
+from vit_jax import launch
+from vit_jax.inference import flags as model_flags
+
+if __name__ == "__main__":
+    parser = model_flags.create_parser(__doc__, source="what to look into", batch_size=8)
+    add = parser.add_argument
+    add("--images", nargs="+", default=[], metavar="PATH", help="files and folders")
+    add("--what", default="", help="some of the above, such as filters,rollout (default all)")
+    add("--output", default="pictures", metavar="DIR", help="folder for them (default pictures)")
+    add("--against", default="", metavar="MODEL", help="another model, for cka")
+    arguments = vars(parser.parse_args())
+    arguments["what"] = [each for each in arguments["what"].split(",") if each]
+    launch.start_logging()
+    with launch.one_line_errors():
+        from vit_jax.inference.visualize import visualize
+
+        visualize(**arguments)

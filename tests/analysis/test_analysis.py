@@ -1,0 +1,113 @@
+"""Cases whose answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vit_jax.analysis.attention import class_token_attention, mean_distance, rollout
+from vit_jax.analysis.filters import principal_filters
+from vit_jax.analysis.positions import position_similarity
+from vit_jax.analysis.similarity import cka, cka_between_layers
+
+GRID = (2, 3)  # rows, columns
+RNG = np.random.default_rng(0)
+
+
+def stacked(weights: np.ndarray, *, layers: int = 2, images: int = 3, heads: int = 4) -> np.ndarray:
+    return np.broadcast_to(weights, (layers, images, heads, *weights.shape))
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_attention_to_oneself_has_no_distance(others: int) -> None:
+    found = mean_distance(stacked(np.eye(6 + others)), GRID, (16, 8))
+    np.testing.assert_array_equal(found, np.zeros((2, 4)))
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_the_distance_of_uniform_attention(others: int) -> None:
+    """Between two places drawn at random on a grid of 2 x 3 tokens of 16 x 8 pixels."""
+    weights = np.full((6 + others, 6 + others), 1 / (6 + others))
+    places = [(16 * row, 8 * column) for row in range(2) for column in range(3)]
+    expected = np.mean([np.hypot(a - c, b - d) for a, b in places for c, d in places])
+    np.testing.assert_allclose(mean_distance(stacked(weights), GRID, (16, 8)), expected)
+
+
+def test_distances_of_heads_and_blocks_stay_apart() -> None:
+    weights = np.stack([np.eye(6), np.eye(6)[[1, 0, 2, 3, 4, 5]]])  # one head swaps two places
+    found = mean_distance(np.stack([weights, weights[::-1]])[:, None], GRID, (16, 8))
+    np.testing.assert_allclose(found, [[0, 2 * 8 / 6], [2 * 8 / 6, 0]])
+
+
+def test_rollout_of_identities_is_the_identity() -> None:
+    found = rollout(stacked(np.eye(6)), GRID)
+    np.testing.assert_allclose(found, np.full((3, 2, 3), 1 / 6))  # the mean over all queries
+    found = rollout(stacked(np.eye(7)), GRID)
+    np.testing.assert_array_equal(found, np.zeros((3, 2, 3)))  # the class token sees itself
+
+
+def test_rollout_follows_the_path() -> None:
+    """The class token looks at place 5 in the last block, which looked at place 2 before."""
+    first, last = np.eye(7), np.eye(7)
+    first[1 + 5] = np.eye(7)[1 + 2]
+    last[0] = np.eye(7)[1 + 5]
+    found = rollout(np.stack([first, last])[:, None, None], GRID)[0]
+    expected = np.zeros(6)
+    expected[[5, 2]] = 0.25  # half stays in each of two blocks
+    np.testing.assert_allclose(found, expected.reshape(GRID))
+    swapped = rollout(np.stack([last, first])[:, None, None], GRID)[0]
+    np.testing.assert_allclose(swapped.ravel()[[5, 2]], [0.5, 0])
+
+
+def test_heads_are_fused_as_told() -> None:
+    weights = np.stack([np.eye(7)[[1, 1, 2, 3, 4, 5, 6]], np.eye(7)[[2, 1, 2, 3, 4, 5, 6]]])
+    mean = rollout(weights[None, None], GRID).ravel()
+    np.testing.assert_allclose(mean[:2], [0.25, 0.25])
+    largest = rollout(weights[None, None], GRID, head_fusion="max").ravel()
+    np.testing.assert_allclose(largest[:2], [1 / 3, 1 / 3])  # rows sum to 1 again
+
+
+def test_the_class_tokens_row_is_shown() -> None:
+    weights = RNG.random((2, 3, 4, 8, 8))  # class and distillation token
+    found = class_token_attention(weights, GRID)
+    np.testing.assert_array_equal(found[1, 2], weights[-1, 1, 2, 0, 2:].reshape(GRID))
+    without = class_token_attention(weights[..., 2:, 2:], GRID)
+    np.testing.assert_allclose(without[1, 2].ravel(), weights[-1, 1, 2, 2:, 2:].mean(axis=0))
+
+
+def test_planted_filters_are_found() -> None:
+    planted = np.linalg.qr(RNG.normal(size=(4 * 5 * 3, 2)))[0].T  # two, orthonormal
+    coefficients = RNG.normal(size=(64, 2)) * [3.0, 1.0]
+    coefficients = coefficients - coefficients.mean(axis=0)
+    coefficients = np.linalg.qr(coefficients)[0] * [3.0, 1.0]
+    kernel = (coefficients @ planted + 0.7).T.reshape(4, 5, 3, 64)
+    components, shares = principal_filters(kernel, 4)
+    assert components.shape == (4, 4, 5, 3)
+    np.testing.assert_allclose(shares, [0.9, 0.1, 0, 0], atol=1e-12)
+    for component, expected in zip(components, planted, strict=False):
+        assert abs(np.sum(component.ravel() * expected)) == pytest.approx(1.0)
+        assert component.ravel()[np.abs(component).argmax()] > 0
+
+
+def test_similar_positions() -> None:
+    rows, columns = np.eye(2), np.eye(3)
+    embeddings = np.array(
+        [np.concatenate([rows[i], columns[j]]) for i in range(2) for j in range(3)]
+    )
+    with_class = np.concatenate([RNG.normal(size=(1, 5)), 7 * embeddings])
+    found = position_similarity(with_class, GRID)
+    assert found.shape == (2, 3, 2, 3)
+    np.testing.assert_allclose(found[0, 1], [[0.5, 1, 0.5], [0, 0.5, 0]], atol=1e-12)
+
+
+def test_alignment() -> None:
+    x = RNG.normal(size=(2000, 6))
+    turn = np.linalg.qr(RNG.normal(size=(6, 6)))[0]
+    assert cka(x, x) == pytest.approx(1.0)
+    assert cka(x, 3 * x @ turn + 1) == pytest.approx(1.0)
+    noise = RNG.normal(size=(2000, 4))
+    assert cka(x, noise) < 0.01
+    half = cka(np.concatenate([x, noise], axis=1), x)
+    assert half == pytest.approx(6 / np.sqrt(10 * 6), abs=0.02)  # of 10 directions six are shared
+    matrix = cka_between_layers([x, noise], [x, noise, x @ turn])
+    np.testing.assert_allclose(matrix, [[1, 0, 1], [0, 1, 0]], atol=0.01)

@@ -1,0 +1,99 @@
+"""The pictures are written, and what cannot be is said."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests import tiny
+from vit_jax.errors import UserError
+from vit_jax.inference.visualize import OF_IMAGES, OF_PARAMETERS, visualize
+from vit_jax.train import train_and_evaluate
+
+PREPROCESS = "decode|resize(16, 24)"  # tokens of 8 pixels: a grid of 2 x 3
+SIZES = {"dataset__preprocess": PREPROCESS, "dataset__eval_preprocess": PREPROCESS}
+
+
+def run(folder: Path, **overrides: Any) -> str:
+    config = tiny.config(duration__steps=1, **{**SIZES, **overrides})
+    train_and_evaluate(config, str(folder))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for number in range(5):
+        pixels = rng.integers(0, 256, (20, 30, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"${number}$.png")  # a name is no formula
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return run(tmp_path_factory.mktemp("model") / "run", model__num_layers=2, model__scan=True)
+
+
+def check(paths: list[Path], names: tuple[str, ...]) -> None:
+    assert [path.name for path in paths] == [f"{name}.png" for name in names]
+    for path in paths:
+        with Image.open(path) as picture:
+            width, height = picture.size
+            assert 400 < width < 1200
+            assert 300 < height < 1600
+            assert np.asarray(picture.convert("L")).std() > 5  # not blank
+
+
+def test_every_picture(tmp_path: Path, model: str, photos: Path) -> None:
+    found = visualize(model, [str(photos)], output=str(tmp_path), against=model, batch_size=2)
+    check(found, (*OF_PARAMETERS, *OF_IMAGES))
+    only = visualize(model, [str(photos / "$0$.png")], output=str(tmp_path), what=["rollout"])
+    check(only, ("rollout",))
+
+
+def test_without_images(tmp_path: Path, model: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        check(visualize(model, output=str(tmp_path)), OF_PARAMETERS)
+    assert "Without --images: only filters and positions." in caplog.messages
+
+
+def test_what_a_model_lacks_is_said(
+    tmp_path: Path, photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = {"model__resnet_layers": (1,), "model__resnet_width_factor": 1}
+    resnet = run(tmp_path / "resnet", model__name="bit", **sizes)
+    with caplog.at_level(logging.INFO):
+        found = visualize(resnet, [str(photos)], output=str(tmp_path / "a"), against=resnet)
+    check(found, ("filters",))
+    assert "No positions.png: its positions are not learned." in caplog.messages
+    assert "No rollout.png: no attention." in caplog.messages
+    with pytest.raises(UserError, match="nothing of heads to draw"):
+        visualize(resnet, [str(photos)], output=str(tmp_path / "b"), what=["heads"])
+    gap = {"model__classifier": "gap", "model__position_embedding": "sincos2d"}
+    plain = run(tmp_path / "gap", **gap, model__hidden_size=32, model__patch_size=8)
+    found = visualize(plain, [str(photos)], output=str(tmp_path / "c"))
+    check(found, ("filters", "attention_distance", "rollout", "heads"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"what": ["rolout"]}, "--what='rolout' is unknown. Did you mean 'rollout'"),
+        ({"what": ["heads"]}, "--what=heads needs --images"),
+        ({"what": ["cka"], "images": ["PHOTOS"]}, "--what=cka needs --against"),
+    ],
+)
+def test_mistakes_are_named(
+    tmp_path: Path, photos: Path, arguments: dict[str, Any], message: str
+) -> None:
+    if "images" in arguments:
+        arguments = {**arguments, "images": [str(photos)]}
+    with pytest.raises(UserError, match=message):
+        visualize("nowhere", output=str(tmp_path / "none"), **arguments)
+    assert not (tmp_path / "none").exists()

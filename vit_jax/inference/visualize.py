@@ -1,0 +1,164 @@
+"""The paper's looks inside a model, of any format: figure 7, figure 6, and what came after."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_jax.analysis import pictures
+from vit_jax.analysis.attention import class_token_attention, mean_distance, rollout
+from vit_jax.analysis.filters import principal_filters
+from vit_jax.analysis.positions import position_similarity
+from vit_jax.analysis.similarity import cka_between_layers
+from vit_jax.errors import UserError, check_known, import_extra
+from vit_jax.inference.inputs import find_images, input_range
+from vit_jax.inference.model import Model, load_model
+from vit_jax.models.look import look
+from vit_jax.models.tokens import pixels_per_token
+from vit_jax.models.vit import POSITIONS
+from vit_jax.parameters.names import flatten_names
+
+MOST_IMAGES = 128  # of appendix D.7
+_DRAWN = {"rollout": 8, "heads": 4}
+OF_PARAMETERS = ("filters", "positions")
+OF_IMAGES = ("attention_distance", "rollout", "heads", "cka")
+
+
+def visualize(
+    source: str,
+    images: Sequence[str] = (),
+    *,
+    what: Sequence[str] = (),
+    output: str = "pictures",
+    against: str = "",
+    batch_size: int = 8,
+    **model_options: Any,
+) -> list[Path]:
+    """Loads a model and draws what is inside; what it does not have is left out and said.
+
+    Args:
+      source: of the model, see `load_model`, which takes `model_options`.
+      images: files, and folders of which the images are taken, the first `MOST_IMAGES`. Without
+        any, only the pictures of parameters are drawn.
+      what: some of `OF_PARAMETERS` and `OF_IMAGES`; () is all.
+      output: folder for `WHAT.png`.
+      against: another model, for `cka`.
+      batch_size: images at a time.
+
+    Returns:
+      The files written.
+
+    Raises:
+      UserError: nothing can be drawn, or a file cannot be read.
+    """
+    for name in what:
+        check_known("--what", name, (*OF_PARAMETERS, *OF_IMAGES))
+    import_extra("visualize.py", "matplotlib", "embedded")
+    paths = find_images(images)[:MOST_IMAGES] if images else []
+    if unseen := [name for name in what if name in OF_IMAGES and not paths]:
+        raise UserError(f"--what={','.join(unseen)} needs --images.")
+    if "cka" in what and not against:
+        raise UserError("--what=cka needs --against=ANOTHER_MODEL.")
+    model = load_model(source, **model_options)
+    drawings = _of_parameters(model)
+    if paths:
+        drawings |= _of_images(model, paths, batch_size)
+        if against:
+            other = load_model(against, **model_options)
+            drawings["cka"] = lambda: _cka(model, other, paths, batch_size)
+    else:
+        logging.info("Without --images: only %s.", " and ".join(OF_PARAMETERS))
+    written = []
+    Path(output).mkdir(parents=True, exist_ok=True)
+    for name, draw in drawings.items():
+        if what and name not in what:
+            continue
+        figure = draw()
+        if isinstance(figure, str):
+            logging.info("No %s.png: %s.", name, figure)
+            continue
+        written.append(Path(output) / f"{name}.png")
+        figure.savefig(written[-1], dpi=150)
+        logging.info("Wrote %s.", written[-1])
+    if not written:
+        raise UserError(f"{source} has nothing of {', '.join(what) or 'this'} to draw.")
+    return written
+
+
+# Each draws a figure, or says why there is none.
+Drawing = Callable[[], Any]
+
+
+def _of_parameters(model: Model) -> dict[str, Drawing]:
+    flat = flatten_names(model.params)
+
+    def filters() -> Any:
+        first = [name for name in flat if name.endswith("conv_root/kernel")] or ["embedding/kernel"]
+        kernel = flat[first[0]]
+        return pictures.draw_filters(*principal_filters(kernel))
+
+    def positions() -> Any:
+        if POSITIONS not in flat:
+            return "its positions are not learned"
+        similarity = position_similarity(flat[POSITIONS][0], model.description.grid)
+        return pictures.draw_positions(similarity)
+
+    return {"filters": filters, "positions": positions}
+
+
+def _of_images(model: Model, paths: list[str], batch_size: int) -> dict[str, Drawing]:
+    if not model.module.num_layers:
+        return dict.fromkeys(("attention_distance", "rollout", "heads"), lambda: "no attention")
+    grid = model.description.grid
+    pixels = pixels_per_token(model.module.patch_size, model.module.resnet_layers)
+
+    def distances() -> Any:
+        found = [  # a batch at a time: the weights of 128 images would fill the memory
+            mean_distance(model.attention(part), grid, pixels) * len(part)
+            for part in _parts(paths, batch_size)
+        ]
+        return pictures.draw_distances(np.sum(found, axis=0) / len(paths))
+
+    def drawn(name: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+        few = paths[: _DRAWN[name]]
+        inputs = model.preprocess(few)
+        black, white = input_range(model.description)
+        shown = np.clip((inputs - black) / (white - black), 0, 1)
+        return few, shown, model.attention(inputs, batch_size=batch_size)
+
+    def flow() -> Any:
+        few, shown, weights = drawn("rollout")
+        names = [Path(path).name for path in few]
+        return pictures.draw_rollout(shown, rollout(weights, grid), names)
+
+    def heads() -> Any:
+        _, shown, weights = drawn("heads")
+        return pictures.draw_heads(shown, class_token_attention(weights, grid))
+
+    return {"attention_distance": distances, "rollout": flow, "heads": heads}
+
+
+def _cka(model: Model, other: Model, paths: list[str], batch_size: int) -> Any:
+    if not (model.module.num_layers and other.module.num_layers):
+        return "a model has no blocks"
+    if len(paths) < 2:
+        return "it takes two images or more"
+    layers = [_layers(each, paths, batch_size) for each in (model, other)]
+    return pictures.draw_cka(cka_between_layers(*layers), (model.source, other.source))
+
+
+def _layers(model: Model, paths: list[str], batch_size: int) -> list[np.ndarray]:
+    """The mean over the tokens after each block: L times [B, D]."""
+    parts = [
+        look(model.module, model.params, model.preprocess(part), ["tokens"])["tokens"].mean(axis=2)
+        for part in _parts(paths, batch_size)
+    ]
+    return list(np.concatenate([np.asarray(part, np.float32) for part in parts], axis=1))
+
+
+def _parts(paths: list[str], size: int) -> list[list[str]]:
+    return [paths[start : start + size] for start in range(0, len(paths), size)]
