@@ -141,6 +141,23 @@ def test_an_interrupted_run_goes_on_bit_for_bit(finished: Path, tmp_path: Path) 
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("attention", ["xla", "pallas"])
+def test_so_does_one_with_another_attention(attention: str, tmp_path: Path) -> None:
+    """In bfloat16, with dropout, whose random words are the update's own."""
+    config = tiny.config(
+        model__attention=attention,
+        model__dtype="bfloat16",
+        model__dropout_rate=0.1,
+        duration__steps=4,
+        checkpoint__every_steps=2,
+    )
+    train_and_evaluate(config, str(tmp_path / "whole"))
+    run_until_saved(config, tmp_path / "parts", 2)
+    train_and_evaluate(config, str(tmp_path / "parts"))
+    whole, parts = ((tmp_path / p / "params.npz").read_bytes() for p in ("whole", "parts"))
+    assert whole == parts
+
+
 def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Path) -> None:
     """SIGTERM while step 4 is evaluated: its checkpoint gets the score when the run goes on."""
     evaluation = {"evaluators__test__every_steps": 4, "checkpoint__best_metric": "test/accuracy"}

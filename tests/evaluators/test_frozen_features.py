@@ -150,8 +150,7 @@ def test_on_any_number_of_devices(kind: str, values: dict[str, Any]) -> None:
     """45 images of 90 in batches of 8: the last is not full."""
     expected = measured(with_evaluator(kind, **values))
     assert expected["num_examples"] == 45
-    for devices in (2, 8):
-        assert measured(with_evaluator(kind, devices=devices, **values)) == expected
+    assert measured(with_evaluator(kind, devices=8, **values)) == expected
 
 
 def test_in_a_run_and_alone(tmp_path: Path) -> None:
