@@ -39,7 +39,7 @@ VARIANTS = {
     "S/32": {"embed_dim": 384, "num_heads": 6, "patch_size": 32},
     "B/32": {"embed_dim": 768, "num_heads": 12, "patch_size": 32},
 }
-HYBRIDS = {"R26+S/32": "vit_small_r26_s32_224", "R50+B/16": "vit_base_r50_s16_224"}
+HYBRIDS = {"R50+B/16": "vit_base_r50_s16_224"}
 
 
 def their_logits(model: Any, images: np.ndarray) -> np.ndarray:
