@@ -5,13 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vit_jax.analysis.attention import class_token_attention, mean_distance, rollout
+from vit_jax.analysis.attention import (
+    class_token_attention,
+    mean_distance,
+    rollout,
+    uniform_distance,
+)
 from vit_jax.analysis.filters import principal_filters
 from vit_jax.analysis.positions import position_similarity
-from vit_jax.analysis.similarity import cka, cka_between_layers
+from vit_jax.analysis.similarity import cka_of_layers, linear_cka
+from vit_jax.errors import UserError
 
 GRID = (2, 3)  # rows, columns
 RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
 
 
 def stacked(weights: np.ndarray, *, layers: int = 2, images: int = 3, heads: int = 4) -> np.ndarray:
@@ -31,6 +41,7 @@ def test_the_distance_of_uniform_attention(others: int) -> None:
     places = [(16 * row, 8 * column) for row in range(2) for column in range(3)]
     expected = np.mean([np.hypot(a - c, b - d) for a, b in places for c, d in places])
     np.testing.assert_allclose(mean_distance(stacked(weights), GRID, (16, 8)), expected)
+    assert uniform_distance(GRID, (16, 8)) == pytest.approx(expected)
 
 
 def test_distances_of_heads_and_blocks_stay_apart() -> None:
@@ -100,14 +111,35 @@ def test_similar_positions() -> None:
     np.testing.assert_allclose(found[0, 1], [[0.5, 1, 0.5], [0, 0.5, 0]], atol=1e-12)
 
 
-def test_alignment() -> None:
-    x = RNG.normal(size=(2000, 6))
-    turn = np.linalg.qr(RNG.normal(size=(6, 6)))[0]
-    assert cka(x, x) == pytest.approx(1.0)
-    assert cka(x, 3 * x @ turn + 1) == pytest.approx(1.0)
-    noise = RNG.normal(size=(2000, 4))
-    assert cka(x, noise) < 0.01
-    half = cka(np.concatenate([x, noise], axis=1), x)
-    assert half == pytest.approx(6 / np.sqrt(10 * 6), abs=0.02)  # of 10 directions six are shared
-    matrix = cka_between_layers([x, noise], [x, noise, x @ turn])
-    np.testing.assert_allclose(matrix, [[1, 0, 1], [0, 1, 0]], atol=0.01)
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_cka(unbiased: bool) -> None:
+    x, noise = normal(500, 10), normal(500, 20, seed=1)
+    rotation, _ = np.linalg.qr(normal(10, 10, seed=2))
+    for same in (x, x @ rotation, -3.5 * x, x + 100):
+        assert linear_cka(x, same, unbiased=unbiased) == pytest.approx(1.0)
+    assert abs(linear_cka(x, noise, unbiased=unbiased)) < 0.05
+    stretched = linear_cka(x, x * np.arange(10), unbiased=unbiased)
+    assert 0.5 < stretched < 0.95
+    assert linear_cka(x, np.ones((500, 3)), unbiased=unbiased) == 0.0
+
+
+def test_cka_is_that_of_covariances_and_the_unbiased_one_needs_few_examples() -> None:
+    x, y = normal(30, 5), normal(30, 8, seed=1) + normal(30, 1)
+    a, b = x - x.mean(0), y - y.mean(0)
+    expected = np.sum((b.T @ a) ** 2) / np.linalg.norm(a.T @ a) / np.linalg.norm(b.T @ b)
+    assert linear_cka(x, y) == pytest.approx(expected)
+    wide = [(normal(30, 300, seed=i), normal(30, 300, seed=100 + i)) for i in range(20)]
+    assert np.mean([linear_cka(*pair) for pair in wide]) > 0.8
+    assert abs(np.mean([linear_cka(*pair, unbiased=True) for pair in wide])) < 0.02
+
+
+def test_cka_of_layers() -> None:
+    layers = [normal(40, width, seed=width) for width in (3, 5, 7)]
+    found = cka_of_layers(layers, layers[:2])
+    assert found.shape == (3, 2)
+    assert found[2, 1] == pytest.approx(linear_cka(layers[2], layers[1]))
+    np.testing.assert_allclose(np.diag(found), 1.0)
+    with pytest.raises(UserError, match=r"CKA of \[39, 40\] examples: give both models the same"):
+        cka_of_layers(layers, [layers[0][:39]])
+    with pytest.raises(UserError, match="at least 4"):
+        cka_of_layers([x[:3] for x in layers], [layers[0][:3]], unbiased=True)

@@ -30,6 +30,11 @@ def mean_distance(
     return found / (weights.shape[1] * weights.shape[3])
 
 
+def uniform_distance(grid: tuple[int, int], pixels: tuple[int, int]) -> float:
+    """`mean_distance` of a head that looks everywhere alike."""
+    return float(np.mean(_distances(grid, pixels)))
+
+
 def rollout(
     attention: np.ndarray, grid: tuple[int, int], *, head_fusion: str = "mean"
 ) -> np.ndarray:

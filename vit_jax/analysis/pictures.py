@@ -57,17 +57,22 @@ def draw_positions(similarity: np.ndarray) -> Any:
     return figure
 
 
-def draw_distances(distances: np.ndarray) -> Any:
-    """Mean attention distances [L, H] in pixels, a point for each head."""
+def draw_distances(distances: np.ndarray, uniform: float) -> Any:
+    """Mean attention distances [L, H] in pixels, a point for each head.
+
+    `uniform` is that of a head that looks everywhere alike.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.5, 3.4), layout="constrained")
     axis = figure.subplots()
     layers = np.repeat(np.arange(1, len(distances) + 1), distances.shape[1])
     axis.scatter(layers, distances.ravel(), s=16, color="#0072b2", alpha=0.7, linewidths=0)
+    axis.axhline(uniform, color="0.4", ls="--", lw=1, label="looks everywhere alike")
+    axis.legend(loc="lower right", fontsize=8, frameon=False)
     axis.set_xlabel("block")
     axis.set_ylabel("mean attention distance (pixels)")
-    axis.set_ylim(0, 1.08 * distances.max())
+    axis.set_ylim(0, 1.08 * max(uniform, distances.max()))
     axis.locator_params(axis="x", integer=True)
     axis.grid(alpha=0.3)
     for side in ("top", "right"):
@@ -126,7 +131,7 @@ def draw_cka(matrix: np.ndarray, names: tuple[str, str]) -> Any:
     axis.set_xlabel(f"block of {names[1][-36:]}", parse_math=False)
     axis.set_ylabel(f"block of {names[0][-36:]}", parse_math=False)
     axis.locator_params(integer=True)
-    figure.colorbar(shown, label="linear CKA", shrink=0.8)
+    figure.colorbar(shown, label="linear CKA, unbiased", shrink=0.8)
     return figure
 
 

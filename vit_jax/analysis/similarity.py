@@ -1,4 +1,4 @@
-"""How alike two models, or two layers, represent the same images."""
+"""Similarity of representations: linear central kernel alignment (CKA, 1905.00414)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,55 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vit_jax.errors import UserError
 
-def cka(x: np.ndarray, y: np.ndarray) -> float:
-    """Linear central kernel alignment (Kornblith et al., 1905.00414): features [N, D], [N, E].
 
-    1 for features that a rotation and one scale turn into each other; near 0 for unrelated ones,
-    if there are many more images than features.
+def linear_cka(x: np.ndarray, y: np.ndarray, *, unbiased: bool = False) -> float:
+    """CKA of features of the same n examples, [n, p] and [n, q]; see `cka_of_layers`."""
+    return float(cka_of_layers([x], [y], unbiased=unbiased)[0, 0])
+
+
+def cka_of_layers(
+    layers: Sequence[np.ndarray], others: Sequence[np.ndarray], *, unbiased: bool = False
+) -> np.ndarray:
+    """CKA of every layer of one model with every layer of another.
+
+    tr(K L) / sqrt(tr(K K) tr(L L)) with K = X X^T and L = Y Y^T, both centred (equations 1 to 4):
+    1 where the features are the same but for rotation and scale. With fewer examples than features
+    even noise comes near to 1.
+
+    Args:
+      layers, others: features [n, D] of each layer, of the same n examples in the same order; D
+        may differ. Takes n^2 numbers per layer.
+      unbiased: with the estimator of Song et al. as in "Do wide and deep networks learn the same
+        things?" (2010.15327, equation 3), which is 0 on average for independent features however
+        few the examples, and may be negative. At least 4 of them.
+
+    Returns:
+      [len(layers), len(others)]; 0 for features that do not vary.
+
+    Raises:
+      UserError: numbers of examples differ, or there are too few.
     """
-    x, y = (np.asarray(each, np.float64) - np.mean(each, axis=0) for each in (x, y))
-    scale = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
-    return float(np.linalg.norm(x.T @ y) ** 2 / max(scale, np.finfo(float).tiny))
+    sizes = {len(features) for features in (*layers, *others)}
+    least = 4 if unbiased else 2
+    if len(sizes) != 1 or min(sizes) < least:
+        raise UserError(
+            f"CKA of {sorted(sizes)} examples: give both models the same, at least {least}."
+        )
+    a, b = ([_kernel(each, unbiased) for each in side] for side in (layers, others))
+    return np.array([[np.sum(k * other) for other in b] for k in a])
 
 
-def cka_between_layers(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> np.ndarray:
-    """`cka` of every layer of one model with every layer of another: [L, M]."""
-    return np.array([[cka(x, y) for y in second] for x in first])
+def _kernel(features: np.ndarray, unbiased: bool) -> np.ndarray:
+    """The centred inner products of examples [n, n], with norm 1."""
+    features = features.astype(np.float64)
+    n = len(features)
+    features = features - features.mean(0)  # changes no centred kernel, and saves digits
+    kernel = features @ features.T
+    if unbiased:
+        np.fill_diagonal(kernel, 0.0)
+        rows = kernel.sum(0) / (n - 2)
+        kernel += rows.sum() / (n - 1) - rows[:, None] - rows[None]
+        np.fill_diagonal(kernel, 0.0)
+    return kernel / max(float(np.linalg.norm(kernel)), np.finfo(np.float64).tiny)

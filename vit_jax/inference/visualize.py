@@ -10,14 +10,20 @@ from typing import Any
 import numpy as np
 
 from vit_jax.analysis import pictures
-from vit_jax.analysis.attention import class_token_attention, mean_distance, rollout
+from vit_jax.analysis.attention import (
+    class_token_attention,
+    mean_distance,
+    rollout,
+    uniform_distance,
+)
 from vit_jax.analysis.filters import principal_filters
 from vit_jax.analysis.positions import position_similarity
-from vit_jax.analysis.similarity import cka_between_layers
+from vit_jax.analysis.similarity import cka_of_layers
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.inference.inputs import find_images, input_range
 from vit_jax.inference.model import Model, load_model
 from vit_jax.models.look import look
+from vit_jax.models.resnet import weight_standardize
 from vit_jax.models.tokens import pixels_per_token
 from vit_jax.models.vit import POSITIONS
 from vit_jax.parameters.names import flatten_names
@@ -42,8 +48,8 @@ def visualize(
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      images: files, and folders of which the images are taken, the first `MOST_IMAGES`. Without
-        any, only the pictures of parameters are drawn.
+      images: files, and folders of which the images are taken: `MOST_IMAGES`, evenly spread.
+        Without any, only the pictures of parameters are drawn.
       what: some of `OF_PARAMETERS` and `OF_IMAGES`; () is all.
       output: folder for `WHAT.png`.
       against: another model, for `cka`.
@@ -58,7 +64,7 @@ def visualize(
     for name in what:
         check_known("--what", name, (*OF_PARAMETERS, *OF_IMAGES))
     import_extra("visualize.py", "matplotlib", "embedded")
-    paths = find_images(images)[:MOST_IMAGES] if images else []
+    paths = _spread(find_images(images), MOST_IMAGES) if images else []
     if unseen := [name for name in what if name in OF_IMAGES and not paths]:
         raise UserError(f"--what={','.join(unseen)} needs --images.")
     if "cka" in what and not against:
@@ -97,9 +103,10 @@ def _of_parameters(model: Model) -> dict[str, Drawing]:
     flat = flatten_names(model.params)
 
     def filters() -> Any:
-        first = [name for name in flat if name.endswith("conv_root/kernel")] or ["embedding/kernel"]
-        kernel = flat[first[0]]
-        return pictures.draw_filters(*principal_filters(kernel))
+        root = [name for name in flat if name.endswith("conv_root/kernel")]
+        # A ResNet convolves with the standardised weights.
+        kernel = weight_standardize(flat[root[0]]) if root else flat["embedding/kernel"]
+        return pictures.draw_filters(*principal_filters(np.asarray(kernel)))
 
     def positions() -> Any:
         if POSITIONS not in flat:
@@ -121,10 +128,12 @@ def _of_images(model: Model, paths: list[str], batch_size: int) -> dict[str, Dra
             mean_distance(model.attention(part), grid, pixels) * len(part)
             for part in _parts(paths, batch_size)
         ]
-        return pictures.draw_distances(np.sum(found, axis=0) / len(paths))
+        return pictures.draw_distances(
+            np.sum(found, axis=0) / len(paths), uniform_distance(grid, pixels)
+        )
 
     def drawn(name: str) -> tuple[list[str], np.ndarray, np.ndarray]:
-        few = paths[: _DRAWN[name]]
+        few = _spread(paths, _DRAWN[name])
         inputs = model.preprocess(few)
         black, white = input_range(model.description)
         shown = np.clip((inputs - black) / (white - black), 0, 1)
@@ -145,10 +154,10 @@ def _of_images(model: Model, paths: list[str], batch_size: int) -> dict[str, Dra
 def _cka(model: Model, other: Model, paths: list[str], batch_size: int) -> Any:
     if not (model.module.num_layers and other.module.num_layers):
         return "a model has no blocks"
-    if len(paths) < 2:
-        return "it takes two images or more"
+    if len(paths) < 4:
+        return "it takes four images or more"
     layers = [_layers(each, paths, batch_size) for each in (model, other)]
-    return pictures.draw_cka(cka_between_layers(*layers), (model.source, other.source))
+    return pictures.draw_cka(cka_of_layers(*layers, unbiased=True), (model.source, other.source))
 
 
 def _layers(model: Model, paths: list[str], batch_size: int) -> list[np.ndarray]:
@@ -158,6 +167,12 @@ def _layers(model: Model, paths: list[str], batch_size: int) -> list[np.ndarray]
         for part in _parts(paths, batch_size)
     ]
     return list(np.concatenate([np.asarray(part, np.float32) for part in parts], axis=1))
+
+
+def _spread(paths: list[str], count: int) -> list[str]:
+    """At most so many, evenly spread: a folder is sorted by class."""
+    step = max(len(paths) / count, 1.0)
+    return [paths[int(i * step)] for i in range(min(len(paths), count))]
 
 
 def _parts(paths: list[str], size: int) -> list[list[str]]:
