@@ -86,6 +86,14 @@ def test_every_number_by_its_definition(model: Path, photos: Path, tmp_path: Pat
     np.testing.assert_allclose(
         [float(row["loss"]) for row in rows], -np.log(of_label), rtol=1e-4, atol=1e-6
     )
+    with open(tmp_path / "out" / "confusion.csv", newline="") as file:
+        (_, *columns), *counts = csv.reader(file)
+    assert [name for name, *_ in counts] == columns
+    for name, *row in counts:
+        for column, count in zip(columns, row, strict=True):
+            same = (labels == CLASSES.index(name)) & (prediction == CLASSES.index(column))
+            assert int(count) == same.sum()
+    assert sum(int(count) for _, *row in counts for count in row) == 27
     assert f"top-1 accuracy     {results['accuracy']:9.2%}\n" in table(results)
 
 

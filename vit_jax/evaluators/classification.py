@@ -99,6 +99,15 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray, *, num_bins: 
     return float(np.abs(gaps).sum() / len(bins))
 
 
+def confusion_matrix(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:
+    """How often class i [N labels] was taken for class j [N predictions]: int [K, K], row i.
+
+    K is `num_classes`; a model with more outputs than labels needs the larger of both.
+    """
+    cells = np.bincount(labels * num_classes + predictions, minlength=num_classes**2)
+    return cells.reshape(num_classes, num_classes)
+
+
 def real_accuracy(predictions: np.ndarray, labels: Sequence[Sequence[int]]) -> tuple[float, int]:
     """Accuracy on ReaL labels ("Are we done with ImageNet?", 2006.07159), and its number of images.
 

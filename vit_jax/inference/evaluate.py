@@ -16,7 +16,12 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError, check_known, counted
 from vit_jax.evaluators import average_precision
 from vit_jax.evaluators.average_precision import AveragePrecisionEvaluator
-from vit_jax.evaluators.classification import ClassificationEvaluator, real_accuracy, summarize
+from vit_jax.evaluators.classification import (
+    ClassificationEvaluator,
+    confusion_matrix,
+    real_accuracy,
+    summarize,
+)
 from vit_jax.files.atomic import write_json
 from vit_jax.inference.class_order import match_classes, relabel
 from vit_jax.inference.inputs import create_reader, example_names, input_chain
@@ -66,8 +71,8 @@ def evaluate(
         count.
       loss: key of `LOSSES` that the model was trained with, which also gives the probabilities; ""
         for what its description says, else softmax.
-      output: folder for `evaluation.json` and `examples.csv` (one line per example), or
-        `classes.csv` (one per class) where images have several labels.
+      output: folder for `evaluation.json`, `examples.csv` (one line per example) and
+        `confusion.csv`; or `classes.csv` (one per class) where images have several labels.
 
     Returns:
       `accuracy`, `accuracy_top5` (with more than 5 outputs), `loss`, `calibration_error`,
@@ -130,6 +135,7 @@ def evaluate(
         names = dict(zip(outputs.tolist(), data.class_names, strict=True))
         names |= dict(enumerate(model.description.class_names))
         write_examples(Path(output) / "examples.csv", data, names, arrays)
+        write_confusion(Path(output) / "confusion.csv", names, arrays)
     return results
 
 
@@ -203,6 +209,21 @@ def write_examples(
         ):
             classes = [names.get(number, number) for number in (label, prediction)]
             writer.writerow([example, *classes, f"{confidence:.6f}", f"{loss:.6g}"])
+
+
+def write_confusion(path: Path, names: dict[int, str], arrays: dict[str, np.ndarray]) -> None:
+    """A CSV file with a row per class and a column per prediction; see `confusion_matrix`.
+
+    Classes that are neither a label nor a prediction are left out.
+    """
+    both = np.stack([arrays["label"], arrays["prediction"]])  # [2, N]
+    found, places = np.unique(both, return_inverse=True)
+    counts = confusion_matrix(*places.reshape(both.shape), len(found))
+    columns = [names.get(number, number) for number in found.tolist()]
+    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label \\ prediction", *columns])
+        writer.writerows([name, *row] for name, row in zip(columns, counts.tolist(), strict=True))
 
 
 def write_classes(
