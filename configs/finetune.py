@@ -35,6 +35,7 @@ B/16: CIFAR 2.2 hours, ImageNet 6.5 hours; with L/16: 7 and 17 hours.
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -175,8 +176,15 @@ TABLE_9_L16 = dict(
 
 def get_config(argument: str = "B/16,cifar10") -> ConfigDict:
     variant, dataset, resolution = parse_argument("finetune", argument)
+    return on_dataset(fine_tuning(variant), variant, dataset, resolution)
+
+
+def on_dataset(config: ConfigDict, variant: str, dataset: str, resolution: int) -> ConfigDict:
+    """Completes `fine_tuning(variant)` for a DATASET at a RESOLUTION.
+
+    `variant` is "" for a model that is none; nothing is published of it.
+    """
     task = find_task(dataset)
-    config = fine_tuning(variant)
     set_task(config, task)
     if variant in DROPOUT:
         config.model.dropout_rate = 0.1
@@ -190,7 +198,8 @@ def get_config(argument: str = "B/16,cifar10") -> ConfigDict:
     config.dataset.eval_preprocess = f"official_eval({resolution})"
     if (variant, dataset, resolution) in TABLE_2:
         config.train_step.polyak_decay = 0.9999
-    config.sweep.published = published(variant, dataset, resolution)
+    if variant:
+        config.sweep.published = published(variant, dataset, resolution)
     return config
 
 
@@ -221,10 +230,14 @@ def parse_argument(recipe: str, argument: str, default: int = 384) -> tuple[str,
 
 def pixels_per_token(variant: str) -> int:
     """The side of a variant's tokens in the image; 1 for a ResNet, which takes any size."""
-    row = get_variant(variant)
-    if "patch_size" not in row:
+    return token_side(get_variant(variant))
+
+
+def token_side(sizes: Mapping[str, Any]) -> int:
+    """`pixels_per_token` of a model by its keys in the section `model`."""
+    if "patch_size" not in sizes:
         return 1
-    return tokens.pixels_per_token(row["patch_size"], row.get("resnet_layers"))[0]
+    return tokens.pixels_per_token(sizes["patch_size"], sizes.get("resnet_layers"))[0]
 
 
 def find_task(dataset: str) -> Task:
@@ -240,8 +253,13 @@ def find_task(dataset: str) -> Task:
 
 def fine_tuning(variant: str) -> ConfigDict:
     """What the recipes of the paper, of AugReg and of big_vision have in common."""
+    return fine_tuning_of(get_variant(variant))
+
+
+def fine_tuning_of(sizes: Mapping[str, Any]) -> ConfigDict:
+    """The same for a model that may be no variant, by its keys in the section `model`."""
     config = default_config()
-    config.model = section("model", **get_variant(variant))
+    config.model = section("model", **sizes)
     config.dataset.batch_size = 512
     set_kind(config, "optimizer", "sgd")
     config.optimizer.momentum_dtype = "bfloat16"

@@ -25,6 +25,7 @@ if __name__ == "__main__":
     add("--split", default="test", help="images to measure (default test)")
     add("--kinds", default="few_shot,linear_probe,nearest_neighbors", help="some of (default) all")
     add("--feature", default="pre_logits", help="as of extract_features.py (default pre_logits)")
+    add("--seeds", type=int, default=3, help="choices of images, for few_shot (default 3)")
     add("--data_dir", default="", metavar="DIR", help="where TFDS sets are prepared")
     add("--label_key", default="", metavar="KEY", help="label to use, where a TFDS set has several")
     add(

@@ -100,7 +100,14 @@ if [[ "$version" != 3.1[123] ]]; then
 fi
 # Built with the pinned setuptools instead of whatever is newest on the day.
 pip_install -c "$constraints" 'setuptools>=77'
-pip_install -c "$constraints" --no-build-isolation -e ".[$extras]"
+# pip would compile several GB for a minute, most of which nobody imports. What we import is
+# compiled by importing it, or else by the first script that does.
+pip_install -c "$constraints" --no-build-isolation --no-compile -e ".[$extras]"
+compile() { env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c "$1" >/dev/null 2>&1 || true; }
+compile "import vit_jax.train, vit_jax.data.pipeline, vit_jax.inference.model, matplotlib.pyplot
+import sklearn.datasets, tensorboardX, tensorflow_datasets" &
+[[ "$extras" != *peers* ]] || compile "from tests import peers; peers.import_transformers()"
+wait
 echo "$wanted" >"$stamp"
 rm "$unfinished"
 if command -v nvidia-smi >/dev/null; then

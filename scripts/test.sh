@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh --tests
 unset PYTHONPATH PYTHONHOME # as in setup.sh
+unset PYTHONDONTWRITEBYTECODE   # what the first process compiles hundreds of others import
 
 failed=()
 check() {

@@ -69,7 +69,19 @@ def parse_flags(default_config: str | None = None) -> None:
     arguments = sys.argv[1:]
     recipes = [value for key, value in _pairs(arguments) if key == "config"]
     arguments = [each for i, each in enumerate(arguments) if not _is_recipe(arguments, i)]
-    config = load_recipe(recipes[-1] if recipes else default_config)
+    override(load_recipe(recipes[-1] if recipes else default_config), arguments)
+
+
+def override(config: Any, arguments: list[str], flag_values: Any = FLAGS) -> Any:
+    """Parses `--config.KEY=VALUE` and the other flags of `flag_values`; returns the config.
+
+    Args:
+      config: of a recipe, or None.
+      arguments: of the command line, without the recipe.
+
+    Raises:
+      UserError: a mistake in one of them.
+    """
     if config is not None:
         given = {key.removeprefix("config."): value for key, value in _pairs(arguments)}
         choose_kinds(config, given)
@@ -80,12 +92,15 @@ def parse_flags(default_config: str | None = None) -> None:
         arguments = [each for each in arguments if _key_of(each) not in unset]
     argv = [sys.argv[0], *arguments]
     try:
-        config_flags.DEFINE_config_dict("config", config, lock_config=True, sys_argv=argv)
-        rest = FLAGS(argv)
+        config_flags.DEFINE_config_dict(
+            "config", config, lock_config=True, sys_argv=argv, flag_values=flag_values
+        )
+        rest = flag_values(argv)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(_flag_error(error, config)) from error
+        raise UserError(_flag_error(error, config, arguments)) from error
     if len(rest) > 1:
         raise UserError(f"unexpected arguments: {' '.join(rest[1:])}; overrides are --config.x=y.")
+    return flag_values.config
 
 
 def load_recipe(spec: str | None) -> Any:
@@ -148,10 +163,10 @@ def _key_of(argument: str) -> str:
     return match[1] if match else ""
 
 
-def _flag_error(error: BaseException, config: Any) -> str:
+def _flag_error(error: BaseException, config: Any, arguments: list[str]) -> str:
     """One line that says what is wrong with the command line."""
     known = {} if config is None else schema.flatten(config)
-    unknown = [key for key in map(_key_of, sys.argv[1:]) if key and key not in known]
+    unknown = [key for key in map(_key_of, arguments) if key and key not in known]
     if config is None or not unknown:
         return f"{' '.join(str(error.args[0] if error.args else error).split())} (see --help)"
     section = unknown[0].rpartition(".")[0]

@@ -25,13 +25,18 @@ from vit_jax.pretrained.formats import huggingface
 from vit_jax.pretrained.formats import table as formats
 from vit_jax.workdir.description import Description, InputSettings
 
-transformers = import_transformers()
+transformers: Any = None  # imported when the first test begins: it takes 3 s
 
 SAME, AS_IT_COMES = 1e-5, 1e-3
 SIZES = {
     "Ti": {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768},
     "S": {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536},
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _import() -> None:
+    globals()["transformers"] = import_transformers()
 
 
 def their_logits(model: Any, images: np.ndarray) -> np.ndarray:

@@ -37,9 +37,8 @@ HYBRID, HYBRID_AS_IT_COMES = 5e-5, 2e-3
 VARIANTS = {
     "Ti/16": {"embed_dim": 192, "num_heads": 3},
     "S/32": {"embed_dim": 384, "num_heads": 6, "patch_size": 32},
-    "B/32": {"embed_dim": 768, "num_heads": 12, "patch_size": 32},
 }
-HYBRIDS = {"R50+B/16": "vit_base_r50_s16_224"}
+HYBRIDS = {"R26+S/32": "vit_small_r26_s32_224"}
 
 
 def their_logits(model: Any, images: np.ndarray) -> np.ndarray:
@@ -214,16 +213,20 @@ def test_stem_hybrid_by_names_and_shapes(tmp_path: Path) -> None:
     assert all((found[name] == params[name]).all() for name in params)
 
 
-def test_large_by_names_and_shapes() -> None:
-    """L/16 is too large to run here; its names and shapes are the ones of timm's model."""
-    module = weights.module_of("L/16", num_classes=1000)
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [("L/16", "vit_large_patch16_224"), ("R50+B/16", "vit_base_r50_s16_224")],
+)
+def test_large_by_names_and_shapes(variant: str, name: str) -> None:
+    """They are too large to run here; their names and shapes are the ones of timm's models."""
+    module = weights.module_of(variant, num_classes=1000)
     shapes = flatten_names(golden.abstract_params(module))
     params = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in shapes.items()}
     from vit_jax.pretrained.formats import timm as names
 
     ours = names.write(params)
     with torch.device("meta"):
-        model = timm.create_model("vit_large_patch16_224")
+        model = timm.create_model(name, num_classes=1000)
     theirs = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     assert {name: array.shape for name, array in ours.items()} == theirs
 

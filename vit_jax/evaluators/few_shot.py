@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators.frozen_features import FrozenFeaturesEvaluator, accuracy
 from vit_jax.evaluators.stream import Reader
 
 _BIAS = 100.0  # so large that the regularisation hardly sees the bias
-# Two-sided 95 % quantiles of Student's t with 1 to 9 degrees of freedom.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 class FewShotEvaluator(FrozenFeaturesEvaluator):
@@ -64,11 +64,19 @@ class FewShotEvaluator(FrozenFeaturesEvaluator):
                     x_train[chosen], y_train[chosen], self._num_classes, self._l2
                 )
                 values.append(accuracy(scores(x, weights, mean, std).argmax(axis=1), y))
-            name, n = f"accuracy_{shots}shot", len(values)
+            name, spread = f"accuracy_{shots}shot", confidence95(values)
             found[name] = float(np.mean(values))
-            if n > 1:
-                found[f"{name}_ci95"] = _T95[n - 2] * float(np.std(values, ddof=1)) / math.sqrt(n)
+            if spread is not None:
+                found[f"{name}_ci95"] = spread
         return found
+
+
+def confidence95(values: Sequence[float]) -> float | None:
+    """Half the width of the 95 % interval of the mean, by Student's t; None for one value."""
+    n = len(values)
+    if n < 2:
+        return None
+    return float(special.stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(n))
 
 
 def choose_shots(labels: np.ndarray, num_classes: int, shots: int, seed: int) -> np.ndarray:

@@ -25,6 +25,7 @@ def probe(
     split: str,
     kinds: Sequence[str] = tuple(OF_FEATURES),
     feature: str = "pre_logits",
+    seeds: int = 3,
     data_dir: str = "",
     label_key: str = "",
     on_bad_image: str = "error",
@@ -39,6 +40,7 @@ def probe(
       train_split: of the images that are fitted.
       split: of those that are measured.
       kinds: some of `OF_FEATURES`, with their defaults.
+      seeds: choices of images, for few_shot.
       feature: see `FrozenFeaturesEvaluator`.
       batch_size: over all devices; rounded up to what they can share.
 
@@ -67,10 +69,11 @@ def probe(
         )
         readers.append(create_reader(data.check(), batch_size))
     feature_of = one_feature(model.module, feature, description.image_shape)
-    evaluators = {
-        kind: OF_FEATURES[kind](feature_of, *readers, train_split=train_split, feature=feature)
-        for kind in kinds
-    }
+    evaluators = {}
+    for kind in kinds:
+        options = {"train_split": train_split, "feature": feature}
+        options |= {"num_seeds": seeds} if kind == "few_shot" else {}
+        evaluators[kind] = OF_FEATURES[kind](feature_of, *readers, **options)
     start = time.perf_counter()
     params = jax.device_put(model.params, replicated(readers[0].mesh))
     arrays = next(iter(evaluators.values())).arrays(params)
@@ -85,6 +88,7 @@ def probe(
         "train_split": train_split,
         "split": split,
         "feature": feature,
+        "seeds": seeds,
         **model_options,
         "preprocess": description.eval_preprocess,
         "seconds": time.perf_counter() - start,

@@ -1,0 +1,67 @@
+"""Measures a model as papers do, and puts their numbers beside ours.
+
+    python scripts/evaluate_paper.py MODEL --suite=fewshot --workdir=runs/paper
+    python scripts/evaluate_paper.py MODEL --suite=vtab --workdir=runs/vtab --seeds=1
+
+MODEL is a work directory, a weights file or folder of any known format, https://, hf://owner/name,
+or a name of scripts/zoo.py list. The suites (configs/suites.py) are
+
+  fewshot   1, 5, 10 and 25 images per class, least squares on frozen features, on seven data sets
+  imagenet  a classifier of ImageNet, on ImageNet, V2, -A and -R
+  transfer  fine-tuning on the five data sets of table 5, the learning rate chosen on held-out data
+  vtab      fine-tuning on the 19 tasks of VTAB-1k, with the means of their groups
+
+What is not prepared on disk is left out, and the table says what prepares it. Prints the table and
+writes it to WORKDIR/suite.md, suite.csv and suite.json; the same command resumes. Fine-tuning
+takes --config.KEY=VALUE, as --config.dataset.batch_size=64 for a small GPU.
+"""
+
+import argparse
+import os
+import sys
+
+from vit_jax import launch
+
+sys.path.append(str(launch.ROOT))  # for the recipes
+
+from configs import suites
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("source", metavar="MODEL", help="what to measure")
+    add("--suite", required=True, choices=suites.SUITES, help="what to measure it on")
+    add("--workdir", required=True, metavar="DIR", help="results and runs; given again, it resumes")
+    add("--datasets", default="", metavar="A,B", help="some of the suite's, or others")
+    add("--seeds", type=int, default=3, help="of fine-tuning and few-shot (default 3)")
+    add("--data_dir", default="", metavar="DIR", help="where TFDS sets are prepared")
+    add("--batch_size", type=int, default=128, help="without fine-tuning (default 128)")
+    add("--image_size", type=int, metavar="N", help="of fine-tuning (default 384)")
+    add("--num_tasks", type=int, default=1, help="that share the work, with the same --workdir")
+    add("--task", type=int, help="which of them this is, from 0 (default SLURM_ARRAY_TASK_ID)")
+    arguments, overrides = parser.parse_known_args()
+    launch.start_logging()
+    with launch.one_line_errors(resumes=True):
+        from vit_jax.inference.load import load_model
+        from vit_jax.sweep import suite
+        from vit_jax.sweep.run import task_number
+
+        model = load_model(arguments.source)
+        datasets = [each for each in arguments.datasets.split(",") if each]
+        specs = suites.tasks(
+            arguments.suite, model.description.model, datasets, arguments.image_size
+        )
+        tasks = suite.create_tasks(specs, overrides)
+        rows = suite.evaluate_suite(
+            model,
+            tasks,
+            arguments.workdir,
+            seeds=arguments.seeds,
+            data_dir=arguments.data_dir,
+            batch_size=arguments.batch_size,
+            num_tasks=arguments.num_tasks,
+            task=task_number(arguments.task, arguments.num_tasks, os.environ),
+        )
+        print(suite.markdown(rows, arguments.source))
