@@ -47,6 +47,7 @@ if __name__ == "__main__":
         from vit_jax.inference.load import load_model
         from vit_jax.sweep import suite
         from vit_jax.sweep.run import task_number
+        from vit_jax.sweep.suite_table import markdown
 
         model = load_model(arguments.source)
         datasets = [each for each in arguments.datasets.split(",") if each]
@@ -64,4 +65,4 @@ if __name__ == "__main__":
             num_tasks=arguments.num_tasks,
             task=task_number(arguments.task, arguments.num_tasks, os.environ),
         )
-        print(suite.markdown(rows, arguments.source))
+        print(markdown(rows, arguments.source))

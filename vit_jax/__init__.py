@@ -7,6 +7,9 @@
     model.features(["a.jpg", "b.jpg"])  # [2, 768]
     model.attention("photo.jpg")  # [12, 1, 12, 197, 197]
 
+    config = vit_jax.get_config("configs/finetune.py:S/16,mine,224", "duration.steps=500")
+    vit_jax.train_and_evaluate(config, "runs/mine", dataset={"train": (images, labels), ...})
+
 Nothing is imported before it is used.
 """
 
@@ -16,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vit_jax.command_line import get_config
     from vit_jax.errors import UserError
     from vit_jax.export.convert import convert_checkpoint
     from vit_jax.inference.model import Model, load_model
@@ -31,6 +35,7 @@ _HOMES = {
     "UserError": "vit_jax.errors",
     "convert_checkpoint": "vit_jax.export.convert",
     "create_model": "vit_jax.models.create",
+    "get_config": "vit_jax.command_line",
     "get_variant": "vit_jax.models.variants",
     "list_models": "vit_jax.pretrained.zoo.list",
     "load_model": "vit_jax.inference.model",
@@ -43,6 +48,7 @@ __all__ = [
     "UserError",
     "convert_checkpoint",
     "create_model",
+    "get_config",
     "get_variant",
     "list_models",
     "load_model",

@@ -103,8 +103,24 @@ def override(config: Any, arguments: list[str], flag_values: Any = FLAGS) -> Any
     return flag_values.config
 
 
+def get_config(recipe: str = "", *overrides: str) -> Any:
+    """The config that a command line gives, for `train_and_evaluate`.
+
+    Args:
+      recipe: as in --config=configs/finetune.py:B/16,cifar10; "" for the defaults.
+      overrides: as in --config.KEY=VALUE, such as "dataset.batch_size=64".
+
+    Raises:
+      UserError: a mistake in one of them.
+    """
+    config = load_recipe(recipe) if recipe else schema.get_config()
+    return override(config, [f"--config.{each}" for each in overrides], flags.FlagValues())
+
+
 def load_recipe(spec: str | None) -> Any:
     """The config of `PATH[:ARGUMENT]`; None for None or "".
+
+    PATH may be relative to the repository too.
 
     Raises:
       UserError: no such file, no `get_config` in it, or raised by the recipe itself.
@@ -112,12 +128,13 @@ def load_recipe(spec: str | None) -> Any:
     if not spec:
         return None
     path, separator, argument = spec.partition(":")
-    if not os.path.isfile(path):
+    found = path if os.path.isfile(path) else str(ROOT / path)
+    if not os.path.isfile(found):
         raise UserError(f"--config: there is no recipe {path!r}.")
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))  # recipes import each other as `configs.pretrain`
     try:
-        get_config = runpy.run_path(path, run_name="recipe")["get_config"]
+        get_config = runpy.run_path(found, run_name="recipe")["get_config"]
     except (KeyError, SyntaxError) as error:
         raise UserError(f"--config: {path!r} is not a recipe: {error}") from error
     if separator and not inspect.signature(get_config).parameters:

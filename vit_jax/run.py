@@ -189,7 +189,7 @@ def create_run(
 ) -> Run:
     """Builds the parts; opens the data and compares all sizes with each other.
 
-    `open_dataset` replaces `create_dataset` when the data are not here.
+    `open_dataset` replaces `create_dataset` when the data are not here, or are given.
 
     Raises:
       UserError: a mistake in the config or the data.

@@ -12,6 +12,8 @@ import logging
 import statistics
 import time
 import zipfile
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -45,7 +47,11 @@ RUNTIME_KEYS = (*LOCAL_KEYS, "mesh.", "checkpoint.", "processes.", "model.remat"
 
 
 def train_and_evaluate(
-    config: ConfigDict, workdir: str, *, resume: str = "auto"
+    config: ConfigDict,
+    workdir: str,
+    *,
+    dataset: Mapping[str, Any] | None = None,
+    resume: str = "auto",
 ) -> dict[str, float]:
     """Trains the model that `config` describes, from where `workdir` stands, and evaluates it.
 
@@ -56,6 +62,8 @@ def train_and_evaluate(
     Args:
       config: with the keys of `vit_jax/config.py`.
       workdir: folder of this run; created, or resumed if it exists.
+      dataset: splits of your own, for which `config.dataset.name` stands; see
+        `data.memory.open_given`. Every process gives the same.
       resume: `auto` refuses a work directory of another config; `force` resumes it.
 
     Returns:
@@ -77,7 +85,7 @@ def train_and_evaluate(
         stack.enter_context(jax.set_mesh(mesh))
         notice = stack.enter_context(PreemptionNotice())
         watchdog.note("opening the data")
-        run = create_run(config, mesh)
+        run = create_run(config, mesh, _opener(config, dataset))
         claim_workdir(
             workdir,
             config.to_dict(),
@@ -118,6 +126,15 @@ def train_and_evaluate(
         if earlier:  # kept even if this session dies before its first row
             writer.write(start_step, clock.totals())
         return train(run, state, workdir, checkpoints, writer, clock, notice)
+
+
+def _opener(config: ConfigDict, splits: Mapping[str, Any] | None) -> Any:
+    """What opens the data of the run; None for what `create_run` does by itself."""
+    if splits is None:
+        return None
+    from vit_jax.data.memory import open_given  # of few runs
+
+    return open_given(splits, config.dataset.name)
 
 
 def train(

@@ -71,8 +71,9 @@ def probe(
     feature_of = one_feature(model.module, feature, description.image_shape)
     evaluators = {}
     for kind in kinds:
-        options = {"train_split": train_split, "feature": feature}
-        options |= {"num_seeds": seeds} if kind == "few_shot" else {}
+        options: dict[str, Any] = {"train_split": train_split, "feature": feature}
+        if kind == "few_shot":
+            options["num_seeds"] = seeds
         evaluators[kind] = OF_FEATURES[kind](feature_of, *readers, **options)
     start = time.perf_counter()
     params = jax.device_put(model.params, replicated(readers[0].mesh))

@@ -7,10 +7,8 @@ resumes, and several tasks share the work.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import hashlib
-import io
 import logging
 import math
 import re
@@ -27,14 +25,14 @@ from vit_jax import command_line
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.evaluators.few_shot import confidence95
-from vit_jax.files.atomic import read_object, write_atomically, write_json
+from vit_jax.files.atomic import read_object, write_json
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.probe import probe
 from vit_jax.parameters.names import flatten_names
 from vit_jax.sweep.run import run_sweep
+from vit_jax.sweep.suite_table import Row, means, write_report
 
 MODEL_FILE = "evaluated_model.json"
-COLUMNS = ("group", "task", "metric", "ours", "ci95", "of", "published", "state")
 _CLASSIFICATION = ("accuracy", "accuracy_top5", "calibration_error")
 
 
@@ -55,24 +53,6 @@ class SuiteTask:
     settings: Mapping[str, Any]
     group: str = ""
     published: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A line of the table; `ours` and `ci95`, half of the 95 % interval, are in percent.
-
-    `of` says of what the interval is; `state` is `finished`, `missing`, `diverged`, or why there
-    is no number.
-    """
-
-    group: str
-    task: str
-    metric: str
-    ours: float | None
-    ci95: float | None
-    of: str
-    published: str
-    state: str = "finished"
 
 
 def evaluate_suite(
@@ -213,23 +193,7 @@ def _rows(
             continue
         state = absent.get(task.name, "missing")
         rows.append(Row(task.group, task.name, "", None, None, "", task.published, state))
-    return [*rows, *_means(rows)]
-
-
-def _means(rows: Sequence[Row]) -> list[Row]:
-    """Means over the tasks of each group, and over all, by metric."""
-    groups = list(dict.fromkeys(row.group for row in rows))
-    means = []
-    for group in [*groups, None] if len(groups) > 1 else groups:
-        members = [row for row in rows if group in (None, row.group)]
-        count = len({row.task for row in members})
-        for metric in dict.fromkeys(row.metric for row in members if row.ours is not None):
-            values = [row.ours for row in members if row.metric == metric and row.ours is not None]
-            if count > 1 and metric != "calibration_error":
-                of = f"mean of {len(values)} of {count} tasks"
-                name = f"mean {group or ''}".strip()
-                means.append(Row("", name, metric, statistics.fmean(values), None, of, ""))
-    return means
+    return [*rows, *means(rows)]
 
 
 def _few_shot_data(settings: Mapping[str, Any], data_dir: str) -> list[dict[str, Any]]:
@@ -258,9 +222,7 @@ def _few_shot_rows(task: SuiteTask, found: Mapping[str, Any]) -> list[Row]:
         if metric != name and not metric.endswith("_ci95"):
             ci95 = found.get(f"{name}_ci95")
             spread = None if ci95 is None else 100 * ci95
-            rows.append(
-                Row(task.group, task.name, metric, 100 * value, spread, of, task.published)
-            )
+            rows.append(Row(task.group, task.name, metric, 100 * value, spread, of, task.published))
     return rows
 
 
@@ -334,33 +296,3 @@ KINDS = {
     "evaluate": _Kind(_few_shot_data, _evaluate, _evaluate_rows),
     "fine_tune": _Kind(_fine_tune_data, _fine_tune, _fine_tune_rows),
 }
-
-
-def write_report(folder: Path, rows: Sequence[Row], source: str) -> None:
-    """The rows as `suite.md`, `suite.csv` and `suite.json`."""
-    write_atomically(folder / "suite.md", markdown(rows, source) + "\n")
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(dataclasses.astuple(row) for row in rows)
-    write_atomically(folder / "suite.csv", text.getvalue())
-    write_json(
-        folder / "suite.json", {"model": source, "rows": [dataclasses.asdict(row) for row in rows]}
-    )
-
-
-def markdown(rows: Sequence[Row], source: str) -> str:
-    """The rows as a table, and below it why some have no number."""
-    lines = [
-        f"{source}, in percent ± half of the 95 % interval.",
-        "",
-        "| group | task | metric | ours | over | published |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        spread = "" if row.ci95 is None else f" ± {row.ci95:.2f}"
-        ours = "-" if row.ours is None else f"{row.ours:.2f}{spread}"
-        cells = (row.group, row.task, row.metric, ours, row.of, row.published)
-        lines.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
-    why = [f"{row.task}: {row.state}" for row in rows if row.state != "finished"]
-    return "\n".join([*lines, *(["", "Without a number:", ""] if why else []), *why])

@@ -1,0 +1,135 @@
+"""Data of the caller's own: every form gives what the same images give under a name."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from tests import fixtures_data, tiny
+from vit_jax.data.datasets import create_dataset
+from vit_jax.data.digits import digit_splits
+from vit_jax.data.memory import open_given
+from vit_jax.errors import UserError
+from vit_jax.train import train_and_evaluate
+
+OPTIONS: dict[str, Any] = {
+    "split": "train[1:]+test",
+    "preprocess": "decode|resize(8)",
+    "label_key": "",
+    "on_bad_image": "error",
+}
+
+
+class Pairs:
+    """As torchvision's data sets are."""
+
+    def __init__(self, paths: list[Path], classes: list[str]):
+        self.paths, self.classes = paths, classes
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        path = self.paths[index]
+        return Image.open(path), self.classes.index(path.parent.name)
+
+
+def photos(folder: Path) -> dict[str, list[Path]]:
+    """The files of an image folder by split, in its order."""
+    for number in range(10):
+        split, name = "train" if number < 7 else "test", ("cat", "ant", "bee")[number % 3]
+        path = folder / split / name / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(fixtures_data.encoded(fixtures_data.picture(number), "PNG"))
+    found = {}
+    for split in ("train", "test"):
+        source: Any = create_dataset(name=str(folder), **{**OPTIONS, "split": split}).source
+        found[split] = [folder / source.describe(i) for i in range(len(source))]
+    return found
+
+
+def test_every_form_is_the_folder(tmp_path: Path) -> None:
+    paths = photos(tmp_path)
+    expected = create_dataset(name=str(tmp_path), **OPTIONS)
+
+    def labels(split: str) -> list[str]:
+        return [path.parent.name for path in paths[split]]
+
+    classes = ["ant", "bee", "cat"]
+    forms: dict[str, dict[str, Any]] = {
+        "paths": {s: (paths[s], labels(s)) for s in paths},
+        "bytes": {s: ([p.read_bytes() for p in paths[s]], labels(s)) for s in paths},
+        "pixels": {s: ([np.array(Image.open(p)) for p in paths[s]], labels(s)) for s in paths},
+        "objects": {s: Pairs(paths[s], classes) for s in paths},
+    }
+    prints = set()
+    for form, splits in forms.items():
+        dataset = open_given(splits, "mine")(name="mine", **OPTIONS)
+        again = pickle.loads(pickle.dumps(dataset))  # as workers get it
+        assert dataset.class_names == expected.class_names == tuple(classes)
+        assert dataset.num_examples == expected.num_examples == 9
+        for index in range(9):
+            for each in (dataset, again):
+                example = each.example(index, np.random.default_rng(0))
+                wanted = expected.example(index, np.random.default_rng(0))
+                np.testing.assert_array_equal(example["image"], wanted["image"], err_msg=form)
+                assert example["label"] == wanted["label"]
+        assert dataset.fingerprint == again.fingerprint
+        prints.add(dataset.fingerprint)
+    assert len(prints) == len(forms)
+    other = open_given(forms["pixels"], "mine")(name=str(tmp_path), **OPTIONS)
+    assert other.fingerprint == expected.fingerprint  # another name is another data set
+
+
+def test_arrays_train_as_the_data_set_does_and_belong_to_the_run(tmp_path: Path) -> None:
+    given = {name: (each.images, each.labels) for name, each in digit_splits().items()}
+    overrides = [f"{key}={value}" for key, value in tiny.OVERRIDES.items()]
+    named = vit_jax.get_config("", *overrides)
+    mine = vit_jax.get_config("", *overrides, "dataset.name=mine")
+    expected = train_and_evaluate(named, str(tmp_path / "named"))
+    found = vit_jax.train_and_evaluate(mine, str(tmp_path / "mine"), dataset=given)
+    assert found["test/loss"] == expected["test/loss"]
+    files = [(tmp_path / name / "params.npz").read_bytes() for name in ("named", "mine")]
+    assert files[0] == files[1]
+
+    given["train"][0][3, 0, 0] ^= 1
+    with pytest.raises(UserError, match="other data.*train"):
+        train_and_evaluate(mine, str(tmp_path / "mine"), dataset=given)
+
+
+IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({}, "has no split"),
+        ({"train": (IMAGES, [0, 1])}, "split 'train': 3 images, 2 labels"),
+        ({"train": (IMAGES / 255, [0, 1, 0])}, "float64 [3, 4, 4, 3]; they must be uint8 [N, H"),
+        ({"train": iter([1])}, "is list_iterator; it must be (images, labels), or an object"),
+        ({"train": (IMAGES, [0, -1, 0])}, "label -1 is negative"),
+        ({"train": Pairs([], ["a"]), "test": Pairs([], ["b"])}, "other .classes"),
+    ],
+)
+def test_mistakes(splits: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        open_given(splits, "mine")
+    assert message in str(error.value)
+
+
+def test_a_label_that_is_no_class_is_named() -> None:
+    class Wrong(Pairs):
+        def __getitem__(self, _index: int) -> tuple[Any, int]:
+            return IMAGES[0], 1
+
+    dataset = open_given({"train": Wrong([Path("a")], ["a"])}, "mine")(
+        name="mine", **{**OPTIONS, "split": "train"}
+    )
+    with pytest.raises(UserError, match=r"example 0 of mine train \(train\[0\]\): label 1 is not"):
+        dataset.example(0, np.random.default_rng(0))

@@ -1,0 +1,229 @@
+"""The suites of scripts/evaluate_paper.py: their tasks, and small ones from start to end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from configs import finetune, suites
+from tests import fixtures_data, tiny
+from vit_jax.errors import UserError
+from vit_jax.evaluators.few_shot import confidence95
+from vit_jax.inference.evaluate import evaluate
+from vit_jax.inference.load import load_model
+from vit_jax.inference.probe import probe
+from vit_jax.models.variants import VARIANTS
+from vit_jax.sweep import suite
+from vit_jax.sweep.suite_table import Row, means
+from vit_jax.train import train_and_evaluate
+
+# Runs of two updates on 16 images each.
+FAST = (
+    "--config.duration.steps=2",
+    "--config.schedule.warmup_steps=1",
+    "--config.dataset.batch_size=8",
+    "--config.loader.num_threads=1",
+    "--config.log.tensorboard=False",
+)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run on digits of three channels."""
+    folder = tmp_path_factory.mktemp("model") / "run"
+    config = tiny.config(
+        duration__steps=1,
+        dataset__preprocess="decode(channels=3)|resize(16)",
+        dataset__eval_preprocess="decode(channels=3)|resize(16)",
+    )
+    train_and_evaluate(config, str(folder))
+    return str(folder)
+
+
+def run(
+    source: str, name: str, workdir: Path, datasets: list[str], *overrides: str, **options: Any
+) -> list[Row]:
+    model = load_model(source)
+    specs = suites.tasks(name, model.description.model, datasets, 16)
+    tasks = suite.create_tasks(specs, overrides)
+    return suite.evaluate_suite(model, tasks, str(workdir), **options)
+
+
+def sizes(variant: str) -> dict[str, Any]:
+    return dict(VARIANTS[variant])
+
+
+def test_the_suites_are_the_papers() -> None:
+    model = sizes("L/16")
+    few_shot = suites.tasks("fewshot", model, (), None)
+    assert [task["name"] for task in few_shot] == list(suites.FEW_SHOT)
+    vtab = suites.tasks("vtab", model, (), None)
+    assert [task["name"] for task in vtab] == list(finetune.VTAB)
+    groups = [task["group"] for task in vtab]
+    assert groups == ["natural"] * 7 + ["specialized"] * 4 + ["structured"] * 8
+    for task in vtab:
+        recipe = finetune.get_config(f"L/16,vtab/{task['name']}")
+        assert task["settings"]["config"].to_dict() == recipe.to_dict()
+        assert task["published"] == recipe.sweep.published
+    transfer = suites.tasks("transfer", sizes("B/16"), (), None)
+    assert {task["name"] for task in transfer} == finetune.DATASETS.keys()
+    assert "83.97" in transfer[0]["published"]
+    no_variant = suites.tasks("transfer", sizes("B/16") | {"mlp_dim": 8}, ["cifar10"], 64)[0]
+    assert no_variant["published"] == ""
+    assert no_variant["settings"]["config"].model.mlp_dim == 8
+    assert no_variant["settings"]["config"].dataset.eval_preprocess == "official_eval(64)"
+    with pytest.raises(UserError, match="--image_size=60 does not divide into tokens of 16"):
+        suites.tasks("vtab", model, (), 60)
+    with pytest.raises(UserError, match="VTAB task='dtt' is unknown. Did you mean 'dtd'"):
+        suites.tasks("vtab", model, ["dtt"], None)
+
+
+def test_variants_are_recognised() -> None:
+    for name, row in VARIANTS.items():
+        found = suites.variant_of({"patch_size": (1, 1), "num_classes": 3, **row})
+        assert found == name or VARIANTS[found] | {"gelu": row["gelu"]} == row
+    assert suites.variant_of(sizes("S/16") | {"patch_size": [16, 16]}) == "S/16"
+    assert suites.variant_of(sizes("S/16") | {"patch_size": [16, 8]}) == ""
+
+
+def test_few_shot_is_the_probes_and_is_measured_once(
+    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    rows = run(source, "fewshot", tmp_path, ["digits", "dtd"], seeds=2)
+    expected = probe(
+        source, dataset="digits", train_split="train", split="test", kinds=["few_shot"], seeds=2
+    )
+    assert [(row.task, row.metric) for row in rows] == [
+        *(("digits", f"{n}shot") for n in (1, 5, 10, 25)),
+        ("dtd", ""),
+        *(("mean", f"{n}shot") for n in (1, 5, 10, 25)),
+    ]
+    assert rows[1].ours == 100 * expected["few_shot/accuracy_5shot"]
+    assert rows[1].ci95 == 100 * expected["few_shot/accuracy_5shot_ci95"]
+    assert "python scripts/prepare_data.py tfds dtd" in rows[4].state
+    assert rows[5].of == "mean of 1 of 2 tasks"
+
+    assert "| digits | 5shot | " in (tmp_path / "suite.md").read_text()
+    with open(tmp_path / "suite.csv", newline="") as file:
+        assert [row["metric"] for row in csv.DictReader(file)] == [row.metric for row in rows]
+    written = json.loads((tmp_path / "suite.json").read_text())
+    assert [Row(**row) for row in written["rows"]] == rows
+
+    caplog.clear()
+    assert run(source, "fewshot", tmp_path, ["digits", "dtd"], seeds=2) == rows
+    assert "Task 1 of 2: digits" not in caplog.messages
+    run(source, "fewshot", tmp_path, ["digits"], seeds=3)  # other seeds are another result
+    assert "Task 1 of 1: digits" in caplog.messages
+
+
+def test_mistakes(source: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no data set of the suite is there; the first: dataset"):
+        run(source, "fewshot", tmp_path, ["dtd", "cifar100"])
+    with pytest.raises(UserError, match="unexpected arguments: --config.seed=1; nothing is train"):
+        run(source, "fewshot", tmp_path, ["digits"], "--config.seed=1")
+    with pytest.raises(UserError, match="--config.sed is not a key"):
+        run(source, "transfer", tmp_path, ["digits"], "--config.sed=1")
+    model = load_model(source)
+    model.params["head"]["bias"][:] += 1
+    with pytest.raises(UserError, match=r"has evaluations of other parameters .* --workdir"):
+        suite.evaluate_suite(model, [], str(tmp_path))
+
+
+def test_a_folder_as_a_classifiers_data_set(source: str, tmp_path: Path) -> None:
+    for number in range(6):
+        for split in ("train", "test"):
+            path = tmp_path / "photos" / split / "38"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(fixtures_data.encoded(fixtures_data.picture(number), "PNG"))
+    photos = str(tmp_path / "photos")
+    rows = run(source, "imagenet", tmp_path / "out", [photos])
+    found = evaluate(source, dataset=photos, split="test", classes="present")
+    assert [row.metric for row in rows] == ["accuracy", "calibration_error"]
+    p = found["accuracy"]
+    assert rows[0].ours == 100 * p
+    assert rows[0].ci95 == pytest.approx(196 * np.sqrt(p * (1 - p) / 6))
+    assert rows[0].of == "6 images"
+
+
+def test_means_of_groups() -> None:
+    rows = [
+        Row("a", "x", "accuracy", 10.0, None, "", ""),
+        Row("a", "y", "accuracy", 20.0, None, "", ""),
+        Row("b", "z", "accuracy", 60.0, None, "", ""),
+        Row("b", "w", "", None, None, "", "", "missing"),
+    ]
+    assert [(row.task, row.ours, row.of) for row in means(rows)] == [
+        ("mean a", 15.0, "mean of 2 of 2 tasks"),
+        ("mean b", 60.0, "mean of 1 of 2 tasks"),
+        ("mean", 30.0, "mean of 3 of 4 tasks"),
+    ]
+
+
+def test_the_interval_is_students() -> None:
+    values = [0.7, 0.75, 0.9]
+    low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    assert confidence95(values) == pytest.approx((high - low) / 2)
+    assert confidence95(values[:1]) is None
+
+
+@pytest.mark.slow
+def test_vtab_killed_and_continued(source: str, tmp_path: Path) -> None:
+    for name, splits in (
+        ("dtd", {"train": 800, "validation": 200, "test": 9}),
+        ("patch_camelyon", {"train": 800, "validation": 200, "test": 7}),
+    ):
+        picture = fixtures_data.encoded(fixtures_data.picture(0), "PNG")
+
+        def example(split: str, index: int, name: str = name, picture: bytes = picture) -> Any:
+            extra = {"id": f"{split}{index}"} if name == "patch_camelyon" else {"file_name": "f"}
+            return {"image": picture, "label": index % 2, **extra}
+
+        fixtures_data.tiny_tfds(name, tmp_path / "data", splits, example=example)
+    command = [sys.executable, str(tiny.ROOT / "scripts" / "evaluate_paper.py"), source]
+    command += ["--suite=vtab", f"--workdir={tmp_path / 'killed'}", f"--data_dir={tmp_path}/data"]
+    command += ["--datasets=dtd,svhn,patch_camelyon", "--seeds=2", "--image_size=16", *FAST]
+    log = tmp_path / "log"
+    with open(log, "w") as file:
+        process = subprocess.Popen(
+            command, env=tiny.environment(), stdout=file, start_new_session=True
+        )
+        finished = tmp_path / "killed" / "dtd" / "sweep.json"
+        second = tmp_path / "killed" / "patch_camelyon" / "final"
+        while process.poll() is None and not second.exists():
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == -signal.SIGKILL, log.read_text()
+    before = finished.stat().st_mtime_ns
+    datasets = ["dtd", "svhn", "patch_camelyon"]
+    options = {"seeds": 2, "data_dir": str(tmp_path / "data")}
+    rows = run(source, "vtab", tmp_path / "killed", datasets, *FAST, **options)
+    assert finished.stat().st_mtime_ns == before
+    assert [(row.group, row.task) for row in rows] == [
+        ("natural", "dtd"),
+        ("natural", "svhn"),
+        ("specialized", "patch_camelyon"),
+        *(("", name) for name in ("mean natural", "mean")),
+    ]
+    assert "prepare_data.py tfds svhn_cropped" in rows[1].state
+    values = [each["accuracy"] for each in json.loads(finished.read_text())["final"]]
+    assert rows[0].ours == pytest.approx(100 * np.mean(values))
+    assert rows[0].of == "2 seeds"
+    # Two tasks that share the work end with what one of them found.
+    for task in (0, 1):
+        shared = run(
+            source, "vtab", tmp_path / "two", datasets, *FAST, num_tasks=2, task=task, **options
+        )
+    assert shared == rows

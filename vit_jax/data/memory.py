@@ -1,0 +1,146 @@
+"""Data of the caller's own in place of a data set's name: arrays, lists of files, objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.preprocess import parse
+from vit_jax.data.sources import Part, resolve_split
+from vit_jax.errors import UserError
+
+FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
+
+
+def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
+    """`create_dataset`, but `name` stands for `splits`.
+
+    Args:
+      splits: by name, such as `train` and `test`, one of
+        * images and labels: uint8 [N, H, W, C], or a sequence of such images of any size, of
+          Pillow's, of paths or of the bytes of files; integers [N], or names of classes;
+        * an object with a length, which gives (image, label) by index, and its `classes`.
+      name: of the data set in the config.
+
+    Raises:
+      UserError: something else, or splits with other classes.
+    """
+    halves = {split: _split(split, data) for split, data in splits.items()}
+    if not halves:
+        raise UserError("dataset={} has no split; give it 'train' and 'test'.")
+    classes = _class_names(halves)
+
+    def open_dataset(**kwargs: Any) -> Dataset:
+        if kwargs["name"] != name:
+            return create_dataset(**kwargs).check()
+        if kwargs["label_key"]:
+            raise UserError(f"dataset.label_key={kwargs['label_key']!r} is for TFDS names.")
+        parts = resolve_split(kwargs["split"], halves, lambda each: len(halves[each]))
+        source = MemorySource(halves, parts, classes)
+        chain = parse(kwargs["preprocess"])
+        return Dataset(name, kwargs["split"], source, chain, classes, kwargs["on_bad_image"])
+
+    return open_dataset
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+    """Images and labels of a split, as they were given."""
+
+    images: Any
+    labels: Any
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.images[index], self.labels[index]
+
+
+def _split(split: str, data: Any) -> Any:
+    if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "__len__"):
+        images, labels = data
+        if len(images) != len(labels):
+            raise UserError(f"split {split!r}: {len(images)} images, {len(labels)} labels.")
+        if isinstance(images, np.ndarray) and (images.dtype != np.uint8 or images.ndim != 4):
+            raise UserError(
+                f"split {split!r}: images are {images.dtype} {list(images.shape)}; they must be "
+                "uint8 [N, H, W, C], from 0 to 255."
+            )
+        return _Pair(images, labels)
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and hasattr(data, "classes"):
+        return data
+    # Without an index the order could not be a function of (seed, step), and no run resumed.
+    raise UserError(f"split {split!r} is {type(data).__name__}; it must be {FORMS}.")
+
+
+def _class_names(halves: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of all splits: `classes`, the names among the labels in order, or 0 to the largest label."""
+    given = {tuple(map(str, half.classes)) for half in halves.values() if hasattr(half, "classes")}
+    if len(given) > 1:
+        raise UserError("the splits have other .classes, or in another order.")
+    if given:
+        return given.pop()
+    labels = [label for half in halves.values() for label in half.labels]
+    if any(isinstance(label, str) for label in labels):
+        return tuple(sorted(set(map(str, labels))))
+    lowest = min(map(int, labels), default=0)
+    if lowest < 0:
+        raise UserError(f"label {lowest} is negative; labels are 0, 1, ... or names.")
+    return tuple(map(str, range(1 + max(map(int, labels), default=0))))
+
+
+class MemorySource:
+    """Parts of given splits, one after the other; see `open_given`."""
+
+    def __init__(self, halves: Mapping[str, Any], parts: Sequence[Part], classes: Sequence[str]):
+        self._halves = {part.name: halves[part.name] for part in parts}
+        self._index = [(part.name, i) for part in parts for i in range(part.start, part.stop)]
+        self._numbers = {name: number for number, name in enumerate(classes)}
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        split, i = self._index[index]
+        image, label = self._halves[split][i]
+        number = self._numbers.get(label, -1) if isinstance(label, str) else int(label)
+        if not 0 <= number < len(self._numbers):
+            raise ValueError(f"label {label!r} is not among the {len(self._numbers)} classes")
+        if isinstance(image, str | os.PathLike):
+            image = Path(image).read_bytes()
+        elif hasattr(image, "convert"):  # Pillow's
+            image = image.convert("L" if image.mode == "L" else "RGB")
+        return {
+            "image": image if isinstance(image, bytes) else np.asarray(image),
+            "label": number,
+        }
+
+    def check(self, _on_bad_image: str) -> MemorySource:
+        return self
+
+    def describe(self, index: int) -> str:
+        split, i = self._index[index]
+        return f"{split}[{i}]"
+
+    def identity(self) -> Iterable[str]:
+        """Digests of arrays and bytes, names of files; of an object its length only."""
+        digest = hashlib.blake2b()
+        for split, i in self._index:
+            half = self._halves[split]
+            if isinstance(half, _Pair):
+                image = half.images[i]
+                if isinstance(image, str | os.PathLike):
+                    image = os.fsencode(image)
+                elif not isinstance(image, bytes):
+                    image = np.ascontiguousarray(np.asarray(image))
+                digest.update(image)
+                digest.update(str(half.labels[i]).encode() + b"\0")
+        return [digest.hexdigest()]
