@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vit_jax.errors import UserError
     from vit_jax.export.convert import convert_checkpoint
     from vit_jax.inference.model import Model, load_model
+    from vit_jax.inference.visualize import visualize
     from vit_jax.models.create import create_model
     from vit_jax.models.look import look
     from vit_jax.models.variants import get_variant
@@ -42,6 +43,7 @@ _HOMES = {
     "load_pretrained": "vit_jax.pretrained.load",
     "look": "vit_jax.models.look",
     "train_and_evaluate": "vit_jax.train",
+    "visualize": "vit_jax.inference.visualize",
 }
 __all__ = [
     "Model",
@@ -55,6 +57,7 @@ __all__ = [
     "load_pretrained",
     "look",
     "train_and_evaluate",
+    "visualize",
 ]
 
 
