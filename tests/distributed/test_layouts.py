@@ -14,6 +14,7 @@ import pytest
 from tests import tiny
 from tests.distributed.cluster import TIMEOUT_SECONDS, cluster, free_port
 from vit_jax.errors import counted
+from vit_jax.evaluators.create import OF_FEATURES
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             num_processes=num_processes,
             num_devices=num_devices,
             optimized=True,
+            recipe="../tests/distributed/many_evaluators.py",
         ) as running:
             assert running.exit_codes() == [0] * num_processes, running.output
             assert f", {counted(num_processes * num_devices, 'device')}." in running[0].output
@@ -77,6 +79,19 @@ def test_evaluation_is_exact_where_the_hosts_have_unequal_shares(runs: list[Path
     assert found["test/num_examples"] == expected["test/num_examples"] == 45
     assert found["test/accuracy"] == pytest.approx(expected["test/accuracy"], abs=1e-6)
     assert found["test/loss"] == pytest.approx(expected["test/loss"], abs=2e-6)
+
+
+def test_so_are_features_of_uneven_splits(runs: list[Path]) -> None:
+    expected, found = map(results, runs)
+    metrics = [name for name in expected if name.startswith(tuple(OF_FEATURES))]
+    assert len(metrics) > 8
+    for name in metrics:
+        # The parameters differ in the last places, so one image in 45 may fall to the other side.
+        allowed = 0 if name.endswith("num_examples") else 1.01 / 45
+        if not name.endswith("_ci95"):
+            assert found[name] == pytest.approx(expected[name], abs=allowed), name
+        if name.endswith("num_examples"):
+            assert found[name] == 45
 
 
 def slurm(i: int, port: int) -> dict[str, str]:
