@@ -48,7 +48,7 @@ def value_text(name: str, value: float) -> str:
     """A metric's value as tables show it: `93.00 %`, `0.3143`, `300`."""
     if is_share(name):
         return f"{100 * value:.2f} %"
-    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def line_chart(name: str, lines: Sequence[Line]) -> Html:

@@ -8,14 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config import flatten
 from vit_jax.curves.read import RunCurves, read_run
 from vit_jax.errors import UserError
 from vit_jax.evaluators.create import OF_FEATURES
 from vit_jax.files.atomic import read_object
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.training.length import to_steps
-from vit_jax.workdir.description import MODEL_FILE, RESULTS_FILE, Description
+from vit_jax.workdir.description import RESULTS_FILE
 from vit_jax.workdir.metrics import read_metrics
 from vit_jax.workdir.provenance import PROVENANCE_FILE
 
@@ -34,7 +33,6 @@ class Facts:
       run: the same as curves.
       results: of `results.json`; {} while the run has not ended.
       starts: of `provenance.jsonl`, the first one first.
-      description: of the model.
     """
 
     folder: Path
@@ -43,7 +41,6 @@ class Facts:
     run: RunCurves
     results: dict[str, Any]
     starts: list[dict[str, Any]]
-    description: Description
 
     @property
     def step(self) -> int:
@@ -111,11 +108,6 @@ class Facts:
         """The class of the objective."""
         return OBJECTIVES[self.config["objective"]["name"]]
 
-    @property
-    def flat_config(self) -> dict[str, Any]:
-        """By dotted keys, with the values as JSON has them."""
-        return flatten(self.config)
-
 
 def read_facts(workdir: str) -> Facts:
     """Reads all but the parameters.
@@ -132,14 +124,14 @@ def read_facts(workdir: str) -> Facts:
         run=run,
         results=read_object(results) if results.exists() else {},
         starts=_read_starts(folder / PROVENANCE_FILE),
-        description=Description.read(folder / MODEL_FILE),
     )
 
 
 def _read_starts(path: Path) -> list[dict[str, Any]]:
     """The whole lines: a killed run may have left part of one."""
+    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
     found = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+    for line in text.splitlines():
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
     return found

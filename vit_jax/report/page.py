@@ -43,7 +43,7 @@ def table(
       columns: headers.
       rows: of as many cells; those that are elements stand for themselves.
       label: what a screen reader calls it.
-      kind: CSS class: `text`, `numbers` (aligned to the right) or `confusion`.
+      kind: CSS classes, such as `text` or `numbers` (aligned to the right).
     """
     head = tag("tr", *(tag("th", each, scope="col") for each in columns))
     body = [tag("tr", tag("th", first, scope="row"), *map(_cell, cells)) for first, *cells in rows]

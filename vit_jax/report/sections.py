@@ -19,7 +19,7 @@ from vit_jax.report.facts import Facts
 from vit_jax.report.page import Html, cell, details, join, note, table, tag
 from vit_jax.training.clock import KINDS, format_seconds
 
-_ABSENT = "–"
+_ABSENT = "absent"
 _SIZES = {
     "num_layers": "{} blocks",
     "hidden_size": "width {}",
@@ -67,7 +67,7 @@ def results(facts: Facts) -> list[Html]:
             row.append(cell(published if is_main else "", class_="words"))
         rows.append(row)
     columns = ["evaluator", "data", "step", *metrics, *(["published"] if published else [])]
-    content = [table(columns, rows, label="Results", kind="numbers")]
+    content = [table(columns, rows, label="Results", kind="numbers results")]
     if not facts.results:
         content.append(note("The run has not ended: these are its last evaluations so far."))
     if not published:
@@ -112,7 +112,7 @@ def time(facts: Facts) -> list[Html]:
 
 def settings(facts: Facts) -> list[Html]:
     """What differs from the recipe, or from the defaults; the whole config on demand."""
-    ours = facts.flat_config
+    ours = schema.flatten(facts.config)
     basis, theirs = _basis(facts)
     keys = [key for key in {**ours, **theirs} if _json(ours, key) != _json(theirs, key)]
     keys.sort(key=lambda key: key.startswith(_HOUSEKEEPING))
