@@ -20,7 +20,7 @@ from tests import tiny
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.inference.model import load_model
-from vit_jax.report import inside
+from vit_jax.report import predictions
 from vit_jax.report.charts import Line, line_chart
 from vit_jax.report.page import table, tag
 from vit_jax.report.report import write_report
@@ -278,13 +278,14 @@ def test_what_differs_from_the_recipe(changed: Path, tmp_path: Path) -> None:
 def test_a_run_without_data_and_one_without_evaluators(changed: Path, tmp_path: Path) -> None:
     edit(changed, lambda config: config["dataset"].update(name=str(tmp_path / "gone")))
     page = report(changed, tmp_path)
-    for key in ("predictions", "inside"):
-        assert re.search(r"Not shown\. .*gone", page.one("section", id=key).text)
+    assert re.search(r"Not shown\. .*gone", page.one("section", id="predictions").text)
+    assert re.search(r"Not drawn: .*gone", page.one("section", id="inside").text)
+    assert len(page.one("section", id="inside").all("img")) == 2  # of the parameters alone
     assert page.one("section", id="results").all("table")
     edit(changed, lambda config: config.update(evaluators={}))
     page = report(changed, tmp_path)
     assert page.one("section", id="results").text == "ResultsThe config has no evaluators."
-    assert "Not shown. The config has no evaluator" in page.one("section", id="inside").text
+    assert "Not drawn: The config has no evaluator" in page.one("section", id="inside").text
 
 
 def test_a_run_that_is_going_on(changed: Path, tmp_path: Path) -> None:
@@ -319,8 +320,8 @@ def test_a_run_without_one_label_per_image(changed: Path, tmp_path: Path, object
 def test_some_examples_and_many_classes(
     workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inside, "MOST_CLASSES", 1)
-    monkeypatch.delitem(inside.SECTIONS, "inside")
+    monkeypatch.setattr(predictions, "MOST_CLASSES", 1)
+    monkeypatch.setattr("vit_jax.report.report.inside", lambda _: [])
     section = report(workdir, tmp_path, max_examples=9).one("section", id="predictions")
     assert "On 9 examples, evenly spread over the 24, of" in section.text
     header, *rows = section.one("table").rows

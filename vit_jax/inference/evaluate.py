@@ -226,7 +226,8 @@ def write_confusion(path: Path, names: dict[int, str], arrays: dict[str, np.ndar
     """
     both = np.stack([arrays["label"], arrays["prediction"]])  # [2, N]
     found, places = np.unique(both, return_inverse=True)
-    counts = confusion_matrix(*places.reshape(both.shape), len(found))
+    of_label, of_guess = places.reshape(both.shape)
+    counts = confusion_matrix(of_label, of_guess, len(found))
     columns = [names.get(number, number) for number in found.tolist()]
     with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)

@@ -73,7 +73,7 @@ def picture(data: bytes, *, kind: str, alt: str, caption: object, class_: str = 
     return tag("figure", tag("img", src=source, alt=alt), tag("figcaption", caption), class_=class_)
 
 
-def section(name: str, title: str, *content: object) -> tuple[str, str, Html]:
+def section(name: str, title: str, content: Iterable[object]) -> tuple[str, str, Html]:
     """Id, title and element of a section, as `page` takes them."""
     heading = tag("h2", title, id=f"{name}-title")
     found = tag("section", heading, *content, id=name, aria_labelledby=f"{name}-title")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import write_atomically
 from vit_jax.files.paths import full_path, to_path
 from vit_jax.report import sections
-from vit_jax.report.facts import read_facts
-from vit_jax.report.inside import model_sections
-from vit_jax.report.page import page, section
+from vit_jax.report.facts import Facts, read_facts
+from vit_jax.report.inside import inside
+from vit_jax.report.page import Html, note, page, section
+from vit_jax.report.predictions import predictions
+from vit_jax.report.subject import load_subject
 
 OUTPUT = "report.html"
 
@@ -33,11 +36,16 @@ def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) ->
     """
     facts = read_facts(workdir)
     try:
-        before, after = (
-            [section(key, title, *content(facts)) for key, (title, content) in each.items()]
-            for each in (sections.SECTIONS, sections.SECTIONS_AT_THE_END)
-        )
-        parts = [*before, *model_sections(facts, max_examples), *after]
+        shown, seen = _of_model(facts, max_examples)
+        parts = [
+            section("results", "Results", sections.results(facts)),
+            section("curves", "Curves", sections.curves(facts)),
+            section("time", "Where the time went", sections.time(facts)),
+            section("predictions", "Predictions", shown),
+            section("inside", "Inside the model", seen),
+            section("settings", "Settings", sections.settings(facts)),
+            section("provenance", "Provenance", sections.provenance(facts)),
+        ]
         text = page(full_path(workdir).name, sections.summary(facts), parts)
     except KeyError as error:
         raise UserError(
@@ -46,3 +54,23 @@ def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) ->
     path = to_path(output or f"{workdir}/{OUTPUT}")
     write_atomically(path, text)
     return path
+
+
+def _of_model(facts: Facts, max_examples: int) -> tuple[list[Html], list[Html]]:
+    """Predictions, and what is inside; or a sentence that says why not."""
+    try:
+        subject = load_subject(facts, max_examples)
+    except UserError as error:
+        return _why_not(error), _why_not(error)
+    return _tried(lambda: predictions(facts, subject)), _tried(lambda: inside(subject))
+
+
+def _tried(content: Callable[[], list[Html]]) -> list[Html]:
+    try:
+        return content()
+    except UserError as error:
+        return _why_not(error)
+
+
+def _why_not(error: UserError) -> list[Html]:
+    return [note(f"Not shown. {error}")]

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shlex
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -208,14 +207,3 @@ def _json(values: dict[str, Any], key: str) -> str:
 
 def _day(start: dict[str, Any]) -> str:
     return str(start["time"]).replace("T", " ")[:16]
-
-
-SECTIONS: dict[str, tuple[str, Callable[[Facts], list[Html]]]] = {
-    "results": ("Results", results),
-    "curves": ("Curves", curves),
-    "time": ("Where the time went", time),
-}
-SECTIONS_AT_THE_END: dict[str, tuple[str, Callable[[Facts], list[Html]]]] = {
-    "settings": ("Settings", settings),
-    "provenance": ("Provenance", provenance),
-}
