@@ -273,6 +273,10 @@ def test_what_differs_from_the_recipe(changed: Path, tmp_path: Path) -> None:
     assert rows["dataset.batch_size"] == ["16", "48"]
     assert rows["evaluators.validation.split"] == ["absent", '"train[300:600]"']
     assert "checkpoint.keep" not in rows
+    section = page.one("section", id="provenance")
+    (row,) = section.all("table")[0].rows[1:]
+    assert row[:3] == [start["time"], "0", start["commit"] or "unknown"]
+    assert section.all("pre")[0].text == start["command"]
 
 
 def test_a_run_without_data_and_one_without_evaluators(changed: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from vit_jax.report.page import Html, details, table, tag
 WIDTH, HEIGHT = 360, 220  # of the view box: about a phone's width, so that text keeps its size
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 340, 10, 192
 _MOST_POINTS = 300  # per line; more would be narrower than the screen's pixels
+_MOST_DOTS = 40  # per line, or they hide each other: then only the last
 _SMOOTHED = 150  # points from which on a moving average is drawn: three in its window
 _WINDOW = 0.02  # of the x axis, as in scripts/plot_run.py
 COLORS = 8  # classes c0, c1, ... in page.css
@@ -78,7 +79,8 @@ def line_chart(name: str, lines: Sequence[Line]) -> Html:
             mean = dataclasses.replace(line, y=average).thinned
             drawn.append(tag("polyline", points=place(mean.x, mean.y), class_=f"mean {color}"))
         if line.marked:
-            for point in place(few.x, few.y).split():
+            points = place(few.x, few.y).split()
+            for point in points if len(points) <= _MOST_DOTS else points[-1:]:
                 cx, _, cy = point.partition(",")
                 drawn.append(tag("circle", cx=cx, cy=cy, r=3, class_=color))
     drawn.append(tag("line", x1=0, x2=0, y1=_TOP, y2=_BOTTOM, class_="cursor"))

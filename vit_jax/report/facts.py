@@ -56,9 +56,9 @@ class Facts:
         """How long the run is to be: `250`, or `90 epochs` where only the data could tell."""
         duration = self.config["duration"]
         if duration["steps"] is None and duration["examples"] is None:
-            return f"{self.step}" if self.results else f"{duration['epochs']:g} epochs"
+            return f"{self.step:,}" if self.results else f"{duration['epochs']:g} epochs"
         batch_size = self.config["dataset"]["batch_size"]
-        return str(to_steps(**duration, num_examples=0, batch_size=batch_size))
+        return f"{to_steps(**duration, num_examples=0, batch_size=batch_size):,}"
 
     @property
     def evaluations(self) -> dict[str, tuple[int, float]]:

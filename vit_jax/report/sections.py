@@ -36,7 +36,7 @@ def summary(facts: Facts) -> str:
     parts = [
         f"{model['name']} ({', '.join(sizes)})" if sizes else str(model["name"]),
         f"{facts.config['objective']['name']} on {data['name']} {data['split']}",
-        f"step {facts.step} of {facts.length}" + ("" if facts.results else ", not ended"),
+        f"step {facts.step:,} of {facts.length}" + ("" if facts.results else ", not ended"),
     ]
     if (name := facts.main_metric) in facts.evaluations:
         parts.append(f"{name} {value_text(name, facts.evaluations[name][1])}")
@@ -58,7 +58,7 @@ def results(facts: Facts) -> list[Html]:
         steps = [step for name, (step, _) in found.items() if name.startswith(f"{key}/")]
         source = f"{each['dataset'] or data['name']} {each['split']}"
         row: list[object] = [key, cell(source, class_="words")]
-        row.append(steps[0] if steps else "not yet")
+        row.append(f"{steps[0]:,}" if steps else "not yet")
         names = [f"{key}/{metric}" for metric in metrics]
         row += [value_text(name, found[name][1]) if name in found else "" for name in names]
         if published:
@@ -131,7 +131,7 @@ def provenance(facts: Facts) -> list[Html]:
     rows = [
         (
             each["time"],
-            each["start_step"],
+            f"{each['start_step']:,}",
             tag("code", each["commit"] or "unknown"),
             "yes" if each["uncommitted_changes"] else "no",
             f"{each['num_devices']} x {', '.join(each['devices'])}",
