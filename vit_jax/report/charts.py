@@ -11,13 +11,13 @@ import numpy as np
 from vit_jax.curves.read import smoothed
 from vit_jax.report.page import Html, details, table, tag
 
-WIDTH, HEIGHT = 360, 220  # of the view box: about a phone's width, so that text keeps its size
+_WIDTH, _HEIGHT = 360, 220  # of the view box: about a phone's width, so that text keeps its size
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 340, 10, 192
 _MOST_POINTS = 300  # per line; more would be narrower than the screen's pixels
 _MOST_DOTS = 40  # per line, or they hide each other: then only the last
 _SMOOTHED = 150  # points from which on a moving average is drawn: three in its window
 _WINDOW = 0.02  # of the x axis, as in scripts/plot_run.py
-COLORS = 8  # classes c0, c1, ... in page.css
+_COLORS = 8  # classes c0, c1, ... in page.css
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +72,13 @@ def line_chart(name: str, lines: Sequence[Line]) -> Html:
         few = line.thinned
         averaged = len(line.x) > _SMOOTHED and not line.marked and name != "learning_rate"
         faint = " faint" if averaged else ""
-        color = f"c{number % COLORS}"
+        color = f"c{number % _COLORS}"
         drawn.append(tag("polyline", points=place(few.x, few.y), class_=f"line {color}{faint}"))
         if averaged:
             average = smoothed(line.x, line.y, _WINDOW * end)
             mean = dataclasses.replace(line, y=average).thinned
             drawn.append(tag("polyline", points=place(mean.x, mean.y), class_=f"mean {color}"))
-        if line.marked:
+        if line.marked or len(few.x) == 1:
             points = place(few.x, few.y).split()
             for point in points if len(points) <= _MOST_DOTS else points[-1:]:
                 cx, _, cy = point.partition(",")
@@ -95,10 +95,10 @@ def line_chart(name: str, lines: Sequence[Line]) -> Html:
         tag("desc", "; ".join(ends)),
         *drawn,
         role="img",
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         data_left=_LEFT,
         data_right=_RIGHT,
-        data_end=f"{end:g}",
+        data_end=f"{end:.0f}",
     )
     label = f"{name}: left and right arrow keys show values"
     return tag(
@@ -117,7 +117,7 @@ def share_bar(parts: Sequence[tuple[str, float]], title: str) -> Html:
     for number, (_, value) in enumerate(parts):
         width = 100 * value / whole
         box = {"x": f"{start:.3f}", "y": 0, "width": f"{width:.3f}", "height": 6}
-        drawn.append(tag("rect", **box, class_=f"c{number % COLORS}"))
+        drawn.append(tag("rect", **box, class_=f"c{number % _COLORS}"))
         start += width
     texts = "; ".join(f"{label} {value / whole:.1%}" for label, value in parts if value)
     inside = (tag("title", title), tag("desc", texts), *drawn)
@@ -128,7 +128,7 @@ def share_bar(parts: Sequence[tuple[str, float]], title: str) -> Html:
 
 def swatch(number: int, kind: str = "square") -> Html:
     """The colour of a line or part; what it stands for is written beside it."""
-    return tag("span", class_=f"swatch {kind} c{number % COLORS}", aria_hidden="true")
+    return tag("span", class_=f"swatch {kind} c{number % _COLORS}", aria_hidden="true")
 
 
 def _grid(name: str, x_ticks: np.ndarray, y_ticks: np.ndarray, end: float) -> list[Html]:
@@ -144,7 +144,7 @@ def _grid(name: str, x_ticks: np.ndarray, y_ticks: np.ndarray, end: float) -> li
             tag("text", _compact(tick), x=f"{x:.1f}", y=_BOTTOM + 14, text_anchor="middle")
         )
     middle = (_LEFT + _RIGHT) / 2
-    return [*found, tag("text", "step", x=middle, y=HEIGHT - 2, text_anchor="middle")]
+    return [*found, tag("text", "step", x=middle, y=_HEIGHT - 2, text_anchor="middle")]
 
 
 def _legend(name: str, lines: Sequence[Line]) -> Html:
@@ -168,11 +168,12 @@ def _numbers(name: str, lines: Sequence[Line]) -> Html:
 
 
 def _ticks(low: float, high: float, *, outside: bool) -> np.ndarray:
-    """About five round numbers: all of those inside, or such that the first and last enclose."""
+    """About five round numbers: such that the first and last enclose, or whole ones inside."""
     if high - low <= 1e-9 * max(abs(high), abs(low)):  # rounding is no span
         low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
     power = 10.0 ** math.floor(math.log10((high - low) / 4))
     size = next(power * each for each in (1, 2, 5, 10) if (high - low) / (power * each) <= 5)
+    size = size if outside else max(size, 1.0)
     slack = 1e-6
     if outside:
         first, last = math.floor(low / size + slack), math.ceil(high / size - slack)

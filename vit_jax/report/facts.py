@@ -18,7 +18,7 @@ from vit_jax.workdir.description import RESULTS_FILE
 from vit_jax.workdir.metrics import read_metrics
 from vit_jax.workdir.provenance import PROVENANCE_FILE
 
-# Which metric stands for a run: the first of these that an evaluator has.
+# Which metric stands for a run: the first of these that an evaluator has, else any.
 _MAIN = ("accuracy", "mAP", "loss")
 
 
@@ -45,11 +45,9 @@ class Facts:
     @property
     def step(self) -> int:
         """Finished updates, as far as they are known."""
-        return int(self.results["step"] if self.results else max([0, *self.logged_steps]))
-
-    @property
-    def logged_steps(self) -> list[int]:
-        return [row["step"] for row in self.rows]
+        return int(
+            self.results["step"] if self.results else max([0, *(row["step"] for row in self.rows)])
+        )
 
     @property
     def length(self) -> str:
@@ -79,7 +77,8 @@ class Facts:
             return str(best)
         names = sorted(self.evaluations, key=lambda name: not name.startswith("test/"))
         of_metric = {name.partition("/")[2]: name for name in reversed(names)}
-        return next((of_metric[metric] for metric in _MAIN if metric in of_metric), "")
+        found = [of_metric[metric] for metric in _MAIN if metric in of_metric]
+        return next(iter(found + names), "")
 
     @property
     def time(self) -> dict[str, float]:

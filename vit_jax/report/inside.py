@@ -68,7 +68,9 @@ def inside(subject: Subject) -> list[Html]:
         if isinstance(figure, str):
             content.append(note(f"Not drawn: {figure}."))
         else:
-            content.append(picture(_png(figure), kind="png", alt=alt, caption=caption))
+            kind = "jpeg" if name == "rollout" else "png"  # photos would be a megabyte
+            data = _file(figure, kind)
+            content.append(picture(data, kind=kind, alt=alt, caption=caption))
         content += numbers if name == "attention_distance" else []
     return content
 
@@ -83,7 +85,7 @@ def _distances(distances: np.ndarray, num_images: int) -> list[Html]:
     ]
 
 
-def _png(figure: Any) -> bytes:
+def _file(figure: Any, kind: str) -> bytes:
     with io.BytesIO() as file:
-        figure.savefig(file, format="png", dpi=_DPI)
+        figure.savefig(file, format=kind, dpi=_DPI)
         return file.getvalue()

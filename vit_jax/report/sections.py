@@ -42,7 +42,9 @@ def summary(facts: Facts) -> str:
         parts.append(f"{name} {value_text(name, facts.evaluations[name][1])}")
     if facts.starts:
         first, last = facts.starts[0], facts.starts[-1]
-        parts.append(f"begun {_day(first)} on {last['num_devices']} x {', '.join(last['devices'])}")
+        parts.append(
+            f"begun {_day(first)} UTC on {last['num_devices']} x {', '.join(last['devices'])}"
+        )
     return " · ".join(parts)
 
 
@@ -103,7 +105,9 @@ def time(facts: Facts) -> list[Html]:
         text += f" Training went at {statistics.median(speeds):,.0f} images per second (median)."
     if utilised := [row["mfu"] for row in facts.rows if "mfu" in row]:
         text += f" Of the chips' peak it used {statistics.median(utilised):.1%} (mfu)."
-    numbers = table(["", "seconds", "share"], rows, label="Where the time went", kind="numbers")
+    numbers = table(
+        ["spent on", "seconds", "share"], rows, label="Where the time went", kind="numbers"
+    )
     charts = [each for each in (_chart(facts, "images_per_second"),) if each]
     bar = share_bar(parts, "Where the time went")
     return [tag("p", text), bar, tag("div", tag("div", numbers), *charts, class_="grid-of")]
@@ -148,7 +152,10 @@ def provenance(facts: Facts) -> list[Html]:
         tag("p", f"The run was started {counted(len(rows), 'time')}."),
         table(columns, rows, label="Starts"),
         *(tag("pre", command, tabindex=0) for command in commands),
-        details("Versions at the last start", table(["", ""], versions.items(), label="Versions")),
+        details(
+            "Versions at the last start",
+            table(["package", "version"], versions.items(), label="Versions"),
+        ),
     ]
 
 
@@ -187,11 +194,10 @@ def _recipe(command: str) -> str:
 
 def _defaults(config: dict[str, Any]) -> dict[str, Any]:
     """Default values by dotted keys, for the kinds that `config` has."""
-    default = schema.get_config()
     nodes = {key: (key, config[key]) for key in schema.KINDS if key in config}
     nodes |= {f"evaluators.{k}": ("evaluators.*", node) for k, node in config["evaluators"].items()}
-    found = schema.flatten(default)
-    found = {k: v for k, v in found.items() if k.partition(".")[0] not in (*nodes, "evaluators")}
+    plain = schema.flatten(schema.get_config()).items()
+    found = {k: v for k, v in plain if k.partition(".")[0] not in (*nodes, "evaluators")}
     for section, (kind, node) in nodes.items():
         found[f"{section}.name"] = node["name"]
         keys = schema.kind_keys(kind, node["name"])
