@@ -58,17 +58,17 @@ def results(facts: Facts) -> list[Html]:
     rows = []
     for key, each in evaluators.items():
         steps = [step for name, (step, _) in found.items() if name.startswith(f"{key}/")]
-        source = f"{each['dataset'] or data['name']} {each['split']}"
-        row: list[object] = [key, cell(source, class_="words")]
-        row.append(f"{steps[0]:,}" if steps else "not yet")
         names = [f"{key}/{metric}" for metric in metrics]
-        row += [value_text(name, found[name][1]) if name in found else "" for name in names]
+        values = [value_text(name, found[name][1]) if name in found else "" for name in names]
+        source = f"{each['dataset'] or data['name']} {each['split']}"
+        row = [key, *values, f"{steps[0]:,}" if steps else "not yet", cell(source, class_="words")]
         if published:
             is_main = facts.main_metric.startswith(f"{key}/")
             row.append(cell(published if is_main else "", class_="words"))
         rows.append(row)
-    columns = ["evaluator", "data", "step", *metrics, *(["published"] if published else [])]
-    content = [table(columns, rows, label="Results", kind="numbers results")]
+    words = ["data", "published"] if published else ["data"]
+    columns = [*metrics, "step", *(tag("span", each, class_="words") for each in words)]
+    content = [table(["evaluator", *columns], rows, label="Results", kind="numbers")]
     if not facts.results:
         content.append(note("The run has not ended: these are its last evaluations so far."))
     if not published:
