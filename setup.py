@@ -72,7 +72,11 @@ setup(
     python_requires=">=3.11",
     # configs/ and scripts/ stay where they are: recipes are loaded by path.
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
-    package_data={"vit_jax": ["py.typed"], "vit_jax.pretrained.zoo": ["labels/*.txt"]},
+    package_data={
+        "vit_jax": ["py.typed"],
+        "vit_jax.pretrained.zoo": ["labels/*.txt"],
+        "vit_jax.report": ["page.css", "page.js"],
+    },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
 )

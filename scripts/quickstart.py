@@ -23,6 +23,7 @@ from vit_jax.files.atomic import write_json
 from vit_jax.inference.load import load_model
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Task
+from vit_jax.report.report import write_report
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.clock import format_seconds
 from vit_jax.workdir.description import PARAMS_FILE
@@ -38,8 +39,8 @@ STAGES = ("pretrain", "finetune", "scratch")
 def run_quickstart(workdir: str) -> dict[str, Any]:
     """Runs the three stages of `configs/quickstart.py`, each in a folder of `workdir`.
 
-    Interrupted anywhere and called again, it resumes. Writes `summary.json` and
-    `predictions.png`, and prints the table.
+    Interrupted anywhere and called again, it resumes. Writes `summary.json`, `predictions.png` and
+    `finetune/report.html`, and prints the table.
 
     Returns:
       What `summary.json` holds: per stage `accuracy` (on its test set), `images_per_second`,
@@ -67,6 +68,7 @@ def run_quickstart(workdir: str) -> dict[str, Any]:
     print(table(summary))
     print(f"\nFigures: {root / 'summary.json'}   Predictions: {root / 'predictions.png'}")
     print(f"Parameters for anything else: {root / 'finetune' / PARAMS_FILE}")
+    print(f"A page about the fine-tuning: {write_report(str(root / 'finetune'))}")
     return summary
 
 

@@ -22,7 +22,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     11: ("scripts",),
     10: ("vit_jax.measure", "vit_jax.sweep"),
     9: ("vit_jax.train", "vit_jax.launch", "vit_jax.plan", "vit_jax.export"),
-    8: ("vit_jax.run",),
+    8: ("vit_jax.run", "vit_jax.report"),
     # Recipes are plain numbers: they may look up names and sizes, and build nothing.
     7: ("vit_jax.evaluation", "vit_jax.command_line", "configs"),
     6: ("vit_jax.config", "vit_jax.inference", "vit_jax.data_preparation"),

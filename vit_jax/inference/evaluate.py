@@ -110,7 +110,9 @@ def evaluate(
         Path(output).mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     kept = present_outputs(data, outputs) if only else None
-    arrays = _measure(model, data, outputs, kept, several=several, loss=loss, batch_size=batch_size)
+    arrays = measure_examples(
+        model, data, outputs, kept=kept, several=several, loss=loss, batch_size=batch_size
+    )
     seconds = time.perf_counter() - start
     results = average_precision.summarize(arrays) if several else summarize(arrays)
     if sets is not None:
@@ -156,17 +158,23 @@ def present_outputs(data: Dataset, outputs: np.ndarray) -> np.ndarray:
     return np.unique(outputs[sorted(labels)])
 
 
-def _measure(
+def measure_examples(
     model: PretrainedModel,
     data: Dataset,
     outputs: np.ndarray,
-    kept: np.ndarray | None,
     *,
-    several: bool,
-    loss: str,
-    batch_size: int,
+    kept: np.ndarray | None = None,
+    several: bool = False,
+    loss: str = "",
+    batch_size: int = 128,
 ) -> dict[str, np.ndarray]:
-    """`examples` of the evaluator for one label per image, or for several."""
+    """`examples` of the evaluator for one label per image, or for several.
+
+    Args:
+      outputs: of the model, for each label of the data, [K].
+      kept: those that compete, see `present_outputs`; None is all.
+      several, loss, batch_size: see `evaluate`.
+    """
     task, num_outputs = Task.of(model.module), model.description.model["num_classes"]
     kwargs: dict[str, Any] = {"loss": loss or model.description.probabilities_by}
     evaluator: Any

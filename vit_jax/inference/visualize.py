@@ -64,15 +64,15 @@ def visualize(
     for name in what:
         check_known("--what", name, (*OF_PARAMETERS, *OF_IMAGES))
     import_extra("visualize.py", "matplotlib", "embedded")
-    paths = _spread(find_images(images), MOST_IMAGES) if images else []
+    paths = spread(find_images(images), MOST_IMAGES) if images else []
     if unseen := [name for name in what if name in OF_IMAGES and not paths]:
         raise UserError(f"--what={','.join(unseen)} needs --images.")
     if "cka" in what and not against:
         raise UserError("--what=cka needs --against=ANOTHER_MODEL.")
     model = load_model(source, **model_options)
-    drawings = _of_parameters(model)
+    drawings = of_parameters(model)
     if paths:
-        drawings |= _of_images(model, paths, batch_size)
+        drawings |= of_images(model, paths, [Path(path).name for path in paths], batch_size)
         if against:
             other = load_model(against, **model_options)
             drawings["cka"] = lambda: _cka(model, other, paths, batch_size)
@@ -99,7 +99,8 @@ def visualize(
 Drawing = Callable[[], Any]
 
 
-def _of_parameters(model: Model) -> dict[str, Drawing]:
+def of_parameters(model: Model) -> dict[str, Drawing]:
+    """The drawings of `OF_PARAMETERS`."""
     flat = flatten_names(model.params)
 
     def filters() -> Any:
@@ -117,38 +118,50 @@ def _of_parameters(model: Model) -> dict[str, Drawing]:
     return {"filters": filters, "positions": positions}
 
 
-def _of_images(model: Model, paths: list[str], batch_size: int) -> dict[str, Drawing]:
+def of_images(
+    model: Model, images: Sequence[Any], names: Sequence[str], batch_size: int
+) -> dict[str, Drawing]:
+    """The drawings of `OF_IMAGES` that take one model, of images as `Model` takes them."""
     if not model.module.num_layers:
         return dict.fromkeys(("attention_distance", "rollout", "heads"), lambda: "no attention")
     grid = model.description.grid
-    pixels = pixels_per_token(model.module.patch_size, model.module.resnet_layers)
 
-    def distances() -> Any:
-        found = [  # a batch at a time: the weights of 128 images would fill the memory
-            mean_distance(model.attention(part), grid, pixels) * len(part)
-            for part in _parts(paths, batch_size)
-        ]
-        return pictures.draw_distances(
-            np.sum(found, axis=0) / len(paths), uniform_distance(grid, pixels)
-        )
-
-    def drawn(name: str) -> tuple[list[str], np.ndarray, np.ndarray]:
-        few = _spread(paths, _DRAWN[name])
-        inputs = model.preprocess(few)
-        black, white = input_range(model.description)
-        shown = np.clip((inputs - black) / (white - black), 0, 1)
-        return few, shown, model.attention(inputs, batch_size=batch_size)
+    def drawn(name: str) -> tuple[np.ndarray, np.ndarray]:
+        inputs = model.preprocess(spread(images, _DRAWN[name]))
+        return pixels_of(model, inputs), model.attention(inputs, batch_size=batch_size)
 
     def flow() -> Any:
-        few, shown, weights = drawn("rollout")
-        names = [Path(path).name for path in few]
-        return pictures.draw_rollout(shown, rollout(weights, grid), names)
+        shown, weights = drawn("rollout")
+        few = spread(names, _DRAWN["rollout"])
+        return pictures.draw_rollout(shown, rollout(weights, grid), few)
 
     def heads() -> Any:
-        _, shown, weights = drawn("heads")
+        shown, weights = drawn("heads")
         return pictures.draw_heads(shown, class_token_attention(weights, grid))
 
+    def distances() -> Any:
+        return pictures.draw_distances(*head_distances(model, images, batch_size))
+
     return {"attention_distance": distances, "rollout": flow, "heads": heads}
+
+
+def head_distances(
+    model: Model, images: Sequence[Any], batch_size: int
+) -> tuple[np.ndarray, float]:
+    """How far each head looks, [L, H] pixels, and how far one that looks everywhere alike."""
+    grid = model.description.grid
+    pixels = pixels_per_token(model.module.patch_size, model.module.resnet_layers)
+    found = [  # a batch at a time: the weights of 128 images would fill the memory
+        mean_distance(model.attention(part), grid, pixels) * len(part)
+        for part in _parts(images, batch_size)
+    ]
+    return np.sum(found, axis=0) / len(images), uniform_distance(grid, pixels)
+
+
+def pixels_of(model: Model, inputs: np.ndarray) -> np.ndarray:
+    """What `Model.preprocess` gave, as pixels in [0, 1]: both are [B, H, W, C]."""
+    black, white = input_range(model.description)
+    return np.clip((inputs - black) / (white - black), 0, 1)
 
 
 def _cka(model: Model, other: Model, paths: list[str], batch_size: int) -> Any:
@@ -169,11 +182,11 @@ def _layers(model: Model, paths: list[str], batch_size: int) -> list[np.ndarray]
     return list(np.concatenate([np.asarray(part, np.float32) for part in parts], axis=1))
 
 
-def _spread(paths: list[str], count: int) -> list[str]:
+def spread(items: Sequence[Any], count: int) -> list[Any]:
     """At most so many, evenly spread: a folder is sorted by class."""
-    step = max(len(paths) / count, 1.0)
-    return [paths[int(i * step)] for i in range(min(len(paths), count))]
+    step = max(len(items) / count, 1.0)
+    return [items[int(i * step)] for i in range(min(len(items), count))]
 
 
-def _parts(paths: list[str], size: int) -> list[list[str]]:
-    return [paths[start : start + size] for start in range(0, len(paths), size)]
+def _parts(items: Sequence[Any], size: int) -> list[list[Any]]:
+    return [list(items[start : start + size]) for start in range(0, len(items), size)]

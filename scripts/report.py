@@ -1,0 +1,34 @@
+"""Writes one HTML page about a training run: results, curves, time, mistakes, attention, settings.
+
+    python scripts/report.py runs/flowers
+    python scripts/report.py runs/flowers --output=flowers.html --max_examples=10000
+
+The page holds all that it shows: it opens offline and can be sent by mail. A run that is going on
+has one, too; what a run does not have is said there. The model is asked about evaluation images,
+evenly spread over the split: --max_examples=0 leaves that out.
+"""
+
+import argparse
+
+from vit_jax import launch
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("workdir", metavar="WORKDIR", help="folder of a run, here or at gs://")
+    add("--output", default="", metavar="FILE", help="default WORKDIR/report.html")
+    add(
+        "--max_examples",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="evaluation images at most (default 2000; 0: none)",
+    )
+    arguments = vars(parser.parse_args())
+    launch.start_logging()
+    with launch.one_line_errors():
+        from vit_jax.report.report import write_report
+
+        print(f"Wrote {write_report(**arguments)}.")

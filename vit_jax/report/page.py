@@ -1,0 +1,117 @@
+"""HTML without a template engine: elements with escaped texts, tables, and the page around them."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+_VOID = ("img", "meta")
+
+
+class Html(str):
+    """Text that is HTML already; every other `str` is escaped where it meets a tag."""
+
+
+def tag(name: str, /, *children: object, **attributes: object) -> Html:
+    """An element: `tag("a", "x < y", href="#b")`.
+
+    Attributes: `class_` is `class`, `aria_label` is `aria-label`.
+    """
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_escaped(value)}"'
+        for key, value in attributes.items()
+    )
+    if name in _VOID:
+        return Html(f"<{name}{given}>")
+    return Html(f"<{name}{given}>{''.join(map(_escaped, children))}</{name}>")
+
+
+def join(parts: Iterable[object], separator: str = "") -> Html:
+    """Several elements as one."""
+    return Html(_escaped(separator).join(map(_escaped, parts)))
+
+
+def table(
+    columns: Sequence[object], rows: Iterable[Sequence[object]], *, label: str, kind: str = "text"
+) -> Html:
+    """A table that scrolls inside its box; the first cell of a row is its header.
+
+    Args:
+      columns: headers.
+      rows: of as many cells; those that are elements stand for themselves.
+      label: what a screen reader calls it.
+      kind: CSS classes, such as `text` or `numbers` (aligned to the right).
+    """
+    head = tag("tr", *(tag("th", each, scope="col") for each in columns))
+    body = [tag("tr", tag("th", first, scope="row"), *map(_cell, cells)) for first, *cells in rows]
+    found = tag("table", tag("thead", head), tag("tbody", *body), class_=kind)
+    # Focusable, so that arrow keys scroll it.
+    return tag("div", found, class_="box", tabindex=0, role="region", aria_label=label)
+
+
+def cell(value: object, **attributes: object) -> Html:
+    """A cell of `table` with attributes of its own."""
+    return tag("td", value, **attributes)
+
+
+def note(text: object) -> Html:
+    """A sentence in place of what there is not, or about what there is."""
+    return tag("p", text, class_="note")
+
+
+def details(summary: str, *content: object) -> Html:
+    """Content that opens on demand."""
+    return tag("details", tag("summary", summary), *content)
+
+
+def picture(data: bytes, *, kind: str, alt: str, caption: object, class_: str = "wide") -> Html:
+    """An image of the page itself; `kind` is `png` or `jpeg`."""
+    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return tag("figure", tag("img", src=source, alt=alt), tag("figcaption", caption), class_=class_)
+
+
+def section(name: str, title: str, content: Iterable[object]) -> tuple[str, str, Html]:
+    """Id, title and element of a section, as `page` takes them."""
+    heading = tag("h2", title, id=f"{name}-title")
+    found = tag("section", heading, *content, id=name, aria_labelledby=f"{name}-title")
+    return name, title, found
+
+
+def page(title: str, summary: str, sections: Sequence[tuple[str, str, Html]]) -> str:
+    """The whole document: it asks no host for anything."""
+    style, script = (
+        Html((_FOLDER / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js")
+    )
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{title}: training report"),
+        tag("style", style),
+    )
+    links = (tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in sections)
+    body = tag(
+        "body",
+        tag("a", "Skip to the results", href="#main", class_="skip"),
+        tag("header", tag("h1", title), tag("p", summary, class_="summary")),
+        tag("nav", tag("ul", *links), aria_label="Sections"),
+        tag("main", *(element for _, _, element in sections), id="main", tabindex=-1),
+        tag("script", script),
+    )
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _cell(value: object) -> Html:
+    return value if isinstance(value, Html) and value.startswith("<td") else tag("td", value)
+
+
+def _escaped(value: object) -> str:
+    if isinstance(value, Html):
+        return value
+    # Names of files need not be text.
+    text = str(value).encode(errors="surrogateescape").decode(errors="replace")
+    return html.escape(text)
