@@ -75,7 +75,6 @@ class Cluster:
         address: str = "",
         by_hand: bool = True,
         workdir: Path | None = None,
-        optimized: bool = False,
         **variables: str,
     ):
         """
@@ -88,26 +87,25 @@ class Cluster:
           address: of the coordinator; a free port of this machine by default.
           by_hand: the flags say who is who; otherwise `prefix` has to.
           workdir: of the run; `folder/workdir` by default.
-          optimized: compile as users do; otherwise as the tests do (see conftest.py).
           **variables: of the environment.
         """
         self.workdir = workdir or folder / "workdir"
         folder.mkdir(parents=True, exist_ok=True)
         address = address or f"127.0.0.1:{free_port()}"
-        inherited = [] if optimized else os.environ["XLA_FLAGS"].split()
-        xla_flags = [*inherited, f"--xla_force_host_platform_device_count={num_devices}"]
-        env = tiny.environment(XLA_FLAGS=" ".join(xla_flags), PYTHONUNBUFFERED="1", **variables)
+        count = f"--xla_force_host_platform_device_count={num_devices}"
+        flags = f"{os.environ['XLA_FLAGS']} {count}"
+        env = tiny.environment(XLA_FLAGS=flags, PYTHONUNBUFFERED="1", **variables)
         number = len(list(folder.glob("session*")))
         logs = folder / f"session{number}"
         logs.mkdir()
         self.processes = []
         for i in range(num_processes):
-            flags = [f"--num_processes={num_processes}", f"--process_id={i}"]
-            flags.append(f"--coordinator_address={address}")
+            member = [f"--num_processes={num_processes}", f"--process_id={i}"]
+            member.append(f"--coordinator_address={address}")
             command = tiny.command(
                 "train.py",
                 self.workdir,
-                *(flags if num_processes > 1 and by_hand else []),
+                *(member if num_processes > 1 and by_hand else []),
                 f"--config.processes.heartbeat_timeout_seconds={HEARTBEAT_SECONDS}",
                 *arguments,
                 recipe=recipe,

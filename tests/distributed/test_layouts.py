@@ -48,7 +48,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             *mesh,
             num_processes=num_processes,
             num_devices=num_devices,
-            optimized=True,
             recipe="../tests/distributed/many_evaluators.py",
         ) as running:
             assert running.exit_codes() == [0] * num_processes, running.output

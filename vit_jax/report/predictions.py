@@ -24,7 +24,7 @@ _PIXELS = 160  # of an image's longer side
 
 
 def predictions(facts: Facts, subject: Subject) -> list[Html]:
-    """What is taken for what, and the mistakes that the model is surest of.
+    """Confusion matrix, and the mistakes that the model is surest of.
 
     Raises:
       UserError: there are no examples, or none of one label.
@@ -48,9 +48,9 @@ def predictions(facts: Facts, subject: Subject) -> list[Html]:
     text = f"On {used} of {where}, the model is wrong {counted(len(wrong), 'time')} ({share})."
     return [
         tag("p", text),
-        tag("h3", "What is taken for what"),
+        tag("h3", "Confusion matrix"),
         *_confusion(labels, guesses, model.class_names),
-        tag("h3", "Surest mistakes"),
+        tag("h3", "Most confident mistakes"),
         *_mistakes(model, examples, arrays, wrong),
     ]
 
