@@ -1,6 +1,4 @@
-"""What papers report of a model as lists of tasks.
-
-    python scripts/evaluate_paper.py MODEL --suite=vtab --workdir=runs/vtab
+"""What papers report of a model as lists of tasks, for scripts/evaluate_paper.py.
 
 fewshot   least squares on 1, 5, 10 and 25 images per class (section 4.1), on the data sets of
           big_vision's configs/common_fewshot.py. The paper shows its own as curves (figure 4).

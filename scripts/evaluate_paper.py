@@ -1,7 +1,7 @@
 """Measures a model as papers do, and puts their numbers beside ours.
 
     python scripts/evaluate_paper.py MODEL --suite=fewshot --workdir=runs/paper
-    python scripts/evaluate_paper.py MODEL --suite=vtab --workdir=runs/vtab --seeds=1
+    python scripts/evaluate_paper.py MODEL --suite=vtab --workdir=runs/paper --seeds=1
 
 MODEL is a work directory, a weights file or folder of any known format, https://, hf://owner/name,
 or a name of scripts/zoo.py list. The suites (configs/suites.py) are
@@ -12,7 +12,7 @@ or a name of scripts/zoo.py list. The suites (configs/suites.py) are
   vtab      fine-tuning on the 19 tasks of VTAB-1k, with the means of their groups
 
 What is not prepared on disk is left out, and the table says what prepares it. Prints the table and
-writes it to WORKDIR/suite.md, suite.csv and suite.json; the same command resumes. Fine-tuning
+writes it to WORKDIR/SUITE/suite.md, suite.csv and suite.json; the same command resumes. Fine-tuning
 takes --config.KEY=VALUE, as --config.dataset.batch_size=64 for a small GPU.
 """
 
@@ -58,7 +58,7 @@ if __name__ == "__main__":
         rows = suite.evaluate_suite(
             model,
             tasks,
-            arguments.workdir,
+            os.path.join(arguments.workdir, arguments.suite),
             seeds=arguments.seeds,
             data_dir=arguments.data_dir,
             batch_size=arguments.batch_size,

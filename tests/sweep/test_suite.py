@@ -135,6 +135,8 @@ def test_mistakes(source: str, tmp_path: Path) -> None:
         run(source, "fewshot", tmp_path, ["digits"], "--config.seed=1")
     with pytest.raises(UserError, match="--config.sed is not a key"):
         run(source, "transfer", tmp_path, ["digits"], "--config.sed=1")
+    with pytest.raises(UserError, match="--seeds=0 must be 1 or more"):
+        run(source, "fewshot", tmp_path, ["digits"], seeds=0)
     model = load_model(source)
     model.params["head"]["bias"][:] += 1
     with pytest.raises(UserError, match=r"has evaluations of other parameters .* --workdir"):
@@ -199,8 +201,8 @@ def test_vtab_killed_and_continued(source: str, tmp_path: Path) -> None:
         process = subprocess.Popen(
             command, env=tiny.environment(), stdout=file, start_new_session=True
         )
-        finished = tmp_path / "killed" / "dtd" / "sweep.json"
-        second = tmp_path / "killed" / "patch_camelyon" / "final"
+        finished = tmp_path / "killed" / "vtab" / "dtd" / "sweep.json"
+        second = tmp_path / "killed" / "vtab" / "patch_camelyon" / "final"
         while process.poll() is None and not second.exists():
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGKILL)
@@ -209,7 +211,7 @@ def test_vtab_killed_and_continued(source: str, tmp_path: Path) -> None:
     before = finished.stat().st_mtime_ns
     datasets = ["dtd", "svhn", "patch_camelyon"]
     options = {"seeds": 2, "data_dir": str(tmp_path / "data")}
-    rows = run(source, "vtab", tmp_path / "killed", datasets, *FAST, **options)
+    rows = run(source, "vtab", tmp_path / "killed" / "vtab", datasets, *FAST, **options)
     assert finished.stat().st_mtime_ns == before
     assert [(row.group, row.task) for row in rows] == [
         ("natural", "dtd"),

@@ -1,8 +1,8 @@
 """What a paper reports of a model, in one table: few-shot, classification, fine-tuning.
 
-WORKDIR/model.json says which model it is about; each task has a file `NAME.json`, or a folder
-`NAME` with the sweep of its fine-tuning. What is finished is read back, so that the same command
-resumes, and several tasks share the work.
+`evaluated_model.json` says which model a folder is about; each task has a file `NAME.json`, or a
+folder `NAME` with the sweep of its fine-tuning. What is finished is read back, so that the same
+command resumes, and several tasks share the work.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def evaluate_suite(
 
     Args:
       model: see `load_model`; fine-tuning reads its `source` again.
-      workdir: a local folder. `suite.md`, `suite.csv` and `suite.json` are written there.
+      workdir: a local folder of this suite; `suite.md`, `suite.csv` and `suite.json` go there.
       seeds: of fine-tuning, and choices of the images for few-shot.
       data_dir: where TFDS sets are prepared; "" for TFDS's default.
       batch_size: of `few_shot` and `evaluate`.
@@ -80,6 +80,8 @@ def evaluate_suite(
     Raises:
       UserError: the folder is about another model, or no task's data is there.
     """
+    if seeds < 1:
+        raise UserError(f"--seeds={seeds} must be 1 or more.")
     folder = Path(workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, model)
