@@ -9,8 +9,6 @@
 * No network: a connection to anything but this machine fails with a clear error.
 * matplotlib draws without a display.
 * PyTorch's global generator starts every test with the same seed: its models draw from it.
-* Python looks for garbage rarely, and not among modules: tracing makes so many objects that a
-  fifth of the time went there.
 * A test's name never holds bytes: what the workers of pytest-xdist collect has to be the same.
 
 The settings are environment variables, so processes that tests start live in the same climate.
@@ -18,7 +16,6 @@ The settings are environment variables, so processes that tests start live in th
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import importlib.metadata
 import ipaddress
@@ -120,12 +117,6 @@ _block_network()
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     # Every worker makes its own parameters, and an archive holds the second in which it was made.
     return argname if isinstance(val, bytes) else None
-
-
-def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -99,13 +99,12 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray, *, num_bins: 
     return float(np.abs(gaps).sum() / len(bins))
 
 
-def confusion_matrix(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:
-    """How often class i [N labels] was taken for class j [N predictions]: int [K, K], row i.
-
-    K is `num_classes`; a model with more outputs than labels needs the larger of both.
-    """
-    cells = np.bincount(labels * num_classes + predictions, minlength=num_classes**2)
-    return cells.reshape(num_classes, num_classes)
+def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The classes [K] among labels or predictions [N], and int [K, K]: row i was taken for j."""
+    found, places = np.unique(np.stack([labels, predictions]), return_inverse=True)
+    rows, columns = places.reshape(2, -1)
+    cells = np.bincount(rows * len(found) + columns, minlength=len(found) ** 2)
+    return found, cells.reshape(len(found), len(found))
 
 
 def real_accuracy(predictions: np.ndarray, labels: Sequence[Sequence[int]]) -> tuple[float, int]:

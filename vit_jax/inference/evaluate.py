@@ -224,10 +224,7 @@ def write_confusion(path: Path, names: dict[int, str], arrays: dict[str, np.ndar
 
     Classes that are neither a label nor a prediction are left out.
     """
-    both = np.stack([arrays["label"], arrays["prediction"]])  # [2, N]
-    found, places = np.unique(both, return_inverse=True)
-    labels, predictions = places.reshape(both.shape)
-    counts = confusion_matrix(labels, predictions, len(found))
+    found, counts = confusion_matrix(arrays["label"], arrays["prediction"])
     columns = [names.get(number, number) for number in found.tolist()]
     with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)

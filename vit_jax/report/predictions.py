@@ -56,9 +56,7 @@ def predictions(facts: Facts, subject: Subject) -> list[Html]:
 
 
 def _confusion(labels: np.ndarray, guesses: np.ndarray, names: tuple[str, ...]) -> list[Html]:
-    found, places = np.unique(np.stack([labels, guesses]), return_inverse=True)
-    of_label, of_guess = places.reshape(2, -1)
-    counts = confusion_matrix(of_label, of_guess, len(found))
+    found, counts = confusion_matrix(labels, guesses)
     classes = [names[i] for i in found]
     if len(found) > MOST_CLASSES:
         return _pairs(counts, classes)

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import command_line
 from vit_jax.data.datasets import create_dataset
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, as_user_error
 from vit_jax.evaluators.few_shot import confidence95
 from vit_jax.files.atomic import read_object, write_json
 from vit_jax.inference.evaluate import evaluate
@@ -198,7 +198,7 @@ def _rows(
     return [*rows, *means(rows)]
 
 
-def _few_shot_data(settings: Mapping[str, Any], data_dir: str) -> list[dict[str, Any]]:
+def _named_data(settings: Mapping[str, Any], data_dir: str) -> list[dict[str, Any]]:
     splits = [settings[key] for key in ("train_split", "split") if key in settings]
     shared = {"name": settings["dataset"], "data_dir": data_dir, "preprocess": "decode"}
     return [{**shared, "split": split} for split in splits]
@@ -272,7 +272,7 @@ def _fine_tune(task: SuiteTask, source: str, folder: Path, shared: Mapping[str, 
     try:
         run_sweep(config, str(folder / _safe(task.name)), seeds=shared["seeds"])
     except UserError as error:
-        raise UserError(f"{task.name}: {error}") from error
+        raise as_user_error(f"{task.name}: {error}", error) from error
 
 
 def _fine_tune_rows(task: SuiteTask, found: Mapping[str, Any]) -> list[Row]:
@@ -294,7 +294,7 @@ class _Kind:
 
 
 KINDS = {
-    "few_shot": _Kind(_few_shot_data, _few_shot, _few_shot_rows),
-    "evaluate": _Kind(_few_shot_data, _evaluate, _evaluate_rows),
+    "few_shot": _Kind(_named_data, _few_shot, _few_shot_rows),
+    "evaluate": _Kind(_named_data, _evaluate, _evaluate_rows),
     "fine_tune": _Kind(_fine_tune_data, _fine_tune, _fine_tune_rows),
 }
