@@ -120,7 +120,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--draws", type=int, default=100, help="of test_random_configs.py")
+    parser.addoption("--draws", type=int, default=60, help="of test_random_configs.py")
 
 
 @pytest.hookimpl(tryfirst=True)

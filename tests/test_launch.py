@@ -177,7 +177,7 @@ def test_help_helps(script: str, tmp_path: Path) -> None:
 
 # Everything on that a restart could get wrong: accumulation, dropout, averaging, workers.
 LONG = [
-    "--config.duration.steps=40",
+    "--config.duration.steps=30",
     "--config.checkpoint.every_steps=3",
     "--config.train_step.accumulation_steps=2",
     "--config.train_step.polyak_decay=0.9",
@@ -205,7 +205,7 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path: Path) -> None:
     chance = random.Random(8)
     kills, rows = 0, 0
     while True:
-        rows += chance.randint(12, 28)
+        rows += chance.randint(10, 20)
         process = subprocess.Popen(
             tiny.command("train.py", killed, *LONG), env=environment, start_new_session=True
         )

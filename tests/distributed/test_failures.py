@@ -1,4 +1,4 @@
-"""Processes of one run are killed, stopped, asked to end and cut short; the run goes on."""
+"""Processes of one run are killed, asked to end and cut short; the run goes on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vit_jax.workdir.orbax_parts import newest_intact, steps_in
 
 pytestmark = pytest.mark.slow
 
-STEPS = 40
+STEPS = 25
 RUN = (
     f"--config.duration.steps={STEPS}",
     "--config.checkpoint.every_steps=5",
@@ -53,7 +53,7 @@ def saving(running: Cluster) -> bool:
     return any((running.workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
 
 
-def test_a_run_survives_term_kill_and_stop_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_run_survives_term_and_kill_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:
     # So that its checkpoint can only be there because of the signal.
     rarely = "--config.checkpoint.every_steps=1000"
     with cluster(tmp_path, *RUN, rarely, num_processes=2) as running:
@@ -71,12 +71,6 @@ def test_a_run_survives_term_kill_and_stop_bit_for_bit(undisturbed: Path, tmp_pa
         assert running[0].wait() == REQUEUE_EXIT_CODE, running.output
         assert f"process 1 (pid {running[1].popen.pid} on" in running[0].output
         assert "is lost" in running[0].output
-
-    with cluster(tmp_path, *RUN, num_processes=2) as running:
-        running.wait_for_step(stopped_at + 8)
-        running[1].send(signal.SIGSTOP)  # it neither dies nor does anything
-        assert running[0].wait() == REQUEUE_EXIT_CODE, running.output
-        assert f"process 1 (pid {running[1].popen.pid} on" in running[0].output
 
     with cluster(tmp_path, *RUN, num_processes=2) as running:
         assert running.exit_codes() == [0, 0], running.output
@@ -97,13 +91,14 @@ def assert_goes_on_from(running: Cluster, step: int) -> None:
 def test_other_processes_and_another_mesh_go_on_in_a_bucket(
     undisturbed: Path, tmp_path: Path, bucket: str, bucket_server: Server
 ) -> None:
-    """Two processes of two devices, then with fsdp across them, then one of four with tensor.
+    """Two processes of two devices with fsdp across them, then one of four with tensor.
 
     The first to be killed holds the lock; one request in a hundred fails.
     """
     bucket_server.faults, bucket_server.slow_seconds = 0.01, 0.2
     workdir = to_path(f"{bucket}/run")
-    with cluster(tmp_path, *RUN, num_processes=2, workdir=workdir) as running:
+    fsdp = ("--config.mesh.fsdp=4", "--config.mesh.data=1")
+    with cluster(tmp_path, *RUN, *fsdp, num_processes=2, workdir=workdir) as running:
         second = workdir / "checkpoints" / "10" / COMMITTED
         running.wait_until(second.exists, "second checkpoint")
         running[0].send(signal.SIGKILL)  # the one that all others talk to
@@ -111,17 +106,11 @@ def test_other_processes_and_another_mesh_go_on_in_a_bucket(
         assert "process 0 (the coordinator" in running[1].output
     newest = steps_in(workdir / "checkpoints")[0]
     damage(running.workdir / "checkpoints" / str(newest))
-    fsdp = ("--config.mesh.fsdp=4", "--config.mesh.data=1")
-    with cluster(tmp_path, *RUN, *fsdp, num_processes=2, workdir=workdir) as running:
-        assert_goes_on_from(running, newest - 5)  # the damaged one is reported and moved aside
-        assert f"checkpoints/{newest} is damaged" in running[0].output
-        running.wait_for_step(newest + 8)
-        running[1].send(signal.SIGKILL)
-        assert running[0].wait() == REQUEUE_EXIT_CODE, running.output
-        assert "process 1 (" in running[0].output
     tensor = ("--config.mesh.tensor=2",)
     sizes = {"num_processes": 1, "num_devices": 4}
     with cluster(tmp_path, *RUN, *tensor, **sizes, workdir=workdir) as running:
+        assert_goes_on_from(running, newest - 5)  # the damaged one is reported and moved aside
+        assert f"checkpoints/{newest} is damaged" in running[0].output
         assert running.exit_codes() == [0], running.output
     assert bucket_server.failed.total() > bucket_server.failed[""]
     found = params(workdir)
@@ -227,24 +216,3 @@ def test_a_full_disk_ends_all_and_the_last_checkpoint_stays(
     intact, _ = newest_intact(checkpoints, steps_in(checkpoints))
     assert intact is not None
     assert intact >= 5
-
-
-def test_a_checkpoint_that_cannot_be_renamed_ends_all(tmp_path: Path) -> None:
-    """Orbax's own last step, in a thread of process 0 alone; the others wait for it."""
-    with cluster(tmp_path, *RUN, num_processes=2) as running:
-        checkpoints = running.workdir / "checkpoints"
-        running.wait_until(lambda: in_the_way(checkpoints), "save that is under way")
-        assert running.exit_codes() == [2, 2], running.output
-    for process in running.processes:
-        assert re.search(r"checkpoint of step \d+ could not be written", process.output)
-
-
-def in_the_way(checkpoints: Path) -> bool:
-    """Puts a folder that is not empty where the step that is being saved has to go."""
-    for unfinished in checkpoints.glob("*.orbax-checkpoint-tmp*"):
-        obstacle = checkpoints.parent / "obstacle"
-        (obstacle / "full").mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # it was renamed meanwhile: the next one then
-            obstacle.rename(checkpoints / unfinished.name.partition(".")[0])
-            return True
-    return False

@@ -28,11 +28,11 @@ RUN = (
     "--config.evaluators.test.split=test[:45]",
     "--config.evaluators.test.batch_size=24",  # the last batch has 21 of 24
 )
-# (processes, devices of each, mesh): data across processes, fsdp and tensor inside each. That fsdp
-# crosses processes is in test_failures.py.
+# (processes, devices of each, mesh): data across processes, tensor inside each. That fsdp crosses
+# processes is in test_failures.py.
 LAYOUTS: list[tuple[int, int, dict[str, int]]] = [
     (1, 1, {}),
-    (2, 4, {"data": 2, "fsdp": 2, "tensor": 2}),
+    (2, 2, {"data": 2, "tensor": 2}),
 ]
 
 

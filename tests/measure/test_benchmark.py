@@ -99,12 +99,6 @@ def test_the_update_beside_timm_and_the_reference() -> None:
     assert min(*cases[0].ours, *cases[0].theirs, figures["mfu"], figures["ceiling"]) > 0
 
 
-def test_the_forward_pass_beside_timm_as_it_stands() -> None:
-    import_timm()
-    cases, _ = benchmark_step(tiny.config(), against=["timm_eager"], train=False, steps=1, rounds=2)
-    assert cases[0].case.startswith("forward pass, float32")
-
-
 def test_torch_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     import_timm()
     import torch
@@ -208,12 +202,12 @@ def test_the_kept_files_make_the_tables_of_the_docs(capsys: pytest.CaptureFixtur
 def test_the_command_prints_and_keeps_its_cases(tmp_path: Path) -> None:
     kept = tmp_path / "cases.json"
     model = {"hidden_size": 16, "num_layers": 1, "mlp_dim": 16, "num_heads": 2, "patch_size": 56}
-    command = [sys.executable, "scripts/benchmark.py", "step", "--against=reference"]
+    command = [sys.executable, "scripts/benchmark.py", "step", "--inference", "--against=reference"]
     command += [f"--config.model.{key}={value}" for key, value in model.items()]
     command += ["--config.model.dtype=bfloat16", "--steps=1", "--rounds=2", f"--json={kept}"]
     output = subprocess.check_output(command, cwd=tiny.ROOT, text=True, env=tiny.environment())
     [case] = json.loads(kept.read_text())["cases"]
     assert f"ratio {case['ratio']:.2f}" in output
     assert "MFU" in output
-    assert case["case"] == "update, bfloat16, batch 8, 224x224 pixels"
+    assert case["case"] == "forward pass, bfloat16, batch 8, 224x224 pixels"
     assert (case["peer"], case["unit"]) == ("reference", "images/s")

@@ -95,9 +95,10 @@ SIZES = [(197, 2, 64), (17, 8, 80), (5, 1, 128), (7, 2, 12)]
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in attentions.NAMES if n not in ("auto", "reference", "cudnn")]
+    ("name", "num_tokens", "num_heads", "head_dim"),
+    [("xla", *SIZES[0]), ("recomputed", *SIZES[0])]
+    + [(kernel, *sizes) for kernel in attentions.KERNELS for sizes in SIZES],
 )
-@pytest.mark.parametrize(("num_tokens", "num_heads", "head_dim"), SIZES)
 def test_each_gives_outputs_and_gradients_of_the_reference(
     name: str, num_tokens: int, num_heads: int, head_dim: int
 ) -> None:

@@ -46,7 +46,8 @@ def logits_of(model: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def loss_intermediates_and_gradients_of(model: Any) -> Any:
+def numbers_of(model: Any) -> Any:
+    """((loss, (logits, intermediates)), gradients), from parameters."""
     images, labels = golden.images(2, 224, 224), jnp.array([3, 7])
 
     def loss_fn(p: Any) -> Any:
@@ -55,7 +56,7 @@ def loss_intermediates_and_gradients_of(model: Any) -> Any:
         )
         log_probs = jax.nn.log_softmax(logits)
         loss = -jnp.mean(jnp.sum(log_probs * jax.nn.one_hot(labels, 10), axis=-1))
-        return loss, captured["intermediates"]
+        return loss, (logits, captured["intermediates"])
 
     return golden.jit(jax.value_and_grad(loss_fn, has_aux=True))
 
@@ -80,7 +81,11 @@ def test_names_shapes_and_counts(config: str) -> None:
     assert count_parameters(flat) == expected["n_params_1000_classes"]
 
 
-@pytest.mark.parametrize("key", [k for k in golden.arrays("vit_logits") if "Mixer" not in k])
+DETAILS = [key for key in golden.table("vit_detail") if "Mixer" not in key]
+LOGITS = [key for key in golden.arrays("vit_logits") if "Mixer" not in key]
+
+
+@pytest.mark.parametrize("key", [key for key in LOGITS if key not in DETAILS])
 def test_logits(key: str) -> None:
     config, recipe = key.split("|")
     model = golden.model(config, num_classes=10)
@@ -122,16 +127,14 @@ def test_variants(key: str) -> None:
     np.testing.assert_allclose(logits, expected, rtol=0, atol=atol(config))
 
 
-DETAILS = [key for key in golden.table("vit_detail") if "Mixer" not in key]
-
-
 @pytest.mark.parametrize("key", DETAILS)
-def test_intermediates_loss_and_gradients(key: str) -> None:
+def test_logits_intermediates_loss_and_gradients(key: str) -> None:
     config, recipe = key.split("|")
     expected = golden.table("vit_detail")[key]
     model = golden.model(config, num_classes=10)
     params = filled_params(model, recipe, (224, 224, 3))
-    (loss, captured), grads = loss_intermediates_and_gradients_of(model)(params)
+    (loss, (logits, captured)), grads = numbers_of(model)(params)
+    np.testing.assert_allclose(logits, golden.arrays("vit_logits")[key], rtol=0, atol=atol(config))
     assert float(loss) == pytest.approx(expected["loss"], abs=2e-5)
 
     values = {

@@ -122,8 +122,8 @@ def test_timm_reads_our_big_vision_file(tmp_path: Path) -> None:
         assert difference(their_logits(model, images), ours) < SAME
 
 
-@pytest.mark.parametrize("variant", ["Ti/16", "S/32"])
-def test_we_read_what_timm_saves(variant: str, tmp_path: Path) -> None:
+def test_we_read_what_timm_saves(tmp_path: Path) -> None:
+    variant = "Ti/16"
     model = timm.models.vision_transformer.VisionTransformer(num_classes=10, **VARIANTS[variant])
     randomise(model)
     images = golden.images(2, PIXELS, PIXELS)
