@@ -26,6 +26,7 @@ from vit_jax.objectives.objective import FrozenModel, Objective, Task
 from vit_jax.parameters.names import fingerprint
 from vit_jax.parameters.sharding import (
     check_batch_size,
+    compiler_options,
     parameter_shardings,
     state_shardings,
     with_shardings,
@@ -179,7 +180,11 @@ class Run:
             **self.config.train_step,
         )
         state, constants = jax.tree.map(lambda leaf: leaf.sharding, (state, constants))
-        return jax.jit(step, **step_shardings(state, constants, self.mesh))
+        return jax.jit(
+            step,
+            **step_shardings(state, constants, self.mesh),
+            compiler_options=compiler_options(self.mesh),
+        )
 
 
 def create_run(

@@ -11,7 +11,7 @@ from clu import metrics as clu_metrics
 from vit_jax.data.device import RunAhead
 from vit_jax.evaluators.stream import Reader
 from vit_jax.multihost.watchdog import watchdog
-from vit_jax.parameters.sharding import keep_batch_sharding, replicated
+from vit_jax.parameters.sharding import compiler_options, keep_batch_sharding, replicated
 
 
 class ObjectiveEvaluator:
@@ -30,7 +30,8 @@ class ObjectiveEvaluator:
             }
 
         everywhere = replicated(reader.mesh)
-        self._eval_step = jax.jit(eval_step, out_shardings=everywhere)
+        options = compiler_options(reader.mesh)
+        self._eval_step = jax.jit(eval_step, out_shardings=everywhere, compiler_options=options)
         self._merge = jax.jit(
             lambda a, b: {name: value.merge(b[name]) for name, value in a.items()},
             out_shardings=everywhere,

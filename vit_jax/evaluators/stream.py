@@ -13,7 +13,12 @@ from jax.sharding import Mesh
 
 from vit_jax.data.device import DeviceBatch, device_batches, local_rows
 from vit_jax.data.pipeline import Examples, eval_batches
-from vit_jax.parameters.sharding import batch_sharding, keep_batch_sharding, to_host
+from vit_jax.parameters.sharding import (
+    batch_sharding,
+    compiler_options,
+    keep_batch_sharding,
+    to_host,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +81,11 @@ def stream_outputs(
         with keep_batch_sharding():
             return {**function(params, batch), "mask": batch["mask"]}
 
-    step = jax.jit(outputs_of, out_shardings=batch_sharding(reader.mesh))
+    step = jax.jit(
+        outputs_of,
+        out_shardings=batch_sharding(reader.mesh),
+        compiler_options=compiler_options(reader.mesh),
+    )
     waiting: Any = None
     with reader.batches() as batches:
         for batch in batches:

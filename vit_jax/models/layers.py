@@ -27,7 +27,7 @@ from jax.ad_checkpoint import checkpoint_name as saved
 
 def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """`jnp.einsum` of two arrays of one dtype, with a float32 result."""
-    if a.dtype == jnp.float32:
+    if a.dtype.itemsize >= 4:
         return jnp.einsum(equation, a, b)
     return _product(equation, a, b)
 
