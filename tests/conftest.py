@@ -54,6 +54,7 @@ def _set_environment() -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     os.environ["MPLBACKEND"] = "Agg"
+    os.environ["OMP_NUM_THREADS"] = "1"  # of PyTorch: threads that wait for one another spin
 
 
 if "jax" in sys.modules:

@@ -20,13 +20,8 @@ from vit_jax.errors import UserError, as_user_error
 from vit_jax.workdir.metrics import read_metrics
 
 BAD_COMMANDS = {
-    "misspelt key": (
-        ["--config.optimizer.learing_rate=1"],
-        "Did you mean 'optimizer.learning_rate'",
-    ),
     "misspelt flag": (["--wrkdir=x"], "Did you mean: workdir"),
     "stray argument": (["config.seed=3"], "config.seed=3"),
-    "bad resume": (["--resume=never"], "auto"),
     "half a cluster": (["--num_processes=2"], "--coordinator_address"),
     "no cluster": (["--distributed=on"], "no cluster was found"),
     "missing dataset": (["--config.dataset.name=cifar11"], "cifar11"),

@@ -118,7 +118,7 @@ def test_arrays_that_are_not_what_they_should_be(
     # big_vision has models without these two, so that a file may well lack them: nothing in it
     # tells. (`load_pretrained` notices: the model that is asked for has them.)
     optional = ("params/cls", "params/pos_embedding") if name == "big_vision" else ()
-    for turn in range(6):
+    for turn in range(3):
         chosen = rng.choice(sorted(set(arrays) - set(optional)))
         changed = mutate(arrays, chosen, rng)
         path = tmp_path / str(turn) / file.name
@@ -133,7 +133,7 @@ def test_arrays_that_are_not_what_they_should_be(
             errors += 1
         else:
             assert_same(found, params)
-    assert errors >= 5  # a letter replaced by itself renames nothing; the rest is noticed
+    assert errors >= 2  # a letter replaced by itself renames nothing; the rest is noticed
 
 
 @pytest.mark.parametrize("name", list(formats.FORMATS))
@@ -146,7 +146,7 @@ def test_cut_and_flipped_files(
     path = tmp_path / file.name
     if (file.parent / "config.json").exists():
         (tmp_path / "config.json").write_bytes((file.parent / "config.json").read_bytes())
-    for turn in range(24):
+    for turn in range(12):
         damaged = bytearray(whole)
         if turn % 2:
             del damaged[int(rng.integers(len(whole))) :]
