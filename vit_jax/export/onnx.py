@@ -89,9 +89,7 @@ def write_onnx(
 
 def _inline(graph: Graph, called: Any, arguments: Sequence[Operand]) -> list[Operand]:
     """Adds the equations of a jaxpr, closed or without constants; returns its results."""
-    jaxpr, consts = (
-        (called, ()) if isinstance(called, core.Jaxpr) else (called.jaxpr, called.consts)
-    )
+    jaxpr, consts = getattr(called, "jaxpr", called), getattr(called, "consts", ())
     known: dict[Any, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
     for variable, value in zip(jaxpr.constvars, consts, strict=True):
         known[variable] = Constant(np.asarray(value))
