@@ -27,6 +27,7 @@ sys.path.append(str(launch.ROOT))  # for the recipes
 from configs import suites
 
 if __name__ == "__main__":
+    launch.use_huge_pages()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

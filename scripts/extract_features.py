@@ -16,6 +16,7 @@ from vit_jax import launch
 from vit_jax.inference import flags as model_flags
 
 if __name__ == "__main__":
+    launch.use_huge_pages()
     parser = model_flags.create_parser(__doc__, source="what to look into", batch_size=64)
     add = parser.add_argument
     add("images", metavar="IMAGES", nargs="+", help="a dataset, or image files and folders")

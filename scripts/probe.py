@@ -18,6 +18,7 @@ from vit_jax import launch
 from vit_jax.inference import flags as model_flags
 
 if __name__ == "__main__":
+    launch.use_huge_pages()
     parser = model_flags.create_parser(__doc__, source="what to measure", batch_size=128)
     add = parser.add_argument
     add("--dataset", required=True, help="TFDS name, image folder, .csv or .parquet, digits")

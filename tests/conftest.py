@@ -54,6 +54,8 @@ def _set_environment() -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     os.environ["MPLBACKEND"] = "Agg"
+    # As scripts start, which would otherwise each start twice.
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     os.environ["OMP_NUM_THREADS"] = "1"  # of PyTorch: threads that wait for one another spin
 
 

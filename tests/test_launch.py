@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -62,6 +63,34 @@ def test_so_do_overrides(override: str, message: str) -> None:
         command_line.get_config("", override)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("pages", "given", "found"),
+    [
+        ("always [madvise] never", None, "glibc.malloc.hugetlb=1"),
+        ("always [madvise] never", "", ""),
+        ("[always] madvise never", None, None),
+        (None, None, None),
+    ],
+)
+def test_huge_pages_where_linux_has_them_on_request(
+    pages: str | None, given: str | None, found: str | None, tmp_path: Path
+) -> None:
+    if pages is not None:
+        (tmp_path / "pages").write_text(pages)
+    (tmp_path / "script.py").write_text(
+        "import json, os, sys; from pathlib import Path; from vit_jax import launch\n"
+        "launch.HUGE_PAGES = Path('pages')\n"
+        "launch.use_huge_pages()\n"
+        "print(json.dumps([os.environ.get('GLIBC_TUNABLES'), sys.argv, sys.flags.utf8_mode]))\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    if given is not None:
+        environment["GLIBC_TUNABLES"] = given
+    command = [sys.executable, "-X", "utf8", "script.py", "--workdir=a b"]
+    printed = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+    assert json.loads(printed) == [found, ["script.py", "--workdir=a b"], 1]
 
 
 @pytest.mark.parametrize(
