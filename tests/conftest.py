@@ -16,6 +16,7 @@ The settings are environment variables, so processes that tests start live in th
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib.metadata
 import ipaddress
@@ -53,6 +54,7 @@ def _set_environment() -> None:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE_DIR.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # nobody reads where a product was written
     os.environ["MPLBACKEND"] = "Agg"
     # As scripts start, which would otherwise each start twice.
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
@@ -124,6 +126,10 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--draws", type=int, default=60, help="of test_random_configs.py")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules stay: the collector need not look through them again and again
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,7 +14,7 @@ from tests import tiny
 
 NOTEBOOK = tiny.ROOT / "docs" / "tour.ipynb"
 # The same cells with fewer updates.
-SHORTER = {"duration.steps=400": "duration.steps=10", "duration.steps=100": "duration.steps=10"}
+SHORTER = {"duration.steps=400": "duration.steps=2", "duration.steps=100": "duration.steps=2"}
 
 
 @pytest.mark.slow

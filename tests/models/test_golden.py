@@ -85,7 +85,11 @@ DETAILS = [key for key in golden.table("vit_detail") if "Mixer" not in key]
 LOGITS = [key for key in golden.arrays("vit_logits") if "Mixer" not in key]
 
 
-@pytest.mark.parametrize("key", [key for key in LOGITS if key not in DETAILS])
+# The second recipe of B, which takes a second to draw, sees nothing that those of Ti and S do not.
+ALONE = [key for key in LOGITS if key not in DETAILS and not re.match(r"ViT-B.*fanin", key)]
+
+
+@pytest.mark.parametrize("key", ALONE)
 def test_logits(key: str) -> None:
     config, recipe = key.split("|")
     model = golden.model(config, num_classes=10)
