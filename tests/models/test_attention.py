@@ -96,7 +96,7 @@ SIZES = [(197, 2, 64), (17, 8, 80), (5, 1, 128), (7, 2, 12)]
 
 @pytest.mark.parametrize(
     ("name", "num_tokens", "num_heads", "head_dim"),
-    [("xla", *SIZES[0]), ("recomputed", *SIZES[0])]
+    [("xla", *SIZES[0]), ("recomputed", *SIZES[0]), ("chunked", *SIZES[0]), ("chunked", 500, 2, 16)]
     + [(kernel, *sizes) for kernel in attentions.KERNELS for sizes in SIZES],
 )
 def test_each_gives_outputs_and_gradients_of_the_reference(
@@ -166,17 +166,34 @@ def test_the_choice_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) 
     fastest.cache_clear()
     bfloat16, float32 = 2, 4
     with caplog.at_level(logging.INFO):
-        assert fastest("tpu", "TPU v5 lite", 197, 64, 768, bfloat16) == "pallas"
-        assert fastest("tpu", "TPU v3", 197, 64, 768, bfloat16) == "xla"
-        assert fastest("tpu", "TPU v5 lite", 5000, 64, 768, bfloat16) == "splash"
-        assert fastest("cpu", "cpu", 197, 64, 768, float32) == "reference"
-        assert fastest("cpu", "cpu", 197, 64, 768, bfloat16) == "xla"
-        assert fastest("gpu", "NVIDIA H100", 197, 64, 768, bfloat16) == "xla"
+        assert fastest("tpu", "TPU v5 lite", 197, 64, 768, bfloat16, True) == "pallas"
+        assert fastest("tpu", "TPU v3", 197, 64, 768, bfloat16, True) == "xla"
+        assert fastest("tpu", "TPU v5 lite", 5000, 64, 768, bfloat16, True) == "splash"
+        assert fastest("cpu", "cpu", 197, 64, 768, float32, True) == "reference"
+        assert fastest("cpu", "cpu", 197, 64, 768, bfloat16, True) == "chunked"
+        assert fastest("cpu", "cpu", 197, 64, 768, bfloat16, False) == "xla"
+        assert fastest("gpu", "NVIDIA H100", 197, 64, 768, bfloat16, True) == "xla"
     assert caplog.messages[0] == (
         "Attention on TPU v5 lite, 197 tokens: pallas (scores stay on the chip)."
     )
     assert "more tokens than fit" in caplog.messages[2]
     fastest.cache_clear()
+
+
+def test_chunks_are_for_training_on_one_device() -> None:
+    """Evaluation has nothing to gain, may be exported with a free batch; a mesh splits heads."""
+    params, x = parameters(32, 4), normal(2, 13, 32)
+    module = MultiHeadDotProductAttention(4, dtype=jnp.bfloat16)
+
+    def in_chunks(train: bool, num_devices: int) -> bool:
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:num_devices]), ("data",))
+        with jax.set_mesh(mesh):
+            apply = functools.partial(module.apply, train=train)
+            return "scan[" in str(jax.make_jaxpr(apply)({"params": params}, x))
+
+    assert in_chunks(train=True, num_devices=1)
+    assert not in_chunks(train=False, num_devices=1)
+    assert not in_chunks(train=True, num_devices=2)
 
 
 def test_the_choice_is_for_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,9 @@ class _Sown:
         return self.module.sow("attention", name, value)
 
 
+_CACHE_BYTES = 2**20  # of float32 scores that `chunked` holds at a time, twice
+
+
 def reference(query: Any, key: Any, value: Any, **kwargs: Any) -> jax.Array:
     """The official code's: scores and softmax in float32, which all write to memory."""
     return nn.dot_product_attention(query, key, value, force_fp32_for_softmax=True, **kwargs)
@@ -53,6 +56,31 @@ def xla(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
 def recomputed(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     """As `xla`, but the backward pass computes scores and weights anew."""
     return jax.checkpoint(xla)(query, key, value)
+
+
+def chunked(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """As `recomputed`, a few heads after the other: their scores stay in the cache of a CPU.
+
+    On a mesh each device would compute the heads of all.
+    """
+    batch, num_queries, num_heads, width = query.shape
+    num_products = batch * num_heads
+    fit = max(_CACHE_BYTES // (4 * num_queries * key.shape[1]), 2)
+    chunk = max(n for n in range(1, min(fit, num_products) + 1) if num_products % n == 0)
+
+    def chunks(x: jax.Array) -> jax.Array:  # [B * H / chunk, chunk, N, d]
+        return jnp.reshape(jnp.swapaxes(x, 1, 2), (-1, chunk, x.shape[1], width))
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def heads(_: None, qkv: Any) -> tuple[None, jax.Array]:
+        query, key, value = qkv
+        weights = jax.nn.softmax(product("hqd,hkd->hqk", query, key)).astype(value.dtype)
+        return None, product("hqk,hkd->hqd", weights, value).astype(value.dtype)
+
+    query = query / math.sqrt(width)
+    # Two at a time: the softmax of one beside the products of the other.
+    _, out = jax.lax.scan(heads, None, (chunks(query), chunks(key), chunks(value)), unroll=2)
+    return jnp.swapaxes(jnp.reshape(out, (batch, num_heads, num_queries, width)), 1, 2)
 
 
 def cudnn(
@@ -83,6 +111,7 @@ ATTENTIONS: dict[str, Callable[..., jax.Array]] = {
     "reference": reference,
     "xla": xla,
     "recomputed": recomputed,
+    "chunked": chunked,
     "cudnn": cudnn,
 }
 # With the layout of the projections, see `Kernel`.
@@ -153,7 +182,7 @@ class MultiHeadDotProductAttention(nn.Module):
         width = queries.shape[-1]
         heads = (self.num_heads, width // self.num_heads)
         dropout_rate = self.dropout_rate if train else 0.0
-        chosen = self._choose(queries.shape[1], inputs is not None, dropout_rate, width)
+        chosen = self._choose(queries.shape[1], inputs is not None, dropout_rate, width, train)
         inputs = queries if inputs is None else inputs
         sources = {"query": queries, "key": inputs, "value": inputs}
         projections = {
@@ -178,15 +207,18 @@ class MultiHeadDotProductAttention(nn.Module):
         out = saved(out, "attention")
         return Dense((*heads, width), (width,), self.dtype, name="out")(out)
 
-    def _choose(self, num_tokens: int, is_cross: bool, dropout_rate: float, width: int) -> str:
+    def _choose(
+        self, num_tokens: int, is_cross: bool, dropout_rate: float, width: int, train: bool
+    ) -> str:
         if self.is_initializing() or dropout_rate:
             return "reference"
         sizes = (num_tokens, width // self.num_heads, width, jnp.dtype(self.dtype).itemsize)
         name = self.attention
         if name == "auto":
             looked_at = self.is_mutable_collection("attention")
-            name = "reference" if looked_at else fastest(*device_of_program(), *sizes)
-        if name in KERNELS and is_cross:  # one query: there is nothing to gain
+            alone = train and jax.sharding.get_abstract_mesh().size <= 1
+            name = "reference" if looked_at else fastest(*device_of_program(), *sizes, alone)
+        if name in (*KERNELS, "chunked") and is_cross:  # one query: there is nothing to gain
             return "xla"
         if name == "pallas":
             check_kernel(*sizes)
@@ -219,9 +251,12 @@ def check_kernel(num_tokens: int, head_dim: int, width: int, itemsize: int) -> N
 
 @functools.cache
 def fastest(
-    platform: str, kind: str, num_tokens: int, head_dim: int, width: int, itemsize: int
+    platform: str, kind: str, num_tokens: int, head_dim: int, width: int, itemsize: int, alone: bool
 ) -> str:
-    """The implementation to take on a kind of device; a line of the log says which and why."""
+    """The implementation to take on a kind of device; a line of the log says which and why.
+
+    `alone`: whether one device trains, without others.
+    """
     if platform == "tpu":
         from vit_jax.models import attention_tpu
 
@@ -233,6 +268,8 @@ def fastest(
             name, why = "splash", "more tokens than fit on the chip, so block by block"
     elif platform == "cpu" and itemsize == 4:
         name, why = "reference", "bit for bit the official code's"
+    elif platform == "cpu" and alone:
+        name, why = "chunked", "scores stay in the cache"
     else:
         name, why = "xla", "the fastest of those measured"
     logging.info("Attention on %s, %d tokens: %s (%s).", kind, num_tokens, name, why)
