@@ -3,7 +3,7 @@
 The blocks of a model have the same parameters, drawn in the same way from different keys. One
 program for all of them takes XLA as long as the update does. Here the traced computation is cut
 into those of single parameters; equal ones, but for the numbers folded into their keys, share a
-program.
+program. What no key decides, such as zeros, is one program together.
 """
 
 from __future__ import annotations
@@ -35,27 +35,35 @@ def draw(
         return {}
     closed = jax.make_jaxpr(lambda rng: operator.itemgetter(*names)(init(rng)))(rng)
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(names), instantiate=True)
-    programs: dict[Any, Callable[..., jax.Array]] = {}
+    outs = dict(zip(names, jaxpr.outvars, strict=True))
+    drawn = [name for name in names if _reads(jaxpr.invars[0], _needed_for([outs[name]], jaxpr))]
+    programs: dict[Any, Callable[..., list[jax.Array]]] = {}
     arrays = {}
-    for name, out in zip(names, jaxpr.outvars, strict=True):
-        equations = _needed_for(out, jaxpr.eqns)
+    for group in filter(None, (sorted(outs.keys() - drawn), *([name] for name in drawn))):
+        wanted, places = [outs[name] for name in group], [shardings[name] for name in group]
+        equations = _needed_for(wanted, jaxpr)
         folded = [v.val for each in equations for v in each.invars if _is_folded(v)]
-        key = (_text(equations, out), shardings[name])
+        key = (_text(equations, wanted), *places)
         if key not in programs:
-            run = _as_function(equations, out, jaxpr)
-            programs[key] = jax.jit(run, out_shardings=shardings[name])
-        arrays[name] = programs[key](rng, closed.consts, list(map(np.uint32, folded)))
+            run = _as_function(equations, wanted, jaxpr)
+            programs[key] = jax.jit(run, out_shardings=places)
+        found = programs[key](rng, closed.consts, list(map(np.uint32, folded)))
+        arrays |= zip(group, found, strict=True)
     return arrays
 
 
-def _needed_for(out: Any, equations: list[Any]) -> list[Any]:
-    """The equations that an array depends on, in order."""
-    needed, found = {out} if isinstance(out, core.Var) else set(), []
-    for equation in reversed(equations):
+def _needed_for(outs: list[Any], jaxpr: Any) -> list[Any]:
+    """The equations that these arrays depend on, in order."""
+    needed, found = {out for out in outs if isinstance(out, core.Var)}, []
+    for equation in reversed(jaxpr.eqns):
         if needed.intersection(equation.outvars):
             found.append(equation)
             needed.update(v for v in equation.invars if isinstance(v, core.Var))
     return found[::-1]
+
+
+def _reads(var: Any, equations: list[Any]) -> bool:
+    return any(v is var for each in equations for v in each.invars)
 
 
 def _is_folded(atom: Any) -> bool:
@@ -63,7 +71,7 @@ def _is_folded(atom: Any) -> bool:
     return isinstance(atom, core.Literal) and getattr(atom.aval, "dtype", None) == np.uint32
 
 
-def _text(equations: list[Any], out: Any) -> str:
+def _text(equations: list[Any], outs: list[Any]) -> str:
     """Equal for computations that differ in the names of their variables and in folded numbers."""
     numbers: dict[Any, int] = {}
 
@@ -76,13 +84,15 @@ def _text(equations: list[Any], out: Any) -> str:
         f"{[atom(v) for v in e.invars]} {e.primitive} {e.params} {[atom(v) for v in e.outvars]}"
         for e in equations
     ]
-    return "\n".join([*lines, atom(out)])
+    return "\n".join([*lines, *map(atom, outs)])
 
 
-def _as_function(equations: list[Any], out: Any, jaxpr: Any) -> Callable[..., jax.Array]:
-    """(rng, constants, folded numbers) -> array."""
+def _as_function(
+    equations: list[Any], outs: list[Any], jaxpr: Any
+) -> Callable[..., list[jax.Array]]:
+    """(rng, constants, folded numbers) -> arrays."""
 
-    def run(rng: jax.Array, constants: Any, folded: list[Any]) -> jax.Array:
+    def run(rng: jax.Array, constants: Any, folded: list[Any]) -> list[jax.Array]:
         values = dict(zip([*jaxpr.invars, *jaxpr.constvars], [rng, *constants], strict=True))
         numbers = iter(folded)
 
@@ -97,6 +107,6 @@ def _as_function(equations: list[Any], out: Any, jaxpr: Any) -> Callable[..., ja
                 found = each.primitive.bind(*map(read, each.invars), **parameters)
             found = found if each.primitive.multiple_results else [found]
             values.update(zip(each.outvars, found, strict=True))
-        return read(out)
+        return list(map(read, outs))
 
     return run
