@@ -23,7 +23,7 @@ from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.run import Run, create_run
 from vit_jax.training.state import TrainState
 
-STEPS = 20
+STEPS = 10
 BATCH_SIZE = 16
 LAYOUTS: dict[str, dict[str, int]] = {
     "one": {"data": 1},
@@ -137,7 +137,7 @@ def test_the_layouts_are_what_they_say(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one"])
 def test_all_layouts_have_the_losses_of_one_device(layout: str) -> None:
-    """20 updates with dropout, stochastic depth, weight decay and clipping.
+    """10 updates with dropout, stochastic depth, weight decay and clipping.
 
     1e-6 at losses of 2 to 3 is a few units in the last place of float32: sums over devices come in
     another order.

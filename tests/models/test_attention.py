@@ -97,7 +97,9 @@ SIZES = [(197, 2, 64), (17, 8, 80), (5, 1, 128), (7, 2, 12)]
 @pytest.mark.parametrize(
     ("name", "num_tokens", "num_heads", "head_dim"),
     [("xla", *SIZES[0]), ("recomputed", *SIZES[0]), ("chunked", *SIZES[0]), ("chunked", 500, 2, 16)]
-    + [(kernel, *sizes) for kernel in attentions.KERNELS for sizes in SIZES],
+    # Splash is JAX's; ours is what is around it.
+    + [("pallas", *sizes) for sizes in SIZES]
+    + [("splash", *sizes) for sizes in (SIZES[0], SIZES[3])],
 )
 def test_each_gives_outputs_and_gradients_of_the_reference(
     name: str, num_tokens: int, num_heads: int, head_dim: int

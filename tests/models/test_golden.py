@@ -8,6 +8,7 @@ ReLUs flip near zero: 1.6e-5 seen, 5e-5 allowed).
 from __future__ import annotations
 
 import functools
+import math
 import re
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from tests import golden
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import VARIANTS
-from vit_jax.parameters.names import count_parameters, flatten_names
+from vit_jax.parameters.names import count_parameters, flatten_names, stack_blocks
 
 VIT_CONFIGS = [name for name in golden.table("vit_names") if not name.startswith("Mixer")]
 
@@ -29,15 +30,12 @@ def atol(config: str) -> float:
 
 
 def filled_params(model: Any, recipe: str, image_shape: tuple[int, ...]) -> Any:
-    shapes = {
-        name: leaf.shape
-        for name, leaf in flatten_names(golden.abstract_params(model, (1, *image_shape))).items()
-    }
-    return golden.params(shapes, recipe)
+    return golden.params(golden.loop_shapes(model, (1, *image_shape)), recipe)
 
 
 def apply(model: Any, params: Any, images: np.ndarray) -> np.ndarray:
-    return np.asarray(logits_of(model)(params, images))
+    """In the scan form; the details are of the loop."""
+    return np.asarray(logits_of(golden.scanned(model))(stack_blocks(params), images))
 
 
 @functools.lru_cache(maxsize=1)  # the recipes of one model come one after the other
@@ -76,9 +74,9 @@ def test_fill_recipe_is_the_reference_one() -> None:
 @pytest.mark.parametrize("config", VIT_CONFIGS)
 def test_names_shapes_and_counts(config: str) -> None:
     expected = golden.table("vit_names")[config]
-    flat = flatten_names(golden.abstract_params(golden.model(config, num_classes=1000)))
-    assert {name: list(leaf.shape) for name, leaf in flat.items()} == expected["params"]
-    assert count_parameters(flat) == expected["n_params_1000_classes"]
+    shapes = golden.loop_shapes(golden.model(config, num_classes=1000))
+    assert {name: list(shape) for name, shape in shapes.items()} == expected["params"]
+    assert sum(map(math.prod, shapes.values())) == expected["n_params_1000_classes"]
 
 
 DETAILS = [key for key in golden.table("vit_detail") if "Mixer" not in key]
@@ -205,9 +203,9 @@ def test_big_vision_logits(key: str) -> None:
     if options == ["rep_size=True"]:
         kwargs["representation_size"] = VARIANTS[name]["hidden_size"]
     model = create_model(**{**VARIANTS[name], **kwargs})
-    flat = flatten_names(golden.abstract_params(model))
     posemb = "Transformer/posembed_input/pos_embedding"
-    shapes = {("pos_embedding" if n == posemb else n): leaf.shape for n, leaf in flat.items()}
+    names = golden.loop_shapes(model)
+    shapes = {("pos_embedding" if n == posemb else n): shape for n, shape in names.items()}
     params = golden.params(shapes, recipe)
     params["Transformer"]["posembed_input"] = {"pos_embedding": params.pop("pos_embedding")}
     logits = apply(model, params, golden.images(2, 224, 224))

@@ -10,7 +10,7 @@ import numpy as np
 from tests import golden
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import get_variant
-from vit_jax.parameters.names import flatten_names
+from vit_jax.parameters.names import stack_blocks
 
 SMALL: dict[str, Any] = {
     "name": "vit",
@@ -24,9 +24,8 @@ SMALL: dict[str, Any] = {
 
 def seeded(module: Any, image_shape: tuple[int, ...], recipe: str = "fanin") -> dict[str, Any]:
     """Parameters of the golden recipe for a module, as flat names."""
-    shapes = golden.abstract_params(module, (1, *image_shape))
-    flat = {name: leaf.shape for name, leaf in flatten_names(shapes).items()}
-    return {name: golden.fill(name, shape, recipe) for name, shape in flat.items()}
+    shapes = golden.loop_shapes(module, (1, *image_shape))
+    return {name: golden.fill(name, shape, recipe) for name, shape in shapes.items()}
 
 
 def module_of(variant: str, *, num_classes: int = 10, **overrides: Any) -> Any:
@@ -40,4 +39,4 @@ def _apply(module: Any) -> Any:
 
 def logits(module: Any, params: Any, images: np.ndarray) -> np.ndarray:
     """Compiled once per module and shape of the images."""
-    return np.asarray(_apply(module)(params, images))
+    return np.asarray(_apply(golden.scanned(module))(stack_blocks(params), images))
