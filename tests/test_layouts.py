@@ -143,7 +143,7 @@ def test_all_layouts_have_the_losses_of_one_device(layout: str) -> None:
     another order.
     """
     np.testing.assert_allclose(losses(layout), losses("one"), rtol=0, atol=1e-6)
-    assert losses("one")[-1] < losses("one")[0] - 0.1
+    assert losses("one")[-2] < losses("one")[0] - 0.05  # of the same batch
 
 
 def test_accumulation_and_mixup_too_are_the_same_on_every_layout() -> None:
