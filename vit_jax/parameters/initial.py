@@ -38,7 +38,7 @@ def draw(
     outs = dict(zip(names, jaxpr.outvars, strict=True))
     drawn = [name for name in names if _reads(jaxpr.invars[0], _needed_for([outs[name]], jaxpr))]
     programs: dict[Any, Callable[..., list[jax.Array]]] = {}
-    arrays = {}
+    arrays: dict[str, jax.Array] = {}
     for group in filter(None, (sorted(outs.keys() - drawn), *([name] for name in drawn))):
         wanted, places = [outs[name] for name in group], [shardings[name] for name in group]
         equations = _needed_for(wanted, jaxpr)
