@@ -17,6 +17,10 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+# What has been compiled, for the next model of this process. A program keeps its equations, so no
+# other function comes to stand at the addresses that their text may hold.
+_programs: dict[Any, Callable[..., list[jax.Array]]] = {}
+
 
 def draw(
     init: Callable[[jax.Array], Mapping[str, jax.Array]],
@@ -36,18 +40,20 @@ def draw(
     closed = jax.make_jaxpr(lambda rng: operator.itemgetter(*names)(init(rng)))(rng)
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(names), instantiate=True)
     outs = dict(zip(names, jaxpr.outvars, strict=True))
-    drawn = [name for name in names if _reads(jaxpr.invars[0], _needed_for([outs[name]], jaxpr))]
-    programs: dict[Any, Callable[..., list[jax.Array]]] = {}
+    inputs = dict(zip([*jaxpr.invars, *jaxpr.constvars], [rng, *closed.consts], strict=True))
+    key_of_all = jaxpr.invars[0]
+    drawn = [n for n in names if key_of_all in _free(_needed_for([outs[n]], jaxpr), [])]
     arrays: dict[str, jax.Array] = {}
     for group in filter(None, (sorted(outs.keys() - drawn), *([name] for name in drawn))):
         wanted, places = [outs[name] for name in group], [shardings[name] for name in group]
         equations = _needed_for(wanted, jaxpr)
         folded = [v.val for each in equations for v in each.invars if _is_folded(v)]
+        read = _free(equations, wanted)
         key = (_text(equations, wanted), *places)
-        if key not in programs:
-            run = _as_function(equations, wanted, jaxpr)
-            programs[key] = jax.jit(run, out_shardings=places)
-        found = programs[key](rng, closed.consts, list(map(np.uint32, folded)))
+        if key not in _programs:
+            run = _as_function(equations, wanted, read)
+            _programs[key] = jax.jit(run, out_shardings=places)
+        found = _programs[key]([inputs[v] for v in read], list(map(np.uint32, folded)))
         arrays |= zip(group, found, strict=True)
     return arrays
 
@@ -62,8 +68,11 @@ def _needed_for(outs: list[Any], jaxpr: Any) -> list[Any]:
     return found[::-1]
 
 
-def _reads(var: Any, equations: list[Any]) -> bool:
-    return any(v is var for each in equations for v in each.invars)
+def _free(equations: list[Any], outs: list[Any]) -> list[Any]:
+    """The variables that are read and not computed, in the order of their first use."""
+    computed = {v for each in equations for v in each.outvars}
+    read = [*(v for each in equations for v in each.invars), *outs]
+    return list(dict.fromkeys(v for v in read if isinstance(v, core.Var) and v not in computed))
 
 
 def _is_folded(atom: Any) -> bool:
@@ -88,12 +97,12 @@ def _text(equations: list[Any], outs: list[Any]) -> str:
 
 
 def _as_function(
-    equations: list[Any], outs: list[Any], jaxpr: Any
+    equations: list[Any], outs: list[Any], free: list[Any]
 ) -> Callable[..., list[jax.Array]]:
-    """(rng, constants, folded numbers) -> arrays."""
+    """(values of the free variables, folded numbers) -> arrays."""
 
-    def run(rng: jax.Array, constants: Any, folded: list[Any]) -> list[jax.Array]:
-        values = dict(zip([*jaxpr.invars, *jaxpr.constvars], [rng, *constants], strict=True))
+    def run(inputs: list[jax.Array], folded: list[Any]) -> list[jax.Array]:
+        values = dict(zip(free, inputs, strict=True))
         numbers = iter(folded)
 
         def read(v: Any) -> Any:
