@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import VARIANTS
-from vit_jax.parameters.names import flatten_names, unflatten_names, unstack_blocks
+from vit_jax.parameters import initial
+from vit_jax.parameters.names import flatten_names, unflatten_names
 
 FOLDER = Path(__file__).parent / "data" / "golden"
 RECIPES = ("r02", "fanin")
@@ -73,27 +73,20 @@ jit = functools.partial(jax.jit, compiler_options=USERS_COMPILER)
 @functools.cache  # the models are traced again and again otherwise
 def abstract_params(model: Any, image_shape: tuple[int, ...] = (1, 224, 224, 3)) -> Any:
     """Shapes of a model's parameters without computing any."""
-    image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
+    return initial.abstract_params(model, image_shape[1:])
 
-    def init(image: jax.Array) -> Any:
-        return model.init(jax.random.key(0), image, train=False)["params"]
 
-    return jax.eval_shape(init, image)
+def shapes(
+    model: Any, image_shape: tuple[int, ...] = (1, 224, 224, 3)
+) -> dict[str, tuple[int, ...]]:
+    """The same by name."""
+    found = flatten_names(abstract_params(model, image_shape))
+    return {name: leaf.shape for name, leaf in found.items()}
 
 
 def scanned(model: Any) -> Any:
     """The model with its blocks in a scan, which traces and compiles one of them instead of all."""
     return model.clone(scan=True) if hasattr(model, "scan") else model
-
-
-def loop_shapes(
-    model: Any, image_shape: tuple[int, ...] = (1, 224, 224, 3)
-) -> dict[str, tuple[int, ...]]:
-    """Shapes of a model's parameters by the names of the loop form."""
-    shapes = abstract_params(scanned(model), image_shape)
-    # Only the axis of layers has numbers: an array without bytes.
-    stacked = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), shapes)
-    return {name: leaf.shape for name, leaf in flatten_names(unstack_blocks(stacked)).items()}
 
 
 TESTING = {

@@ -30,7 +30,7 @@ def atol(config: str) -> float:
 
 
 def filled_params(model: Any, recipe: str, image_shape: tuple[int, ...]) -> Any:
-    return golden.params(golden.loop_shapes(model, (1, *image_shape)), recipe)
+    return golden.params(golden.shapes(model, (1, *image_shape)), recipe)
 
 
 def apply(model: Any, params: Any, images: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ def test_fill_recipe_is_the_reference_one() -> None:
 @pytest.mark.parametrize("config", VIT_CONFIGS)
 def test_names_shapes_and_counts(config: str) -> None:
     expected = golden.table("vit_names")[config]
-    shapes = golden.loop_shapes(golden.model(config, num_classes=1000))
+    shapes = golden.shapes(golden.model(config, num_classes=1000))
     assert {name: list(shape) for name, shape in shapes.items()} == expected["params"]
     assert sum(map(math.prod, shapes.values())) == expected["n_params_1000_classes"]
 
@@ -204,7 +204,7 @@ def test_big_vision_logits(key: str) -> None:
         kwargs["representation_size"] = VARIANTS[name]["hidden_size"]
     model = create_model(**{**VARIANTS[name], **kwargs})
     posemb = "Transformer/posembed_input/pos_embedding"
-    names = golden.loop_shapes(model)
+    names = golden.shapes(model)
     shapes = {("pos_embedding" if n == posemb else n): shape for n, shape in names.items()}
     params = golden.params(shapes, recipe)
     params["Transformer"]["posembed_input"] = {"pos_embedding": params.pop("pos_embedding")}
@@ -216,8 +216,7 @@ def test_big_vision_logits(key: str) -> None:
 def test_big_vision_counts(key: str) -> None:
     name, pool = key.split(",")
     classifier = {"tok": "token", "gap": "gap", "map": "map"}[pool]
-    # The scan form has as many parameters and is traced once, not per layer.
-    model = create_model(**VARIANTS[name], num_classes=1000, classifier=classifier, scan=True)
+    model = create_model(**VARIANTS[name], num_classes=1000, classifier=classifier)
     # big_vision's class token has no position embedding of its own.
     extra = VARIANTS[name]["hidden_size"] if pool == "tok" else 0
     expected = golden.table("bv_param_counts_1000")[key] + extra

@@ -1,4 +1,4 @@
-"""Parameters drawn one kind at a time are those of one program, bit for bit."""
+"""Shapes from one block are those of `init`, and numbers drawn one kind at a time, bit for bit."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return as_function(*args)
 
     monkeypatch.setattr(initial, "_as_function", spy)
+    monkeypatch.setattr(initial, "_programs", {})
     return found
 
 
@@ -53,6 +54,27 @@ def test_the_numbers_of_one_program(name: str, programs: list[Any]) -> None:
         assert array.sharding == place
     if name == "loop":  # that of one block, of the embeddings and of the head
         assert len(programs) <= 9 < len(found) / 4
+    before = len(programs)
+    again = initial.draw(init, rng, dict.fromkeys(expected, place))
+    np.testing.assert_array_equal(again["head/bias"], expected["head/bias"])
+    assert len(programs) == before  # the next model of a process compiles nothing
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *MODELS.values(),
+        {"name": "vit", **SIZES, "classifier": "map", "representation_size": 16},
+        {"name": "vit", **SIZES, "num_layers": 1, "classifier": "gap"},
+        {"name": "deit", **SIZES},
+        {"name": "bit", "resnet_layers": (1, 1)},
+    ],
+)
+def test_shapes(config: dict[str, Any]) -> None:
+    model = create_model(**config, num_classes=10)
+    images = jnp.zeros((1, 16, 32, 3))
+    expected = jax.eval_shape(lambda: model.init(jax.random.key(0), images, train=False)["params"])
+    assert initial.abstract_params(model, (16, 32, 3)) == expected
 
 
 def test_what_differs_has_a_program_of_its_own(programs: list[Any]) -> None:

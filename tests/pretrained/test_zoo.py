@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 from vit_jax.models import augreg_names
 from vit_jax.models.create import create_model
+from vit_jax.parameters.initial import abstract_params
+from vit_jax.parameters.names import count_parameters
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo import list as zoo
 from vit_jax.pretrained.zoo.class_names import LABELS, class_names, wordnet_ids
@@ -80,11 +79,8 @@ def test_preprocessing_gives_what_the_model_takes() -> None:
 
 
 def num_parameters(entry: ZooEntry) -> int:
-    model = create_model(**entry.model, scan=True)  # one block is traced, not each
     side = entry.resolution
-    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-    shapes = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), image)
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["params"]))
+    return count_parameters(abstract_params(create_model(**entry.model), (side, side, 3)))
 
 
 SIZED = [entry for entry in ENTRIES.values() if entry.size]

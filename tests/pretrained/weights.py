@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
 
 def seeded(module: Any, image_shape: tuple[int, ...], recipe: str = "fanin") -> dict[str, Any]:
     """Parameters of the golden recipe for a module, as flat names."""
-    shapes = golden.loop_shapes(module, (1, *image_shape))
+    shapes = golden.shapes(module, (1, *image_shape))
     return {name: golden.fill(name, shape, recipe) for name, shape in shapes.items()}
 
 

@@ -46,6 +46,7 @@ from vit_jax.inference.inputs import (
 )
 from vit_jax.inference.load import load_model
 from vit_jax.objectives.objective import scale_images
+from vit_jax.parameters.initial import abstract_params
 from vit_jax.parameters.sharding import replicated
 from vit_jax.workdir.description import Description
 
@@ -215,9 +216,7 @@ def one_feature(
     check_features(module, [name], key)
     function = feature_function(module, [name])
     image = jax.ShapeDtypeStruct((1, *image_shape), jnp.uint8)
-    params = jax.eval_shape(
-        lambda: module.init(jax.random.key(0), jnp.zeros(image.shape), train=False)["params"]
-    )
+    params = abstract_params(module, image_shape)
     rows = jax.eval_shape(function, params, {"image": image})[name]
     if len(rows.shape) != 2:
         raise UserError(f"{key}={name!r} is {rows.shape[1:]} per image, not one vector.")

@@ -6,12 +6,10 @@ import dataclasses
 import os
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from vit_jax.errors import UserError
 from vit_jax.inference.inputs import at_image_size
 from vit_jax.models.create import create_model
+from vit_jax.parameters.initial import abstract_params
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.fit.report import LoadReport
@@ -94,11 +92,10 @@ def load_model(
             description = at_image_size(description, size)
         if preprocess:
             description = dataclasses.replace(description, eval_preprocess=preprocess)
-        images = jax.ShapeDtypeStruct((1, *description.image_shape), jnp.float32)
-        init = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), images)
+        like = abstract_params(module, description.image_shape)
     flat, report = adapt_params(
         stored.params,
-        flatten_names(init["params"]),
+        flatten_names(like),
         grid=description.grid,
         source_grid=grid,
         reset_head=False,

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.files.atomic import write_arrays
 from vit_jax.measure.peers import import_timm
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import get_variant
+from vit_jax.parameters.initial import abstract_params
 from vit_jax.parameters.names import flatten_names
 from vit_jax.pretrained.formats.google import to_published
 from vit_jax.pretrained.load import load_pretrained
@@ -47,8 +47,7 @@ def benchmark_load(folder: Path, *, variant: str, rounds: int) -> dict[str, Any]
         num_heads=sizes["num_heads"],
     )
     ours = create_model(**sizes, num_classes=1000)
-    image = jnp.zeros((1, 224, 224, 3))
-    like = jax.eval_shape(lambda: ours.init(jax.random.key(0), image, train=False))["params"]
+    like = abstract_params(ours, (224, 224, 3))
     rng, path = np.random.default_rng(0), folder / "published.npz"
     shapes = flatten_names(like).items()
     arrays = {name: rng.random(leaf.shape, np.float32) for name, leaf in shapes}

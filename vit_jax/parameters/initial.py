@@ -1,4 +1,4 @@
-"""Initial parameters, compiled once per kind of parameter instead of once per parameter.
+"""Initial parameters: shapes from one block, numbers from one program per kind of parameter.
 
 The blocks of a model have the same parameters, drawn in the same way from different keys. One
 program for all of them takes XLA as long as the update does. Here the traced computation is cut
@@ -13,13 +13,34 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from vit_jax.parameters.names import unstack_blocks
+
 # What has been compiled, for the next model of this process. A program keeps its equations, so no
 # other function comes to stand at the addresses that their text may hold.
 _programs: dict[Any, Callable[..., list[jax.Array]]] = {}
+
+
+def abstract_params(model: Any, image_shape: tuple[int, ...]) -> dict[str, Any]:
+    """Shapes and types of a model's parameters, for images [H, W, C].
+
+    Blocks are alike: where they can be scanned, one is traced instead of all.
+    """
+    is_loop = getattr(model, "scan", None) is False
+    traced = model.clone(scan=True) if is_loop else model
+    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    shapes = jax.eval_shape(lambda x: traced.init(jax.random.key(0), x, train=False), images)
+    if not is_loop:
+        return shapes["params"]
+    # With an axis of layers that can be indexed, and no bytes.
+    stacked = jax.tree.map(
+        lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), shapes["params"]
+    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), unstack_blocks(stacked))
 
 
 def draw(

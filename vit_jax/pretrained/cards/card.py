@@ -11,12 +11,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-
 from vit_jax.data import preprocess
 from vit_jax.data.ops import Normalize, ValueRange
 from vit_jax.models.create import create_model
+from vit_jax.parameters.initial import abstract_params
 from vit_jax.parameters.names import count_parameters
 from vit_jax.pretrained.cards.snippets import FORMATS, loading_snippet
 from vit_jax.pretrained.fit.report import LoadReport
@@ -81,8 +79,7 @@ def write_card(
 
 def _facts(description: Description) -> dict[str, str]:
     module = create_model(**description.model)
-    images = jax.ShapeDtypeStruct((1, *description.image_shape), jnp.float32)
-    params = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), images)
+    params = abstract_params(module, description.image_shape)
     height, width, channels = description.image_shape
     cells = "Tokens" if description.model.get("patch_size") else "Feature map"
     return {
