@@ -130,6 +130,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # modules stay: the collector need not look through them again and again
+    gc.set_threshold(50_000, 10, 10)  # nor come after every 700 objects, as tracing makes millions
 
 
 @pytest.hookimpl(tryfirst=True)
