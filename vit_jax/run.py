@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from vit_jax.evaluation import create_evaluators, image_shape, of_features, open
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import OBJECTIVES, create_objective
-from vit_jax.objectives.objective import FrozenModel, Objective, Task
+from vit_jax.objectives.objective import Batch, FrozenModel, Objective, Task
+from vit_jax.parameters.initial import shapes_of
 from vit_jax.parameters.names import fingerprint
 from vit_jax.parameters.sharding import (
     check_batch_size,
@@ -96,12 +98,21 @@ class Run:
     @functools.cached_property
     def abstract_state(self) -> TrainState:
         """Shapes and types of the state."""
-        return jax.eval_shape(lambda: self.init_state(jax.random.key(0)))
+
+        def init(model: Any) -> Any:
+            shallow = copy.copy(self.objective)
+            shallow.model = model
+            return shallow.init(jax.random.key(0), self._one_image())
+
+        return jax.eval_shape(self.start_state, shapes_of(self.objective.model, init))
+
+    def _one_image(self) -> Batch:
+        spec = self.dataset.element_spec["image"]
+        return {"image": jnp.zeros((1, *spec.shape), spec.dtype)}
 
     def init_params(self, rng: jax.Array) -> Any:
-        """Random parameters; pure, so `eval_shape` gives their shapes."""
-        image = jnp.zeros((1, *self.image_shape), self.dataset.element_spec["image"].dtype)
-        return self.objective.init(rng, {"image": image})
+        """Random parameters; pure."""
+        return self.objective.init(rng, self._one_image())
 
     def init_state(self, rng: jax.Array) -> TrainState:
         """The state before the first update of random parameters; pure."""

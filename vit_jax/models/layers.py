@@ -1,4 +1,4 @@
-"""Layers in the form that is fast on every platform: matrix products, dense layers, dropout.
+"""Layers in the form that is fast on every platform: products, dense layers, norms, dropout.
 
 Products: a bfloat16 product with a float32 result is a kernel of its own on CPUs with AVX512-BF16,
 two to four times as fast as one with a bfloat16 result; accelerators sum in float32 anyway. JAX's
@@ -107,6 +107,33 @@ def random_words(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B) + keys[1]
     return x ^ (x >> 16)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
+def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
+    """The backward pass computes it again: x is all that is saved."""
+    x = x.astype(jnp.float32)
+    mean = jnp.mean(x, axis=-1, keepdims=True)
+    squares = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    variance = jnp.maximum(0.0, squares - jnp.square(mean))  # negative by rounding alone
+    factor = jax.lax.rsqrt(variance + epsilon) * jnp.reshape(scale, (1, 1, -1))
+    return (x - mean) * factor + jnp.reshape(bias, (1, 1, -1))
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over features: [B, N, D] -> [B, N, D].
+
+    In float32, as Flax's of the same name computes it, with one rounding to `dtype` at the end.
+    """
+
+    epsilon: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones_init(), (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros_init(), (x.shape[-1],))
+        return _normalize(x, scale, bias, self.epsilon).astype(self.dtype)
 
 
 class Dropout(nn.Module):

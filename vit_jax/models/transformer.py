@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models.attention import MultiHeadDotProductAttention
-from vit_jax.models.layers import Dense, Dropout
+from vit_jax.models.layers import Dense, Dropout, LayerNorm
 from vit_jax.models.parameter_table import BLOCK, Row
 
 # What the forward pass saves; the backward pass recomputes the rest.
@@ -85,9 +85,7 @@ class MlpBlock(nn.Module):
 
 
 def _layer_norm(config: BlockConfig, x: jax.Array, name: str | None = None) -> jax.Array:
-    # Flax computes mean and variance in float32 for any `dtype`; as in `_gelu`, x is enough.
-    norm = nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=config.dtype, name=name)
-    return nn.remat(nn.LayerNorm.__call__, prevent_cse=False)(norm, x)
+    return LayerNorm(config.layer_norm_epsilon, config.dtype, name=name)(x)
 
 
 def _attention(config: BlockConfig) -> MultiHeadDotProductAttention:

@@ -124,3 +124,18 @@ def unstack_blocks(tree: Any) -> dict[str, Any]:
                 raise UserError(f"{name!r} and {single!r} are both there: stacked and single.")
             flat[single] = leaf[i]  # [...]
     return unflatten_names(flat)
+
+
+def repeat_block(shapes: Any, depth: int, *, stacked: bool) -> dict[str, Any]:
+    """Shapes with one block, in loop form -> with `depth` of them, in loop or scan form."""
+    flat: dict[str, Any] = {}
+    for name, leaf in flatten_names(shapes).items():
+        match = _BLOCK.match(name)
+        if match is None:
+            flat[name] = leaf
+        elif stacked:
+            shape = (depth, *leaf.shape)
+            flat[f"{match['head']}/{match['tail']}"] = jax.ShapeDtypeStruct(shape, leaf.dtype)
+        else:
+            flat |= {f"{match['head']}_{i}/{match['tail']}": leaf for i in range(depth)}
+    return unflatten_names(flat)
