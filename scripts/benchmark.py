@@ -11,7 +11,8 @@
     python scripts/benchmark.py table benchmarks/*.json
 
 step: images per second of the update (--inference: of the forward pass) on one batch, and the MFU
-against a matrix product in the same run. Any --config.model.* and --config.dataset.batch_size.
+against a matrix product in the same run. Any --config.model.* and --config.dataset.batch_size, or
+--largest_batch: the largest whose update fits by the compiler's count.
 tpu: compiles the update for TPUs that are not here: Mcycles of 1.5 GHz (the compiler's estimate,
 plus the attention kernel's products at the peak and its bytes at the bandwidth), GB to and from
 HBM, GiB at the peak.
@@ -51,9 +52,15 @@ FLAGS = flags.FLAGS
 
 
 def step(config):
+    from vit_jax.measure.fit import largest_batch
     from vit_jax.measure.step import benchmark_step
 
     with_variant(config)
+    if FLAGS.largest_batch:
+        config.dataset.batch_size = largest_batch(config)
+        if not config.dataset.batch_size:
+            raise UserError("--largest_batch: not even one image fits on each device.")
+        print(f"largest batch that fits: {config.dataset.batch_size}")
     cases, figures = benchmark_step(
         config,
         against=FLAGS.against,
@@ -254,6 +261,7 @@ if __name__ == "__main__":
     flags.DEFINE_list("against", [], "Peers: timm, timm_eager, official, big_vision, reference.")
     flags.DEFINE_string("clones", "", "Folder with clones of the peers' repositories.")
     flags.DEFINE_bool("inference", False, "Measure the forward pass.")
+    flags.DEFINE_bool("largest_batch", False, "Measure with the largest batch that fits.")
     flags.DEFINE_string("topology", "v5e:2x2", "TPUs to compile for.")
     flags.DEFINE_list("variants", ["B/32", "B/16", "L/16"], "Models of `sizes`.")
     flags.DEFINE_list("resolutions", ["224", "384"], "Pixels of `sizes`.")

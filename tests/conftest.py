@@ -125,7 +125,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--draws", type=int, default=60, help="of test_random_configs.py")
+    parser.addoption("--draws", type=int, default=40, help="of test_random_configs.py")
 
 
 def pytest_collection_finish() -> None:

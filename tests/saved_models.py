@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
+from vit_jax.parameters.initial import abstract_params
 from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE, Description, write_params
 
 SIZES = {"name": "vit", "patch_size": 8, "hidden_size": 16, "num_layers": 1, "mlp_dim": 24}
@@ -22,7 +22,7 @@ def save_model(
     *,
     class_names: tuple[str, ...] = (),
     num_classes: int = 0,
-    image_size: int = 16,
+    image_size: int | tuple[int, int] = 16,
     eval_preprocess: str = "",
     seed: int = 0,
     scale: float = 0.5,
@@ -33,20 +33,22 @@ def save_model(
     Every parameter is random, biases and a head that starts at zero included: nothing may agree
     by being zero. `scale` is their deviation.
     """
-    sizes = {**SIZES, "num_heads": 2, **model, "num_classes": num_classes or len(class_names)}
+    defaults = {**SIZES, "num_heads": 2} if model.get("name", "vit") != "bit" else {}
+    sizes = {**defaults, **model, "num_classes": num_classes or len(class_names)}
     module = create_model(**sizes)
-    images = jnp.zeros((1, image_size, image_size, 3))
-    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), images, train=False))["params"]
+    height, width = image_size if isinstance(image_size, tuple) else (image_size,) * 2
+    side = f"{height}" if height == width else f"{height}, {width}"
+    shapes = abstract_params(module, (height, width, 3))
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda s: np.float32(scale * rng.standard_normal(s.shape)), shapes)
     folder.mkdir(parents=True)
     write_params(folder / PARAMS_FILE, params)
-    grid = token_grid((image_size, image_size), module.patch_size, module.resnet_layers)
+    grid = token_grid((height, width), module.patch_size, module.resnet_layers)
     Description(
         model=attributes(module, sizes["name"]),
-        image_shape=(image_size, image_size, 3),
+        image_shape=(height, width, 3),
         grid=grid,
         class_names=class_names,
-        eval_preprocess=eval_preprocess or f"decode|resize({image_size})",
+        eval_preprocess=eval_preprocess or f"decode|resize({side})",
     ).write(folder / MODEL_FILE)
     return folder

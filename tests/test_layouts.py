@@ -29,7 +29,6 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "one": {"data": 1},
     "data": {"data": 8},
     "fsdp": {"data": 1, "fsdp": 8},
-    "hybrid": {"data": 2, "fsdp": 4},
     "tensor": {"data": 2, "tensor": 4},
     "all": {"data": 2, "fsdp": 2, "tensor": 2},
 }
@@ -38,7 +37,6 @@ MLP_SHARDS = {
     "one": (2, 64, 128),
     "data": (2, 64, 128),
     "fsdp": (2, 8, 128),
-    "hybrid": (2, 16, 128),
     "tensor": (2, 64, 32),
     "all": (2, 32, 64),
 }
@@ -174,10 +172,9 @@ def test_the_state_shrinks_with_the_devices_that_share_it() -> None:
     whole = state_bytes("one")
     assert state_bytes("data") == whole
     assert whole / 8 <= state_bytes("fsdp") < whole / 8 + 0.02 * whole
-    assert whole / 4 <= state_bytes("hybrid") < whole / 4 + 0.02 * whole
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "hybrid", "all"])
+@pytest.mark.parametrize("layout", ["fsdp", "all"])
 def test_activations_stay_split_over_the_batch(layout: str) -> None:
     """Temporaries and work of a device do not grow where parameters are split.
 
@@ -203,7 +200,7 @@ def test_each_layout_communicates_what_it_has_to() -> None:
     """Parameters are gathered where they are split, and nowhere else."""
     assert not program("one").collectives()
     assert set(program("data").collectives()) == {"all-reduce"}
-    for layout in ("fsdp", "hybrid", "all"):
+    for layout in ("fsdp", "all"):
         # At the least: query, key, value, output and the two of the MLP, forward and backward.
         assert program(layout).collectives()["all-gather"] >= 12
     # Two reductions per block and direction besides that of the gradients.

@@ -10,19 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests import tiny
+from tests.saved_models import save_model
 from vit_jax.errors import UserError
 from vit_jax.inference.visualize import OF_IMAGES, OF_PARAMETERS, visualize
-from vit_jax.train import train_and_evaluate
-
-PREPROCESS = "decode|resize(16, 24)"  # tokens of 8 pixels: a grid of 2 x 3
-SIZES = {"dataset__preprocess": PREPROCESS, "dataset__eval_preprocess": PREPROCESS}
 
 
-def run(folder: Path, **overrides: Any) -> str:
-    config = tiny.config(duration__steps=1, **{**SIZES, **overrides})
-    train_and_evaluate(config, str(folder))
-    return str(folder)
+def saved(folder: Path, **model: Any) -> str:
+    """With tokens of 8 pixels: a grid of 2 x 3."""
+    return str(save_model(folder, image_size=(16, 24), num_classes=10, **model))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +32,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return run(tmp_path_factory.mktemp("model") / "run", model__num_layers=2, model__scan=True)
+    return saved(tmp_path_factory.mktemp("model") / "run", num_layers=2, scan=True)
 
 
 def check(paths: list[Path], names: tuple[str, ...]) -> None:
@@ -66,8 +61,7 @@ def test_without_images(tmp_path: Path, model: str, caplog: pytest.LogCaptureFix
 def test_what_a_model_lacks_is_said(
     tmp_path: Path, photos: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sizes = {"model__resnet_layers": (1,), "model__resnet_width_factor": 1}
-    resnet = run(tmp_path / "resnet", model__name="bit", **sizes)
+    resnet = saved(tmp_path / "resnet", name="bit", resnet_layers=(1,), resnet_width_factor=1)
     with caplog.at_level(logging.INFO):
         found = visualize(resnet, [str(photos)], output=str(tmp_path / "a"), against=resnet)
     check(found, ("filters",))
@@ -75,8 +69,8 @@ def test_what_a_model_lacks_is_said(
     assert "No rollout.png: no attention." in caplog.messages
     with pytest.raises(UserError, match="nothing of heads to draw"):
         visualize(resnet, [str(photos)], output=str(tmp_path / "b"), what=["heads"])
-    gap = {"model__classifier": "gap", "model__position_embedding": "sincos2d"}
-    plain = run(tmp_path / "gap", **gap, model__hidden_size=32, model__patch_size=8)
+    gap = {"classifier": "gap", "position_embedding": "sincos2d", "hidden_size": 32}
+    plain = saved(tmp_path / "gap", **gap)
     found = visualize(plain, output=str(tmp_path / "c"))
     check(found, ("filters",))
 

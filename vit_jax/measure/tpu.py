@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import section
 from vit_jax.errors import UserError
+from vit_jax.measure.fit import largest_per_device
 from vit_jax.measure.peers import JAX_PEERS, check_peer, jax_peer, train_step, update_rule
 from vit_jax.measure.turns import Case
 from vit_jax.models.variants import get_variant
@@ -100,7 +100,7 @@ def benchmark_sizes(
 
 
 def _largest_batch(config: ConfigDict, topology: Topology) -> int:
-    """Images per device, by bisection; 0 if not even one fits."""
+    """Images per device; 0 if not even one fits."""
 
     def fits(per_device: int) -> bool:
         trial = config.copy_and_resolve_references()
@@ -111,8 +111,7 @@ def _largest_batch(config: ConfigDict, topology: Topology) -> int:
             return False
         return True
 
-    sizes = sorted({size for n in range(15) for size in (2**n, 2**n * 3 // 2)})
-    return max(sizes[: bisect.bisect_left(sizes, True, key=lambda size: not fits(size))], default=0)
+    return largest_per_device(fits)
 
 
 def _figures(step: CompiledStep) -> dict[str, float]:
