@@ -206,13 +206,15 @@ def circumstances():
         except metadata.PackageNotFoundError:
             continue
     lines = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
-    cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+    about = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    sets = [each for each in ("avx512_bf16", "avx512f", "avx2") if each in about.get("flags", "")]
+    cpu = ", ".join([about.get("model name", platform.machine()), *sets[:1]])
     device = jax.devices()[0]
     accelerator = "" if device.platform == "cpu" else f", {device.device_kind}"
     command = [Path(sys.argv[0]).name, *ARGUMENTS]
     return {
         "command": shlex.join(c for c in command if not c.startswith(("--clones", "--json"))),
-        "machine": f"{os.cpu_count()} cores of {cpu or platform.machine()}{accelerator}",
+        "machine": f"{os.cpu_count()} cores of {cpu}{accelerator}",
         "python": platform.python_version(),
         "versions": versions,
     }

@@ -20,7 +20,7 @@ from scripts import benchmark
 from tests import tiny
 from tests.peers import import_timm
 from vit_jax.errors import UserError
-from vit_jax.measure import tpu
+from vit_jax.measure import fit, tpu
 from vit_jax.measure.checkpoints import benchmark_checkpoint
 from vit_jax.measure.compilation import benchmark_compile
 from vit_jax.measure.loop import benchmark_loop, device_batch, in_memory, reference_step
@@ -30,6 +30,7 @@ from vit_jax.measure.tpu import benchmark_sizes, benchmark_tpu
 from vit_jax.measure.turns import Case, take_turns
 from vit_jax.measure.weights import benchmark_load
 from vit_jax.parameters.sharding import create_mesh, state_shardings
+from vit_jax.plan.compiled import compile_step
 from vit_jax.plan.topology import parse_topology
 from vit_jax.run import create_run
 
@@ -151,6 +152,26 @@ def test_sizes_are_those_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = benchmark_sizes(config, parse_topology("v5e:2x2"), variants=["Ti/16"], resolutions=[224])
     assert rows == [{"model": "Ti/16", "pixels": 224, "fit": 12, "images_per_second": 1000.0}]
     assert tried == [192, 16, 4, 8, 12, 12]
+
+
+def test_the_largest_batch_is_the_last_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def spy(run: Any, *args: Any, **kwargs: Any) -> Any:
+        step = compile_step(run, *args, **kwargs)
+        seen.append((run.batch_size, step.memory["total"]))
+        return step
+
+    monkeypatch.setattr(fit, "compile_step", spy)
+    monkeypatch.setattr(fit, "_SIZES", [1, 2, 4])  # of each of 8 devices
+    monkeypatch.setattr(fit, "_bytes_of_a_device", lambda: 2**62)
+    config = tiny.config()
+    assert fit.largest_batch(config) == 32
+    [(_, for_16), (_, for_32)] = seen
+    assert for_16 < for_32
+    monkeypatch.setattr(fit, "_bytes_of_a_device", lambda: for_32 - 1)
+    assert fit.largest_batch(config) == 16
+    assert config.dataset.batch_size == 16  # of the recipe, as it was
 
 
 def test_until_the_first_update_beside_the_reference() -> None:
