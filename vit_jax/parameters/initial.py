@@ -68,9 +68,9 @@ def draw(
     keys = {jaxpr.invars[0]: rng}
     for each in jaxpr.eqns:
         if each.primitive.name == "random_fold_in":
-            key, number = each.invars
-            if key in keys and isinstance(number, core.Literal):
-                keys[each.outvars[0]] = _fold_in(keys[key], np.uint32(number.val))
+            parent, number = each.invars
+            if parent in keys and isinstance(number, core.Literal):
+                keys[each.outvars[0]] = _fold_in(keys[parent], np.uint32(number.val))
     known = {**keys, **dict(zip(jaxpr.constvars, closed.consts, strict=True))}
     computed = [each for each in jaxpr.eqns if each.outvars[0] not in keys]
 
