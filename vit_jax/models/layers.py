@@ -113,9 +113,10 @@ def random_words(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
     """The backward pass computes it again: x is all that is saved."""
     x = x.astype(jnp.float32)
+    squared = jnp.square(x)  # before the mean: the gradient is summed in Flax's order
     mean = jnp.mean(x, axis=-1, keepdims=True)
-    squares = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    variance = jnp.maximum(0.0, squares - jnp.square(mean))  # negative by rounding alone
+    mean_square = jnp.mean(squared, axis=-1, keepdims=True)
+    variance = jnp.maximum(0.0, mean_square - jnp.square(mean))  # negative by rounding alone
     factor = jax.lax.rsqrt(variance + epsilon) * jnp.reshape(scale, (1, 1, -1))
     return (x - mean) * factor + jnp.reshape(bias, (1, 1, -1))
 
