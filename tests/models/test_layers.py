@@ -1,4 +1,4 @@
-"""Layer norms are Flax's, computed again in the backward pass."""
+"""Layer norms are Flax's, computed again in the backward pass; shapes are checked as by Flax."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.errors import ScopeParamShapeError
 
 from tests import golden
-from vit_jax.models.layers import LayerNorm
+from vit_jax.models.layers import Conv, Dense, GroupNorm, LayerNorm
 
 
 def outputs_and_gradients(norm: nn.Module, x: np.ndarray) -> Any:
@@ -40,3 +41,23 @@ def test_layer_norm_has_the_bits_of_flax(dtype: Any) -> None:
         assert errors[0] < errors[1]
         ours, flax = ((y, of_params) for y, (of_params, _) in (ours, flax))
     jax.tree.map(np.testing.assert_array_equal, ours, flax)
+
+
+LAYERS: list[tuple[nn.Module, tuple[int, ...], str]] = [
+    (Dense((8, 2, 4), (2, 4), jnp.float32), (1, 3, 8), "kernel"),
+    (LayerNorm(1e-6, jnp.float32), (1, 3, 8), "scale"),
+    (Conv(4, (2, 2)), (1, 4, 4, 8), "bias"),
+    (GroupNorm(num_groups=4), (1, 4, 4, 8), "bias"),
+]
+
+
+@pytest.mark.parametrize(("layer", "shape", "name"), LAYERS)
+def test_a_parameter_of_another_shape_is_an_error(
+    layer: nn.Module, shape: tuple[int, ...], name: str
+) -> None:
+    x = np.ones(shape, np.float32)
+    params = dict(layer.init(jax.random.key(0), x)["params"])
+    layer.apply({"params": params}, x)
+    params[name] = params[name][..., :1]
+    with pytest.raises(ScopeParamShapeError, match=f'"{name}"'):
+        layer.apply({"params": params}, x)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.models.layers import GroupNorm
 from vit_jax.models.parameter_table import FIRST, LAST, Row
 from vit_jax.models.resnet import StdConv
 from vit_jax.models.vit import IdentityLayer
@@ -57,9 +58,8 @@ def _conv(features: int, size: int, stride: int, dtype: Any, name: str) -> nn.Mo
     )
 
 
-def _norm(dtype: Any, name: str) -> nn.GroupNorm:
-    # Flax computes mean and variance in float32 for any `dtype`.
-    return nn.GroupNorm(num_groups=32, epsilon=GROUP_NORM_EPSILON, dtype=dtype, name=name)
+def _norm(dtype: Any, name: str) -> nn.Module:
+    return GroupNorm(num_groups=32, epsilon=GROUP_NORM_EPSILON, dtype=dtype, name=name)
 
 
 class RootBlock(nn.Module):

@@ -22,6 +22,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.errors import ScopeParamShapeError
 from jax.ad_checkpoint import checkpoint_name as saved
 
 
@@ -58,7 +59,39 @@ def _backward(equation: str, saved: tuple[jax.Array, jax.Array], d_out: jax.Arra
 _product.defvjp(_forward, _backward)
 
 
-class Dense(nn.Module):
+class _KnownShapes(nn.Module):
+    """A parameter that exists is compared with the shape that the module states.
+
+    Flax traces the initialiser to learn that shape, at every call and for every parameter: half of
+    the time of tracing a forward pass.
+    """
+
+    @nn.nowrap
+    def param(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """`nn.Module.param(name, initialiser, shape, ...)`.
+
+        Raises:
+          ScopeParamShapeError: as Flax does, where it is another.
+        """
+        if not self.has_variable("params", name):
+            return super().param(name, *args, **kwargs)
+        value: Any = self.get_variable("params", name)
+        found, stated = jnp.shape(value), tuple(args[1])
+        if found != stated:
+            assert self.scope is not None
+            raise ScopeParamShapeError(name, self.scope.path_text, found, stated)
+        return value
+
+
+class Conv(_KnownShapes, nn.Conv):
+    """Flax's convolution."""
+
+
+class GroupNorm(_KnownShapes, nn.GroupNorm):
+    """Flax's group normalisation: mean and variance are float32 for any `dtype`."""
+
+
+class Dense(_KnownShapes):
     """A dense layer x W + b, to or from heads as well: [B, N, D] -> [B, N, *bias_shape].
 
     Whatever the shape of W, it is one product of matrices. Sums are float32, the result is rounded
@@ -121,7 +154,7 @@ def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) 
     return (x - mean) * factor + jnp.reshape(bias, (1, 1, -1))
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(_KnownShapes):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over features: [B, N, D] -> [B, N, D].
 
     In float32, as Flax's of the same name computes it, with one rounding to `dtype` at the end.

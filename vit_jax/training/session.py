@@ -49,6 +49,7 @@ class Session:
     def __post_init__(self) -> None:
         self._log_by: float | None = None  # time of the next line, if no step is due before
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
+        self.schedule = jax.jit(self.schedule)  # one program, and not one for each operation
         self.schedule(0)  # compiled now: the first speed would include it
 
     def start(self, state: TrainState, done: Mapping[str, float]) -> dict[str, float]:
