@@ -17,6 +17,7 @@ from vit_jax.plan.estimate import step_time
 from vit_jax.plan.plan import Plan, make_plan
 from vit_jax.plan.subject import planned_run, step_arguments
 from vit_jax.plan.topology import SHAPES, Topology, parse_topology
+from vit_jax.run import Run
 
 pytest.importorskip(
     "libtpu",
@@ -27,9 +28,13 @@ pytest.importorskip(
 SLICE = parse_topology("v5e-4")
 
 
-def compile_for(topology: Topology, **overrides: Any) -> CompiledStep:
+def tiny_run(topology: Topology, **overrides: Any) -> Run:
     sizes = {"model__hidden_size": 128, "model__mlp_dim": 256, "model__num_layers": 2}
-    run, _ = planned_run(tiny.config(**sizes | overrides), topology)
+    return planned_run(tiny.config(**sizes | overrides), topology)[0]
+
+
+def compile_for(topology: Topology, **overrides: Any) -> CompiledStep:
+    run = tiny_run(topology, **overrides)
     return compile_step(run, step_arguments(run), full=False)
 
 
@@ -119,4 +124,9 @@ def test_attention_kernels_compile_for(name: str, attention: str, mesh: dict[str
     """Forward and backward, in bfloat16."""
     sizes = {"model__num_heads": 4, "model__num_layers": 1, "model__dtype": "bfloat16"}
     sizes |= {"model__attention": attention, "model__dropout_rate": 0.1}
-    assert compile_for(parse_topology(name), **sizes, **mesh).kernel_cycles > 0
+    run = tiny_run(parse_topology(name), **sizes, **mesh)
+    step = compile_step(run, step_arguments(run), full=False)
+    assert step.kernel_cycles > 0
+    # Without the padding of the kernels: all but the gradient of the pixels.
+    model = run.train_flops_per_image() * run.batch_size
+    assert 0.9 * model < step.executed_flops < model

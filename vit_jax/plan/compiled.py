@@ -11,6 +11,7 @@ import jax
 
 from vit_jax.hardware.chips import find_chip
 from vit_jax.hardware.flops import jaxpr_flops
+from vit_jax.models.attention import as_defined
 from vit_jax.plan.collectives import Traffic, collective_traffic
 from vit_jax.plan.cycles import compiler_cycles, kernel_cycles
 from vit_jax.plan.hbm_traffic import hbm_bytes
@@ -46,7 +47,8 @@ class CompiledStep:
       memory: `arguments` (train state, constants and batch), `outputs`, `aliased` (outputs in the
         place of arguments), `temporaries`, `peak` (most that is alive at a time), and `total`, what
         has to be there: with the gaps that allocation leaves it is more than the peak.
-      executed_flops: in products of the whole update over all devices, what remat repeats included.
+      executed_flops: in products of the whole update over all devices, what remat repeats included;
+        what an attention kernel pads and repeats is not.
       hbm_bytes: read from and written to the device's memory.
       traffic: collectives by kind.
       cycles: of a device as the TPU compiler expects, kernels not included; 0 for other platforms.
@@ -101,11 +103,16 @@ def compile_step(
     group = "process_index" if platform == "gpu" else "slice_index"  # a node, or a slice
     groups_of = [getattr(device, group, None) or 0 for device in mesh.devices.flat]
     jaxpr, chip = traced.jaxpr.jaxpr, find_chip(mesh.devices.flat[0].device_kind)
+    of_kernels = kernel_cycles(jaxpr, chip, mesh.size) if chip else 0.0
+    if of_kernels and not update:
+        with jax.set_mesh(mesh), as_defined():
+            step = run.train_step(*arguments[:2])
+            jaxpr = step.trace(*arguments).jaxpr.jaxpr
     return CompiledStep(
         memory=memory | {"peak": stats.peak_memory_in_bytes, "total": total},
         executed_flops=jaxpr_flops(jaxpr),
         hbm_bytes=hbm_bytes(program),
         traffic=collective_traffic(program, groups_of),
         cycles=compiler_cycles(program),
-        kernel_cycles=kernel_cycles(jaxpr, chip, mesh.size) if chip else 0.0,
+        kernel_cycles=of_kernels,
     )
