@@ -358,6 +358,22 @@ def test_any_range_has_an_axis(values: list[float]) -> None:
     assert 3 <= len(chart.all("line", **{"class": "grid"})) <= 7
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "ends"),
+    [
+        ("mAP", [0.7096], ["0 %", "80 %"]),  # and not 120 %
+        ("images_per_second", [112.0, 118.0], ["0", "150"]),  # steady, and looks so
+        ("loss", [1.1, 1.4], ["1.1", "1.4"]),
+    ],
+)
+def test_where_an_axis_begins_and_ends(name: str, values: list[float], ends: list[str]) -> None:
+    line = Line("training", np.arange(float(len(values))), np.array(values))
+    ticks = [
+        each.text for each in read(line_chart(name, [line])).all("text", **{"text-anchor": "end"})
+    ]
+    assert [ticks[0], ticks[-1]] == ends
+
+
 def test_texts_are_escaped_wherever_they_stand() -> None:
     bad = "<script>'\"&\udcff"
     for built in (tag("p", bad), tag("p", title=bad), table([bad], [(bad,)], label=bad)):

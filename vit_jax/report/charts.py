@@ -59,7 +59,9 @@ def line_chart(name: str, lines: Sequence[Line]) -> Html:
     """
     values = np.concatenate([line.y for line in lines])
     end = float(max(line.x[-1] for line in lines)) or 1.0
-    y_ticks = _ticks(float(values.min()), float(values.max()), outside=True)
+    # Noise would fill the picture of a speed that is steady.
+    low = 0.0 if name == "images_per_second" else float(values.min())
+    y_ticks = _ticks(low, float(values.max()), outside=True)
     x_ticks = _ticks(0.0, end, outside=False)
 
     def place(x: np.ndarray, y: np.ndarray) -> str:
@@ -170,7 +172,8 @@ def _numbers(name: str, lines: Sequence[Line]) -> Html:
 def _ticks(low: float, high: float, *, outside: bool) -> np.ndarray:
     """About five round numbers: such that the first and last enclose, or whole ones inside."""
     if high - low <= 1e-9 * max(abs(high), abs(low)):  # rounding is no span
-        low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
+        low, high = min(low, 0.0), max(high, 0.0)
+        high = high if high > low else 1.0
     power = 10.0 ** math.floor(math.log10((high - low) / 4))
     size = next(power * each for each in (1, 2, 5, 10) if (high - low) / (power * each) <= 5)
     size = size if outside else max(size, 1.0)
