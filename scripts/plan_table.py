@@ -81,7 +81,7 @@ def plan_cell(model: str, text: str, topology: Topology, config: ConfigDict) -> 
     """The recipe with its state split over the slice, and whatever else it takes to fit.
 
     Where not the arithmetic takes longest then, a copy of the state on every device is planned as
-    well: XLA pays for split parameters by reading activations again for each part.
+    well.
     """
     split = changed(config, {"mesh.data": -1, "mesh.fsdp": 0})
 

@@ -46,7 +46,7 @@ def published(folder: Path, variant: str, **sizes: int) -> Path:
 
 @pytest.mark.slow
 def test_fine_tuning_on_a_folder_of_images_at_a_rectangle(tmp_path: Path) -> None:
-    source = published(tmp_path, "Ti/16", num_layers=2)  # as they have twelve
+    source = published(tmp_path, "Ti/16", num_layers=2)  # instead of twelve
     photos = fixtures_data.write_folder(
         tmp_path / "photos", {"train": {"cat": 4, "dog": 4}, "test": {"cat": 3, "dog": 2}}
     )

@@ -169,6 +169,14 @@ def with_arguments(*arguments: str) -> list[str]:
     return ["sh", "-c", f'exec "$@" {" ".join(arguments)}', "sh"]
 
 
+def test_a_nan_ends_all_with_status_1(tmp_path: Path) -> None:
+    with cluster(
+        tmp_path, *RUN, "--config.optimizer.learning_rate=1e30", num_processes=2
+    ) as running:
+        assert running.exit_codes() == [1, 1], running.output
+    assert "loss=nan" in running.output or "=inf" in running.output, running.output
+
+
 def test_a_process_that_never_comes_is_reported(tmp_path: Path) -> None:
     with cluster(
         tmp_path,
