@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from absl import flags
 from ml_collections import ConfigDict
 
 from vit_jax import config as default
@@ -87,11 +88,14 @@ def run_here(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> i
     """Runs a script in this process, which costs no imports; returns its exit status."""
     path, root = str(ROOT / "scripts" / script), logging.getLogger()
     monkeypatch.setattr(sys, "argv", [path, *arguments])
-    before = root.handlers[:], root.level
+    before, names = (root.handlers[:], root.level), set(flags.FLAGS)
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as ended:
         return int(ended.code or 0)
-    finally:  # it has set up a log of its own
+    finally:  # it has set up a log and flags of its own
         root.handlers[:], root.level = before
+        for name in set(flags.FLAGS) - names:
+            delattr(flags.FLAGS, name)
+        flags.FLAGS.unparse_flags()
     return 0

@@ -110,6 +110,8 @@ class Cluster:
                 *arguments,
                 recipe=recipe,
             )
+            if num_processes > 1:
+                command.insert(1, str(Path(__file__).with_name("start.py")))
             self.processes.append(Process([*prefix(i), *command], logs / f"{i}.log", env))
 
     def __getitem__(self, i: int) -> Process:

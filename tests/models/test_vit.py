@@ -104,11 +104,12 @@ def test_every_intermediate_has_the_compute_dtype() -> None:
         classifier="map",
     )
     images = golden.images(2, 64, 64)
-    variables = jax.jit(lambda rng: model.init(rng, images, train=False))(jax.random.key(0))
-    assert {str(leaf.dtype) for leaf in jax.tree.leaves(variables["params"])} == {"float32"}
-    logits, captured = jax.jit(
-        lambda variables: model.apply(variables, images, train=False, capture_intermediates=True)
-    )(variables)
+    params = golden.abstract_params(model, images.shape)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float32"}
+    logits, captured = jax.eval_shape(
+        lambda p: model.apply({"params": p}, images, train=False, capture_intermediates=True),
+        params,
+    )
     assert logits.dtype == jnp.float32
     seen = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(captured["intermediates"]):
@@ -172,7 +173,7 @@ def test_initialisation_is_the_papers() -> None:
 
 
 def test_the_last_norm_of_a_residual_unit_starts_at_zero() -> None:
-    model = create_model(**SMALL, resnet_layers=(1, 1))
+    model = create_model(**SMALL, resnet_layers=(2,))
     images = golden.images(1, 64, 64)
     init = jax.jit(lambda rng: model.init(rng, images, train=False))
     params = flatten_names(init(jax.random.key(0)))

@@ -1,0 +1,15 @@
+"""Starts a script so that all processes of a run on CPUs find their programs in JAX's cache.
+
+JAX's key of a program holds the topology, in which on CPUs every process sees itself, and the first
+process alone writes to the cache: the others would compile everything again at every start.
+"""
+
+import runpy
+import sys
+
+from jax._src import cache_key
+
+cache_key._hash_accelerator_config = cache_key._hash_devices
+
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
