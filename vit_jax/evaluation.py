@@ -13,7 +13,7 @@ from vit_jax.config import evaluator_keys
 from vit_jax.data.datasets import Dataset
 from vit_jax.errors import UserError, as_user_error
 from vit_jax.evaluators.create import EVALUATORS, OF_FEATURES
-from vit_jax.evaluators.stream import Reader
+from vit_jax.evaluators.stream import OutputStep, Reader
 from vit_jax.objectives.objective import Objective
 from vit_jax.parameters.sharding import check_batch_size
 
@@ -66,7 +66,8 @@ def create_evaluators(
       UserError: classes that the training does not have, a feature that the model does not have, or
         a batch that does not divide over the devices.
     """
-    evaluators = {}
+    evaluators: dict[str, Any] = {}
+    steps: dict[Any, OutputStep] = {}  # of features, which several may measure
     for key in config.evaluators:
         dataset, keys = datasets[key], dict(config.evaluators[key])
         batch_size = keys["batch_size"] or config.dataset.batch_size
@@ -76,13 +77,15 @@ def create_evaluators(
         own_keys = {name: value for name, value in keys.items() if name not in shared}
         kind = EVALUATORS[keys["name"]]
         if of_features(config.evaluators[key]):
-            feature_of = _feature_function(key, objective, keys["feature"], image_shape(dataset))
+            feature = keys["feature"], image_shape(dataset)
+            if feature not in steps:
+                steps[feature] = _feature_step(key, objective, *feature, mesh)
             readers = [
                 Reader(each, mesh, batch_size, loader)
                 for each in (dataset, datasets[f"{key}/train"])
             ]
             try:
-                evaluators[key] = kind(feature_of, *readers, **own_keys)
+                evaluators[key] = kind(steps[feature], *readers, **own_keys)
             except UserError as error:
                 raise as_user_error(f"evaluators.{key}: {error}", error) from error
             continue
@@ -98,13 +101,14 @@ def of_features(evaluator: ConfigDict) -> bool:
     return evaluator.name in OF_FEATURES
 
 
-def _feature_function(
-    key: str, objective: Objective, feature: str, shape: tuple[int, int, int]
-) -> Callable[[Any, Any], Any]:
-    """(params, batch) -> `feature` [B, D]."""
+def _feature_step(
+    key: str, objective: Objective, feature: str, shape: tuple[int, int, int], mesh: Mesh
+) -> OutputStep:
+    from vit_jax.evaluators.frozen_features import feature_step
     from vit_jax.inference.features import one_feature
 
-    return one_feature(objective.model, feature, shape, key=f"evaluators.{key}.feature")
+    name = f"evaluators.{key}.feature"
+    return feature_step(one_feature(objective.model, feature, shape, key=name), mesh)
 
 
 def _with_our_labels(key: str, dataset: Dataset, class_names: tuple[str, ...]) -> Dataset:

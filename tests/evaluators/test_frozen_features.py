@@ -16,6 +16,7 @@ from vit_jax import config as schema
 from vit_jax.errors import UserError
 from vit_jax.evaluators import few_shot, linear_probe, nearest_neighbors
 from vit_jax.evaluators.frozen_features import accuracy
+from vit_jax.inference import features
 from vit_jax.inference.probe import probe, table
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
@@ -151,6 +152,36 @@ def test_on_any_number_of_devices(kind: str, values: dict[str, Any]) -> None:
     expected = measured(with_evaluator(kind, **values))
     assert expected["num_examples"] == 45
     assert measured(with_evaluator(kind, devices=8, **values)) == expected
+
+
+def test_features_are_one_program_and_a_second_evaluation_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = with_evaluator("few_shot", shots=(2,), num_seeds=1)
+    with config.unlocked():
+        config.evaluators.neighbors = schema.evaluator(
+            "test[:45]", "nearest_neighbors", train_split="train[:90]"
+        )
+        config.evaluators.thorough = schema.evaluator("test[:45]", "classification")
+    traced, scale_images = [], features.scale_images
+    mesh = create_mesh(devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        run = create_run(config, mesh)
+        params = jax.jit(run.init_state)(jax.random.key(0)).params
+
+        def count(images: jax.Array) -> jax.Array:
+            traced.append(images)
+            return scale_images(images)
+
+        monkeypatch.setattr(features, "scale_images", count)
+        first = {key: evaluate(params) for key, evaluate in run.evaluators.items()}
+        assert len(traced) == 1
+
+        def compiled(*_: Any, **_kwargs: Any) -> None:
+            raise AssertionError("compiled something")
+
+        monkeypatch.setattr("jax._src.compiler.backend_compile_and_load", compiled)
+        assert first == {key: evaluate(params) for key, evaluate in run.evaluators.items()}
 
 
 def test_in_a_run_and_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators.classification import check_losses
-from vit_jax.evaluators.stream import Reader, stream_outputs
+from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 
 
 class AveragePrecisionEvaluator:
@@ -24,7 +24,13 @@ class AveragePrecisionEvaluator:
                 "evaluators.*.name='average_precision' needs objective.name='multi_label'; "
                 "'objective' and 'classification' are for one label per image."
             )
-        self._objective = objective
+
+        def outputs(params: Any, batch: Any) -> Any:
+            logits = objective.predict(params, batch)
+            values = objective.values(logits, batch)
+            return {**values, "logits": logits, "label": batch["label"]}
+
+        self._step = compile_outputs(outputs, reader.mesh)
         self._reader = reader
 
     def __call__(
@@ -37,13 +43,7 @@ class AveragePrecisionEvaluator:
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, np.ndarray]:
         """`label` and `logits` [N, K], `loss` [N], in the order of the split."""
-
-        def outputs(params: Any, batch: Any) -> Any:
-            logits = self._objective.predict(params, batch)
-            values = self._objective.values(logits, batch)
-            return {**values, "logits": logits, "label": batch["label"]}
-
-        parts = list(stream_outputs(outputs, params, self._reader, on_batch=on_batch))
+        parts = list(stream_outputs(self._step, params, self._reader, on_batch=on_batch))
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         check_losses(arrays["loss"])
         return arrays

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.stream import Reader, stream_outputs
+from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 
 LOG_EVERY_SECONDS = 30
 
@@ -25,7 +25,11 @@ class ClassificationEvaluator:
                 "evaluators.*.name='classification' needs an objective of one class per image; "
                 "'average_precision' is for several, 'objective' works with any."
             )
-        self._objective = objective
+
+        def outputs(params: Any, batch: Any) -> Any:
+            return {**objective.measure(params, batch), "label": batch["label"]}
+
+        self._step = compile_outputs(outputs, reader.mesh)
         self._reader = reader
         top5 = ("accuracy_top5",) if objective.num_outputs > 5 else ()
         self.metric_names = ("loss", "accuracy", *top5, "calibration_error", "num_examples")
@@ -47,11 +51,7 @@ class ClassificationEvaluator:
         num_examples = self._reader.dataset.num_examples
         parts, done = [], 0
         start = last = time.monotonic()
-
-        def outputs(params: Any, batch: Any) -> Any:
-            return {**self._objective.measure(params, batch), "label": batch["label"]}
-
-        for part in stream_outputs(outputs, params, self._reader, on_batch=on_batch):
+        for part in stream_outputs(self._step, params, self._reader, on_batch=on_batch):
             parts.append(part)
             done += len(part["loss"])
             now = time.monotonic()

@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators.frozen_features import FrozenFeaturesEvaluator, accuracy
-from vit_jax.evaluators.stream import Reader
+from vit_jax.evaluators.stream import OutputStep, Reader
 
 _BIAS = 100.0  # so large that the regularisation hardly sees the bias
 
@@ -20,7 +20,7 @@ class FewShotEvaluator(FrozenFeaturesEvaluator):
 
     def __init__(
         self,
-        feature_of: Any,
+        step: OutputStep,
         reader: Reader,
         train_reader: Reader,
         *,
@@ -40,7 +40,7 @@ class FewShotEvaluator(FrozenFeaturesEvaluator):
         Raises:
           UserError: see `FrozenFeaturesEvaluator`; or a number that makes no sense.
         """
-        super().__init__(feature_of, reader, train_reader, **shared)
+        super().__init__(step, reader, train_reader, **shared)
         if not shots or min(shots) < 1 or not 1 <= num_seeds <= 10 or not l2 > 0:
             raise UserError(
                 f"few_shot: {shots=}, {num_seeds=}, {l2=}: positive shots, 1 to 10 seeds, l2 > 0."

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.stream import Reader, stream_outputs
+from vit_jax.evaluators.stream import OutputStep, Reader, compile_outputs, stream_outputs
+
+
+def feature_step(feature_of: Callable[[Any, Any], jax.Array], mesh: Mesh) -> OutputStep:
+    """What evaluators of `feature_of(params, batch) -> [B, D]` apply to each batch, compiled."""
+
+    def outputs(params: Any, batch: Any) -> Any:
+        return {"feature": feature_of(params, batch), "label": batch["label"]}
+
+    return compile_outputs(outputs, mesh)
 
 
 class FrozenFeaturesEvaluator:
@@ -21,14 +32,14 @@ class FrozenFeaturesEvaluator:
 
     def __init__(
         self,
-        feature_of: Any,
+        step: OutputStep,
         reader: Reader,
         train_reader: Reader,
         *,
         train_split: str = "train",
         feature: str = "pre_logits",
     ):
-        """For `feature_of(params, batch) -> [B, D]`, which computes `feature`.
+        """For a `feature_step`, which others of the same feature may share.
 
         Args:
           train_split: split expression of the images that it is fitted on, which `train_reader`
@@ -47,7 +58,7 @@ class FrozenFeaturesEvaluator:
                 f"the {len(data.class_names)} classes of split {data.split!r} are not those of "
                 f"train_split={train_split!r}, or in another order."
             )
-        self._feature_of, self._feature = feature_of, feature
+        self._step, self._feature = step, feature
         self._readers = train_reader, reader
         self._num_classes = len(data.class_names)
 
@@ -70,13 +81,9 @@ class FrozenFeaturesEvaluator:
         Raises:
           UserError: a feature is not finite.
         """
-
-        def outputs(params: Any, batch: Any) -> Any:
-            return {"feature": self._feature_of(params, batch), "label": batch["label"]}
-
         found = []
         for reader in self._readers:
-            parts = list(stream_outputs(outputs, params, reader, on_batch=on_batch))
+            parts = list(stream_outputs(self._step, params, reader, on_batch=on_batch))
             features, labels = (
                 np.concatenate([part[name] for part in parts]) for name in ("feature", "label")
             )

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators.frozen_features import FrozenFeaturesEvaluator, accuracy
-from vit_jax.evaluators.stream import Reader
+from vit_jax.evaluators.stream import OutputStep, Reader
 
 
 class LinearProbeEvaluator(FrozenFeaturesEvaluator):
@@ -18,7 +18,7 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
 
     def __init__(
         self,
-        feature_of: Any,
+        step: OutputStep,
         reader: Reader,
         train_reader: Reader,
         *,
@@ -35,7 +35,7 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
         Raises:
           UserError: see `FrozenFeaturesEvaluator`; or a number that makes no sense.
         """
-        super().__init__(feature_of, reader, train_reader, **shared)
+        super().__init__(step, reader, train_reader, **shared)
         if not l2 or min(l2) < 0 or max_iterations < 1:
             raise UserError(f"linear_probe: {l2=}, {max_iterations=}: l2 >= 0, iterations > 0.")
         self._l2, self._max_iterations = l2, max_iterations

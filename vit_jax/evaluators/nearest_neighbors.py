@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators.frozen_features import FrozenFeaturesEvaluator, accuracy
-from vit_jax.evaluators.stream import Reader
+from vit_jax.evaluators.stream import OutputStep, Reader
 
 _ROWS = 1024  # of similarities at a time
 
@@ -20,7 +20,7 @@ class NearestNeighborsEvaluator(FrozenFeaturesEvaluator):
 
     def __init__(
         self,
-        feature_of: Any,
+        step: OutputStep,
         reader: Reader,
         train_reader: Reader,
         *,
@@ -37,7 +37,7 @@ class NearestNeighborsEvaluator(FrozenFeaturesEvaluator):
         Raises:
           UserError: see `FrozenFeaturesEvaluator`; or a number that makes no sense.
         """
-        super().__init__(feature_of, reader, train_reader, **shared)
+        super().__init__(step, reader, train_reader, **shared)
         if num_neighbors < 1 or not temperature > 0:
             raise UserError(
                 f"nearest_neighbors: {num_neighbors=}, {temperature=} must be positive."

@@ -57,17 +57,34 @@ class Reader:
             yield device_batches(host_batches, sharding, batch_size=self.batch_size, keys=self.keys)
 
 
+OutputStep = Callable[[Any, DeviceBatch], dict[str, jax.Array]]
+
+
+def compile_outputs(function: OutputStep, mesh: Mesh) -> OutputStep:
+    """`function(params, batch)`, which returns arrays [B, ...], for `stream_outputs`.
+
+    To be kept by whom evaluates again: each result is compiled anew.
+    """
+
+    def outputs_of(params: Any, batch: DeviceBatch) -> dict[str, jax.Array]:
+        with keep_batch_sharding():
+            return {**function(params, batch), "mask": batch["mask"]}
+
+    options = compiler_options(mesh)
+    return jax.jit(outputs_of, out_shardings=batch_sharding(mesh), compiler_options=options)
+
+
 def stream_outputs(
-    function: Callable[[Any, DeviceBatch], dict[str, jax.Array]],
+    step: OutputStep,
     params: Any,
     reader: Reader,
     *,
     on_batch: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Applies `function(params, batch)` to a split; yields its outputs without the padding.
+    """Applies `step` to a split; yields its outputs without the padding.
 
     Args:
-      function: returns arrays [B, ...]; it is compiled once.
+      step: from `compile_outputs`.
       params: on the devices.
       reader: of the split.
       on_batch: called before each batch, by every process; its errors pass through.
@@ -76,16 +93,6 @@ def stream_outputs(
       Host arrays [n, ...] for the next n <= batch_size examples in the order of the split; at most
       three batches are held at a time.
     """
-
-    def outputs_of(params: Any, batch: DeviceBatch) -> dict[str, jax.Array]:
-        with keep_batch_sharding():
-            return {**function(params, batch), "mask": batch["mask"]}
-
-    step = jax.jit(
-        outputs_of,
-        out_shardings=batch_sharding(reader.mesh),
-        compiler_options=compiler_options(reader.mesh),
-    )
     waiting: Any = None
     with reader.batches() as batches:
         for batch in batches:

@@ -35,7 +35,7 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError, nearest
-from vit_jax.evaluators.stream import stream_outputs
+from vit_jax.evaluators.stream import compile_outputs, stream_outputs
 from vit_jax.inference.feature_file import write_rows
 from vit_jax.inference.inputs import (
     create_reader,
@@ -114,7 +114,8 @@ def extract_features(
         name: jax.ShapeDtypeStruct((data.num_examples, *rows.shape[1:]), rows.dtype)
         for name, rows in jax.eval_shape(function, params, batch).items()
     }
-    write_rows(Path(output), specs, stream_outputs(function, params, reader), **others)
+    step = compile_outputs(function, reader.mesh)
+    write_rows(Path(output), specs, stream_outputs(step, params, reader), **others)
     shapes = {name: specs[name].shape for name in names}
     logging.info("Wrote %s: %s", output, shapes)
     return shapes

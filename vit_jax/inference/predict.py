@@ -15,7 +15,7 @@ import jax
 
 from vit_jax.data.decode import decode_image
 from vit_jax.errors import UserError, check_known, import_extra
-from vit_jax.evaluators.stream import stream_outputs
+from vit_jax.evaluators.stream import compile_outputs, stream_outputs
 from vit_jax.files.fonts import font_families
 from vit_jax.inference.inputs import (
     ForgivingImages,
@@ -154,7 +154,8 @@ def predict_images(
         return {"probabilities": values, "outputs": outputs}
 
     index = 0
-    for part in stream_outputs(best, jax.device_put(model.params, replicated(reader.mesh)), reader):
+    params = jax.device_put(model.params, replicated(reader.mesh))
+    for part in stream_outputs(compile_outputs(best, reader.mesh), params, reader):
         for outputs, values in zip(part["outputs"], part["probabilities"], strict=True):
             if index in images.failures:
                 yield Prediction(paths[index], error=images.failures[index])

@@ -11,6 +11,7 @@ import jax
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError, check_known, counted
 from vit_jax.evaluators.create import OF_FEATURES
+from vit_jax.evaluators.frozen_features import feature_step
 from vit_jax.inference.features import one_feature
 from vit_jax.inference.inputs import create_reader, input_chain
 from vit_jax.inference.load import load_model
@@ -69,12 +70,13 @@ def probe(
         )
         readers.append(create_reader(data.check(), batch_size))
     feature_of = one_feature(model.module, feature, description.image_shape)
+    step = feature_step(feature_of, readers[0].mesh)
     evaluators = {}
     for kind in kinds:
         options: dict[str, Any] = {"train_split": train_split, "feature": feature}
         if kind == "few_shot":
             options["num_seeds"] = seeds
-        evaluators[kind] = OF_FEATURES[kind](feature_of, *readers, **options)
+        evaluators[kind] = OF_FEATURES[kind](step, *readers, **options)
     start = time.perf_counter()
     params = jax.device_put(model.params, replicated(readers[0].mesh))
     arrays = next(iter(evaluators.values())).arrays(params)
