@@ -80,8 +80,8 @@ def make_tables(models: Sequence[str], topologies: Sequence[str], results: Path)
 def plan_cell(model: str, text: str, topology: Topology, config: ConfigDict) -> Cell:
     """The recipe with its state split over the slice, and whatever else it takes to fit.
 
-    Where not the arithmetic takes longest then, a copy of the state on every device is planned as
-    well.
+    Where something else than arithmetic then takes longest, a copy of the state on every device is
+    planned too.
     """
     split = changed(config, {"mesh.data": -1, "mesh.fsdp": 0})
 

@@ -67,7 +67,7 @@ def create_evaluators(
         a batch that does not divide over the devices.
     """
     evaluators: dict[str, Any] = {}
-    steps: dict[Any, OutputStep] = {}  # of features, which several may measure
+    steps: dict[Any, OutputStep] = {}  # by feature: it compiles once for all its evaluators
     for key in config.evaluators:
         dataset, keys = datasets[key], dict(config.evaluators[key])
         batch_size = keys["batch_size"] or config.dataset.batch_size

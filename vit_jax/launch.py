@@ -43,8 +43,8 @@ def main(
     traceback. The end of one process ends the run on all of them.
     """
     use_huge_pages()
-    # Tracing makes millions of objects that stay; to look through them after every 700 took 7 % of
-    # a start.
+    # Tracing makes millions of objects that stay. Looking through them after every 700 new ones
+    # took 7 % of a start.
     gc.set_threshold(50_000, 10, 10)
     from vit_jax import command_line
 

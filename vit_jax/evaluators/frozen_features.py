@@ -14,7 +14,7 @@ from vit_jax.evaluators.stream import OutputStep, Reader, compile_outputs, strea
 
 
 def feature_step(feature_of: Callable[[Any, Any], jax.Array], mesh: Mesh) -> OutputStep:
-    """What evaluators of `feature_of(params, batch) -> [B, D]` apply to each batch, compiled."""
+    """The step of all evaluators that measure `feature_of(params, batch) -> [B, D]`."""
 
     def outputs(params: Any, batch: Any) -> Any:
         return {"feature": feature_of(params, batch), "label": batch["label"]}
@@ -39,9 +39,10 @@ class FrozenFeaturesEvaluator:
         train_split: str = "train",
         feature: str = "pre_logits",
     ):
-        """For a `feature_step`, which others of the same feature may share.
+        """Takes its features from `step`.
 
         Args:
+          step: from `feature_step`; evaluators of one feature share it.
           train_split: split expression of the images that it is fitted on, which `train_reader`
             reads.
           feature: a feature of `scripts/extract_features.py` that is one vector per image.

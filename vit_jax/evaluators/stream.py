@@ -61,9 +61,9 @@ OutputStep = Callable[[Any, DeviceBatch], dict[str, jax.Array]]
 
 
 def compile_outputs(function: OutputStep, mesh: Mesh) -> OutputStep:
-    """`function(params, batch)`, which returns arrays [B, ...], for `stream_outputs`.
+    """The step of `stream_outputs` that computes `function(params, batch)`, arrays [B, ...].
 
-    To be kept by whom evaluates again: each result is compiled anew.
+    Keep it for the next evaluation: every call of this function makes a step that compiles again.
     """
 
     def outputs_of(params: Any, batch: DeviceBatch) -> dict[str, jax.Array]:
