@@ -22,9 +22,10 @@ import importlib.metadata
 import ipaddress
 import os
 import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -141,6 +142,21 @@ def pytest_runtest_setup() -> None:
 
 def pytest_unconfigure() -> None:
     _TFDS_DIR.cleanup()
+
+
+@pytest.fixture
+def script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`script("zoo.py", "list")`, in this process; for scripts that join no others."""
+    from tests import tiny
+
+    def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        status = tiny.run_here(monkeypatch, name, *arguments)
+        return subprocess.CompletedProcess([name, *arguments], status, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="session")

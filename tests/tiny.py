@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from vit_jax import config as default
+from vit_jax.multihost.watchdog import watchdog
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# The fixture `script` of conftest.py.
+Script = Callable[..., subprocess.CompletedProcess[str]]
 
 SCHEMA = "../vit_jax/config.py"  # the defaults, as a recipe
 
@@ -88,13 +93,18 @@ def run_here(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> i
     """Runs a script in this process, which costs no imports; returns its exit status."""
     path, root = str(ROOT / "scripts" / script), logging.getLogger()
     monkeypatch.setattr(sys, "argv", [path, *arguments])
-    before, names = (root.handlers[:], root.level), set(flags.FLAGS)
+    handlers, names = root.handlers[:], set(flags.FLAGS)
+    loggers = [root, *map(logging.getLogger, root.manager.loggerDict)]
+    levels = [logger.level for logger in loggers]
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as ended:
         return int(ended.code or 0)
-    finally:  # it has set up a log and flags of its own
-        root.handlers[:], root.level = before
+    finally:  # it has set up a log, flags and a watchdog of its own
+        watchdog.stop()
+        root.handlers[:] = handlers
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         for name in set(flags.FLAGS) - names:
             delattr(flags.FLAGS, name)
         flags.FLAGS.unparse_flags()

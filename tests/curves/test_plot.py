@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import tiny
+from tests.tiny import Script
 from vit_jax.curves.plot import COLORS, choose_panels, draw, plot_run
 from vit_jax.curves.read import legend_labels, read_run, smoothed
 from vit_jax.errors import UserError
@@ -206,18 +205,11 @@ def test_without_matplotlib_the_extra_is_named(
         plot_run([str(run)], output=str(tmp_path / "a.png"))
 
 
-def test_the_script_writes_the_picture(tmp_path: Path) -> None:
+def test_the_script_writes_the_picture(script: Script, tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b", learning_rate=3e-3)]
     output = tmp_path / "curves.png"
-    script = str(tiny.ROOT / "scripts" / "plot_run.py")
-    result = subprocess.run(
-        [sys.executable, script, *map(str, folders), f"--output={output}"]
-        + ["--metrics=loss,accuracy", "--x=images", "--smooth=0.05"],
-        env=tiny.environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    options = [f"--output={output}", "--metrics=loss,accuracy", "--x=images", "--smooth=0.05"]
+    result = script("plot_run.py", *map(str, folders), *options)
     assert result.returncode == 0, result.stderr
     assert f"Wrote {output}." in result.stdout
     assert output.read_bytes().startswith(b"\x89PNG")

@@ -108,7 +108,7 @@ class Noise:
         return {"image": rng.integers(0, 256, (64, 64, 3), np.uint8), "label": index}
 
 if __name__ == "__main__":
-    batches = train_batches(Noise(), batch_size=16, seed=0, total_steps=10**6, num_workers=2,
+    batches = train_batches(Noise(), batch_size=16, seed=0, total_steps=10**6, num_workers=1,
                             num_threads=1)
     kept = [next(batches) for _ in range(3)]
     print("ready", flush=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 from array_record.python import array_record_module
 
-from tests import fixtures_data, tiny
+from tests import fixtures_data
+from tests.tiny import Script
 from vit_jax.data_preparation.check import check_prepared
 from vit_jax.data_preparation.examples import serialize
 from vit_jax.data_preparation.prepare import prepare_data
@@ -80,26 +79,18 @@ def test_only_prepared_sets_are_checked(prepared: pathlib.Path) -> None:
             check_prepared(str(folder))
 
 
-def test_the_script_names_damaged_shards(prepared: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-        script = str(tiny.ROOT / "scripts" / "prepare_data.py")
-        return subprocess.run(
-            [sys.executable, script, *arguments],
-            env=tiny.environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-
-    result = check("--check=full", str(prepared))
+def test_the_script_names_damaged_shards(
+    script: Script, prepared: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    result = script("prepare_data.py", "--check=full", str(prepared))
     assert (result.returncode, result.stdout) == (0, "all is well\n")
     copy = shutil.copytree(prepared, tmp_path / "copy")
     shard = shards(copy)[1]
     shard.write_bytes(shard.read_bytes()[:-1])
-    result = check("--check", str(copy))
+    result = script("prepare_data.py", "--check", str(copy))
     assert result.returncode == 1
     assert result.stdout.startswith(f"{shard.name}: has ")
     assert "1 of its files are damaged" in result.stdout
-    result = check("folder")
+    result = script("prepare_data.py", "folder")
     assert result.returncode == 2
     assert "error: give KIND SOURCE" in result.stderr

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny
+from tests import forks, tiny
 
 if sys.platform != "linux":
     pytest.skip("processes are watched through Linux's signals", allow_module_level=True)
@@ -34,8 +34,13 @@ def free_port() -> int:
 class Process:
     """One process of a run, with its output in a file."""
 
-    def __init__(self, command: list[str], log: Path, env: dict[str, str]):
+    popen: subprocess.Popen[bytes] | forks.Process
+
+    def __init__(self, command: list[str], log: Path, env: dict[str, str], *, forked: bool):
         self.log = log
+        if forked:
+            self.popen = forks.Process(command[1:], log, env)
+            return
         with open(log, "w") as file:
             self.popen = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True
@@ -71,7 +76,8 @@ class Cluster:
         num_processes: int,
         num_devices: int = 2,
         recipe: str = "../vit_jax/config.py",
-        prefix: Callable[[int], list[str]] = lambda _: [],
+        prefix: Callable[[int], list[str]] | None = None,
+        forked: bool = True,
         address: str = "",
         by_hand: bool = True,
         workdir: Path | None = None,
@@ -84,6 +90,7 @@ class Cluster:
           num_processes: of the run.
           num_devices: per process.
           prefix: put before the command of process i, such as another network namespace.
+          forked: see `tests/forks.py`; not with a prefix.
           address: of the coordinator; a free port of this machine by default.
           by_hand: the flags say who is who; otherwise `prefix` has to.
           workdir: of the run; `folder/workdir` by default.
@@ -112,7 +119,9 @@ class Cluster:
             )
             if num_processes > 1:
                 command.insert(1, str(Path(__file__).with_name("start.py")))
-            self.processes.append(Process([*prefix(i), *command], logs / f"{i}.log", env))
+            command = [*(prefix(i) if prefix else []), *command]
+            log = logs / f"{i}.log"
+            self.processes.append(Process(command, log, env, forked=forked and prefix is None))
 
     def __getitem__(self, i: int) -> Process:
         return self.processes[i]

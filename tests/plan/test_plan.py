@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ import pytest
 
 from configs import pretrain
 from tests import saved_models, tiny
+from tests.tiny import Script
+from vit_jax import launch
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import GIB
 from vit_jax.plan.devices import GPU_COMPILERS, topology_devices
@@ -180,19 +181,17 @@ def test_predictions_come_near_the_papers_core_days(
     assert v3_core_days(flops) == pytest.approx(CORE_DAYS[row], rel=0.25)
 
 
-def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    overrides = [f"--config.{name}={value}" for name, value in tiny.OVERRIDES.items()]
-    command = [sys.executable, str(tiny.ROOT / "scripts" / "plan.py")]
-    command += [f"--config={tiny.ROOT / 'vit_jax' / 'config.py'}", *overrides, *arguments]
-    return subprocess.run(
-        command, env=tiny.environment(), capture_output=True, text=True, timeout=300
-    )
+TINY = [
+    f"--config={tiny.ROOT / tiny.SCHEMA[3:]}",
+    *(f"--config.{name}={value}" for name, value in tiny.OVERRIDES.items()),
+]
 
 
-def test_the_script_plans_with_status_1_where_it_does_not_fit(tmp_path: Path) -> None:
-    result = run_script(
-        "--topology=cpu:4", "--hbm_gib=0.00001", "--noremedies", f"--output={tmp_path}"
-    )
+def test_the_script_plans_with_status_1_where_it_does_not_fit(
+    script: Script, tmp_path: Path
+) -> None:
+    needs = ["--topology=cpu:4", "--hbm_gib=0.00001", "--noremedies", f"--output={tmp_path}"]
+    result = script("plan.py", *TINY, *needs)
     assert result.returncode == 1, result.stderr
     assert "It does not fit" in result.stdout
     plan = json.loads((tmp_path / "plan.json").read_text())
@@ -202,34 +201,30 @@ def test_the_script_plans_with_status_1_where_it_does_not_fit(tmp_path: Path) ->
     assert plan["step"]["memory"]["total"] > plan["available_bytes"]
 
 
-def test_the_script_ends_with_status_3_where_the_planner_fails() -> None:
-    script = str(tiny.ROOT / "scripts" / "plan.py")
-    code = (
-        "import runpy; from vit_jax import launch; launch.one_line_errors = None; "
-        f"runpy.run_path({script!r}, run_name='__main__')"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=tiny.environment(), capture_output=True, text=True
-    )
+def test_the_script_ends_with_status_3_where_the_planner_fails(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "one_line_errors", None)
+    result = script("plan.py")
     assert result.returncode == 3, result.stderr
     assert "Traceback" in result.stderr
     assert "TypeError" in result.stderr
 
 
-def test_help_lists_no_flag_that_a_plan_ignores() -> None:
-    result = run_script("--help")
+def test_help_lists_no_flag_that_a_plan_ignores(script: Script) -> None:
+    result = script("plan.py", *TINY, "--help")
     assert result.returncode == 0, result.stderr
     assert "  --config: " in result.stdout
     for name in ("workdir", "resume", "distributed", "profile_steps"):
         assert f"--{name}" not in result.stdout
 
 
-def test_the_script_ends_with_status_2_on_mistakes() -> None:
+def test_the_script_ends_with_status_2_on_mistakes(script: Script) -> None:
     for flags, message in (
         (["--topology=v5e-17"], "error: --topology='v5e-17'"),
         (["--topology=cpu:2", "--hbm_gib=0"], "error: flag --hbm_gib=0"),
     ):
-        result = run_script(*flags)
+        result = script("plan.py", *TINY, *flags)
         assert result.returncode == 2
         assert result.stderr.startswith(message)
         assert len(result.stderr.splitlines()) == 1

@@ -29,7 +29,7 @@ SLICE = parse_topology("v5e-4")
 
 
 def tiny_run(topology: Topology, **overrides: Any) -> Run:
-    sizes = {"model__hidden_size": 128, "model__mlp_dim": 256, "model__num_layers": 2}
+    sizes = {"model__hidden_size": 128, "model__mlp_dim": 256}
     return planned_run(tiny.config(**sizes | overrides), topology)[0]
 
 
@@ -42,7 +42,8 @@ def test_an_update_for_a_slice() -> None:
     # So large that XLA would cut products with split kernels into parts, and send shards between.
     sizes = {"model__hidden_size": 512, "model__mlp_dim": 2048, "dataset__batch_size": 2048}
     sizes |= {f"dataset__{key}": "decode|resize(64)" for key in ("preprocess", "eval_preprocess")}
-    step = compile_for(SLICE, mesh__fsdp=4, model__scan=True, model__dtype="bfloat16", **sizes)
+    sizes |= {"model__num_layers": 2, "model__scan": True, "model__dtype": "bfloat16"}
+    step = compile_for(SLICE, mesh__fsdp=4, **sizes)
     assert {"all-gather", "reduce-scatter"} & set(step.traffic)
     assert "collective-permute" not in step.traffic
     time = step_time(step, SLICE, model_flops=1e9)
@@ -122,7 +123,7 @@ HEADS_SPLIT = {"mesh__data": 1, "mesh__fsdp": -1, "mesh__tensor": 2}
 )
 def test_attention_kernels_compile_for(name: str, attention: str, mesh: dict[str, int]) -> None:
     """Forward and backward, in bfloat16."""
-    sizes = {"model__num_heads": 4, "model__num_layers": 1, "model__dtype": "bfloat16"}
+    sizes = {"model__num_heads": 4, "model__dtype": "bfloat16"}
     sizes |= {"model__attention": attention, "model__dropout_rate": 0.1}
     run = tiny_run(parse_topology(name), **sizes, **mesh)
     step = compile_step(run, step_arguments(run), full=False)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.tiny import Script
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 from vit_jax.models import augreg_names
@@ -281,30 +280,19 @@ def test_filters() -> None:
             zoo.filter_entries(**wrong)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "scripts/zoo.py", *arguments],
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_script_lists() -> None:
-    result = run("list", "--variant=R50+B/16")
+def test_script_lists(script: Script) -> None:
+    result = script("zoo.py", "list", "--variant=R50+B/16")
     assert result.returncode == 0, result.stderr
     header, *lines = result.stdout.splitlines()
     assert header.split() == ["name", "variant", "pixels", "classes", "size", "ImageNet"]
     assert len(lines) == 4
     assert len({line.index("R50+B/16") for line in lines}) == 1  # aligned
-    as_json = json.loads(run("list", "--variant=R50+B/16", "--json").stdout)
+    as_json = json.loads(script("zoo.py", "list", "--variant=R50+B/16", "--json").stdout)
     assert [row["name"] for row in as_json] == [line.split()[0] for line in lines]
 
 
-def test_script_shows() -> None:
-    text = run("show", "deit/deit_base_distilled_patch16_384").stdout
+def test_script_shows(script: Script) -> None:
+    text = script("zoo.py", "show", "deit/deit_base_distilled_patch16_384").stdout
     for part in ("d0272ac0", "85.2 % imagenet2012", "deit_eval(384)", "predict.py"):
         assert part in text
     shown = zoo.show(ENTRIES["imagenet21k/ViT-B_16"])
@@ -317,16 +305,16 @@ def test_script_shows() -> None:
         assert f"zoo.py get {entry.name}" in text
 
 
-def test_script_errors_are_one_line() -> None:
+def test_script_errors_are_one_line(script: Script) -> None:
     for arguments in (("show", "nothing"), ("get", "/no/file.npz"), ("list", "--family=x")):
-        result = run(*arguments)
+        result = script("zoo.py", *arguments)
         assert (result.returncode, result.stdout) == (2, "")
         assert result.stderr.startswith("error: ")
         assert result.stderr.count("\n") == 1
 
 
-def test_script_gets_what_is_there(tmp_path: Path) -> None:
+def test_script_gets_what_is_there(script: Script, tmp_path: Path) -> None:
     path = tmp_path / "file.npz"
     path.touch()
-    assert run("get", str(path)).stdout == f"{path}\n"
-    assert json.loads(run("get", str(path), "--json").stdout)["path"] == str(path)
+    assert script("zoo.py", "get", str(path)).stdout == f"{path}\n"
+    assert json.loads(script("zoo.py", "get", str(path), "--json").stdout)["path"] == str(path)
