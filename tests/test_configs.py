@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from configs import finetune, quickstart
 from tests import fixtures_data, tiny
-from vit_jax import command_line
+from tests.tiny import Script
 from vit_jax import config as default
 from vit_jax import run as run_module
 from vit_jax.data.pipeline import HostBatches
@@ -223,9 +223,9 @@ def test_a_saved_config_rebuilds_the_model() -> None:
     assert again.optimizer.to_dict() == config.optimizer.to_dict()
 
 
-def test_help_lists_every_key_with_its_meaning() -> None:
-    command_line.define_flags()
-    text = command_line.help_text("doc")
+def test_help_lists_every_key_with_its_meaning(script: Script) -> None:
+    text = script("train.py", "--help").stdout
+    assert "--workdir" in text
     for section, keys in default.get_config().items():
         if section != "evaluators" and hasattr(keys, "items"):
             for key in keys:

@@ -185,13 +185,6 @@ def test_an_unwritable_workdir_is_named(script: Script, tmp_path: Path) -> None:
     assert str(tmp_path / "file") in result.stderr.strip().splitlines()[-1]
 
 
-def test_help_helps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tiny.run_here(monkeypatch, "train.py", "--help") == 0
-    shown = capsys.readouterr().out
-    for text in ("--workdir", "optimizer.learning_rate = 0.001  # peak", "evaluators.NAME.split ="):
-        assert text in shown
-
-
 # Everything on that a restart could get wrong: accumulation, dropout, averaging.
 LONG = {
     "duration.steps": 30,

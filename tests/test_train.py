@@ -49,6 +49,7 @@ def run_until_saved(config: ConfigDict, workdir: Path, step: int) -> None:
 
 
 ALL_ON = {
+    "checkpoint__every_steps": 4,
     "model__dropout_rate": 0.1,
     "train_step__accumulation_steps": 2,
     "train_step__polyak_decay": 0.9,
@@ -161,7 +162,7 @@ def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Pa
     """SIGTERM while step 4 is evaluated: its checkpoint gets the score when the run goes on."""
     evaluation = {"evaluators__test__every_steps": 4, "checkpoint__best_metric": "test/accuracy"}
     # Between two checkpoints: only the request to stop saves step 4.
-    config = tiny.config(**ALL_ON, **evaluation, checkpoint__every_steps=100)
+    config = tiny.config(**{**ALL_ON, **evaluation, "checkpoint__every_steps": 100})
     workdir, note = tmp_path / "run", watchdog.note
 
     def stopping(doing: str, step: int | None = None, **kwargs: Any) -> None:
@@ -356,7 +357,7 @@ def test_a_trace_is_written_also_when_it_would_end_after_the_run(tmp_path: Path)
 def test_a_session_that_dies_at_its_start_keeps_the_times_of_those_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, workdir = tiny.config(duration__steps=8), str(tmp_path / "run")
+    config, workdir = tiny.config(checkpoint__every_steps=4), str(tmp_path / "run")
 
     def dies(*_: Any) -> None:
         raise RuntimeError("the power goes")

@@ -40,7 +40,7 @@ OVERRIDES: dict[str, Any] = {
     "model.num_heads": 2,
     "duration.steps": 8,
     "schedule.warmup_steps": 2,
-    "checkpoint.every_steps": 4,
+    "checkpoint.every_steps": 100,  # the last step is saved in any case
     "log.every_steps": 1,
     "log.tensorboard": False,
     "evaluators.test.split": "test[:50]",

@@ -77,7 +77,6 @@ class Cluster:
         num_devices: int = 2,
         recipe: str = "../vit_jax/config.py",
         prefix: Callable[[int], list[str]] | None = None,
-        forked: bool = True,
         address: str = "",
         by_hand: bool = True,
         workdir: Path | None = None,
@@ -90,7 +89,7 @@ class Cluster:
           num_processes: of the run.
           num_devices: per process.
           prefix: put before the command of process i, such as another network namespace.
-          forked: see `tests/forks.py`; not with a prefix.
+            With one, a process starts by itself; others fork, see `tests/forks.py`.
           address: of the coordinator; a free port of this machine by default.
           by_hand: the flags say who is who; otherwise `prefix` has to.
           workdir: of the run; `folder/workdir` by default.
@@ -121,7 +120,7 @@ class Cluster:
                 command.insert(1, str(Path(__file__).with_name("start.py")))
             command = [*(prefix(i) if prefix else []), *command]
             log = logs / f"{i}.log"
-            self.processes.append(Process(command, log, env, forked=forked and prefix is None))
+            self.processes.append(Process(command, log, env, forked=prefix is None))
 
     def __getitem__(self, i: int) -> Process:
         return self.processes[i]

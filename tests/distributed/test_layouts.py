@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests import tiny
+from tests import forks, tiny
 from tests.distributed.cluster import TIMEOUT_SECONDS, cluster, free_port
 from vit_jax.errors import counted
 from vit_jax.evaluators.create import OF_FEATURES
@@ -49,7 +47,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             num_processes=num_processes,
             num_devices=num_devices,
             recipe="../tests/distributed/many_evaluators.py",
-            forked=False,  # the processes order their sets differently
         ) as running:
             assert running.exit_codes() == [0] * num_processes, running.output
             assert f", {counted(num_processes * num_devices, 'device')}." in running[0].output
@@ -136,24 +133,27 @@ launch.leave_processes()
     [(slurm, [], 4), (open_mpi, [], 4), (slurm, ["--distributed=off"], 2)],
 )
 def test_a_cluster_is_found_by_itself(
-    variables: Callable[[int, int], dict[str, str]], flags: list[str], num_devices: int
+    tmp_path: Path,
+    variables: Callable[[int, int], dict[str, str]],
+    flags: list[str],
+    num_devices: int,
 ) -> None:
     """Without a flag; `--distributed=off` runs alone all the same."""
     port, num_processes = free_port(), num_devices // 2
     xla_flags = "--xla_force_host_platform_device_count=2"
+    script = tmp_path / "join.py"
+    script.write_text(JOIN)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", JOIN, *flags],
-            cwd=tiny.ROOT,
-            env=tiny.environment(XLA_FLAGS=xla_flags, **variables(i, port)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        forks.Process(
+            [str(script), *flags],
+            tmp_path / f"{i}.log",
+            tiny.environment(XLA_FLAGS=xla_flags, **variables(i, port)),
         )
         for i in range(num_processes)
     ]
     for i, process in enumerate(processes):
-        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-        assert process.returncode == 0, output
+        status = process.wait(TIMEOUT_SECONDS)
+        output = (tmp_path / f"{i}.log").read_text()
+        assert status == 0, output
         assert f"{num_devices} devices" in output
         assert (f"Process {i} of 2" in output) == (num_processes == 2), output

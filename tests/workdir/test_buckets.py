@@ -30,7 +30,10 @@ from vit_jax.workdir.orbax_parts import steps_in
 
 
 def train(workdir: Any, **overrides: Any) -> dict[str, float]:
-    return train_and_evaluate(tiny.config(log__tensorboard=True, **overrides), str(workdir))
+    return train_and_evaluate(
+        tiny.config(**{"checkpoint__every_steps": 4, **overrides}, log__tensorboard=True),
+        str(workdir),
+    )
 
 
 def arrays(workdir: str) -> dict[str, bytes]:
