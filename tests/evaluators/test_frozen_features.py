@@ -142,8 +142,7 @@ def measured(config: ConfigDict) -> dict[str, float]:
     ("kind", "values"),
     [
         ("few_shot", {"shots": (1, 5), "num_seeds": 2}),
-        ("few_shot", {"shots": (2,), "num_seeds": 1, "feature": "gap"}),
-        ("linear_probe", {"l2": (1e-3, 1e-1)}),
+        ("linear_probe", {"l2": (1e-3, 1e-1), "feature": "gap"}),
         ("nearest_neighbors", {"num_neighbors": 5}),
     ],
 )

@@ -35,8 +35,16 @@ def test_every_image_of_the_set_is_read(tmp_path: Path) -> None:
     assert sorted(labels) == list(range(16))
 
 
-def test_beside_torch_and_a_resized_copy(tmp_path: Path) -> None:
+def test_beside_torch_and_a_resized_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import_timm()  # so that torch is here
+    in_process = bench._in_process
+
+    def only_torch(function: Any, *arguments: Any) -> Any:  # its workers fork, and JAX is here
+        if function is bench._measure_dataloader:
+            return in_process(function, *arguments)
+        return function(*arguments)
+
+    monkeypatch.setattr(bench, "_in_process", only_torch)
     settings = Settings(batch_size=4, num_images=8, num_threads=1)
     names = ["dataloader", "resized"]
     found = benchmark_input(tmp_path, settings, examples=photographs(32), against=names, rounds=1)
