@@ -13,9 +13,13 @@ from vit_jax.config import evaluator_keys
 from vit_jax.data.datasets import Dataset
 from vit_jax.errors import UserError, as_user_error
 from vit_jax.evaluators.create import EVALUATORS, OF_FEATURES
+from vit_jax.evaluators.frozen_features import Features, feature_step
 from vit_jax.evaluators.stream import OutputStep, Reader
 from vit_jax.objectives.objective import Objective
 from vit_jax.parameters.sharding import check_batch_size
+
+# Of an evaluator: what decides on its data, besides `train_split`.
+OF_DATA = ("dataset", "data_dir", "split", "label_key", "preprocess")
 
 
 def open_eval_data(
@@ -67,7 +71,8 @@ def create_evaluators(
         a batch that does not divide over the devices.
     """
     evaluators: dict[str, Any] = {}
-    steps: dict[Any, OutputStep] = {}  # by feature: it compiles once for all its evaluators
+    steps: dict[str, OutputStep] = {}  # by feature: it compiles once for all its evaluators
+    features: dict[Any, Features] = {}  # and is computed once for those of the same data
     for key in config.evaluators:
         dataset, keys = datasets[key], dict(config.evaluators[key])
         batch_size = keys["batch_size"] or config.dataset.batch_size
@@ -77,15 +82,18 @@ def create_evaluators(
         own_keys = {name: value for name, value in keys.items() if name not in shared}
         kind = EVALUATORS[keys["name"]]
         if of_features(config.evaluators[key]):
-            feature = keys["feature"], image_shape(dataset)
+            feature = keys["feature"]
             if feature not in steps:
-                steps[feature] = _feature_step(key, objective, *feature, mesh)
-            readers = [
-                Reader(each, mesh, batch_size, loader)
-                for each in (dataset, datasets[f"{key}/train"])
-            ]
+                steps[feature] = _feature_step(key, objective, feature, image_shape(dataset), mesh)
+            data = feature, batch_size, *(keys[name] for name in OF_DATA), keys["train_split"]
+            if data not in features:
+                readers = [
+                    Reader(each, mesh, batch_size, loader)
+                    for each in (dataset, datasets[f"{key}/train"])
+                ]
+                features[data] = Features(steps[feature], *readers)
             try:
-                evaluators[key] = kind(steps[feature], *readers, **own_keys)
+                evaluators[key] = kind(features[data], **own_keys)
             except UserError as error:
                 raise as_user_error(f"evaluators.{key}: {error}", error) from error
             continue
@@ -104,7 +112,6 @@ def of_features(evaluator: ConfigDict) -> bool:
 def _feature_step(
     key: str, objective: Objective, feature: str, shape: tuple[int, int, int], mesh: Mesh
 ) -> OutputStep:
-    from vit_jax.evaluators.frozen_features import feature_step
     from vit_jax.inference.features import one_feature
 
     name = f"evaluators.{key}.feature"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def test_on_any_number_of_devices(kind: str, values: dict[str, Any]) -> None:
     assert measured(with_evaluator(kind, devices=8, **values)) == expected
 
 
-def test_features_are_one_program_and_a_second_evaluation_compiles_nothing(
+def test_features_are_computed_once_and_a_second_evaluation_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = with_evaluator("few_shot", shots=(2,), num_seeds=1)
@@ -173,14 +174,24 @@ def test_features_are_one_program_and_a_second_evaluation_compiles_nothing(
             return scale_images(images)
 
         monkeypatch.setattr(features, "scale_images", count)
-        first = {key: evaluate(params) for key, evaluate in run.evaluators.items()}
+        batches: Counter[str] = Counter()
+
+        def evaluate_all() -> dict[str, dict[str, float]]:
+            return {
+                key: evaluate(params, on_batch=lambda key=key: batches.update([key]))
+                for key, evaluate in run.evaluators.items()
+            }
+
+        first = evaluate_all()
         assert len(traced) == 1
+        assert batches == {"test": 7, "probe": 12 + 6, "thorough": 6}  # none for neighbors
 
         def compiled(*_: Any, **_kwargs: Any) -> None:
             raise AssertionError("compiled something")
 
         monkeypatch.setattr("jax._src.compiler.backend_compile_and_load", compiled)
-        assert first == {key: evaluate(params) for key, evaluate in run.evaluators.items()}
+        assert first == evaluate_all()
+        assert batches["probe"] == 2 * (12 + 6)  # nothing was kept
 
 
 def test_in_a_run_and_alone(tmp_path: Path) -> None:

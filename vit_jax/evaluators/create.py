@@ -18,7 +18,7 @@ OF_OUTPUTS: dict[str, Any] = {
     "classification": ClassificationEvaluator,
     "average_precision": AveragePrecisionEvaluator,
 }
-# these as `Kind(step, reader, train_reader, *, key=default, ...)`.
+# these as `Kind(features, *, key=default, ...)`.
 OF_FEATURES: dict[str, Any] = {
     "few_shot": FewShotEvaluator,
     "linear_probe": LinearProbeEvaluator,

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.frozen_features import FrozenFeaturesEvaluator, accuracy
-from vit_jax.evaluators.stream import OutputStep, Reader
+from vit_jax.evaluators.frozen_features import Features, FrozenFeaturesEvaluator, accuracy
 
 _BIAS = 100.0  # so large that the regularisation hardly sees the bias
 
@@ -20,9 +19,7 @@ class FewShotEvaluator(FrozenFeaturesEvaluator):
 
     def __init__(
         self,
-        step: OutputStep,
-        reader: Reader,
-        train_reader: Reader,
+        features: Features,
         *,
         shots: tuple[int, ...] = (1, 5, 10, 25),
         num_seeds: int = 3,
@@ -40,7 +37,7 @@ class FewShotEvaluator(FrozenFeaturesEvaluator):
         Raises:
           UserError: see `FrozenFeaturesEvaluator`; or a number that makes no sense.
         """
-        super().__init__(step, reader, train_reader, **shared)
+        super().__init__(features, **shared)
         if not shots or min(shots) < 1 or not 1 <= num_seeds <= 10 or not l2 > 0:
             raise UserError(
                 f"few_shot: {shots=}, {num_seeds=}, {l2=}: positive shots, 1 to 10 seeds, l2 > 0."

@@ -22,8 +22,59 @@ def feature_step(feature_of: Callable[[Any, Any], jax.Array], mesh: Mesh) -> Out
     return compile_outputs(outputs, mesh)
 
 
+class Features:
+    """A feature and the labels of two splits, computed once for all evaluators of them."""
+
+    def __init__(self, step: OutputStep, reader: Reader, train_reader: Reader):
+        """
+        Args:
+          step: from `feature_step`; one for all splits, so that it compiles once.
+          reader: of the images that are measured.
+          train_reader: of those that are fitted.
+        """
+        self.reader, self.train_reader = reader, train_reader
+        self.num_users = 0
+        self._step = step
+        # The arrays of ImageNet are gigabytes: they go with the last user that asks for them.
+        self._kept: tuple[Any, tuple[np.ndarray, ...]] | None = None
+        self._num_asked = 0
+
+    def __call__(
+        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
+    ) -> tuple[np.ndarray, ...]:
+        """Features [N, D] and labels [N] of `train_reader`, then those of `reader`.
+
+        Args:
+          params: on the devices; the same object gives the same arrays.
+          on_batch: called before each batch, by every process; its errors pass through.
+
+        Raises:
+          UserError: a feature is not finite.
+        """
+        if self._kept is None or self._kept[0] is not params:
+            self._kept = None  # before the next are computed
+            self._kept, self._num_asked = (params, self._compute(params, on_batch)), 0
+        _, arrays = self._kept
+        self._num_asked += 1
+        if self._num_asked >= self.num_users:
+            self._kept = None
+        return arrays
+
+    def _compute(self, params: Any, on_batch: Callable[[], None]) -> tuple[np.ndarray, ...]:
+        found = []
+        for reader in (self.train_reader, self.reader):
+            parts = list(stream_outputs(self._step, params, reader, on_batch=on_batch))
+            features, labels = (
+                np.concatenate([part[name] for part in parts]) for name in ("feature", "label")
+            )
+            if not np.isfinite(features).all():
+                raise UserError("A feature is not finite; the parameters are damaged.")
+            found += [features, labels]
+        return tuple(found)
+
+
 class FrozenFeaturesEvaluator:
-    """Computes the features of two splits once, then calls `measure` on the host.
+    """Calls `measure`, on the host, with the features of two splits.
 
     Its data set is its own: its classes need not be those of the training.
     """
@@ -31,27 +82,19 @@ class FrozenFeaturesEvaluator:
     metric_names: tuple[str, ...]
 
     def __init__(
-        self,
-        step: OutputStep,
-        reader: Reader,
-        train_reader: Reader,
-        *,
-        train_split: str = "train",
-        feature: str = "pre_logits",
+        self, features: Features, *, train_split: str = "train", feature: str = "pre_logits"
     ):
-        """Takes its features from `step`.
+        """Measures `features`.
 
         Args:
-          step: from `feature_step`; evaluators of one feature share it.
-          train_split: split expression of the images that it is fitted on, which `train_reader`
-            reads.
+          train_split: split expression of the images that it is fitted on.
           feature: a feature of `scripts/extract_features.py` that is one vector per image.
 
         Raises:
           UserError: images of several labels, or splits of other classes.
         """
-        data: Any = reader.dataset
-        train_data: Any = train_reader.dataset
+        data: Any = features.reader.dataset
+        train_data: Any = features.train_reader.dataset
         if data.element_spec["label"].shape or train_data.element_spec["label"].shape:
             raise UserError(f"{data.name} has several labels per image; this is for one.")
         if data.class_names != train_data.class_names:
@@ -59,39 +102,16 @@ class FrozenFeaturesEvaluator:
                 f"the {len(data.class_names)} classes of split {data.split!r} are not those of "
                 f"train_split={train_split!r}, or in another order."
             )
-        self._step, self._feature = step, feature
-        self._readers = train_reader, reader
+        features.num_users += 1
+        self._features = features
         self._num_classes = len(data.class_names)
 
     def __call__(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """`metric_names` to numbers; see `arrays`."""
-        arrays = self.arrays(params, on_batch=on_batch)
+        """`metric_names` to numbers; see `Features`."""
+        arrays = self._features(params, on_batch=on_batch)
         return {**self.measure(*arrays), "num_examples": len(arrays[-1])}
-
-    def arrays(
-        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
-    ) -> tuple[np.ndarray, ...]:
-        """What `measure` takes.
-
-        Args:
-          params: on the devices.
-          on_batch: called before each batch, by every process; its errors pass through.
-
-        Raises:
-          UserError: a feature is not finite.
-        """
-        found = []
-        for reader in self._readers:
-            parts = list(stream_outputs(self._step, params, reader, on_batch=on_batch))
-            features, labels = (
-                np.concatenate([part[name] for part in parts]) for name in ("feature", "label")
-            )
-            if not np.isfinite(features).all():
-                raise UserError(f"{self._feature} is not finite; the parameters are damaged.")
-            found += [features, labels]
-        return tuple(found)
 
     def measure(
         self, x_train: np.ndarray, y_train: np.ndarray, x: np.ndarray, y: np.ndarray

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.frozen_features import FrozenFeaturesEvaluator, accuracy
-from vit_jax.evaluators.stream import OutputStep, Reader
+from vit_jax.evaluators.frozen_features import Features, FrozenFeaturesEvaluator, accuracy
 
 
 class LinearProbeEvaluator(FrozenFeaturesEvaluator):
@@ -18,9 +17,7 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
 
     def __init__(
         self,
-        step: OutputStep,
-        reader: Reader,
-        train_reader: Reader,
+        features: Features,
         *,
         l2: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1),
         max_iterations: int = 1000,
@@ -35,7 +32,7 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
         Raises:
           UserError: see `FrozenFeaturesEvaluator`; or a number that makes no sense.
         """
-        super().__init__(step, reader, train_reader, **shared)
+        super().__init__(features, **shared)
         if not l2 or min(l2) < 0 or max_iterations < 1:
             raise UserError(f"linear_probe: {l2=}, {max_iterations=}: l2 >= 0, iterations > 0.")
         self._l2, self._max_iterations = l2, max_iterations

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.frozen_features import FrozenFeaturesEvaluator, accuracy
-from vit_jax.evaluators.stream import OutputStep, Reader
+from vit_jax.evaluators.frozen_features import Features, FrozenFeaturesEvaluator, accuracy
 
 _ROWS = 1024  # of similarities at a time
 
@@ -20,9 +19,7 @@ class NearestNeighborsEvaluator(FrozenFeaturesEvaluator):
 
     def __init__(
         self,
-        step: OutputStep,
-        reader: Reader,
-        train_reader: Reader,
+        features: Features,
         *,
         num_neighbors: int = 20,
         temperature: float = 0.07,
@@ -37,7 +34,7 @@ class NearestNeighborsEvaluator(FrozenFeaturesEvaluator):
         Raises:
           UserError: see `FrozenFeaturesEvaluator`; or a number that makes no sense.
         """
-        super().__init__(step, reader, train_reader, **shared)
+        super().__init__(features, **shared)
         if num_neighbors < 1 or not temperature > 0:
             raise UserError(
                 f"nearest_neighbors: {num_neighbors=}, {temperature=} must be positive."

@@ -11,7 +11,7 @@ import jax
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError, check_known, counted
 from vit_jax.evaluators.create import OF_FEATURES
-from vit_jax.evaluators.frozen_features import feature_step
+from vit_jax.evaluators.frozen_features import Features, feature_step
 from vit_jax.inference.features import one_feature
 from vit_jax.inference.inputs import create_reader, input_chain
 from vit_jax.inference.load import load_model
@@ -70,19 +70,20 @@ def probe(
         )
         readers.append(create_reader(data.check(), batch_size))
     feature_of = one_feature(model.module, feature, description.image_shape)
-    step = feature_step(feature_of, readers[0].mesh)
+    features = Features(feature_step(feature_of, readers[0].mesh), *readers)
     evaluators = {}
     for kind in kinds:
         options: dict[str, Any] = {"train_split": train_split, "feature": feature}
         if kind == "few_shot":
             options["num_seeds"] = seeds
-        evaluators[kind] = OF_FEATURES[kind](step, *readers, **options)
+        evaluators[kind] = OF_FEATURES[kind](features, **options)
     start = time.perf_counter()
     params = jax.device_put(model.params, replicated(readers[0].mesh))
-    arrays = next(iter(evaluators.values())).arrays(params)
-    results: dict[str, Any] = {"num_examples": len(arrays[-1])}
+    results: dict[str, Any] = {}
     for kind, evaluator in evaluators.items():
-        results |= {f"{kind}/{name}": each for name, each in evaluator.measure(*arrays).items()}
+        found = evaluator(params)
+        results["num_examples"] = found.pop("num_examples")
+        results |= {f"{kind}/{name}": value for name, value in found.items()}
     return {
         **results,
         "model": source,
