@@ -184,14 +184,14 @@ def test_features_are_computed_once_and_a_second_evaluation_compiles_nothing(
 
         first = evaluate_all()
         assert len(traced) == 1
-        assert batches == {"test": 7, "probe": 12 + 6, "thorough": 6}  # none for neighbors
+        assert batches == {"neighbors": 12 + 6, "test": 7, "thorough": 6}  # and none for the probe
 
         def compiled(*_: Any, **_kwargs: Any) -> None:
             raise AssertionError("compiled something")
 
         monkeypatch.setattr("jax._src.compiler.backend_compile_and_load", compiled)
         assert first == evaluate_all()
-        assert batches["probe"] == 2 * (12 + 6)  # nothing was kept
+        assert batches["neighbors"] == 2 * (12 + 6)  # nothing was kept
 
 
 def test_in_a_run_and_alone(tmp_path: Path) -> None:

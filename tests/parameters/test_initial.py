@@ -18,7 +18,7 @@ MODELS = {
     "loop": {"name": "vit", **SIZES},
     "scan": {"name": "vit", **SIZES, "scan": True},
     "fixed position embeddings": {"name": "vit", **SIZES, "position_embedding": "sincos2d"},
-    "hybrid": {"name": "vit", **SIZES, "patch_size": 1, "resnet_layers": (1, 1)},
+    "hybrid": {"name": "vit", **SIZES, "patch_size": 1, "resnet_layers": (1,)},
 }
 
 

@@ -47,9 +47,6 @@ class Features:
         Args:
           params: on the devices; the same object gives the same arrays.
           on_batch: called before each batch, by every process; its errors pass through.
-
-        Raises:
-          UserError: a feature is not finite.
         """
         if self._kept is None or self._kept[0] is not params:
             self._kept = None  # before the next are computed
@@ -67,8 +64,6 @@ class Features:
             features, labels = (
                 np.concatenate([part[name] for part in parts]) for name in ("feature", "label")
             )
-            if not np.isfinite(features).all():
-                raise UserError("A feature is not finite; the parameters are damaged.")
             found += [features, labels]
         return tuple(found)
 
@@ -103,14 +98,23 @@ class FrozenFeaturesEvaluator:
                 f"train_split={train_split!r}, or in another order."
             )
         features.num_users += 1
-        self._features = features
+        self._features, self._feature = features, feature
         self._num_classes = len(data.class_names)
 
     def __call__(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """`metric_names` to numbers; see `Features`."""
+        """`metric_names` to numbers.
+
+        Args:
+          params, on_batch: see `Features`.
+
+        Raises:
+          UserError: a feature is not finite.
+        """
         arrays = self._features(params, on_batch=on_batch)
+        if not all(np.isfinite(each).all() for each in arrays):
+            raise UserError(f"{self._feature} is not finite; the parameters are damaged.")
         return {**self.measure(*arrays), "num_examples": len(arrays[-1])}
 
     def measure(
