@@ -328,9 +328,10 @@ def test_parameters_that_overflow_without_a_bad_loss_are_noticed(tmp_path: Path)
 
 
 def test_force_sets_the_old_results_aside(tmp_path: Path) -> None:
+    """Of a recipe that was shortened below its warm-up."""
     workdir = tmp_path / "run"
-    short = {"duration__steps": 2, "schedule__warmup_steps": 0}
-    train_and_evaluate(tiny.config(**short), str(workdir))
+    short = {"duration__steps": 2, "schedule__warmup_steps": 100}
+    assert train_and_evaluate(tiny.config(**short), str(workdir))["step"] == 2
     first = (workdir / "params.npz").read_bytes()
     longer = tiny.config(**{**short, "duration__steps": 3})
     results = train_and_evaluate(longer, str(workdir), resume="force")
@@ -339,19 +340,6 @@ def test_force_sets_the_old_results_aside(tmp_path: Path) -> None:
     assert (workdir / "params.npz").read_bytes() != first
     with pytest.raises(UserError, match="past the 2 steps"):
         train_and_evaluate(tiny.config(**short), str(workdir), resume="force")
-
-
-def test_a_recipe_shortened_below_its_warm_up_still_runs(tmp_path: Path) -> None:
-    results = train_and_evaluate(
-        tiny.config(duration__steps=2, schedule__warmup_steps=100), str(tmp_path / "run")
-    )
-    assert results["step"] == 2
-
-
-def test_a_trace_is_written_also_when_it_would_end_after_the_run(tmp_path: Path) -> None:
-    config = tiny.config(log__profile_steps=(2, 50), duration__steps=3, schedule__warmup_steps=0)
-    train_and_evaluate(config, str(tmp_path / "run"))
-    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
 
 def test_a_session_that_dies_at_its_start_keeps_the_times_of_those_before(
@@ -447,11 +435,16 @@ def test_folders_that_cannot_be_trained_on_are_named(tmp_path: Path) -> None:
 
 
 def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
-    """The config of a start that failed before its first update is not held against the next."""
+    """The config of a start that failed before its first update is not held against the next.
+
+    A trace is written, although it would end after the run.
+    """
     workdir = str(tmp_path / "run")
     with pytest.raises(UserError, match="nowhere"):
         train_and_evaluate(tiny.config(pretrained__source="/nowhere.npz"), workdir)
-    assert train_and_evaluate(tiny.config(duration__steps=1, schedule__warmup_steps=0), workdir)
+    config = tiny.config(log__profile_steps=(1, 50), duration__steps=2, schedule__warmup_steps=0)
+    assert train_and_evaluate(config, workdir)
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
 
 @pytest.mark.parametrize("num_examples", [1, 7, 50, 64])

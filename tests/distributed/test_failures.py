@@ -181,12 +181,12 @@ def test_a_process_that_never_comes_is_reported(tmp_path: Path) -> None:
     with cluster(
         tmp_path,
         *RUN,
-        "--config.processes.arrival_timeout_seconds=6",
+        "--config.processes.arrival_timeout_seconds=4",
         num_processes=2,
         prefix=lambda i: ["sh", "-c", "sleep 1000"] if i else [],
     ) as running:
         assert running[0].wait() == REQUEUE_EXIT_CODE, running.output
-    assert "not all processes arrived within 6 s" in running[0].output
+    assert "not all processes arrived within 4 s" in running[0].output
 
 
 @pytest.fixture
