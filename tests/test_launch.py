@@ -187,7 +187,7 @@ def test_an_unwritable_workdir_is_named(script: Script, tmp_path: Path) -> None:
 
 # Everything on that a restart could get wrong: accumulation, dropout, averaging.
 LONG = {
-    "duration.steps": 30,
+    "duration.steps": 20,
     "checkpoint.every_steps": 3,
     "train_step.accumulation_steps": 2,
     "train_step.polyak_decay": 0.9,
@@ -215,7 +215,7 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path: Path) -> None:
     chance = random.Random(8)
     kills, rows = 0, 0
     while True:
-        rows += chance.randint(10, 20)
+        rows += chance.randint(6, 11)
         process = forks.Process(command[1:], tmp_path / "log", tiny.environment())
         if not kill_when(process, killed, rows):
             break

@@ -442,7 +442,7 @@ def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
     workdir = str(tmp_path / "run")
     with pytest.raises(UserError, match="nowhere"):
         train_and_evaluate(tiny.config(pretrained__source="/nowhere.npz"), workdir)
-    config = tiny.config(log__profile_steps=(1, 50), duration__steps=2, schedule__warmup_steps=0)
+    config = tiny.config(log__profile_steps=(2, 50), duration__steps=2, schedule__warmup_steps=0)
     assert train_and_evaluate(config, workdir)
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
