@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import importlib
 import importlib.metadata
 import ipaddress
 import os
@@ -69,13 +68,6 @@ if "jax" in sys.modules:
         "find the pytest plugin that imports it and disable it with -p no:NAME."
     )
 _set_environment()
-# In a fresh environment, as in CI, importing a package compiles it. All workers of pytest-xdist
-# import all; they begin with different ones, and find the others compiled.
-for _name in {
-    "gw1": ("torch", "torch._dynamo", "sympy"),
-    "gw2": ("tensorflow_datasets", "sklearn.metrics", "scipy.stats", "onnxruntime"),
-}.get(os.environ.get("PYTEST_XDIST_WORKER", ""), ()):
-    importlib.import_module(_name)
 
 
 class NetworkBlocked(RuntimeError):
