@@ -16,6 +16,7 @@ import pytest
 from absl import flags
 
 from tests import forks, tiny
+from tests.tiny import Script
 from vit_jax import command_line, launch
 from vit_jax import config as default
 from vit_jax.errors import UserError, as_user_error
@@ -169,15 +170,17 @@ def test_an_unknown_variant_and_a_missing_recipe(recipe: str, message: str) -> N
         command_line.get_config(recipe)
 
 
-def test_fine_tuning_without_a_start_says_so(tmp_path: Path) -> None:
-    result = tiny.run("finetune.py", tmp_path / "run")
+def test_fine_tuning_without_a_start_says_so(script: Script, tmp_path: Path) -> None:
+    command = tiny.command("finetune.py", tmp_path / "run", "--distributed=off")
+    result = script("finetune.py", *command[2:])
     assert result.returncode == 2
     assert "--config.pretrained.source is missing" in result.stderr
 
 
-def test_an_unwritable_workdir_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_workdir_is_named(script: Script, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = tiny.run("train.py", tmp_path / "file" / "run")
+    command = tiny.command("train.py", tmp_path / "file" / "run", "--distributed=off")
+    result = script("train.py", *command[2:])
     assert result.returncode == 2
     assert str(tmp_path / "file") in result.stderr.strip().splitlines()[-1]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +17,7 @@ from configs.benchmark import get_config
 from scripts import benchmark
 from tests import tiny
 from tests.peers import import_timm
+from tests.tiny import Script
 from vit_jax.errors import UserError
 from vit_jax.measure import fit, tpu
 from vit_jax.measure.checkpoints import benchmark_checkpoint
@@ -220,13 +219,13 @@ def test_the_kept_files_make_the_tables_of_the_docs(capsys: pytest.CaptureFixtur
         assert capsys.readouterr().out.strip() in page, path.name
 
 
-def test_the_command_prints_and_keeps_its_cases(tmp_path: Path) -> None:
+def test_the_command_prints_and_keeps_its_cases(script: Script, tmp_path: Path) -> None:
     kept = tmp_path / "cases.json"
     model = {"hidden_size": 16, "num_layers": 1, "mlp_dim": 16, "num_heads": 2, "patch_size": 56}
-    command = [sys.executable, "scripts/benchmark.py", "step", "--inference", "--against=reference"]
+    command = ["step", "--inference", "--against=reference", "--distributed=off"]
     command += [f"--config.model.{key}={value}" for key, value in model.items()]
     command += ["--config.model.dtype=bfloat16", "--steps=1", "--rounds=2", f"--json={kept}"]
-    output = subprocess.check_output(command, cwd=tiny.ROOT, text=True, env=tiny.environment())
+    output = script("benchmark.py", *command).stdout
     [case] = json.loads(kept.read_text())["cases"]
     assert f"ratio {case['ratio']:.2f}" in output
     assert "MFU" in output

@@ -6,8 +6,6 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 from scipy import stats
 
 from configs import finetune, suites
-from tests import fixtures_data, tiny
+from tests import fixtures_data, forks, tiny
 from vit_jax.errors import UserError
 from vit_jax.evaluators.few_shot import confidence95
 from vit_jax.inference.evaluate import evaluate
@@ -193,20 +191,17 @@ def test_vtab_killed_and_continued(source: str, tmp_path: Path) -> None:
             return {"image": picture, "label": index % 2, **extra}
 
         fixtures_data.tiny_tfds(name, tmp_path / "data", splits, example=example)
-    command = [sys.executable, str(tiny.ROOT / "scripts" / "evaluate_paper.py"), source]
+    command = [str(tiny.ROOT / "scripts" / "evaluate_paper.py"), source]
     command += ["--suite=vtab", f"--workdir={tmp_path / 'killed'}", f"--data_dir={tmp_path}/data"]
     command += ["--datasets=dtd,svhn,patch_camelyon", "--seeds=2", "--image_size=16", *FAST]
     log = tmp_path / "log"
-    with open(log, "w") as file:
-        process = subprocess.Popen(
-            command, env=tiny.environment(), stdout=file, start_new_session=True
-        )
-        finished = tmp_path / "killed" / "vtab" / "dtd" / "sweep.json"
-        second = tmp_path / "killed" / "vtab" / "patch_camelyon" / "final"
-        while process.poll() is None and not second.exists():
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process = forks.Process(command, log, tiny.environment())
+    finished = tmp_path / "killed" / "vtab" / "dtd" / "sweep.json"
+    second = tmp_path / "killed" / "vtab" / "patch_camelyon" / "final"
+    while process.poll() is None and not second.exists():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
     assert process.returncode == -signal.SIGKILL, log.read_text()
     before = finished.stat().st_mtime_ns
     datasets = ["dtd", "svhn", "patch_camelyon"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from tests import tiny
+from tests.tiny import Script
 from vit_jax.errors import UserError
 from vit_jax.sweep import run as sweep
 from vit_jax.sweep.plan import best_learning_rate, plan_final, plan_grid
@@ -212,20 +212,21 @@ def test_two_tasks_one_of_them_killed(
         assert ours == theirs
 
 
-def command_line(workdir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def arguments(workdir: Path, *more: str) -> list[str]:
     sizes = {**OVERRIDES, "sweep.learning_rates": f"0.001,{DIVERGES}"}
     overrides = [f"--config.{key}={value}" for key, value in sizes.items()]
-    return tiny.run("sweep.py", workdir, *overrides, "--seeds=2", *arguments)
+    return [*tiny.command("sweep.py", workdir)[2:], *overrides, "--seeds=2", *more]
 
 
-def test_the_script_reports_what_is_there(finished: Path) -> None:
-    result = command_line(finished)
+def test_the_script_reports_what_is_there(script: Script, finished: Path) -> None:
+    result = script("sweep.py", *arguments(finished, "--distributed=off"))
     assert result.returncode == 0, result.stdout + result.stderr
     assert (finished / "sweep.txt").read_text() in result.stdout
 
 
-def test_the_script_names_mistakes_in_one_line(tmp_path: Path) -> None:
-    result = command_line(tmp_path, "--num_tasks=2", "--task=5")
+def test_the_script_names_mistakes_in_one_line(script: Script, tmp_path: Path) -> None:
+    wrong = ["--num_tasks=2", "--task=5", "--distributed=off"]
+    result = script("sweep.py", *arguments(tmp_path, *wrong))
     assert result.returncode == 2
     assert result.stderr.startswith("error: --task=5 must be from 0 to 1")
     assert result.stderr.count("\n") == 1
