@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,11 +97,14 @@ def run_here(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> i
     handlers, names = root.handlers[:], set(flags.FLAGS)
     loggers = [root, *map(logging.getLogger, root.manager.loggerDict)]
     levels = [logger.level for logger in loggers]
+    on_closed_pipe = signal.getsignal(signal.SIGPIPE)
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as ended:
         return int(ended.code or 0)
     finally:  # it has set up a log, flags and a watchdog of its own
+        # At its default, which zoo.py wants, a closed connection ends the process without a word.
+        signal.signal(signal.SIGPIPE, on_closed_pipe)
         watchdog.stop()
         root.handlers[:] = handlers
         for logger, level in zip(loggers, levels, strict=True):
