@@ -19,7 +19,7 @@ from vit_jax.objectives.objective import Objective
 from vit_jax.parameters.sharding import check_batch_size
 
 # Of an evaluator: what decides on its data, besides `train_split`.
-OF_DATA = ("dataset", "data_dir", "split", "label_key", "preprocess")
+_OF_DATA = ("dataset", "data_dir", "split", "label_key", "preprocess")
 
 
 def open_eval_data(
@@ -85,7 +85,7 @@ def create_evaluators(
             feature = keys["feature"]
             if feature not in steps:
                 steps[feature] = _feature_step(key, objective, feature, image_shape(dataset), mesh)
-            data = feature, batch_size, *(keys[name] for name in OF_DATA), keys["train_split"]
+            data = feature, batch_size, *(keys[name] for name in _OF_DATA), keys["train_split"]
             if data not in features:
                 readers = [
                     Reader(each, mesh, batch_size, loader)
