@@ -165,6 +165,8 @@ def bucket_server() -> Iterator[Any]:
 
     A test writes to a bucket of its own, and may set `faults`.
     """
+    if sys.version_info[:3] in ((3, 12, 0), (3, 12, 1)):
+        pytest.skip("gcsfs crashes this Python after a repeated request: CPython issue 111049")
     from tests.gcs_emulator import emulator
 
     with emulator() as server, pytest.MonkeyPatch.context() as patch:

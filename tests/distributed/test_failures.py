@@ -58,7 +58,10 @@ def test_a_run_survives_term_and_kill_bit_for_bit(undisturbed: Path, tmp_path: P
     rarely = "--config.checkpoint.every_steps=1000"
     with cluster(tmp_path, *RUN, rarely, num_processes=2) as running:
         running.wait_for_step(7)
+        running[0].send(signal.SIGSTOP)  # JAX looks once a second; by then the run would have ended
         running[1].send(signal.SIGTERM)  # to one of them only
+        running.wait_until(lambda: "SIGTERM caught" in running[1].output, "notice")
+        running[0].send(signal.SIGCONT)
         assert running.exit_codes() == [REQUEUE_EXIT_CODE] * 2, running.output
         assert "Stopped as asked after step" in running[0].output
     stopped_at = running[0].step

@@ -105,14 +105,7 @@ def test_a_run_resumes_bit_for_bit_where_requests_fail(
             train(workdir)
     train(workdir)
     assert arrays(workdir) == arrays(on_disk)
-    rows = [
-        json.loads(row)
-        for row in to_path(
-            workdir,
-        )
-        .joinpath("metrics.jsonl")
-        .open()
-    ]
+    rows = [json.loads(row) for row in to_path(workdir).joinpath("metrics.jsonl").open()]
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, 9))
     assert all(bucket_server.failed[fault] for fault in FAULTS)
 
