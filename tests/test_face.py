@@ -113,6 +113,36 @@ def test_attention_in_batches(workdir: Path, model: Any) -> None:
     np.testing.assert_allclose(model.attention(paths[2]), found[:, 2:], rtol=1e-5)
 
 
+def test_look_is_the_module_s(workdir: Path, model: Any) -> None:
+    image = model.preprocess(workdir / "a.png")
+    found = model.look(workdir / "a.png", ["query", "tokens"])
+    expected = vit_jax.look(model.module, model.params, image, ["query", "tokens"])
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_is_one_array(model: Any) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 20, 24, 3), np.uint8)
+    expected = model.predict(list(pixels))
+    assert model.predict(pixels) == expected
+    assert model.predict(model.preprocess(pixels)) == expected
+    assert model.predict(pixels[:1]) == expected[:1]
+
+
+def test_a_photograph_of_pillow_is_turned_upright_as_its_file_is(
+    tmp_path: Path, model: Any
+) -> None:
+    path, exif = tmp_path / "photo.jpg", Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 24, 3), np.uint8)
+    Image.fromarray(pixels).save(path, exif=exif)
+    expected = model.preprocess(path)
+    np.testing.assert_array_equal(model.preprocess(Image.open(path)), expected)
+    stored = np.asarray(Image.open(path))
+    assert (model.preprocess(stored) != expected).any()
+
+
 def test_its_repr_is_short(model: Any) -> None:
     text = repr(model)
     count = sum(leaf.size for leaf in jax.tree.leaves(model.params))
@@ -125,6 +155,10 @@ def test_what_is_no_image_is_one_line(workdir: Path, model: Any) -> None:
         model.predict(workdir / "run")
     with pytest.raises(UserError, match=r"image 1: an image must be uint8 .*float64"):
         model.predict([np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4, 3))])
+    with pytest.raises(UserError, match=r"image 0: a Pillow image of mode I;16 .*; give its path"):
+        model.predict(Image.fromarray(np.zeros((4, 4), np.uint16)))
+    with pytest.raises(UserError, match=r"model's input, \[B, 16, 16, 3\], not \[16, 16, 3\]"):
+        model.predict(np.zeros((16, 16, 3)))
     with pytest.raises(UserError, match="there are no images"):
         model.predict([])
     with pytest.raises(UserError, match="this model has no 'blok_0'"):

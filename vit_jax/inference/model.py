@@ -19,6 +19,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference import load
 from vit_jax.inference.features import check_features, feature_function
 from vit_jax.inference.inputs import input_chain
+from vit_jax.models.look import look
 from vit_jax.objectives.classification import PROBABILITIES
 from vit_jax.objectives.objective import scale_images
 
@@ -30,8 +31,8 @@ class Model(load.PretrainedModel):
     """A model and its parameters.
 
     An image is the path of a file, its bytes, a Pillow image, or uint8 pixels [H, W, C] or [H, W],
-    of any size; images are one or a list of them. Float arrays [B, H, W, C] are taken as what
-    `preprocess` returned.
+    of any size; images are one, a list of them, or uint8 [B, H, W, C]. Float arrays [B, H, W, C]
+    are taken as what `preprocess` returned.
     """
 
     @property
@@ -47,7 +48,7 @@ class Model(load.PretrainedModel):
         """
         chain, _ = self._chain
         found = []
-        for number, image in enumerate(images if isinstance(images, list | tuple) else [images]):
+        for number, image in enumerate(images if _is_batch(images) else [images]):
             try:
                 pixels = self._stored(image)
                 example = chain({"image": pixels, "label": 0}, np.random.default_rng(0))
@@ -62,7 +63,7 @@ class Model(load.PretrainedModel):
         return self.features(images, "logits", batch_size=batch_size)
 
     def predict(self, images: Any, *, top: int = 5) -> list[Any]:
-        """The most probable classes: [(class, probability), ...], for a list one such list each.
+        """The most probable classes: [(class, probability), ...], for a batch one such list each.
 
         Raises:
           UserError: the model has no head, or an image cannot be read.
@@ -78,7 +79,7 @@ class Model(load.PretrainedModel):
             [(names[k], float(row[k])) for k in order]
             for row, order in zip(probabilities, best, strict=True)
         ]
-        return found if isinstance(images, list | tuple) else found[0]
+        return found if _is_batch(images) else found[0]
 
     def features(
         self, images: Any, name: str = "pre_logits", *, batch_size: int = 32
@@ -102,13 +103,27 @@ class Model(load.PretrainedModel):
         Raises:
           UserError: the model has none, or an image cannot be read.
         """
-        from vit_jax.models.look import look
+        return self.look(images, batch_size=batch_size)["attention"]
 
+    def look(
+        self, images: Any, what: Sequence[str] = ("attention",), *, batch_size: int = 8
+    ) -> dict[str, np.ndarray]:
+        """What happens inside every block: float32 arrays, those of `models/look.py`.
+
+        Raises:
+          UserError: an unknown name, a model without attention, or an image cannot be read.
+        """
+        names = tuple(what)
+        if names not in self._functions:
+            self._functions[names] = jax.jit(functools.partial(look, self.module, what=names))
         parts = [
-            look(self.module, self.params, part, what=("attention",))["attention"]
+            {
+                name: np.asarray(array, np.float32)
+                for name, array in self._functions[names](self.params, part).items()
+            }
             for part in self._batches(images, batch_size)
         ]
-        return np.concatenate([np.asarray(part, np.float32) for part in parts], axis=1)
+        return {name: np.concatenate([part[name] for part in parts], axis=1) for name in names}
 
     def __repr__(self) -> str:
         size, grid = self.description.image_shape, self.description.grid
@@ -122,10 +137,11 @@ class Model(load.PretrainedModel):
         """The image as the first op takes it."""
         if isinstance(image, str | os.PathLike):
             image = Path(image).read_bytes()
-        elif hasattr(image, "convert"):  # Pillow's
-            image = image.convert("L" if image.mode == "L" else "RGB")
+        decode = self._chain[0].ops[0]
+        if hasattr(image, "convert"):
+            image = _pillow_pixels(image, exif=getattr(decode, "exif", True))
         stored: Any = image if isinstance(image, bytes) else np.asarray(image)
-        if isinstance(self._chain[0].ops[0], Decode):
+        if isinstance(decode, Decode):
             return stored
         return decode_image(stored, channels=self.description.image_shape[2], exif=True)
 
@@ -134,8 +150,8 @@ class Model(load.PretrainedModel):
         return input_chain(self.description)
 
     @functools.cached_property
-    def _functions(self) -> dict[str, Any]:
-        return {}  # compiled, by feature
+    def _functions(self) -> dict[Any, Any]:
+        return {}  # compiled, by feature, or by what `look` is to show
 
     def _function(self, name: str) -> Any:
         if name not in self._functions:
@@ -144,18 +160,39 @@ class Model(load.PretrainedModel):
         return self._functions[name]
 
     def _batches(self, images: Any, batch_size: int) -> Iterator[np.ndarray]:
+        size = self.description.image_shape
         is_input = isinstance(images, np.ndarray | jax.Array) and np.issubdtype(
             images.dtype, np.floating
         )
         if is_input:
             images = np.asarray(images)
-        elif not isinstance(images, list | tuple):
+            if images.shape[1:] != size:
+                raise UserError(
+                    f"float images are the model's input, [B, {', '.join(map(str, size))}], not "
+                    f"{list(images.shape)}; `preprocess` takes uint8 pixels of any size."
+                )
+        elif not _is_batch(images):
             images = [images]
         if not len(images):
             raise UserError("there are no images.")
         for start in range(0, len(images), batch_size):
             part = images[start : start + batch_size]
             yield part if is_input else self.preprocess(part)
+
+
+def _is_batch(images: Any) -> bool:
+    return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+
+
+def _pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
+    """What `decode_image` gives for the image's file: uint8 [H, W] or [H, W, 3]."""
+    from PIL import ImageOps
+
+    if image.mode[0] in "IF":
+        raise ValueError(f"a Pillow image of mode {image.mode} has no 8-bit pixels; give its path.")
+    if exif:
+        image = ImageOps.exif_transpose(image)
+    return np.asarray(image.convert("L" if image.mode == "L" else "RGB"))
 
 
 def load_model(source: str | os.PathLike[str], **options: Any) -> Model:

@@ -22,7 +22,6 @@ from vit_jax.analysis.similarity import cka_of_layers
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.inference.inputs import find_images, input_range
 from vit_jax.inference.model import Model, load_model
-from vit_jax.models.look import look
 from vit_jax.models.resnet import weight_standardize
 from vit_jax.models.tokens import pixels_per_token
 from vit_jax.models.vit import POSITIONS
@@ -176,10 +175,10 @@ def _cka(model: Model, other: Model, paths: list[str], batch_size: int) -> Any:
 def _layers(model: Model, paths: list[str], batch_size: int) -> list[np.ndarray]:
     """The mean over the tokens after each block: L times [B, D]."""
     parts = [
-        look(model.module, model.params, model.preprocess(part), ["tokens"])["tokens"].mean(axis=2)
+        model.look(part, ["tokens"], batch_size=batch_size)["tokens"].mean(axis=2)
         for part in _parts(paths, batch_size)
     ]
-    return list(np.concatenate([np.asarray(part, np.float32) for part in parts], axis=1))
+    return list(np.concatenate(parts, axis=1))
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
