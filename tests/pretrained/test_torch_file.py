@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import collections
 import pathlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,14 @@ def test_the_parameters_of_a_checkpoint_are_found(tmp_path: Path, zipped: bool) 
 
 
 ONE, TWO = {"w": torch.ones(2)}, {"w": torch.ones(3)}
+
+
+def test_a_path_that_python_3_13_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pathlib._local", pathlib)
+    monkeypatch.setattr(pathlib.PosixPath, "__module__", "pathlib._local")
+    save({"model": ONE, "output": pathlib.Path("out")}, tmp_path / "a.pth")
+    with open_container(tmp_path / "a.pth") as container:
+        assert list(container.arrays) == ["w"]
 
 
 @pytest.mark.parametrize(

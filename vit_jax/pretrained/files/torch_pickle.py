@@ -86,6 +86,8 @@ _GLOBALS: dict[str, Any] = {name: np.dtype(dtype) for name, dtype in _DTYPES.ite
     "numpy.ndarray": Inert,
     "pathlib.PosixPath": Inert,
     "pathlib.WindowsPath": Inert,
+    "pathlib._local.PosixPath": Inert,  # of Python 3.13
+    "pathlib._local.WindowsPath": Inert,
     "torch.device": Inert,
     "torch.bfloat16": Inert,
     "torch.float16": Inert,
