@@ -8,8 +8,11 @@ first frame.
 
 from __future__ import annotations
 
+from typing import Any
+
 import cv2
 import numpy as np
+from PIL import ImageOps
 
 from vit_jax.data.sources import describe
 
@@ -42,6 +45,19 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
     if pixels is None:
         raise ValueError(f"the image cannot be decoded ({len(image)} bytes: {image[:8]!r}...)")
     return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
+
+
+def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
+    """What `decode_image` gives for the file of a Pillow image: uint8 [H, W] or [H, W, 3].
+
+    Raises:
+      ValueError: its samples have more than 8 bits, which Pillow would cut off.
+    """
+    if image.mode[0] in "IF":
+        raise ValueError(f"a Pillow image of mode {image.mode} has no 8-bit pixels; give its path")
+    if exif:
+        image = ImageOps.exif_transpose(image)
+    return np.asarray(image.convert("L" if image.mode == "L" else "RGB"))
 
 
 def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:

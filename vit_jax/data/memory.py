@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.decode import pillow_pixels
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import Part, resolve_split
 from vit_jax.errors import UserError
@@ -24,14 +25,18 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
 
     Args:
       splits: by name, such as `train` and `test`, one of
-        * images and labels: uint8 [N, H, W, C], or a sequence of such images of any size, of
-          Pillow's, of paths or of the bytes of files; integers [N], or names of classes;
+        * images and labels: uint8 [N, H, W, C] or [N, H, W], or a sequence of such images of any
+          size, of Pillow's, of paths or of the bytes of files; integers [N], or names of classes;
         * an object with a length, which gives (image, label) by index, and its `classes`.
       name: of the data set in the config.
 
     Raises:
       UserError: something else, or splits with other classes.
     """
+    if not isinstance(splits, Mapping):
+        raise UserError(
+            f"dataset is {type(splits).__name__}; it must be {{'train': {FORMS}, ...}}."
+        )
     halves = {split: _split(split, data) for split, data in splits.items()}
     if not halves:
         raise UserError("dataset={} has no split; give it 'train' and 'test'.")
@@ -43,8 +48,9 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
         if kwargs["label_key"]:
             raise UserError(f"dataset.label_key={kwargs['label_key']!r} is for TFDS names.")
         parts = resolve_split(kwargs["split"], halves, lambda each: len(halves[each]))
-        source = MemorySource(halves, parts, classes)
         chain = parse(kwargs["preprocess"])
+        exif = getattr(chain.ops[0], "exif", True)
+        source = MemorySource(halves, parts, classes, exif=exif)
         return Dataset(name, kwargs["split"], source, chain, classes, kwargs["on_bad_image"])
 
     return open_dataset
@@ -69,12 +75,20 @@ def _split(split: str, data: Any) -> Any:
         images, labels = data
         if len(images) != len(labels):
             raise UserError(f"split {split!r}: {len(images)} images, {len(labels)} labels.")
-        if isinstance(images, np.ndarray) and (images.dtype != np.uint8 or images.ndim != 4):
+        if isinstance(images, np.ndarray) and (
+            images.dtype != np.uint8 or images.ndim not in (3, 4)
+        ):
             raise UserError(
                 f"split {split!r}: images are {images.dtype} {list(images.shape)}; they must be "
-                "uint8 [N, H, W, C], from 0 to 255."
+                "uint8 [N, H, W, C] or [N, H, W], from 0 to 255."
             )
-        return _Pair(images, labels)
+        labels = np.asarray(labels)
+        if labels.ndim != 1 or labels.dtype.kind not in "biuUO":
+            raise UserError(
+                f"split {split!r}: labels are {labels.dtype} {list(labels.shape)}; they must be "
+                "integers or names of classes, one for each image."
+            )
+        return _Pair(images, labels.tolist())
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and hasattr(data, "classes"):
         return data
     # Without an index the order could not be a function of (seed, step), and no run resumed.
@@ -100,9 +114,17 @@ def _class_names(halves: Mapping[str, Any]) -> tuple[str, ...]:
 class MemorySource:
     """Parts of given splits, one after the other; see `open_given`."""
 
-    def __init__(self, halves: Mapping[str, Any], parts: Sequence[Part], classes: Sequence[str]):
+    def __init__(
+        self,
+        halves: Mapping[str, Any],
+        parts: Sequence[Part],
+        classes: Sequence[str],
+        *,
+        exif: bool,
+    ):
         self._halves = {part.name: halves[part.name] for part in parts}
         self._index = [(part.name, i) for part in parts for i in range(part.start, part.stop)]
+        self._exif = exif
         self._numbers = {name: number for number, name in enumerate(classes)}
 
     def __len__(self) -> int:
@@ -116,8 +138,8 @@ class MemorySource:
             raise ValueError(f"label {label!r} is not among the {len(self._numbers)} classes")
         if isinstance(image, str | os.PathLike):
             image = Path(image).read_bytes()
-        elif hasattr(image, "convert"):  # Pillow's
-            image = image.convert("L" if image.mode == "L" else "RGB")
+        elif hasattr(image, "convert"):
+            image = pillow_pixels(image, exif=self._exif)
         return {
             "image": image if isinstance(image, bytes) else np.asarray(image),
             "label": number,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data.decode import decode_image
+from vit_jax.data.decode import decode_image, pillow_pixels
 from vit_jax.data.ops import Decode
 from vit_jax.errors import UserError
 from vit_jax.inference import load
@@ -139,7 +139,7 @@ class Model(load.PretrainedModel):
             image = Path(image).read_bytes()
         decode = self._chain[0].ops[0]
         if hasattr(image, "convert"):
-            image = _pillow_pixels(image, exif=getattr(decode, "exif", True))
+            image = pillow_pixels(image, exif=getattr(decode, "exif", True))
         stored: Any = image if isinstance(image, bytes) else np.asarray(image)
         if isinstance(decode, Decode):
             return stored
@@ -182,17 +182,6 @@ class Model(load.PretrainedModel):
 
 def _is_batch(images: Any) -> bool:
     return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
-
-
-def _pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
-    """What `decode_image` gives for the image's file: uint8 [H, W] or [H, W, 3]."""
-    from PIL import ImageOps
-
-    if image.mode[0] in "IF":
-        raise ValueError(f"a Pillow image of mode {image.mode} has no 8-bit pixels; give its path.")
-    if exif:
-        image = ImageOps.exif_transpose(image)
-    return np.asarray(image.convert("L" if image.mode == "L" else "RGB"))
 
 
 def load_model(source: str | os.PathLike[str], **options: Any) -> Model:
