@@ -118,6 +118,7 @@ def test_look_is_the_module_s(workdir: Path, model: Any) -> None:
     found = model.look(workdir / "a.png", ["query", "tokens"])
     expected = vit_jax.look(model.module, model.params, image, ["query", "tokens"])
     assert found.keys() == expected.keys()
+    assert model.look(image, "query").keys() == {"query"}
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import cv2
 import numpy as np
-from PIL import ImageOps
 
 from vit_jax.data.sources import describe
 
@@ -53,6 +52,8 @@ def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
     Raises:
       ValueError: its samples have more than 8 bits, which Pillow would cut off.
     """
+    from PIL import ImageOps
+
     if image.mode[0] in "IF":
         raise ValueError(f"a Pillow image of mode {image.mode} has no 8-bit pixels; give its path")
     if exif:

@@ -106,14 +106,14 @@ class Model(load.PretrainedModel):
         return self.look(images, batch_size=batch_size)["attention"]
 
     def look(
-        self, images: Any, what: Sequence[str] = ("attention",), *, batch_size: int = 8
+        self, images: Any, what: str | Sequence[str] = "attention", *, batch_size: int = 8
     ) -> dict[str, np.ndarray]:
         """What happens inside every block: float32 arrays, those of `models/look.py`.
 
         Raises:
           UserError: an unknown name, a model without attention, or an image cannot be read.
         """
-        names = tuple(what)
+        names = (what,) if isinstance(what, str) else tuple(what)
         if names not in self._functions:
             self._functions[names] = jax.jit(functools.partial(look, self.module, what=names))
         parts = [

@@ -175,7 +175,7 @@ def _cka(model: Model, other: Model, paths: list[str], batch_size: int) -> Any:
 def _layers(model: Model, paths: list[str], batch_size: int) -> list[np.ndarray]:
     """The mean over the tokens after each block: L times [B, D]."""
     parts = [
-        model.look(part, ["tokens"], batch_size=batch_size)["tokens"].mean(axis=2)
+        model.look(part, "tokens", batch_size=batch_size)["tokens"].mean(axis=2)
         for part in _parts(paths, batch_size)
     ]
     return list(np.concatenate(parts, axis=1))

@@ -28,7 +28,7 @@ _ATTENTION = "MultiHeadDotProductAttention_0"
 
 
 def look(
-    model: Any, params: Any, images: Any, what: Sequence[str] = ("attention",)
+    model: Any, params: Any, images: Any, what: str | Sequence[str] = "attention"
 ) -> dict[str, jax.Array]:
     """The arrays of the table above, by name.
 
@@ -39,11 +39,12 @@ def look(
       model: a Vision Transformer, of any head, loop or scan form.
       params: in its form.
       images: as it takes them, [B, H, W, C].
-      what: names of the table.
+      what: a name of the table, or several.
 
     Raises:
       UserError: an unknown name, or a model without blocks of attention.
     """
+    what = (what,) if isinstance(what, str) else what
     for name in what:
         check_known("what", name, INSIDE)
     if not getattr(model, "num_layers", None):
