@@ -51,6 +51,15 @@ def test_every_name_is_there() -> None:
         vit_jax.load_modle  # noqa: B018
 
 
+def test_a_variant_is_a_model() -> None:
+    row = vit_jax.get_variant("R50+B/16")
+    expected = vit_jax.create_model(**{**row, "gelu": "exact"}, num_classes=10)
+    assert vit_jax.create_model("R50+B/16", num_classes=10, gelu="exact") == expected
+    assert vit_jax.create_model("R50x1", num_classes=10).name is None
+    with pytest.raises(UserError, match=r"unknown model variant 'B/17'\. Did you mean"):
+        vit_jax.create_model("B/17", num_classes=10)
+
+
 def test_names_of_models() -> None:
     every = vit_jax.list_models()
     assert len(every) > 50

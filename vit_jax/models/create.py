@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from vit_jax.errors import check_keys, check_known
 from vit_jax.models import bit, deit, resnet, vit
 from vit_jax.models.parameter_table import Found, find_row
+from vit_jax.models.variants import VARIANTS, get_variant
 
 MODELS: dict[str, type[nn.Module]] = {
     "vit": vit.VisionTransformer,
@@ -26,12 +27,13 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def create_model(name: str, *, num_classes: int, dtype: str = "float32", **kwargs: Any) -> Any:
-    """Builds the module called `name`.
+    """Builds a module without parameters.
 
     Args:
+      name: of the module, or of a row of `variants.VARIANTS`, such as `B/16`.
       num_classes: number of logits.
       dtype: of the computation, `float32` or `bfloat16` (or the type itself).
-      **kwargs: attributes of the module, such as a row of `variants.VARIANTS`.
+      **kwargs: attributes of the module; they replace those of the row.
 
     Returns:
       A linen module; `module.apply({"params": p}, images, train=False)` gives logits.
@@ -39,6 +41,9 @@ def create_model(name: str, *, num_classes: int, dtype: str = "float32", **kwarg
     Raises:
       UserError: unknown name, attribute or value.
     """
+    if "/" in name or name in VARIANTS:
+        kwargs = {**get_variant(name), **kwargs}
+        name = kwargs.pop("name")
     check_known("model.name", name, MODELS)
     check_keys("model", name, kwargs, model_keys(name))
     if isinstance(dtype, str):

@@ -73,7 +73,7 @@ def _row(size: str, patch_size: int) -> dict[str, Any]:
     }
 
 
-# `create_model(**VARIANTS["B/16"], num_classes=1000)`
+# `create_model("B/16", num_classes=1000)`
 VARIANTS: dict[str, dict[str, Any]] = {
     **{f"{size}/{patch}": _row(size, patch) for size in SIZES for patch in PATCH_SIZES},
     **{
