@@ -122,7 +122,7 @@ def test_attention_in_batches(workdir: Path, model: Any) -> None:
     np.testing.assert_allclose(model.attention(paths[2]), found[:, 2:], rtol=1e-5)
 
 
-def test_look_is_the_module_s(workdir: Path, model: Any) -> None:
+def test_look_is_that_of_the_module(workdir: Path, model: Any) -> None:
     image = model.preprocess(workdir / "a.png")
     found = model.look(workdir / "a.png", ["query", "tokens"])
     expected = vit_jax.look(model.module, model.params, image, ["query", "tokens"])
