@@ -70,7 +70,7 @@ def test_it_is_what_the_model_computes() -> None:
     plain = module.apply({"params": params}, IMAGES, train=False)
     np.testing.assert_allclose(logits, plain, atol=1e-5)
     looked, _ = module.apply(
-        {"params": params}, IMAGES, train=False, mutable=["attention", "intermediates"]
+        {"params": params}, IMAGES, train=False, mutable=["intermediates"]
     )
     np.testing.assert_array_equal(looked, plain)
 
