@@ -16,10 +16,10 @@ import numpy as np
 from vit_jax.data import preprocess
 from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.errors import UserError, check_known
+from vit_jax.export.card import write_card
 from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.models.create import create_model, role_of
 from vit_jax.parameters.names import flatten_names, unflatten_names
-from vit_jax.pretrained.cards.card import write_card
 from vit_jax.pretrained.formats.table import FORMATS, lost_conventions
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.description import MODEL_FILE, Description, InputSettings
@@ -73,13 +73,7 @@ def convert_checkpoint(
         written = Path(scratch) / target.name
         notes = write(written, format, flat, model.description)
         check = compare(model, load_model(written))
-        write_card(
-            written,
-            description=model.description,
-            format=format,
-            source=source,
-            report=model.report,
-        )
+        write_card(written, model, format)
         # By renaming, the weights last.
         names = sorted(os.listdir(scratch), key=lambda name: name == target.name)
         for name in names:
@@ -91,7 +85,7 @@ def convert_checkpoint(
         "destination": str(target),
         "format": format,
         "num_parameters": sum(array.size for array in flat.values()),
-        "arrays": dataclasses.asdict(model.report),
+        "arrays": model.report,
         "notes": [*lost_conventions(format, model.description), *notes],
         "files": sorted(str(file) for file in files if file.is_file()),
         **check,
@@ -200,11 +194,11 @@ def without_head(model: PretrainedModel) -> PretrainedModel:
     if not dropped:
         raise UserError(f"--drop_head: {model.source} has no head.")
     sizes = {**model.description.model, "num_classes": 0, "representation_size": None}
-    report = dataclasses.replace(
-        model.report,
-        loaded=tuple(name for name in model.report.loaded if name not in dropped),
-        dropped={**model.report.dropped, **dropped},
-    )
+    report = {
+        **model.report,
+        "loaded": [name for name in model.report["loaded"] if name not in dropped],
+        "dropped": {**model.report["dropped"], **dropped},
+    }
     return dataclasses.replace(
         model,
         module=create_model(**sizes),
