@@ -18,8 +18,7 @@ from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names
-from vit_jax.pretrained.files.containers import open_container
-from vit_jax.pretrained.files.safetensors import write_safetensors
+from vit_jax.pretrained.arrays import read_arrays, write_safetensors
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats import table as formats
 from vit_jax.pretrained.formats.google import POSEMB
@@ -76,8 +75,7 @@ def write(path: Path, name: str, params: Any, description: Description) -> Path:
 
 
 def read(path: Path, **kwargs: Any) -> Stored:
-    with open_container(path) as container:
-        return formats.read_container(container, **kwargs)
+    return formats.read_weights(path, **kwargs)
 
 
 def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -245,8 +243,7 @@ def test_names_of_no_model(tmp_path: Path) -> None:
 def test_parts_of_timm_that_no_model_here_has(name: str, part: str, tmp_path: Path) -> None:
     params, description = build("token")
     path = write(tmp_path / "folder", "timm", params, description)
-    with open_container(path) as container:
-        arrays = {each: container.read(each) for each in container.arrays}
+    arrays = read_arrays(path)
     write_safetensors(path, {**arrays, name: np.zeros(24, np.float32)}, {})
     with pytest.raises(UserError, match=f"{part}.*{re.escape(name)}"):
         read(path, num_heads=3)
@@ -255,8 +252,7 @@ def test_parts_of_timm_that_no_model_here_has(name: str, part: str, tmp_path: Pa
 def test_a_missing_half_of_a_pair_is_named(tmp_path: Path) -> None:
     params, description = build("token")
     path = write(tmp_path / "folder", "huggingface", params, description)
-    with open_container(path) as container:
-        arrays = {each: container.read(each) for each in container.arrays}
+    arrays = read_arrays(path)
     del arrays["vit.encoder.layer.1.attention.attention.key.bias"]
     write_safetensors(path, arrays, {})
     stored = read(path)  # every array of it is understood; what lacks is the model's to notice

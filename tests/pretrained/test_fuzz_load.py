@@ -18,8 +18,7 @@ from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.load import attributes, load_model
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names
-from vit_jax.pretrained.files.containers import open_container
-from vit_jax.pretrained.files.safetensors import write_safetensors
+from vit_jax.pretrained.arrays import read_arrays, write_safetensors
 from vit_jax.pretrained.formats import table as formats
 from vit_jax.workdir.description import Description, InputSettings
 
@@ -37,9 +36,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path,
     for name, row in formats.FORMATS.items():
         path = tmp_path_factory.mktemp(name) / ("folder" if row.is_folder else "file.npz")
         file = row.write(path, params, description, inputs)
-        with open_container(file) as container:
-            arrays = {each: container.read(each) for each in container.arrays}
-        found[name] = (file, arrays, flatten_names(load_model(path).params))
+        found[name] = (file, read_arrays(file), flatten_names(load_model(path).params))
     return found
 
 

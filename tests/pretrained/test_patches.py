@@ -14,7 +14,7 @@ from vit_jax.models.resnet import weight_standardize
 from vit_jax.models.variants import VARIANTS
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.fit.adapt import adapt_params
-from vit_jax.pretrained.fit.patches import mix_channels, mixing_matrix, resize_patch_kernel
+from vit_jax.pretrained.fit.resize import mix_channels, mixing_matrix, resize_patch_kernel
 
 Flat = dict[str, Any]
 
@@ -89,7 +89,7 @@ def test_larger_patches_keep_their_tokens(old: tuple[int, int], new: tuple[int, 
     larger = image(resize(patches, new))
     np.testing.assert_allclose(logits(new_model, adapted, larger), before, rtol=0, atol=1e-5)
     text = f"pseudo-inverse resize {old[0]}x{old[1]} -> {new[0]}x{new[1]}"
-    assert report.adapted == {"embedding/kernel": text}
+    assert report["adapted"] == {"embedding/kernel": text}
 
     # Resizing the kernel as if it were an image would not do.
     kernel = flat["embedding/kernel"].transpose(2, 3, 0, 1)
@@ -111,7 +111,7 @@ def test_patches_and_grid_change_together_and_for_a_hybrid() -> None:
     _, flat = build((64, 64, 3), resnet_layers=(), patch_size=8)
     _, like = build((64, 96, 3), resnet_layers=(), patch_size=4)
     adapted, report = adapt_params(flat, like, grid=(4, 6), reset_head=False, resize_patches=True)
-    assert report.adapted == {
+    assert report["adapted"] == {
         "embedding/kernel": "pseudo-inverse resize 8x8 -> 4x4",
         "Transformer/posembed_input/pos_embedding": "bilinear 2x2 -> 4x6",
     }
@@ -153,7 +153,7 @@ def test_channels_keep_the_logits_they_promise(old: int, new: int, method: str) 
     images = random_images(2, 32, 32, new)
     expected = logits(model, flat, as_seen_before(images, old, method))
     np.testing.assert_allclose(logits(new_model, adapted, images), expected, rtol=0, atol=1e-5)
-    assert list(report.adapted) == ["embedding/kernel"]
+    assert list(report["adapted"]) == ["embedding/kernel"]
     mixing = mixing_matrix(old, new, method)
     np.testing.assert_allclose(images @ mixing.T, as_seen_before(images, old, method), atol=1e-6)
 
@@ -165,7 +165,7 @@ def test_grey_and_repeated_images_give_what_they_gave() -> None:
 
     grey_model, grey_like = build((32, 32, 1))
     grey, report = adapt_params(flat, grey_like, grid=(2, 2), reset_head=False, channels="sum")
-    assert report.adapted == {"embedding/kernel": "sum 3 -> 1 channels"}
+    assert report["adapted"] == {"embedding/kernel": "sum 3 -> 1 channels"}
     np.testing.assert_allclose(
         logits(grey_model, grey, images[..., :1]),
         logits(model, flat, np.repeat(images[..., :1], 3, axis=-1)),
@@ -175,7 +175,7 @@ def test_grey_and_repeated_images_give_what_they_gave() -> None:
 
     six_model, six_like = build((32, 32, 6))
     six, report = adapt_params(flat, six_like, grid=(2, 2), reset_head=False, channels="tile")
-    assert report.adapted == {"embedding/kernel": "tile 3 -> 6 channels"}
+    assert report["adapted"] == {"embedding/kernel": "tile 3 -> 6 channels"}
     np.testing.assert_allclose(
         logits(six_model, six, np.concatenate([images, images], -1)),
         logits(model, flat, images),
@@ -205,7 +205,7 @@ def test_a_hybrid_keeps_its_logits_for_repeated_channels() -> None:
     images = random_images(2, 32, 32, 3)
     new_model, like = hybrid(6)
     adapted, report = adapt_params(flat, like, grid=(2, 2), reset_head=False, channels="tile")
-    assert list(report.adapted) == ["conv_root/kernel"]
+    assert list(report["adapted"]) == ["conv_root/kernel"]
     result = logits(new_model, adapted, np.concatenate([images, images], -1))
     # The epsilons of the two norms stand beside other scales now: 8e-6 was seen.
     np.testing.assert_allclose(result, logits(model, flat, images), rtol=0, atol=1e-4)

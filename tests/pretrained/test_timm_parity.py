@@ -24,7 +24,7 @@ from vit_jax.errors import UserError
 from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.load import attributes, load_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
-from vit_jax.pretrained.files.safetensors import write_safetensors
+from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats import table as formats
 from vit_jax.workdir.description import Description, InputSettings

@@ -7,10 +7,10 @@ from typing import Any
 
 from vit_jax.errors import list_names
 from vit_jax.models.create import role_of
-from vit_jax.pretrained.fit.posemb import POSEMB
 from vit_jax.pretrained.fit.sizes import (
     BIT_STEM_KERNEL,
     PATCH_KERNEL,
+    POSEMB,
     axis_of,
     image_kernel,
     model_sizes,

@@ -7,7 +7,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from vit_jax.models.create import TOKENS
+from vit_jax.models.tokens import pixels_per_token
+from vit_jax.models.vit import POSITIONS
 
+POSEMB = POSITIONS
 PATCH_KERNEL = "embedding/kernel"
 STEM_KERNEL = "conv_root/kernel"  # of a hybrid
 BIT_STEM_KERNEL = f"root_block/{STEM_KERNEL}"
@@ -30,6 +33,17 @@ def axis_of(params: Mapping[str, Any], name: str, ndim: int, axis: int) -> int |
     """Length of an axis; None where there is no such array or it has other axes."""
     shape = params[name].shape if name in params else ()
     return shape[axis] if len(shape) == ndim else None
+
+
+def grid_of_images(
+    params: Mapping[str, Any], image_size: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """Rows and columns of tokens of images [height, width]; None where either is not known."""
+    height, width = (axis_of(params, PATCH_KERNEL, 4, axis) for axis in (0, 1))
+    if not image_size or not height or not width:
+        return None
+    pixels = pixels_per_token((height, width), model_sizes(params)["resnet_layers"])
+    return image_size[0] // pixels[0], image_size[1] // pixels[1]
 
 
 def model_sizes(params: Mapping[str, Any]) -> dict[str, Any]:
