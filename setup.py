@@ -77,7 +77,7 @@ setup(
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
         "vit_jax": ["py.typed"],
-        "vit_jax.pretrained.zoo": ["labels/*.txt"],
+        "vit_jax.pretrained.zoo": ["checkpoints.jsonl", "labels/*.txt"],
         "vit_jax.report": ["page.css", "page.js"],
     },
     install_requires=INSTALL_REQUIRES,
