@@ -134,7 +134,8 @@ def test_published_file_names(name: str, setting: Setting) -> None:
 
 
 def test_what_is_left_out_is_as_in_the_recommended_files() -> None:
-    names = [entry.url.rpartition("/")[2] for entry in entries().values() if "/augreg/" in entry.url]
+    urls = [entry.url for entry in entries().values() if "/augreg/" in entry.url]
+    names = [url.rpartition("/")[2] for url in urls]
     pretrained = {name.partition("--")[0].removesuffix(".npz") for name in names}
     assert len(pretrained) == len(augreg_grid.BEST["imagenet21k"])
     for name in pretrained:

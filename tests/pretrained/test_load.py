@@ -14,16 +14,14 @@ from tests import golden
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import write_arrays
-from vit_jax.inference.load import attributes, load_model
+from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.formats import google
-from vit_jax.pretrained.formats import table as formats
 from vit_jax.pretrained.formats.google import POSEMB
 from vit_jax.pretrained.load import load_pretrained, read_source
 from vit_jax.pretrained.zoo import list as zoo
 from vit_jax.pretrained.zoo import resolve as sources
-from vit_jax.workdir.description import Description, InputSettings
 
 GOLDEN = {
     "ViT-Ti_16,drop_head": ("Ti/16", {}),
@@ -189,10 +187,8 @@ def test_the_number_of_heads_is_the_files_own(tmp_path: Path) -> None:
     """The same arrays with another number of heads are another function."""
     module = small()
     params = weights.seeded(module, (32, 32, 3))
-    description = Description(attributes(module, "vit"), (32, 32, 3), (4, 4), (), "")
-    inputs = InputSettings("bilinear", (32, 32), None)
     folder = tmp_path / "timm"
-    formats.FORMATS["timm"].write(folder, params, description, inputs)
+    weights.write(folder, "timm", module, params, (32, 32, 3))
     with pytest.raises(UserError, match=r"model\.num_heads=3 \(now 6\)"):
         load_pretrained(folder, like=abstract(small(num_heads=6)), reset_head=False)
     with pytest.raises(UserError, match=r"num_heads=6, but config\.json says 3"):

@@ -20,7 +20,7 @@ from vit_jax.export.card import write_card
 from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.models.create import create_model, role_of
 from vit_jax.parameters.names import flatten_names, unflatten_names
-from vit_jax.pretrained.formats.table import FORMATS, lost_conventions
+from vit_jax.pretrained.formats.table import FORMATS
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.description import MODEL_FILE, Description, InputSettings
 
@@ -181,6 +181,34 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
     if lost:
         notes.append(f"of the preprocessing, {', '.join(lost)} is not written.")
     return settings, notes
+
+
+def lost_conventions(name: str, description: Description) -> list[str]:
+    """What a reader of the format other than ours will not know of the model, in sentences."""
+    model = description.model
+    if "gelu" not in model:
+        return []  # a ResNet has none of what follows
+    classifier, epsilon = model["classifier"], model["layer_norm_epsilon"]
+    fixed = model["position_embedding"] == "sincos2d"
+    notes = []
+    if name in ("npz_published", "big_vision", "npz"):
+        if model["gelu"] != "tanh":
+            notes += [f"gelu={model['gelu']} is said beside the file only; Google's has tanh."]
+        if classifier.endswith("unpooled"):
+            notes += [f"classifier={classifier} is said beside the file only."]
+    if name != "huggingface" and epsilon != 1e-6:
+        notes += [f"layer_norm_epsilon={epsilon:g} has no place in this format (1e-6)."]
+    if name == "npz_published" and classifier == "map":
+        notes += ["The official code has no attention pooling; big_vision has."]
+    if name == "big_vision" and (classifier == "token" or fixed):
+        notes += ["timm reads big_vision's files without class token, with learned positions."]
+    if name in ("timm", "huggingface") and fixed:
+        notes += ["The fixed positions are written as learned ones: this format has no others."]
+    if name != "huggingface" and description.probabilities_by != "softmax":
+        notes += [f"probabilities_by={description.probabilities_by} is said beside the file only."]
+    if name == "huggingface" and len(set(description.class_names)) < len(description.class_names):
+        notes += ["Classes of one name share an entry of label2id; id2label has them all."]
+    return notes
 
 
 def without_head(model: PretrainedModel) -> PretrainedModel:

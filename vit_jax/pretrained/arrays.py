@@ -27,7 +27,7 @@ from vit_jax.pretrained import torch_file
 
 Arrays = dict[str, np.ndarray]
 
-_MAX_INDEX_BYTES = 16 << 20
+_MAX_INDEX = 16 << 20  # bytes
 _MAX_NAME = 1024
 # Trained weights shrink to 0.9 when compressed, a small file of zeros a thousandfold.
 _MAX_EXPANSION = 20
@@ -107,8 +107,8 @@ def _check(arrays: Arrays) -> None:
 
 def _is_index(path: Path) -> bool:
     with open(path, "rb") as file:
-        is_json = file.read(64).lstrip().startswith(b"{")
-        return is_json and b'"weight_map"' in file.read(_MAX_INDEX_BYTES)
+        head = file.read(64)
+        return head.lstrip().startswith(b"{") and b'"weight_map"' in head + file.read(_MAX_INDEX)
 
 
 def _read_shards(path: Path) -> Arrays:

@@ -10,7 +10,6 @@ import numpy as np
 
 from vit_jax.errors import UserError, check_known, counted, list_names
 from vit_jax.models.create import TOKENS, role_of
-from vit_jax.pretrained.fit.mismatch import describe_mismatch, has_group
 from vit_jax.pretrained.fit.resize import (
     CHANNEL_METHODS,
     METHODS,
@@ -20,7 +19,13 @@ from vit_jax.pretrained.fit.resize import (
     replace_prefix,
     resize_patch_kernel,
 )
-from vit_jax.pretrained.fit.sizes import PATCH_KERNEL, POSEMB, image_kernel
+from vit_jax.pretrained.fit.sizes import (
+    PATCH_KERNEL,
+    POSEMB,
+    describe_mismatch,
+    has_group,
+    image_kernel,
+)
 
 TOKEN_NAMES = {"cls": "class token", "dist": "distillation token"}
 

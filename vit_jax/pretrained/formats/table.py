@@ -166,31 +166,3 @@ def _check_depth(settings: dict[str, Any], stored: Stored) -> None:
     found = numbers(r"encoderblock_(\d+)/", stored.params)
     if stated is not None and stated != len(found):
         raise UserError(f"config.json says {stated} blocks, and the file has {len(found)}.")
-
-
-def lost_conventions(name: str, description: Description) -> list[str]:
-    """What a reader of the format other than ours will not know of the model, in sentences."""
-    model = description.model
-    if "gelu" not in model:
-        return []  # a ResNet has none of what follows
-    classifier, epsilon = model["classifier"], model["layer_norm_epsilon"]
-    fixed = model["position_embedding"] == "sincos2d"
-    notes = []
-    if name in ("npz_published", "big_vision", "npz"):
-        if model["gelu"] != "tanh":
-            notes += [f"gelu={model['gelu']} is said beside the file only; Google's has tanh."]
-        if classifier.endswith("unpooled"):
-            notes += [f"classifier={classifier} is said beside the file only."]
-    if name != "huggingface" and epsilon != 1e-6:
-        notes += [f"layer_norm_epsilon={epsilon:g} has no place in this format (1e-6)."]
-    if name == "npz_published" and classifier == "map":
-        notes += ["The official code has no attention pooling; big_vision has."]
-    if name == "big_vision" and (classifier == "token" or fixed):
-        notes += ["timm reads big_vision's files without class token, with learned positions."]
-    if name in ("timm", "huggingface") and fixed:
-        notes += ["The fixed positions are written as learned ones: this format has no others."]
-    if name != "huggingface" and description.probabilities_by != "softmax":
-        notes += [f"probabilities_by={description.probabilities_by} is said beside the file only."]
-    if name == "huggingface" and len(set(description.class_names)) < len(description.class_names):
-        notes += ["Classes of one name share an entry of label2id; id2label has them all."]
-    return notes
