@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,9 +78,7 @@ def infer_description(
     size = stored.image_size or image_size
     if POSEMB in stored.params:
         tokens, shape = num_prefix_tokens(stored.params), stored.params[POSEMB].shape
-        guess = (1, 1)
-        with contextlib.suppress(UserError):  # not divided: it is of other images
-            guess = token_grid(size, patch, layers) if size and patch else guess
+        guess = grid_of_images(stored.params, size) or (1, 1)
         grid = find_source_grid(shape, guess, tokens, grid or known_grid(stored))
     elif grid is None or patch is None:
         if size is None:

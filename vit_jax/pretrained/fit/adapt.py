@@ -70,10 +70,9 @@ def adapt_params(
     Returns:
       (flat names to float32 arrays, report). Every name of `like` is in the result, in its order
       and with its shape; what is reset is the leaf of `like` itself, which may be a mere shape.
-      The report has every name of `like` in exactly one of `loaded` (a list: taken as they are),
-      `adapted` (name -> how, such as "bilinear 14x14 -> 24x18") and `reset` (a list: taken from
-      `like`), and in `dropped` (name -> why) what was left out: names of the file, or ours where
-      the reader had translated them; a name that is reset can be there too, for the file's array.
+      The report has every name of `like` in exactly one of `loaded` (as they are), `adapted` (name
+      -> how, as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has names of the
+      file, or ours where the reader had translated them, those of heads that are reset included.
 
     Raises:
       UserError: an array is missing, unexpected or of another shape. All kinds are named, with the
