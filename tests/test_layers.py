@@ -46,6 +46,7 @@ STRANGERS = ("vit_jax.models", "vit_jax.objectives", "vit_jax.evaluators")
 # Slow to import, or not installed everywhere: imported in the function that needs them.
 HEAVY = (
     "PIL",
+    "aiohttp",
     "flatbuffers",
     "fsspec",
     "gcsfs",

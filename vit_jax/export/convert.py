@@ -16,11 +16,11 @@ import numpy as np
 from vit_jax.data import preprocess
 from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.errors import UserError, check_known
+from vit_jax.export.card import write_card
 from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.models.create import create_model, role_of
 from vit_jax.parameters.names import flatten_names, unflatten_names
-from vit_jax.pretrained.cards.card import write_card
-from vit_jax.pretrained.formats.table import FORMATS, lost_conventions
+from vit_jax.pretrained.formats.table import FORMATS
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.description import MODEL_FILE, Description, InputSettings
 
@@ -73,13 +73,7 @@ def convert_checkpoint(
         written = Path(scratch) / target.name
         notes = write(written, format, flat, model.description)
         check = compare(model, load_model(written))
-        write_card(
-            written,
-            description=model.description,
-            format=format,
-            source=source,
-            report=model.report,
-        )
+        write_card(written, model, format)
         # By renaming, the weights last.
         names = sorted(os.listdir(scratch), key=lambda name: name == target.name)
         for name in names:
@@ -91,7 +85,7 @@ def convert_checkpoint(
         "destination": str(target),
         "format": format,
         "num_parameters": sum(array.size for array in flat.values()),
-        "arrays": dataclasses.asdict(model.report),
+        "arrays": model.report,
         "notes": [*lost_conventions(format, model.description), *notes],
         "files": sorted(str(file) for file in files if file.is_file()),
         **check,
@@ -189,6 +183,34 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
     return settings, notes
 
 
+def lost_conventions(name: str, description: Description) -> list[str]:
+    """What a reader of the format other than ours will not know of the model, in sentences."""
+    model = description.model
+    if "gelu" not in model:
+        return []  # a ResNet has none of what follows
+    classifier, epsilon = model["classifier"], model["layer_norm_epsilon"]
+    fixed = model["position_embedding"] == "sincos2d"
+    notes = []
+    if name in ("npz_published", "big_vision", "npz"):
+        if model["gelu"] != "tanh":
+            notes += [f"gelu={model['gelu']} is said beside the file only; Google's has tanh."]
+        if classifier.endswith("unpooled"):
+            notes += [f"classifier={classifier} is said beside the file only."]
+    if name != "huggingface" and epsilon != 1e-6:
+        notes += [f"layer_norm_epsilon={epsilon:g} has no place in this format (1e-6)."]
+    if name == "npz_published" and classifier == "map":
+        notes += ["The official code has no attention pooling; big_vision has."]
+    if name == "big_vision" and (classifier == "token" or fixed):
+        notes += ["timm reads big_vision's files without class token, with learned positions."]
+    if name in ("timm", "huggingface") and fixed:
+        notes += ["The fixed positions are written as learned ones: this format has no others."]
+    if name != "huggingface" and description.probabilities_by != "softmax":
+        notes += [f"probabilities_by={description.probabilities_by} is said beside the file only."]
+    if name == "huggingface" and len(set(description.class_names)) < len(description.class_names):
+        notes += ["Classes of one name share an entry of label2id; id2label has them all."]
+    return notes
+
+
 def without_head(model: PretrainedModel) -> PretrainedModel:
     """The same model up to its representation."""
     flat = flatten_names(model.params)
@@ -200,11 +222,11 @@ def without_head(model: PretrainedModel) -> PretrainedModel:
     if not dropped:
         raise UserError(f"--drop_head: {model.source} has no head.")
     sizes = {**model.description.model, "num_classes": 0, "representation_size": None}
-    report = dataclasses.replace(
-        model.report,
-        loaded=tuple(name for name in model.report.loaded if name not in dropped),
-        dropped={**model.report.dropped, **dropped},
-    )
+    report = {
+        **model.report,
+        "loaded": [name for name in model.report["loaded"] if name not in dropped],
+        "dropped": {**model.report["dropped"], **dropped},
+    }
     return dataclasses.replace(
         model,
         module=create_model(**sizes),

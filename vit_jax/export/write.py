@@ -20,14 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError, import_extra
+from vit_jax.export.card import write_card
 from vit_jax.export.onnx import OPSET, write_onnx
 from vit_jax.export.settings import INPUT_NAME, OUTPUTS, ExportSettings
 from vit_jax.files.atomic import write_arrays
 from vit_jax.inference.inputs import input_range
 from vit_jax.inference.load import PretrainedModel
 from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
-from vit_jax.pretrained.cards.card import write_card
-from vit_jax.pretrained.cards.snippets import export_snippet
 from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE
 
 # Largest difference, in standard deviations of the logits. JAX compiles the same operations twice,
@@ -250,16 +249,11 @@ def _write_card(
         inputs += "the scaling, is part of the model."
     write_card(
         folder,
-        description=model.description,
-        format=settings.format,
-        source=model.source,
-        report=model.report,
+        model,
+        settings.format,
         facts=facts,
         inputs=inputs,
-        snippet=export_snippet(
-            settings.format,
-            shape=(settings.batch or 2, *images.shape[1:]),
-            dtype=np.dtype(images.dtype).name,
-            output=what,
-        ),
+        shape=(settings.batch or 2, *images.shape[1:]),
+        dtype=np.dtype(images.dtype).name,
+        output=what,
     )
