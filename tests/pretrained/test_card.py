@@ -14,7 +14,7 @@ import yaml
 from tests.peers import import_timm, import_transformers
 from tests.saved_models import save_model
 from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint
-from vit_jax.export.settings import FORMATS
+from vit_jax.export.write import TOLERANCES
 from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.models.create import MODELS
 from vit_jax.models.variants import VARIANTS, get_variant
@@ -146,10 +146,10 @@ def test_what_became_of_the_arrays(saved: Path) -> None:
 
 
 def test_every_format_has_a_card(saved: Path) -> None:
-    assert set(CARD_FORMATS) == {*FORMAT_NAMES, *FORMATS}
+    assert set(CARD_FORMATS) == {*FORMAT_NAMES, *TOLERANCES}
     model = load_model(saved)
     for format, row in CARD_FORMATS.items():
-        text = card(saved, model, format=format, snippet="pass\n" if format in FORMATS else "")
+        text = card(saved, model, format=format, snippet="pass\n" if format in TOLERANCES else "")
         assert yaml.safe_load(text.split("---\n")[1])["library_name"] == row.library
     assert json.loads((saved / "model.json").read_text())  # nothing else was touched
 
