@@ -93,33 +93,21 @@ def export_model(
         raise UserError(f"--output={output}: {model.source} has no head, and no classes.")
     if format == "onnx" and model.module.dtype != jnp.float32:
         raise UserError("--dtype: ONNX files compute in float32; leave it out.")
-    half = model.module.dtype == jnp.bfloat16
-    tolerance = BFLOAT16_TOLERANCE if half else TOLERANCES[format]
-    unit = "standard deviations of the logits" if output == "logits" else "(absolute)"
     free: Any = batch or jax.export.symbolic_shape("b")[0]
     images = jax.ShapeDtypeStruct((free, *model.description.image_shape), INPUTS[input])
     with unfinished(target) as folder:
         folder.mkdir()
         write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[format]
-        difference = largest_difference(write(model, folder, images, output), model, images, output)
-        if not difference <= tolerance:
-            raise UserError(
-                f"the {format} file was written and read again, and differs by {difference:.2g} "
-                f"{unit} from the model (allowed: {tolerance:g}); it was removed. Please report "
-                "this."
-            )
+        check = compare(write(model, folder, images, output), model, format, images, output)
         model.description.write(folder / MODEL_FILE)
-        checked = f"it differed from vit_jax by at most {tolerance:g} {unit}"
-        _write_card(model, folder, format, images, output, checked)
+        _write_card(model, folder, format, images, output, check)
     return {
         "source": model.source,
         "destination": str(target),
         "format": format,
         "files": {path.name: path.stat().st_size for path in sorted(target.iterdir())},
         "num_parameters": count_parameters(model.params),
-        "max_difference": difference,
-        "tolerance": tolerance,
-        "unit": unit,
+        **check,
     }
 
 
@@ -213,17 +201,20 @@ def _write_onnx(
     return lambda images: session.run([output_name(output)], {INPUT_NAME: images})[0]
 
 
-def largest_difference(
+def compare(
     reopened: Callable[[np.ndarray], Any],
     model: PretrainedModel,
+    format: str,
     images: jax.ShapeDtypeStruct,
     output: str,
-) -> float:
+) -> dict[str, Any]:
     """Compares what was read again with the model itself on seeded images, on CPU.
 
     Returns:
-      The largest difference, of logits in their standard deviations; infinite where shapes or
-      types differ.
+      `max_difference`, the `tolerance` of it, and the `unit` of both.
+
+    Raises:
+      UserError: they differ by more, or in shape or type.
     """
     try:
         # An accelerator would round products to fewer bits than either file.
@@ -232,6 +223,9 @@ def largest_difference(
         raise UserError(
             "the file is checked on the CPU, which JAX_PLATFORMS excludes; add ',cpu' to it."
         ) from error
+    unit = "standard deviations of the logits" if output == "logits" else "(absolute)"
+    half = model.module.dtype == jnp.bfloat16
+    tolerance = BFLOAT16_TOLERANCE if half else TOLERANCES[format]
     rng, worst = np.random.default_rng(0), 0.0
     with jax.default_device(cpu):
         # A free batch has to work for several sizes.
@@ -241,13 +235,17 @@ def largest_difference(
             logits = compute_logits(model.module, model.params, floats)
             expected = np.asarray(OUTPUTS[output](logits))
             found = np.asarray(reopened(pixels if images.dtype == np.uint8 else floats))
-            if (found.shape, found.dtype) != (expected.shape, expected.dtype):
-                return np.inf
-            unit = float(np.std(logits)) if output == "logits" else 1.0
-            unit = unit or float(np.max(np.abs(logits))) or 1.0  # logits may be all the same
-            # Unlike max, it keeps NaN.
-            worst = float(np.maximum(worst, np.max(np.abs(found - expected)) / unit))
-    return worst
+            scale = float(np.std(logits)) if output == "logits" else 1.0
+            scale = scale or float(np.max(np.abs(logits))) or 1.0  # logits may be all the same
+            same = (found.shape, found.dtype) == (expected.shape, expected.dtype)
+            difference = np.max(np.abs(found - expected)) / scale if same else np.inf
+            worst = float(np.maximum(worst, difference))  # unlike max, it keeps NaN
+    if not worst <= tolerance:
+        raise UserError(
+            f"the {format} file was written and read again, and differs by {worst:.2g} {unit} "
+            f"from the model (allowed: {tolerance:g}); it was removed. Please report this."
+        )
+    return {"max_difference": worst, "tolerance": tolerance, "unit": unit}
 
 
 def _write_card(
@@ -256,7 +254,7 @@ def _write_card(
     format: str,
     images: jax.ShapeDtypeStruct,
     output: str,
-    checked: str,
+    check: Mapping[str, Any],
 ) -> None:
     batch = images.shape[0] if isinstance(images.shape[0], int) else None
     what, dtype = output_name(output), np.dtype(images.dtype).name
@@ -264,7 +262,8 @@ def _write_card(
         "Batch size": str(batch or "free"),
         "Computes in": np.dtype(model.module.dtype).name,
         "Result": f"`{what}`" if what == output else f"`{what}`, by {output}",
-        "Checked": f"read again after writing, {checked}",
+        "Checked": "read again after writing, it differed from vit_jax by at most "
+        f"{check['tolerance']:g} {check['unit']}",
     }
     if format == "onnx":
         facts["Operator set"] = str(OPSET)

@@ -14,6 +14,7 @@ from vit_jax.analysis.pictures import draw_distances
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError, counted, import_extra
 from vit_jax.evaluators.classification import confusion_matrix
+from vit_jax.evaluators.create import OF_FEATURES
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.evaluate import measure_examples
 from vit_jax.inference.inputs import example_names
@@ -106,7 +107,7 @@ def load_subject(run: Run, max_examples: int) -> Subject:
         raise UserError(f"The run has not written {PARAMS_FILE} yet, which comes at its end.")
     source = str(run.folder)
     try:
-        evaluator = run.own_evaluator
+        evaluator = _own_evaluator(run)
         preprocess = evaluator["preprocess"] or run.config["dataset"]["eval_preprocess"]
         data = _open_data(run, evaluator, preprocess, max_examples)
     except UserError as error:
@@ -116,6 +117,15 @@ def load_subject(run: Run, max_examples: int) -> Subject:
     some = dataclasses.replace(data, source=Spread(data.source, indices))
     model = load_model(source, preprocess=preprocess)
     return Subject(model, some, [names[i] for i in indices], len(names))
+
+
+def _own_evaluator(run: Run) -> dict[str, Any]:
+    """The evaluator whose data say most about the model's own outputs."""
+    evaluators, main = run.config["evaluators"], run.main_metric.partition("/")[0]
+    own = [key for key, each in evaluators.items() if each["name"] not in OF_FEATURES]
+    if not own:
+        raise UserError("The config has no evaluator that reads images for this model.")
+    return evaluators[main if main in own else own[0]]
 
 
 def _open_data(run: Run, evaluator: dict[str, Any], preprocess: str, max_examples: int) -> Dataset:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
-from vit_jax.config import flatten
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.files.fonts import font_families
 from vit_jax.files.paths import full_path
@@ -195,7 +195,7 @@ def legend_labels(runs: Sequence[Run], *, max_keys: int = 3) -> list[str]:
     names = [full_path(run.folder).name for run in runs]
     if len(set(names)) < len(names):
         names = ["/".join(full_path(run.folder).parts[-2:]) for run in runs]
-    flat = [flatten(run.config) for run in runs]
+    flat = [flatten_dict(run.config, sep=".") for run in runs]
     keys = dict.fromkeys(key for values in flat for key in values)
     texts = {key: [_value_text(values.get(key, _ABSENT)) for values in flat] for key in keys}
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators.create import OF_FEATURES
 from vit_jax.files.atomic import read_object
 from vit_jax.files.paths import to_path
 from vit_jax.training.length import to_steps
@@ -115,19 +114,6 @@ class Run:
         of_metric = {name.partition("/")[2]: name for name in reversed(names)}
         found = [of_metric[metric] for metric in _MAIN if metric in of_metric]
         return next(iter(found + names), "")
-
-    @property
-    def own_evaluator(self) -> dict[str, Any]:
-        """Settings of the evaluator whose data say most about the model's own outputs.
-
-        Raises:
-          UserError: there is none.
-        """
-        evaluators, main = self.config["evaluators"], self.main_metric.partition("/")[0]
-        own = [key for key, each in evaluators.items() if each["name"] not in OF_FEATURES]
-        if not own:
-            raise UserError("The config has no evaluator that reads images for this model.")
-        return evaluators[main if main in own else own[0]]
 
     @property
     def time(self) -> dict[str, float]:
