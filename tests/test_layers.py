@@ -30,7 +30,6 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.training",
         "vit_jax.evaluators",
         "vit_jax.analysis",
-        "vit_jax.curves",
         "vit_jax.pretrained",
     ),
     4: ("vit_jax.data", "vit_jax.workdir"),

@@ -153,6 +153,7 @@ class Run:
     def train_flops_per_image(self) -> float:
         """See `hardware.flops.train_flops`."""
         from vit_jax.hardware.flops import train_flops
+
         params = {**self.abstract_state.params, **jax.eval_shape(lambda: self.objective.constants)}
         spec, label = self.dataset.element_spec["image"], self.dataset.element_spec["label"]
         batch = {

@@ -16,7 +16,7 @@ from tests.peers import import_timm, import_transformers
 from tests.saved_models import save_model
 from vit_jax.export.card import CARD_FORMATS, write_card
 from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint
-from vit_jax.export.settings import FORMATS
+from vit_jax.export.write import TOLERANCES
 from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.models.create import MODELS
 from vit_jax.models.variants import VARIANTS, get_variant
@@ -152,7 +152,7 @@ def test_what_became_of_the_arrays(saved: Path) -> None:
 
 
 def test_every_format_has_a_card(saved: Path) -> None:
-    assert set(CARD_FORMATS) == {*FORMAT_NAMES, *FORMATS}
+    assert set(CARD_FORMATS) == {*FORMAT_NAMES, *TOLERANCES}
     model = load_model(saved)
     for format, (library, _) in CARD_FORMATS.items():
         text = card(saved, model, format)

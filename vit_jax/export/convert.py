@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ FORMAT_NAMES = (*FORMATS, ORBAX)
 # big_vision's class token is the sum of two parameters of ours, so that float32 rounds differently
 # once; everything else is moved and not computed.
 LOGITS_TOLERANCE = 1e-5
+_SUFFIXES = (".npz", ".json", ".md")  # of a file, what describes it, and its card
 
 
 def convert_checkpoint(
@@ -36,20 +39,17 @@ def convert_checkpoint(
     destination: str,
     *,
     format: str,
-    image_size: int | tuple[int, int] | None = None,
-    num_heads: int | None = None,
-    grid: tuple[int, int] | None = None,
     drop_head: bool = False,
+    **model_options: Any,
 ) -> dict[str, Any]:
     """Reads `source`, writes `destination`, reads that again and compares.
 
     Args:
-      source: see `vit_jax.pretrained.load.read_source`.
+      source: of the model, see `load_model`, which takes `model_options`: `image_size` to
+        interpolate positions; `num_heads` and `grid` where the file does not tell.
       destination: a file NAME.npz, beside which NAME.json and NAME.md (the model card) are written;
         or, for timm, huggingface and orbax, a folder. It must not exist.
       format: one of `FORMAT_NAMES`.
-      image_size: interpolate the position embeddings for images of this size.
-      num_heads, grid: what the file does not tell, see `read_source`.
       drop_head: leave head and pre_logits out; the model gives its representation.
 
     Returns:
@@ -64,21 +64,15 @@ def convert_checkpoint(
     check_known("--format", format, FORMAT_NAMES)
     target = Path(os.path.expanduser(destination))
     check_destination(target, format)
-    model = load_model(source, image_size=image_size, num_heads=num_heads, grid=grid)
+    model = load_model(source, **model_options)
     if drop_head:
         model = without_head(model)
     flat = flatten_names(model.params)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
-        written = Path(scratch) / target.name
-        notes = write(written, format, flat, model.description)
-        check = compare(model, load_model(written))
-        write_card(written, model, format)
-        # By renaming, the weights last.
-        names = sorted(os.listdir(scratch), key=lambda name: name == target.name)
-        for name in names:
-            os.replace(Path(scratch) / name, target.parent / name)
-    files = target.rglob("*") if target.is_dir() else [target.parent / name for name in names]
+    with unfinished(target) as path:
+        notes = write(path, format, flat, model.description)
+        check = compare(model, load_model(path))
+        write_card(path, model, format)
+    files = target.rglob("*") if target.is_dir() else map(target.with_suffix, _SUFFIXES)
     return {
         "source": source,
         "source_format": model.format,
@@ -98,8 +92,8 @@ def check_destination(target: Path, format: str) -> None:
     if is_file != (target.suffix == ".npz"):
         what = "a file, call it NAME.npz" if is_file else "a folder; leave the ending out"
         raise UserError(f"{target}: --format={format} writes {what}.")
-    for path in (target, target.with_suffix(".json"), target.with_suffix(".md")):
-        if path.exists() and (is_file or path == target):
+    for path in map(target.with_suffix, _SUFFIXES if is_file else [target.suffix]):
+        if path.exists():
             raise UserError(f"{path} exists; remove it, or choose another destination.")
 
 
@@ -252,7 +246,7 @@ def compare(expected: PretrainedModel, found: PretrainedModel) -> dict[str, Any]
     shape = (2, *expected.description.image_shape)
     images = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
     before, after = (
-        np.asarray(_logits(model.module, model.params, images)) for model in (expected, found)
+        np.asarray(compute_logits(each.module, each.params, images)) for each in (expected, found)
     )
     difference = float(np.max(np.abs(before - after)))
     if not difference <= LOGITS_TOLERANCE * max(1.0, float(np.std(before))):
@@ -263,6 +257,20 @@ def compare(expected: PretrainedModel, found: PretrainedModel) -> dict[str, Any]
     return {"parameters_identical": identical, "max_logits_difference": difference}
 
 
+@contextlib.contextmanager
+def unfinished(target: Path) -> Iterator[Path]:
+    """A path of the same name in a folder beside it, of which all files are moved to the target's.
+
+    The target itself comes last, and after an error nothing does.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+        yield Path(scratch) / target.name
+        for name in sorted(os.listdir(scratch), key=lambda name: name == target.name):
+            os.replace(Path(scratch) / name, target.parent / name)
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def _logits(module: Any, params: Any, images: np.ndarray) -> jax.Array:
+def compute_logits(module: Any, params: Any, images: Any) -> jax.Array:
+    """Of the model's input [B, H, W, C]: float32 [B, K]."""
     return module.apply({"params": params}, images, train=False)

@@ -17,7 +17,6 @@ What each saves is in docs/performance.md.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import flax.linen as nn

@@ -31,6 +31,7 @@ from vit_jax.models.parameter_table import BLOCK, FIRST, LAST, Row
 from vit_jax.models.resnet import resnet_features
 from vit_jax.models.tokens import patch_shape, pixels_per_token, sincos2d
 
+
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
     """What all blocks of a Transformer share; see `VisionTransformer`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ import jax
 
 from vit_jax.hardware.chips import find_chip
 from vit_jax.hardware.flops import jaxpr_flops
-import contextlib
 from vit_jax.plan.collectives import Traffic, collective_traffic
 from vit_jax.plan.cycles import compiler_cycles, kernel_cycles
 from vit_jax.plan.hbm_traffic import hbm_bytes

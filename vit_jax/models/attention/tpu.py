@@ -236,7 +236,11 @@ def _cost(x: jax.Array, head_dim: int, num_arrays: int) -> pl.CostEstimate:
 
 
 def _call(
-    kernel: Callable[..., None], *arrays: jax.Array, num_outputs: int, head_dim: int, interpret: bool
+    kernel: Callable[..., None],
+    *arrays: jax.Array,
+    num_outputs: int,
+    head_dim: int,
+    interpret: bool,
 ) -> Any:
     batch_size, num_tokens, total = arrays[0].shape
     rows = _padded(num_tokens)
