@@ -43,10 +43,6 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     # Odd sizes: padding differs between the sides.
     "hybrid": ({"resnet_layers": (1,), "patch_size": 2}, (17, 19)),
     "hybrid, two stages": ({"resnet_layers": (1, 2), "patch_size": 1}, (33, 48)),
-    "hybrid without a Transformer": (
-        {"resnet_layers": (1,), "patch_size": 2, "num_layers": None, "classifier": "gap"},
-        (32, 32),
-    ),
     "bit": ({"name": "bit", "resnet_layers": (1, 1)}, (33, 48)),
 }
 # Sums of float32 in another order; a wrong operation shows in the first digits.

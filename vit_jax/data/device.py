@@ -15,23 +15,6 @@ from vit_jax.data.pipeline import Batch
 DeviceBatch = dict[str, jax.Array]
 
 
-class RunAhead:
-    """Keeps the host at most two programs ahead of the devices.
-
-    JAX starts a program and returns. Without a bound the host would be dozens of updates ahead of a
-    slow device, and what it is asked to do, to stop for one, would come after all of these. Two are
-    enough: while one runs, the next is being prepared.
-    """
-
-    def __init__(self) -> None:
-        self._previous: Any = None
-
-    def started(self, output: Any) -> None:
-        """A program with this output was started; waits for the one before it."""
-        previous, self._previous = self._previous, output
-        jax.block_until_ready(previous)
-
-
 def local_rows(sharding: Sharding, batch_size: int) -> np.ndarray:
     """Rows of a batch that devices of this process hold, sorted and without repetition.
 
