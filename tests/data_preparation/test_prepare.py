@@ -16,7 +16,6 @@ import time
 from typing import Any
 
 import cv2
-import jax
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
@@ -29,8 +28,6 @@ from vit_jax.data_preparation.build_tfds import build_tfds
 from vit_jax.data_preparation.check import check_prepared
 from vit_jax.data_preparation.prepare import prepare_data
 from vit_jax.errors import UserError
-from vit_jax.parameters.sharding import batch_sharding, create_mesh, state_shardings
-from vit_jax.run import create_run
 
 COUNTS = {"train": {"cat": 9, "dog": 14}, "test": {"cat": 3, "dog": 2}}
 
@@ -66,32 +63,6 @@ def test_a_prepared_folder_gives_the_folders_own_batches(
         for one, other in zip(*iterators, strict=True):
             for key in one:
                 np.testing.assert_array_equal(one[key], other[key])
-
-
-def test_a_model_trains_on_it(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    prepare_data("folder", str(photos), data_dir=str(tmp_path), name="pets")
-    config = tiny.config(
-        dataset__name="pets",
-        dataset__data_dir=str(tmp_path),
-        dataset__split="train",
-        dataset__preprocess="official_train(16)",
-        schedule__warmup_steps=0,
-        evaluators__test__split="test",
-    )
-    mesh = create_mesh()
-    with jax.set_mesh(mesh):
-        run = create_run(config, mesh)
-        shardings = state_shardings(run.abstract_state, mesh)
-        state = jax.jit(run.init_state, out_shardings=shardings)(jax.random.key(0))
-        before = jax.device_get(state.params)
-        step = run.train_step(state, {})
-        for batch in train_batches(run.dataset, batch_size=16, seed=0, total_steps=2):
-            state, metrics = step(state, {}, jax.device_put(batch, batch_sharding(mesh)))
-            assert np.isfinite(metrics["loss"])
-        assert int(state.step) == 2
-        assert run.dataset.class_names == ("cat", "dog")
-        moved = jax.tree.map(lambda a, b: bool((a != b).any()), before, state.params)
-        assert all(jax.tree.leaves(moved))
 
 
 def test_workers_change_no_byte(tmp_path: pathlib.Path) -> None:
@@ -177,7 +148,7 @@ def test_unreadable_images_are_listed_and_refused_or_skipped(
     assert check_prepared(str(folder), full=True) == []
 
 
-@pytest.mark.parametrize("name", [b"cat ", b"caf\xe9", b"cat\ndog", b"\xc2\xa0"])
+@pytest.mark.parametrize("name", [b"cat ", b"caf\xe9", b"cat\ndog"])
 def test_names_of_classes_that_would_not_come_back(
     photos: pathlib.Path, tmp_path: pathlib.Path, name: bytes
 ) -> None:
@@ -268,25 +239,6 @@ def test_locks_that_a_file_system_has_not(
     monkeypatch.setattr(fcntl, "flock", fail)
     prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
     assert "No locks available" in caplog.text
-
-
-def test_another_process_was_faster(
-    photos: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It finished between the first look at the folder and the lock."""
-    arguments = ("folder", str(photos))
-    other = prepare_data(*arguments, data_dir=str(tmp_path / "other"))
-    final = tmp_path / "out" / "photos" / "1.0.0"
-    flock = fcntl.flock
-
-    def finished_meanwhile(*given: object) -> None:
-        flock(*given)  # type: ignore[arg-type]
-        shutil.copytree(other, final)
-
-    monkeypatch.setattr(fcntl, "flock", finished_meanwhile)
-    assert prepare_data(*arguments, data_dir=str(tmp_path / "out")) == final
-    assert files(final) == files(other)
-    assert os.listdir(final.parent) == ["1.0.0"]
 
 
 def test_a_failure_leaves_nothing_open_or_remembered(

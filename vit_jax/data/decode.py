@@ -19,8 +19,9 @@ from vit_jax.data.sources import describe
 cv2.setNumThreads(1)
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-# Chunks of a PNG file that change no pixel here. libpng warns on stderr of each that is not as it
-# should be, as the colour profiles of a popular editor: a line per image and epoch.
+# Chunks of a PNG file that are passed over. libpng would make grey of colours by another formula
+# where it knows their gamma, and warn on stderr of the colour profiles of a popular editor: a line
+# per image and epoch.
 _REMARKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
 
 _COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}

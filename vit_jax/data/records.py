@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import os
 import resource
 from collections.abc import Iterator, Sequence
@@ -11,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.threads import map_threads
+from vit_jax.data.sources import Part, PartsInRow, map_threads
 from vit_jax.errors import PassingError, UserError, as_user_error, one_line
 from vit_jax.files.paths import cached_copy, file_sizes, is_bucket, size_of, to_path
 
@@ -66,9 +64,12 @@ class Records:
     """
 
     def __init__(self, file_format: str, extents: Sequence[Any]):
-        self.extents = list(extents)
+        self._extents = [
+            Part(str(each.filename), each.skip, each.skip + each.take) for each in extents
+        ]
+        self._parts = PartsInRow(self._extents)
+        self._lengths = {str(each.filename): each.examples_in_shard for each in extents}
         self._format = file_format
-        self._ends = list(itertools.accumulate(extent.take for extent in extents))
         self._offsets: dict[str, np.ndarray] = {}
         self._files: dict[str, Any] = {}
 
@@ -76,55 +77,43 @@ class Records:
         return {**self.__dict__, "_files": {}}
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return len(self._parts)
 
     def __getitem__(self, index: int) -> bytes:
-        extent, number = self._locate(index)
+        name, number = self._parts.locate(index)
         try:
-            return self._file(extent).read([number])[0]
+            return self._file(name).read([number])[0]
         except RuntimeError as error:
-            if not is_bucket(extent.filename):
+            if not is_bucket(name):
                 raise
             raise PassingError(f"{self.describe(index)}: {one_line(error)}") from error
 
     def describe(self, index: int) -> str:
-        extent, number = self._locate(index)
-        return f"{extent.filename}, record {number}"
+        return "{}, record {}".format(*self._parts.locate(index))
 
     def identity(self) -> Iterator[str]:
         """Name, size and range of every extent."""
-        sizes = file_sizes(to_path(each.filename) for each in self.extents)
-        for each, size in zip(self.extents, sizes, strict=True):
-            yield f"{os.path.basename(each.filename)} {size} {each.skip} {each.take}"
+        sizes = file_sizes(to_path(each.name) for each in self._extents)
+        for (name, start, stop), size in zip(self._extents, sizes, strict=True):
+            yield f"{os.path.basename(name)} {size} {start} {stop - start}"
 
     def check(self) -> None:
         """Opens every file; UserError when one is missing, truncated or of another length."""
-        list(map_threads(self._file, self.extents, chunk=1))
+        list(map_threads(self._file, self._lengths, chunk=1))
 
-    def _locate(self, index: int) -> tuple[Any, int]:
-        position = bisect.bisect_right(self._ends, index)
-        extent = self.extents[position]
-        return extent, extent.skip + extent.take - (self._ends[position] - index)
-
-    def _file(self, extent: Any) -> Any:
-        file = self._files.get(extent.filename)
+    def _file(self, name: str) -> Any:
+        file = self._files.get(name)
         if file is None:
-            opened = self._open(extent)  # by several threads perhaps; the first one's is kept
-            file = self._files.setdefault(extent.filename, opened)
+            opened = self._open(name)  # by several threads perhaps; the first one's is kept
+            file = self._files.setdefault(name, opened)
             if file is not opened:
                 opened.close()
         return file
 
-    def _open(self, extent: Any) -> Any:
-        _allow_open_files(len(self.extents))
-        name = str(extent.filename)
+    def _open(self, name: str) -> Any:
+        _allow_open_files(len(self._lengths))
         try:
-            if is_bucket(name):
-                size_of(to_path(name))  # likewise
-                if self._format == "tfrecord":  # whose index needs all of it
-                    name = str(cached_copy(to_path(name)))
-            else:
-                os.stat(name)  # array_record does not say plainly that a file is missing
+            size_of(to_path(name))  # array_record does not say plainly that a file is missing
             if self._format == "array_record":
                 from array_record.python import array_record_module
 
@@ -133,10 +122,11 @@ class Records:
                     name, options="readahead_buffer_size:0", file_reader_buffer_size=32768
                 )
             else:
-                if name not in self._offsets:
-                    self._offsets[name] = index_tfrecord(name)
-                file = TFRecordReader(name, self._offsets[name])
-            count, expected = file.num_records(), extent.examples_in_shard
+                local = str(cached_copy(to_path(name))) if is_bucket(name) else name
+                if name not in self._offsets:  # found by reading all of the file
+                    self._offsets[name] = index_tfrecord(local)
+                file = TFRecordReader(local, self._offsets[name])
+            count, expected = file.num_records(), self._lengths[name]
             if count != expected:
                 raise ValueError(f"it holds {count} records, the set's info says {expected}")
         except OSError as error:
@@ -149,8 +139,14 @@ class Records:
 
 
 def _allow_open_files(count: int) -> None:
-    """Raises the soft limit on open files: one per shard, and ImageNet has 1,024 of them."""
+    """Raises the soft limit on open files: one per shard, and ImageNet has 1,024 of them.
+
+    UserError where the hard limit forbids it: array_record would find no record in the others.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + 1024 if hard == resource.RLIM_INFINITY else min(count + 1024, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    unlimited = resource.RLIM_INFINITY
+    if hard != unlimited and hard < count:
+        raise UserError(f"{count} shards, but only {hard} open files are allowed: ulimit -Hn.")
+    wanted = count + 1024 if hard == unlimited else min(count + 1024, hard)
+    if soft != unlimited and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

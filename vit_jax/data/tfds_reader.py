@@ -20,13 +20,13 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from vit_jax.data import computed_labels
 from vit_jax.data.computed_labels import COMPUTED_LABELS, Label
+from vit_jax.data.decode import decode_image
 from vit_jax.data.records import Records
 from vit_jax.data.sources import GRAMMAR
 from vit_jax.errors import UserError, as_user_error, nearest, one_line
 from vit_jax.files.paths import full_path, to_path
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
-_LONGEST = 200  # a name is one of folders
 INFO_FILE = "dataset_info.json"
 
 
@@ -51,7 +51,9 @@ class TfdsSource:
                 f"{self.describe(index)}: label {label} is not in 0 .. {num_classes - 1}; "
                 "this split may have no labels."
             )
-        image = self.label.image(features[self.image_key].bytes_list.value[0])
+        image = features[self.image_key].bytes_list.value[0]
+        if self.label.brightness > 1:
+            image = decode_image(image, channels=1, exif=False) * np.uint8(self.label.brightness)
         return {"image": image, "label": label}
 
     def stored(self, index: int) -> dict[str, list[Any]]:
@@ -99,36 +101,27 @@ def find_prepared(name: str, data_dir: str) -> str:
       UserError: nothing of that name is there, or several configs are.
     """
     match = NAME.fullmatch(name)
-    if match is None or len(name) > _LONGEST:
-        shown = name[:_LONGEST]
-        raise UserError(f"dataset.name={shown!r} is no TFDS name; write NAME[/CONFIG][:1.2.3].")
-    root = data_dir or default_data_dir()
-    root = str(full_path(os.path.expanduser(root)))
-    there = _prepared_versions(root, match["name"])
-    found = {
-        each: path
-        for each, path in there.items()
+    if match is None:
+        raise UserError(f"dataset.name={name!r} is no TFDS name; write NAME[/CONFIG][:1.2.3].")
+    root = str(full_path(os.path.expanduser(data_dir or default_data_dir())))
+    there = {}
+    for depth in ("*", "*/*"):
+        for path in sorted(map(str, to_path(root).glob(f"{match['name']}/{depth}/{INFO_FILE}"))):
+            folder = path.removesuffix(f"/{INFO_FILE}")
+            if each := NAME.fullmatch(":".join(folder.removeprefix(f"{root}/").rsplit("/", 1))):
+                there[each] = folder
+    found = [
+        each
+        for each in there
         if match["config"] in (None, each["config"]) and match["version"] in (None, each["version"])
-    }
+    ]
     if not found:
         names = [each.string for each in there]
         raise UserError(_not_prepared(name, match["name"], root, names))
     if len({each["config"] for each in found}) > 1:
         names = [each.string for each in found]
         raise UserError(f"dataset.name={name!r}: several configs are there: {', '.join(names)}.")
-    return found[max(found, key=lambda each: tuple(map(int, each["version"].split("."))))]
-
-
-def _prepared_versions(root: str, base: str) -> dict[re.Match[str], str]:
-    """The directories of a set by its names with config and version."""
-    found = {}
-    for depth in ("*", "*/*"):
-        for path in sorted(map(str, to_path(root).glob(f"{base}/{depth}/{INFO_FILE}"))):
-            folder = path.removesuffix(f"/{INFO_FILE}")
-            parts = folder.removeprefix(f"{root}/").rsplit("/", 1)
-            if match := NAME.fullmatch(":".join(parts)):
-                found[match] = folder
-    return found
+    return there[max(found, key=lambda each: tuple(map(int, each["version"].split("."))))]
 
 
 def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
@@ -138,8 +131,8 @@ def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
         return f"{where}; prepared there: {', '.join(there)}."
     own = {"imagenet2012": "imagenet2012 FOLDER", "imagenet21k": "imagenet21k TAR_OR_FOLDER"}
     # The community register would be asked over the network, and needs TensorFlow to fail well.
-    known = registered.list_imported_builders()
-    if base not in known and base not in own:
+    known = [*registered.list_imported_builders(), *own]
+    if base not in known:
         return (
             f"dataset.name={name!r}: no such dataset; it takes 'digits', 'glyphs', the path of an "
             f"image folder, or a TFDS name.{nearest(base, [*known, 'digits', 'glyphs'])}"
@@ -220,12 +213,9 @@ def _label(info: Any, label_key: str) -> Label:
     features = info.features
     where = f"dataset {info.full_name}"
     if computed := COMPUTED_LABELS.get(label_key):
-        if info.name == computed.dataset and set(computed.features) <= set(features):
+        if info.name == computed.dataset:
             return computed
-        raise UserError(
-            f"{where}: dataset.label_key={label_key!r} is computed from "
-            f"{' and '.join(computed.features)} of {computed.dataset}."
-        )
+        raise UserError(f"{where}: dataset.label_key={label_key!r} is for {computed.dataset}.")
     labels = [key for key, each in features.items() if isinstance(each, tfds.features.ClassLabel)]
     # The last is that of imagenet2012_real, whose supervised key is a list of labels.
     usual = [label_key] if label_key else [_supervised(info)[1], "label", "original_label"]
