@@ -120,10 +120,8 @@ def rotate(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.n
     angle = math.radians(_either_sign(30.0 * strength, rng))
     cos, sin = math.cos(angle), math.sin(angle)
     x, y = (image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2
-    return _warp(
-        image,
-        np.array([[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]]),
-    )
+    offset = x - cos * x + sin * y, y - sin * x - cos * y
+    return _warp(image, np.array([[cos, -sin, offset[0]], [sin, cos, offset[1]]]))
 
 
 def posterize(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
@@ -242,7 +240,6 @@ def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
         matrix + np.array([0, 0, _COORDINATE_STEP]),
         (image.shape[1], image.shape[0]),
         flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
-        borderMode=cv2.BORDER_CONSTANT,
         borderValue=(FILL,) * 4,
     )
     return warped.reshape(image.shape)

@@ -39,7 +39,7 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
       ValueError: the bytes are not a complete image file, or the array is not an image.
     """
     if isinstance(image, np.ndarray):
-        return _convert(image, channels)
+        return _with_channels(image, channels)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
     pixels = _imdecode(image, flags)
     if pixels is None:
@@ -62,7 +62,7 @@ def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
     return np.asarray(image.convert("L" if image.mode == "L" else "RGB"))
 
 
-def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
+def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]  # [H, W, 1]
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4):

@@ -4,12 +4,11 @@ Without folders of splits, `root/class_name/*.jpg`, a fifth of each class is `te
 path hashes low. So a file stays in its split whatever is added, and on any machine; only where a
 class would have none in one of both (small ones) the lowest, or the highest, changes over.
 
-Order of the files. A folder lists one class after the other, so a plain `train[:98%]` would lose
-whole classes. Here the files of a class are shuffled by a hash of their path relative to the root
-(the same on every machine), the k-th of a class's n files gets the rank k / (n - 1), and all
-files are sorted by rank, ties by hash. Every prefix that has as many examples as there are classes
-then holds every class, and so does every such suffix: the first file of each class has rank 0 and
-the last has rank 1. A class with a single file has rank 0, so it is in every such prefix only.
+Order of the files. The files of a class are shuffled by a hash of their path relative to the root
+(the same on every machine), the k-th of a class's n files gets the rank k / (n - 1), and all files
+are sorted by rank, ties by hash. Every prefix that has as many examples as there are classes then
+holds every class (a plain `train[:98%]` would lose whole ones), and so does every such suffix, but
+for classes with a single file, which has rank 0.
 """
 
 from __future__ import annotations
@@ -116,13 +115,9 @@ def open_folder(
 ) -> tuple[FolderSource, tuple[str, ...]]:
     """Lists the files that a split expression selects, opens none; gives source and class names.
 
-    The classes are the sub-folders of `train` (of all splits where there is no `train`), sorted.
-
-    Args:
-      root: folder with one sub-folder per split.
-      split: expression such as `train[:98%]`.
-      needs_label: False: all labels are 0 and there are no class names. Splits need no class
-        folders, and images in `root` itself are the split `train`.
+    The classes are those of `train` (of all splits where there is no `train`), sorted. Where no
+    label is needed, all are 0 and there are no class names; then splits need no class folders, and
+    images in `root` itself are the split `train`.
 
     Raises:
       UserError: the folder is missing, empty or laid out otherwise, has one class only, a class
@@ -144,7 +139,7 @@ def open_folder(
     numbers = {name: number for number, name in enumerate(classes)}
 
     def rows(name: str) -> np.ndarray:
-        unknown = sorted(set(map(os.path.basename, splits[name])) - set(classes))
+        unknown = sorted(set(map(os.path.basename, splits[name])) - numbers.keys())
         if needs_label and unknown:
             raise UserError(
                 f"dataset.name={root!r}: class {unknown[0]!r} of split {name!r} is not a class "

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.decode import pillow_pixels
 from vit_jax.data.preprocess import parse
-from vit_jax.data.sources import Part, PartsInRow, describe, resolve_split
+from vit_jax.data.sources import Part, Parts, describe, resolve_split
 from vit_jax.errors import UserError
 
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
@@ -46,7 +46,7 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
             raise UserError(f"dataset.label_key={kwargs['label_key']!r} is for TFDS names.")
         parts = resolve_split(kwargs["split"], halves, lambda each: len(halves[each]))
         chain = parse(kwargs["preprocess"])
-        source = MemorySource(halves, parts, classes, exif=getattr(chain.ops[0], "exif", True))
+        source = MemorySource(halves, parts, classes, getattr(chain.ops[0], "exif", True))
         return Dataset(name, kwargs["split"], source, chain, classes, kwargs["on_bad_image"])
 
     return open_dataset
@@ -106,27 +106,19 @@ def _class_names(halves: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, range(1 + max(labels, default=0))))
 
 
-class MemorySource:
+class MemorySource(Parts):
     """Parts of given splits, one after the other; see `open_given`."""
 
     def __init__(
-        self,
-        halves: Mapping[str, Any],
-        parts: Sequence[Part],
-        classes: Sequence[str],
-        *,
-        exif: bool,
+        self, halves: Mapping[str, Any], parts: Sequence[Part], classes: Sequence[str], exif: bool
     ):
+        super().__init__(parts)
         self._halves = {part.name: halves[part.name] for part in parts}
-        self._parts = PartsInRow(parts)
         self._exif = exif
         self._numbers = {name: number for number, name in enumerate(classes)}
 
-    def __len__(self) -> int:
-        return len(self._parts)
-
     def __getitem__(self, index: int) -> dict[str, Any]:
-        split, i = self._parts.locate(index)
+        split, i = self.locate(index)
         image, label = self._halves[split][i]
         number = self._numbers.get(label, -1) if isinstance(label, str) else int(label)
         if not 0 <= number < len(self._numbers):
@@ -144,12 +136,12 @@ class MemorySource:
         return self
 
     def describe(self, index: int) -> str:
-        return "{}[{}]".format(*self._parts.locate(index))
+        return "{}[{}]".format(*self.locate(index))
 
     def identity(self) -> Iterable[str]:
         """Digests of arrays and bytes, names of files; of an object its length only."""
         digest = hashlib.blake2b()
-        for split, i in map(self._parts.locate, range(len(self))):
+        for split, i in map(self.locate, range(len(self))):
             half = self._halves[split]
             if isinstance(half, _Pair):
                 image, label = half[i]

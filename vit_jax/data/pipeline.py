@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import multiprocessing
 import os
 import secrets
@@ -20,7 +19,8 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import grain
@@ -112,25 +112,14 @@ class HostBatches(Iterator[Batch], contextlib.AbstractContextManager[Any]):
         """
         buffer_size = max(num_threads, prefetch) if num_threads else 0
         options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
-        self._iterators: list[Any] = []
-        folder = ""
-        if steps:
-            make = functools.partial(_build, dataset, seed, draw)
-            data = grain.MapDataset.source(steps).map(make).to_iter_dataset(options)
-            if num_workers:
-                with contextlib.suppress(OSError):  # without shared memory there is the pipe
-                    folder = tempfile.mkdtemp(prefix="vit_jax-", dir=SHARED_MEMORY)
-                data = _in_processes(data, min(num_workers, len(steps)), folder)
-            self._iterators.append(iter(data))
+        make = functools.partial(_build, dataset, seed, draw)
+        data = grain.MapDataset.source(steps).map(make).to_iter_dataset(options)
+        self._batches = _iterate(data, min(num_workers, len(steps)))
         # It also runs when this object is dropped, and before the interpreter joins its children.
-        self._close = weakref.finalize(self, _close, self._iterators, folder)
+        self._close = weakref.finalize(self, self._batches.close)
 
     def __next__(self) -> Batch:
-        try:
-            return next(self._iterators[0] if self._iterators else iter(()))
-        except Exception:  # StopIteration too
-            self.close()
-            raise
+        return next(self._batches)
 
     def close(self) -> None:
         """Ends threads and processes; no batch comes after it."""
@@ -140,11 +129,18 @@ class HostBatches(Iterator[Batch], contextlib.AbstractContextManager[Any]):
         self.close()
 
 
-def _close(iterators: list[Any], folder: str) -> None:
-    # Let go of it too: Grain complains about iterators that are alive when the interpreter ends.
-    while iterators:
-        iterators.pop().close()
-    shutil.rmtree(folder, ignore_errors=True)  # with the batches that nobody asked for
+def _iterate(data: grain.IterDataset, num_workers: int) -> Generator[Batch]:
+    folder = ""
+    if num_workers:
+        with contextlib.suppress(OSError):  # without shared memory there is the pipe
+            folder = tempfile.mkdtemp(prefix="vit_jax-", dir=SHARED_MEMORY)
+        data = _in_processes(data, num_workers, folder)
+    iterator = iter(data)
+    try:
+        yield from iterator
+    finally:
+        iterator.close()
+        shutil.rmtree(folder, ignore_errors=True)  # with the batches that nobody asked for
 
 
 def _in_processes(data: grain.IterDataset, num_workers: int, folder: str) -> grain.IterDataset:
@@ -157,9 +153,8 @@ def _in_processes(data: grain.IterDataset, num_workers: int, folder: str) -> gra
         flags.FLAGS.mark_as_parsed()
     # After the worker's threads, so that only batches that are sent are in shared memory.
     data = data.map(functools.partial(_send, folder))
-    keep = grain.experimental.DatasetOptions(
-        min_shm_size=sys.maxsize
-    )  # Grain itself copies nothing
+    # Grain itself copies nothing to shared memory.
+    keep = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
     data = grain.experimental.WithOptionsIterDataset(data, keep)
     options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
     data = data.mp_prefetch(options, worker_init_fn=functools.partial(_start_worker, folder))
@@ -172,13 +167,11 @@ def _send(folder: str, batch: Batch) -> dict[str, Any]:
         return batch
     image, path = batch["image"], f"{folder}/{secrets.token_hex(8)}"
     try:
-        with open(path, "xb") as file:
-            file.write(image.data)
+        image.tofile(path)
     except OSError as error:  # it is full: containers often have 64 MB
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+        Path(path).unlink(missing_ok=True)
         message = "%s: %s; batches are sent through a pipe, which is slower."
-        logging.log_first_n(logging.WARNING, message, 1, SHARED_MEMORY, error.strerror)
+        logging.log_first_n(logging.WARNING, message, 1, SHARED_MEMORY, error)
         return batch
     return {**batch, "image": (path, image.shape, image.dtype)}
 
@@ -188,10 +181,9 @@ def _receive(batch: dict[str, Any]) -> Batch:
     if not isinstance(batch["image"], tuple):
         return batch
     path, shape, dtype = batch["image"]
-    with open(path, "r+b") as file:
-        memory = mmap.mmap(file.fileno(), 0)
+    image = np.memmap(path, dtype, "r+", shape=shape)
     os.unlink(path)
-    return {**batch, "image": np.frombuffer(memory, dtype).reshape(shape)}
+    return {**batch, "image": np.asarray(image)}
 
 
 def _start_worker(folder: str, _index: int, _count: int) -> None:

@@ -1,8 +1,8 @@
 """Preprocessing as a string of ops: `decode|inception_crop(224)|flip_lr`.
 
 `|` puts ops in a row; the grammar is Python's. An op is a row of OPS, with arguments by position or
-by name. A name in PIPELINES stands for such a row and is expanded by `parse`. To add an op, write
-the dataclass (see ops.py) and put it in OPS.
+by name; a name in PIPELINES stands for several. To add an op, write the dataclass (see ops.py) and
+put it in OPS.
 
 Images stay uint8: the train step scales them to [-1, 1] on the device, a quarter of the bytes to
 ship. Photographs are turned upright by their EXIF orientation unless `exif=False`, which gives

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from vit_jax.data.sources import Part, PartsInRow, map_threads
+from vit_jax.data.sources import Part, Parts, map_threads
 from vit_jax.errors import PassingError, UserError, as_user_error, one_line
 from vit_jax.files.paths import cached_copy, file_sizes, is_bucket, size_of, to_path
 
@@ -55,7 +55,7 @@ def index_tfrecord(filename: str) -> np.ndarray:
     return np.array(offsets, np.int64)
 
 
-class Records:
+class Records(Parts):
     """The serialized records of several extents (TFDS's FileInstructions), one after the other.
 
     Files are opened where and when they are read: pickling sends the TFRecord indices but no
@@ -64,10 +64,9 @@ class Records:
     """
 
     def __init__(self, file_format: str, extents: Sequence[Any]):
-        self._extents = [
+        super().__init__(
             Part(str(each.filename), each.skip, each.skip + each.take) for each in extents
-        ]
-        self._parts = PartsInRow(self._extents)
+        )
         self._lengths = {str(each.filename): each.examples_in_shard for each in extents}
         self._format = file_format
         self._offsets: dict[str, np.ndarray] = {}
@@ -76,11 +75,8 @@ class Records:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": {}}
 
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __getitem__(self, index: int) -> bytes:
-        name, number = self._parts.locate(index)
+    def record(self, index: int) -> bytes:
+        name, number = self.locate(index)
         try:
             return self._file(name).read([number])[0]
         except RuntimeError as error:
@@ -89,17 +85,21 @@ class Records:
             raise PassingError(f"{self.describe(index)}: {one_line(error)}") from error
 
     def describe(self, index: int) -> str:
-        return "{}, record {}".format(*self._parts.locate(index))
+        return "{}, record {}".format(*self.locate(index))
 
     def identity(self) -> Iterator[str]:
         """Name, size and range of every extent."""
-        sizes = file_sizes(to_path(each.name) for each in self._extents)
-        for (name, start, stop), size in zip(self._extents, sizes, strict=True):
+        sizes = file_sizes(to_path(each.name) for each in self.parts)
+        for (name, start, stop), size in zip(self.parts, sizes, strict=True):
             yield f"{os.path.basename(name)} {size} {start} {stop - start}"
 
-    def check(self) -> None:
-        """Opens every file; UserError when one is missing, truncated or of another length."""
+    def check(self, _on_bad_image: str) -> Self:
+        """Opens every file; UserError when one is missing, truncated or of another length.
+
+        Whatever `on_bad_image` says: skipping a file would drop thousands of examples.
+        """
         list(map_threads(self._file, self._lengths, chunk=1))
+        return self
 
     def _file(self, name: str) -> Any:
         file = self._files.get(name)

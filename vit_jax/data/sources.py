@@ -129,12 +129,12 @@ def select(split: str, known: Iterable[str], rows: Callable[[str], np.ndarray]) 
     return np.concatenate([read(part.name)[part.start : part.stop] for part in parts])
 
 
-class PartsInRow:
-    """Parts, one after the other: which one the n-th example is in, and where."""
+class Parts:
+    """Parts of named things, one after the other: which one the n-th example is in, and where."""
 
     def __init__(self, parts: Iterable[Part]):
-        self._parts = list(parts)
-        self._ends = list(itertools.accumulate(part.stop - part.start for part in self._parts))
+        self.parts = list(parts)
+        self._ends = list(itertools.accumulate(part.stop - part.start for part in self.parts))
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -142,22 +142,19 @@ class PartsInRow:
     def locate(self, index: int) -> tuple[str, int]:
         """Name of the part, and the example's number in what the part is of."""
         position = bisect.bisect_right(self._ends, index)
-        part = self._parts[position]
+        part = self.parts[position]
         return part.name, part.stop - (self._ends[position] - index)
 
 
-class SlicedSource:
+class SlicedSource(Parts):
     """Parts of other sources, one after the other; for sources that cannot be damaged."""
 
     def __init__(self, sources: Mapping[str, Source], parts: Sequence[Part]):
+        super().__init__(parts)
         self._sources = {part.name: sources[part.name] for part in parts}
-        self._parts = PartsInRow(parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        name, number = self._parts.locate(index)
+        name, number = self.locate(index)
         return self._sources[name][number]
 
 

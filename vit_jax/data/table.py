@@ -35,17 +35,10 @@ class TableSource(FolderSource):
 def open_table(
     path: str, split: str, *, needs_label: bool = True
 ) -> tuple[FolderSource, tuple[str, ...]]:
-    """Reads the rows that a split expression selects, opens no image; gives source and class names.
-
-    The classes are those of the split `train` (of all rows where there is none), sorted.
-
-    Args:
-      path: of the table.
-      split: expression such as `train[:98%]`.
-      needs_label: False: all labels are 0 and there are no class names.
+    """As `folder.open_folder`, of the files that the rows of a table name.
 
     Raises:
-      UserError: the file is missing, damaged or without the columns, a row has no label, a file is
+      UserError: the table is missing, damaged or without the columns, a row has no label, a file is
         listed twice, or a split has a class that `train` does not have.
     """
     path = os.path.abspath(os.path.expanduser(path))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,10 +21,6 @@ from vit_jax.errors import UserError
 from vit_jax.files.atomic import replacing
 
 FilesAndRows = tuple[np.ndarray, np.ndarray]  # paths, bytes [F]; rows [N], see make_rows
-
-# Sources consist of these; a log that is written beside them is no change.
-_ENDINGS = "|".join(map(re.escape, (".tar", *EXTENSIONS)))
-_SOURCE_FILE = re.compile(rf"[^.].*({_ENDINGS})", re.IGNORECASE)
 
 
 class Listing(NamedTuple):
@@ -110,12 +105,19 @@ def fingerprint(source: str, parts: Sequence[str]) -> str:
 
 
 def _files(path: bytes) -> Iterator[bytes]:
+    """The images and tars below a folder; a log that is written beside them is no change."""
+    endings = (".tar", *EXTENSIONS)
     if os.path.isfile(path):
         yield path
     for folder, _, names in os.walk(path, followlinks=True):
         for name in names:
-            if _SOURCE_FILE.fullmatch(os.fsdecode(name)):
+            if not name.startswith(b".") and os.fsdecode(name).lower().endswith(endings):
                 yield os.path.join(folder, name)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is called as images are."""
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
 def list_tar(

@@ -32,6 +32,7 @@ from vit_jax.data_preparation.listing import (
     FilesAndRows,
     Listing,
     in_tfds_order,
+    is_image,
     join,
     list_tar,
     make_rows,
@@ -46,7 +47,6 @@ PLACES = {  # the first that is there counts
 }
 
 _CLASS = re.compile(r"(n\d{8})(\.tar)?")
-_IMAGE = re.compile(rf"[^.].*({'|'.join(map(re.escape, EXTENSIONS))})", re.IGNORECASE)
 _CLASS_TAR = re.compile(r"n\d{8}\.tar")
 _VALIDATION = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
 
@@ -78,16 +78,14 @@ def list_imagenet2012(source: str) -> Listing:
     either flat or in such folders. UserError for a damaged tar or an unknown class.
     """
     ids = wordnet_ids("imagenet2012")
-    numbers = {each: number for number, each in enumerate(ids)}
     splits = {}
     for split, path in imagenet2012_parts(source).items():
         if classes := _classes(path):
-            unknown = sorted({each.wordnet_id for each in classes} - set(ids))
-            if unknown:
+            if unknown := sorted({each.wordnet_id for each in classes} - set(ids)):
                 raise UserError(f"{path}: {unknown[0]} is no class of ILSVRC 2012.")
-            splits[split] = _list_classes(classes, numbers)
+            splits[split] = _list_classes(classes, ids)
         elif split == "validation":
-            splits[split] = _list_validation(path, numbers)
+            splits[split] = _list_validation(path, ids)
         else:
             raise UserError(f"{path}: holds no class folders or class tars such as n01440764.")
         found, expected = len(splits[split][1]), NUM_IMAGES[split]
@@ -109,7 +107,7 @@ def list_imagenet21k(source: str) -> Listing:
     if not classes:
         raise UserError(f"{source}: holds no class tars such as n00004475.tar.")
     ids = [each.wordnet_id for each in classes]
-    files, rows = _list_classes(classes, {each: number for number, each in enumerate(ids)})
+    files, rows = _list_classes(classes, ids)
     used, rows["label"] = np.unique(rows["label"], return_inverse=True)  # some have no images
     counts = f"{len(used)} classes (fall 2011: 21841; winter 2021: 19167), {len(rows)} images"
     logging.info("%s; published heads have %d outputs", counts, LABELS["imagenet21k"])
@@ -138,8 +136,9 @@ def _classes(path: str) -> list[Part]:
     return list(parts.values())
 
 
-def _list_classes(classes: Sequence[Part], labels: dict[str, int]) -> FilesAndRows:
-    """Files [F] and rows [N] of all classes, with `labels` by WordNet id."""
+def _list_classes(classes: Sequence[Part], ids: Sequence[str]) -> FilesAndRows:
+    """Files [F] and rows [N] of all classes; their labels number the WordNet ids."""
+    labels = {each: number for number, each in enumerate(ids)}
     listed = map_threads(_list_part, classes, chunk=1)
     found = list(tqdm(listed, "listing classes", len(classes), mininterval=10))
     for part, (_, rows) in zip(classes, found, strict=True):
@@ -154,11 +153,11 @@ def _list_part(part: Part) -> FilesAndRows:
     """The images of one folder or tar; their labels are 0 yet."""
     path = os.fsencode(part.path)
     if os.path.isdir(part.path):
-        names = sorted(name for name in os.listdir(path) if _IMAGE.fullmatch(os.fsdecode(name)))
+        names = sorted(name for name in os.listdir(path) if is_image(os.fsdecode(name)))
         files = [os.path.join(path, name) for name in names]
         rows = make_rows(names, list(map(os.path.getsize, files)), file=np.arange(len(names)))
         return np.array(files, np.bytes_), rows
-    members = list_tar(part.path, _IMAGE.fullmatch, part.start, part.size, name=part.wordnet_id)
+    members = list_tar(part.path, is_image, part.start, part.size, name=part.wordnet_id)
     rows = make_rows(
         [os.fsencode(os.path.basename(each.name)) for each in members],
         [each.size for each in members],
@@ -167,18 +166,18 @@ def _list_part(part: Part) -> FilesAndRows:
     return np.array([path], np.bytes_), rows
 
 
-def _list_validation(path: str, numbers: dict[str, int]) -> FilesAndRows:
+def _list_validation(path: str, ids: Sequence[str]) -> FilesAndRows:
     """Validation images without class folders; their names number them."""
     files, rows = _list_part(Part("", path))
     if not len(rows):
         raise UserError(f"{path}: holds no images.")
-    labels = validation_labels()
+    labels = [ids.index(each) for each in validation_labels()]
     for row in rows:
         match = _VALIDATION.fullmatch(row["name"])
         if match is None or not 1 <= int(match[1]) <= len(labels):
             name = os.fsdecode(bytes(row["name"]))
             raise UserError(f"{path}: {name!r} is not called ILSVRC2012_val_00000001.JPEG or so.")
-        row["label"] = numbers[labels[int(match[1]) - 1]]
+        row["label"] = labels[int(match[1]) - 1]
     return files, rows
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from tqdm import tqdm
 
 from vit_jax.data.sources import map_threads
-from vit_jax.data.tfds_reader import NAME, default_data_dir
+from vit_jax.data.tfds_reader import NAME, data_root
 from vit_jax.data_preparation.listing import Listing, fingerprint
 from vit_jax.data_preparation.origins import ORIGINS
 from vit_jax.data_preparation.shards import (
@@ -92,8 +92,7 @@ def prepare_data(
         "quality": quality if resize else 0,
         "shard_megabytes": shard_megabytes,
     }
-    root = Path(os.path.expanduser(data_dir or default_data_dir())).absolute()
-    folder = root / name / origin.version
+    folder = Path(data_root(data_dir), name, origin.version)
     if folder.is_relative_to(source):
         raise UserError(f"{folder} would be inside its own source; give another --data_dir.")
     if _is_finished(folder, plan):
