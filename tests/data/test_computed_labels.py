@@ -41,35 +41,19 @@ def png(seed: int, size: tuple[int, int] = (24, 40)) -> io.BytesIO:
 
 def clevr_example(split: str, index: int) -> dict[str, Any]:
     distances = CLEVR[index][0] if split != "test" else ()
-    objects = [
-        {
-            "color": 0,
-            "material": 1,
-            "shape": 2,
-            "size": 1,
-            "rotation": 0.5,
-            "3d_coords": [1.0, 2.0, 3.0],
-            "pixel_coords": [200.0, 100.0, distance],
-        }
-        for distance in distances
-    ]
+    same = {"color": 0, "material": 1, "shape": 2, "size": 1, "rotation": 0.5}
+    same["3d_coords"] = [1.0, 2.0, 3.0]
+    objects = [{**same, "pixel_coords": [200.0, 100.0, distance]} for distance in distances]
     return {"image": png(index), "file_name": f"{index}", "objects": objects, "question_answer": []}
 
 
 def kitti_example(_split: str, index: int) -> dict[str, Any]:
     from tensorflow_datasets.public_api import features
 
+    same = {"truncated": 0.0, "occluded": 0, "alpha": 0.1, "rotation_y": 0.2}
+    same |= {"bbox": features.BBox(0.1, 0.1, 0.2, 0.2), "dimensions": [1.0, 2.0, 3.0]}
     objects = [
-        {
-            "type": kind,
-            "truncated": 0.0,
-            "occluded": 0,
-            "alpha": 0.1,
-            "rotation_y": 0.2,
-            "bbox": features.BBox(0.1, 0.1, 0.2, 0.2),
-            "dimensions": [1.0, 2.0, 3.0],
-            "location": [-4.0, 1.0, distance],
-        }
+        {**same, "type": kind, "location": [-4.0, 1.0, distance]}
         for kind, distance in KITTI[index][0]
     ]
     return {"image": png(index), "image/file_name": f"{index:06d}.png", "objects": objects}

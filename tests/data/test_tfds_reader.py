@@ -79,18 +79,6 @@ def test_shards_of_tfds_can_be_named(data_dirs: dict[str, pathlib.Path]) -> None
         open_cifar(root, "train[9shard:]")
 
 
-def test_imagenet_layout(data_dirs: dict[str, pathlib.Path], file_format: str) -> None:
-    dataset = create_dataset(
-        name="imagenet2012:5.1.0",
-        split="validation",
-        preprocess="decode|resize(32)",
-        data_dir=str(data_dirs[file_format]),
-    )
-    assert (dataset.num_examples, dataset.num_classes) == (4, 1000)
-    assert dataset.class_names[0] == "n01440764"
-    assert dataset.element_spec["image"].shape == (32, 32, 3)
-
-
 def test_reading_needs_no_tensorflow_and_no_jax(
     data_dirs: dict[str, pathlib.Path], tmp_path: pathlib.Path
 ) -> None:

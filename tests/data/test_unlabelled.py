@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import pathlib
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 
 from tests import fixtures_data, tiny
 from vit_jax.data.datasets import create_dataset
@@ -17,28 +15,6 @@ from vit_jax.data.pipeline import train_batches
 from vit_jax.errors import UserError
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
-
-
-class Unlabelled(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Images and nothing else."""
-
-    VERSION = tfds.core.Version("1.0.0")
-    name = "unlabelled"
-    pkg_dir_path = tiny.ROOT
-
-    def _info(self) -> Any:
-        features = tfds.features.FeaturesDict(
-            {"image": tfds.features.Image(encoding_format="jpeg")}
-        )
-        return tfds.core.DatasetInfo(builder=self, features=features)
-
-    def _split_generators(self, _dl_manager: Any) -> Any:
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self) -> Any:
-        for seed in range(20):
-            image = fixtures_data.encoded(fixtures_data.picture(seed, size=(16, 20)))
-            yield str(seed), {"image": io.BytesIO(image)}
 
 
 def check_first_losses(name: str, **keys: Any) -> None:
@@ -63,7 +39,7 @@ def check_first_losses(name: str, **keys: Any) -> None:
 
 
 def test_a_tfds_set_without_labels(tmp_path: pathlib.Path) -> None:
-    Unlabelled(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    fixtures_data.Unlabelled(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     keys = {"preprocess": "decode|resize(16)", "data_dir": str(tmp_path)}
     with pytest.raises(UserError, match="no label; set dataset.label_key"):
         create_dataset(name="unlabelled", split="train", **keys)

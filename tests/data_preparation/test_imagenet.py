@@ -16,7 +16,7 @@ import tensorflow_datasets as tfds
 from tests import fixtures_imagenet as small
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data_preparation.listing import fingerprint
-from vit_jax.data_preparation.origins import imagenet2012_parts, validation_labels
+from vit_jax.data_preparation.origins import validation_labels
 from vit_jax.data_preparation.prepare import prepare_data
 from vit_jax.errors import UserError
 
@@ -102,41 +102,36 @@ def test_our_reader_finds_it_by_name_and_by_path(prepared: pathlib.Path) -> None
         assert {dataset.source[i]["image"] for i in range(27)} == everything
 
 
-def test_trees_give_the_same_bytes(prepared: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    expected = shards(prepared / "imagenet2012/5.1.0")
-    for name, labels in {"flat": None, "by_class": validation_labels()}.items():
-        source = small.write_tree(tmp_path / name, labels)
-        found = prepare_data(
-            "imagenet2012", str(source), data_dir=str(tmp_path / f"out_{name}"),
-            shard_megabytes=0.01,
-        )  # fmt: skip
-        assert shards(found) == expected
-
-
-def test_a_split_may_be_a_tar_and_the_other_a_folder(
-    prepared: pathlib.Path, tmp_path: pathlib.Path
+@pytest.mark.parametrize("tar", ["", "train", "val"])
+@pytest.mark.parametrize("flat", [True, False])
+def test_trees_give_the_same_bytes(
+    prepared: pathlib.Path, tmp_path: pathlib.Path, tar: str, flat: bool
 ) -> None:
-    """Class folders may be links; images that come to a linked folder change the fingerprint."""
-    expected = shards(prepared / "imagenet2012/5.1.0")
-    for split, tar in {"train": "train", "validation": "val"}.items():
-        whole, source = small.write_tars(tmp_path / f"tars_{split}"), tmp_path / f"mixed_{split}"
-        tree = small.write_tree(tmp_path / f"tree_{split}", validation_labels())
-        source.mkdir()
+    """Also where one split is a tar; class folders may be links, and validation images flat."""
+    source = small.write_tree(tmp_path / "source", None if flat else validation_labels())
+    if tar:
+        whole = small.write_tars(tmp_path / "whole")
+        (source / tar).rename(tmp_path / tar)
         (whole / f"ILSVRC2012_img_{tar}.tar").rename(source / f"ILSVRC2012_img_{tar}.tar")
-        other = {"train": "val", "validation": "train"}[split]
-        (source / other).mkdir()
-        for path in (tree / other).iterdir():
-            (source / other / path.name).symlink_to(path)
-        parts = list(imagenet2012_parts(str(source)).values())
-        before = fingerprint(str(source), parts)
-        (source / "preparation.log").touch()
-        assert fingerprint(str(source), parts) == before
-        found = prepare_data(
-            "imagenet2012", str(source), data_dir=f"{tmp_path}/out_{split}", shard_megabytes=0.01
-        )
-        assert shards(found) == expected
-        next((tree / other).iterdir()).joinpath("new.JPEG").write_bytes(b"")
-        assert fingerprint(str(source), parts) != before
+    (tmp_path / "disk").mkdir()
+    for path in source.glob("*/n*/"):
+        path.rename(tmp_path / "disk" / f"{path.parent.name}{path.name}")
+        path.symlink_to(tmp_path / "disk" / f"{path.parent.name}{path.name}")
+    found = prepare_data(
+        "imagenet2012", str(source), data_dir=f"{tmp_path}/out", shard_megabytes=0.01
+    )
+    assert shards(found) == shards(prepared / "imagenet2012/5.1.0")
+
+
+def test_images_that_come_to_a_linked_folder_change_the_fingerprint(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "linked").symlink_to(tmp_path / "disk")
+    before = fingerprint(str(tmp_path / "source"), [str(tmp_path / "source")])
+    (tmp_path / "disk" / "preparation.log").touch()
+    assert fingerprint(str(tmp_path / "source"), [str(tmp_path / "source")]) == before
+    (tmp_path / "disk" / "new.JPEG").touch()
+    assert fingerprint(str(tmp_path / "source"), [str(tmp_path / "source")]) != before
 
 
 def test_21k_from_every_layout(tmp_path: pathlib.Path) -> None:
