@@ -44,6 +44,8 @@ TEST_SHARE = 0.2  # of a folder without splits
 # minutes, and a job that is preempted often would pay for it at every start.
 REMEMBER_FROM = 20_000
 
+Files = list[tuple[bytes, int]]  # of one class: paths, each with a number
+
 
 class FolderSource:
     """Encoded image files with their class numbers.
@@ -148,7 +150,7 @@ def open_folder(
         return order_files(_list_files(root, splits[name], numbers), name if drawn else "")
 
     files = select(split, splits, rows)
-    return FolderSource(root, files["path"], files["label"], drawn), tuple(classes)
+    return FolderSource(root, files["path"], files["number"], drawn), tuple(classes)
 
 
 def known_split(root: str, split: str, splits: Mapping[str, Any]) -> str:
@@ -188,11 +190,9 @@ def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
     raise UserError(f"dataset.name={root!r}: no folders of classes; expected {LAYOUT} in it.")
 
 
-def _list_files(
-    root: str, folders: Sequence[str], numbers: Mapping[str, int]
-) -> list[tuple[int, list[bytes]]]:
-    """For each folder the number of its class (0 without one) and its images, relative to root."""
-    groups: list[tuple[int, list[bytes]]] = []
+def _list_files(root: str, folders: Sequence[str], numbers: Mapping[str, int]) -> list[Files]:
+    """Of each folder the images, relative to root, with the number of its class, 0 without one."""
+    groups: list[Files] = []
     ignored: collections.Counter[str] = collections.Counter()
     for folder in folders:
         names = [name for name in os.listdir(f"{root}/{folder}") if not name.startswith(".")]
@@ -203,31 +203,32 @@ def _list_files(
                 f"dataset.name={root!r}: no image in {folder!r} (but {len(names)} other files); it "
                 f"takes files that end in {', '.join(EXTENSIONS)}."
             )
-        paths = [os.fsencode(f"{folder}/{name}".removeprefix("./")) for name in images]
-        groups.append((numbers.get(os.path.basename(folder), 0), paths))
+        label = numbers.get(os.path.basename(folder), 0)
+        prefix = f"{folder}/".removeprefix("./")
+        groups.append([(os.fsencode(prefix + name), label) for name in images])
     if ignored:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ignored.items())[:5])
         logging.getLogger(__name__).warning("%s: not used: %s", root, kinds)
     return groups
 
 
-def order_files(groups: Iterable[tuple[int, Sequence[bytes]]], part: str = "") -> np.ndarray:
-    """Rows [N] of `path` (bytes) and `label` of groups (label, its paths), in our order.
+def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
+    """Rows [N] of `path` (bytes) and `number` of the files of all classes, in our order.
 
     `part`: train or test, of groups that hold both.
     """
     rows: list[tuple[float, bytes, bytes, int]] = []
-    for label, paths in groups:
-        hashed = sorted((hashlib.blake2b(path, digest_size=8).digest(), path) for path in paths)
+    for files in groups:
+        hashed = sorted((hashlib.blake2b(file[0], digest_size=8).digest(), *file) for file in files)
         if part:
             low = bytes([int(256 * TEST_SHARE)])
-            count = sum(digest < low for digest, _ in hashed)
+            count = sum(digest < low for digest, _, _ in hashed)
             count = min(max(count, 1), len(hashed) - 1)  # both have one, if there are two
             hashed = hashed[:count] if part == "test" else hashed[count:]
         last = max(len(hashed) - 1, 1)
-        rows += [(k / last, digest, path, label) for k, (digest, path) in enumerate(hashed)]
+        rows += [(k / last, *file) for k, file in enumerate(hashed)]
     longest = max((len(path) for _, _, path, _ in rows), default=1)
-    columns = [("path", f"S{longest}"), ("label", np.int32)]
+    columns = [("path", f"S{longest}"), ("number", np.int32)]
     return np.array([row[2:] for row in sorted(rows)], columns)
 
 

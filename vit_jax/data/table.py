@@ -72,16 +72,15 @@ def open_table(
     split = known_split(path, split, rows)
 
     def ordered(name: str) -> np.ndarray:
-        groups: dict[int, list[bytes]] = {}
-        place = {files[row]: row for row in rows[name]}
+        groups: dict[int, list[tuple[bytes, int]]] = {}
         for row in rows[name]:
-            groups.setdefault(0 if labels.ndim > 1 else int(labels[row]), []).append(files[row])
-        in_order = order_files(groups.items(), name if drawn else "")
-        return np.array([place[file] for file in in_order["path"].tolist()], np.int64)
+            label = 0 if labels.ndim > 1 else int(labels[row])
+            groups.setdefault(label, []).append((files[row], row))
+        return order_files(groups.values(), name if drawn else "")
 
     picked = select(split, rows, ordered)
-    paths = np.array([files[row] for row in picked], np.bytes_)
-    return TableSource(os.path.dirname(path), paths, labels[picked], drawn), classes
+    source = TableSource(os.path.dirname(path), picked["path"], labels[picked["number"]], drawn)
+    return source, classes
 
 
 def _filled(
