@@ -66,9 +66,7 @@ def test_resized_copy(tmp_path: pathlib.Path) -> None:
         grey = cv2.GaussianBlur(fixtures_data.picture(number, size=size, channels=1), (5, 5), 2)
         image = np.repeat(grey[..., None], 3, axis=2)  # JPEG halves the resolution of colours
         (folder / name / "x.png").write_bytes(fixtures_data.encoded(image, "PNG"))
-    out = prepare_data(
-        "folder", str(folder.parent), data_dir=str(tmp_path / "out"), resize=30, quality=98
-    )
+    out = prepare(folder.parent, tmp_path / "out", resize=30, quality=98)
     assert out == tmp_path / "out" / "photos_30" / "1.0.0"
     resized, stored = (
         create_dataset(
@@ -160,9 +158,7 @@ def test_a_changed_source_or_option_is_noticed(
     with pytest.raises(UserError, match=r"begun with resize=0, not 8; give the same, or delete"):
         prepare(photos, tmp_path / "out", resize=8, name="photos")
     bad.write_bytes(small.jpeg(1))
-    with pytest.raises(
-        UserError, match="begun with source_fingerprint=.*; give the same, or delete"
-    ):
+    with pytest.raises(UserError, match="begun with source_fingerprint=.*; give the same, or"):
         prepare(photos, tmp_path / "out")
 
 
