@@ -21,6 +21,7 @@ INSTALL_REQUIRES = [
     "opencv-python-headless>=4.10",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.8",
+    "pillow>=10.0",  # the resizing that published PyTorch models were evaluated with
     "pyarrow>=20.0",  # of tensorflow-datasets; tables of images
     "safetensors>=0.8",
     "scipy>=1.14",
@@ -54,7 +55,6 @@ EXTRAS_REQUIRE = {
         "google-crc32c>=1.6",  # of the emulated bucket
         "libtpu>=0.0.42; sys_platform == 'linux' and platform_machine == 'x86_64'",
         "mypy>=1.14",
-        "pillow>=10.0",
         "pytest>=9.0",
         "pytest-xdist>=3.8",
         "pyyaml>=6.0",

@@ -1,9 +1,9 @@
-"""RandAugment (1909.13719): the op set in TensorFlow that AugReg (2106.10270) was trained with.
+"""RandAugment (1909.13719) as AugReg (2106.10270) was trained with it, random erasing as DeiT was.
 
-The sixteen ops, their ranges and the fill of 128 are those of EfficientNet's `autoaugment.py`, of
-which big_vision has a copy. What that code computes differs in four places from what its comments
-say, and published models were trained with what it computes, so this does too (each was checked
-against the code itself, run with TensorFlow 2.15):
+RandAugment's sixteen ops, their ranges and the fill of 128 are those of EfficientNet's
+`autoaugment.py`, of which big_vision has a copy. What that code computes differs in four places
+from what its comments say, and published models were trained with what it computes, so this does
+too (each was checked against the code itself, run with TensorFlow 2.15):
 
 * `solarize` compares with 25.6 * magnitude modulo 256, as a uint8: at 0, 10 and 20 every pixel is
   inverted, at 15 those from 128 on.
@@ -27,13 +27,14 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 
-from vit_jax.data.ops import ImageOp
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, ImageOp, check_range
 from vit_jax.data.sources import describe
 
 FILL = 128
 MAX_LEVEL = 10.0  # the magnitude at which an op has its documented strength
 MAX_MAGNITUDE = 20.0
 MAX_LAYERS = 100
+_BOX_ATTEMPTS = 10
 
 _VALUES = np.arange(256, dtype=np.float32)
 _LUMA = np.array([[0.2989, 0.5870, 0.1140]], np.float32)  # of tf.image.rgb_to_grayscale
@@ -69,8 +70,9 @@ class RandAug(ImageOp):
                 f"randaug takes uint8, 1 or 3 channels, not {describe(image)}: put it before "
                 "value_range or normalize"
             )
-        for choice in rng.integers(len(AUGMENT_OPS), size=self.num_layers).tolist():
-            image = _OPS_IN_ORDER[choice](image, self.magnitude / MAX_LEVEL, rng)
+        ops = list(AUGMENT_OPS.values())
+        for choice in rng.integers(len(ops), size=self.num_layers).tolist():
+            image = ops[choice](image, self.magnitude / MAX_LEVEL, rng)
         return image
 
 
@@ -118,10 +120,8 @@ def rotate(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.n
     angle = math.radians(_either_sign(30.0 * strength, rng))
     cos, sin = math.cos(angle), math.sin(angle)
     x, y = (image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2
-    return _warp(
-        image,
-        np.array([[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]]),
-    )
+    offset = x - cos * x + sin * y, y - sin * x - cos * y
+    return _warp(image, np.array([[cos, -sin, offset[0]], [sin, cos, offset[1]]]))
 
 
 def posterize(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
@@ -209,7 +209,6 @@ AUGMENT_OPS: dict[str, AugmentOp] = {
     "cutout": cutout,
     "solarize_add": solarize_add,
 }
-_OPS_IN_ORDER = tuple(AUGMENT_OPS.values())
 
 
 def _either_sign(value: float, rng: np.random.Generator) -> float:
@@ -241,7 +240,59 @@ def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
         matrix + np.array([0, 0, _COORDINATE_STEP]),
         (image.shape[1], image.shape[0]),
         flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
-        borderMode=cv2.BORDER_CONSTANT,
         borderValue=(FILL,) * 4,
     )
     return warped.reshape(image.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomErasing(ImageOp):
+    """With `probability`, fills one box with noise (1708.04896); DeiT has random_erasing(0.25).
+
+    The box's share of the image is uniform in `area`, its height / width log-uniform in `ratio`,
+    its place uniform; a box that is not smaller than the image in both sides is drawn again, up to
+    ten times, as in timm, where DeiT has it from. Every value is drawn from a normal distribution
+    of mean 0 and deviation 1 after normalisation.
+
+    A float image counts as normalised. A uint8 image gets what has these values when it is
+    normalised by ImageNet's mean and deviation (their averages over the channels where there are
+    not three): rounded, and clipped to [0, 255], which cuts the noise at about two deviations on
+    either side, one value in twenty.
+    """
+
+    probability: float = 0.25
+    area: tuple[float, float] = (0.02, 1 / 3)
+    ratio: tuple[float, float] = (0.3, 1 / 0.3)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1:
+            raise ValueError(f"probability={self.probability!r} must be in [0, 1]")
+        check_range("area", self.area, 1.0)
+        check_range("ratio", self.ratio)
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if rng.random() >= self.probability or (box := self._box(rng, *image.shape[:2])) is None:
+            return image
+        image = image.copy()
+        fill = rng.standard_normal(image[box].shape, np.float32)
+        if image.dtype == np.uint8:
+            three = image.shape[2] == 3
+            mean = np.array(IMAGENET_MEAN if three else np.mean(IMAGENET_MEAN), np.float32)
+            std = np.array(IMAGENET_STD if three else np.mean(IMAGENET_STD), np.float32)
+            fill = np.clip(np.rint((mean + std * fill) * 255), 0, 255)
+        image[box] = fill
+        return image
+
+    def _box(self, rng: np.random.Generator, height: int, width: int) -> tuple[slice, slice] | None:
+        """Rows and columns, or None where no draw fits."""
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(_BOX_ATTEMPTS):
+            pixels = rng.uniform(*self.area) * height * width
+            ratio = math.exp(rng.uniform(low, high))
+            box_height = round(math.sqrt(pixels * ratio))
+            box_width = round(math.sqrt(pixels / ratio))
+            if box_height < height and box_width < width:
+                top = int(rng.integers(0, height - box_height, endpoint=True))
+                left = int(rng.integers(0, width - box_width, endpoint=True))
+                return slice(top, top + box_height), slice(left, left + box_width)
+        return None

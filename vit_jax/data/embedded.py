@@ -1,30 +1,32 @@
-"""Letters and digits drawn from the fonts in matplotlib's wheel: pre-training data without a file.
+"""Data that comes with the code's dependencies: `glyphs` to pre-train on, `digits` to fine-tune on.
 
-Example i is a pure function of (seed, i): a font, a character and random changes of its outline,
-so there are as many examples as asked for, at any resolution. The images look like the scans in
-digits.py, which models pre-trained here are fine-tuned on: bright strokes on black, height of the
-image filled, a pen of varying width, and pixels that are area averages of a finer picture.
+**Glyphs** are letters and digits drawn from the fonts in matplotlib's wheel. Example i is a pure
+function of (seed, i): a font, a character and random changes of its outline, so there are as many
+examples as asked for, at any resolution. The images look like the digits: bright strokes on black,
+height of the image filled, a pen of varying width, pixels that are area averages. A glyph is kept
+as the signed distance of each point to its outline: warping that field and cutting it at a random
+level gives smooth edges at any stroke width (about 0.1 ms of a core per example up to 32 pixels).
+Other versions of matplotlib, Pillow, OpenCV or numpy may change an image by a grey level.
 
-A glyph is kept as the signed distance of each point to its outline. Warping that field and then
-cutting it at a random level gives smooth edges at any resolution and any stroke width at the price
-of one `cv2.remap` (about 0.1 ms of a core per example up to 32 pixels).
-
-Fonts come from matplotlib and outlines from Pillow; other versions of these, of OpenCV or of numpy
-may change an image by a grey level.
+**Digits** are the 1,797 real handwritten ones that come with scikit-learn: scans of 8 x 8 pixels
+with 17 grey levels (UCI, "Optical Recognition of Handwritten Digits", its test part), in
+scikit-learn's order. The last 300 were written by other people than the first ones, so `test` is an
+honest test set, while a random split would flatter by several points.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import os
+import importlib.util
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
 from vit_jax.data.order import example_rng
-from vit_jax.errors import UserError
+from vit_jax.errors import import_extra, missing_package
 
 # 50 labels for 62 characters: those that only their size or the typeface tells apart share one, for
 # glyphs are drawn at equal height and no model could separate them.
@@ -35,22 +37,16 @@ _CHARACTERS = (
 CLASSES: tuple[str, ...] = tuple(_CHARACTERS.split())
 
 
-@dataclasses.dataclass(frozen=True)
-class Face:
-    """A font file and the code points where its digits and its two alphabets begin."""
+class Face(NamedTuple):
+    """A font file, and which of its characters stand where `0`, `A` and `a` are elsewhere."""
 
     file: str
-    digits: int = ord("0")
-    upper: int = ord("A")
-    lower: int = ord("a")
+    starts: str = "0Aa"
 
     def character(self, char: str) -> str:
-        """The code point, as a string, that draws the ASCII letter or digit `char`."""
-        if char.isdigit():
-            return chr(self.digits + ord(char) - ord("0"))
-        if char.isupper():
-            return chr(self.upper + ord(char) - ord("A"))
-        return chr(self.lower + ord(char) - ord("a"))
+        """What draws the ASCII letter or digit `char`."""
+        first = "0" if char.isdigit() else "A" if char.isupper() else "a"
+        return chr(ord(self.starts["0Aa".index(first)]) + ord(char) - ord(first))
 
 
 def _family(name: str, *styles: str) -> tuple[Face, ...]:
@@ -65,10 +61,10 @@ TRAIN_FAMILIES: tuple[tuple[Face, ...], ...] = (
     _family("DejaVuSerif", "", "-Bold", "-Italic", "-BoldItalic"),
     _family("STIXGeneral", "", "Bol", "Italic", "BolIta"),
     (  # STIX's mathematical sans-serif, regular and bold
-        Face("STIXGeneral.ttf", digits=0x1D7E2, upper=0x1D5A0, lower=0x1D5BA),
-        Face("STIXGeneral.ttf", digits=0x1D7EC, upper=0x1D5D4, lower=0x1D5EE),
+        Face("STIXGeneral.ttf", "\U0001d7e2\U0001d5a0\U0001d5ba"),
+        Face("STIXGeneral.ttf", "\U0001d7ec\U0001d5d4\U0001d5ee"),
     ),
-    (Face("STIXGeneral.ttf", digits=0x1D7F6, upper=0x1D670, lower=0x1D68A),),  # its typewriter
+    (Face("STIXGeneral.ttf", "\U0001d7f6\U0001d670\U0001d68a"),),  # its typewriter
 )
 TEST_FAMILIES = (_family("cm", "r10", "b10", "ti10", "ss10", "tt10"),)  # Computer Modern
 
@@ -113,34 +109,24 @@ def _field(face: Face, char: str) -> Field:
     inside = np.zeros((side, side), np.uint8)
     top, left = (side - height) // 2, (side - width) // 2
     inside[top : top + height, left : left + width] = drawing > 127
-    to_outside, to_inside = (
-        cv2.distanceTransform(part, cv2.DIST_L2, 5) for part in (inside, 1 - inside)
-    )
-    distance = np.subtract(to_outside, to_inside)
+    distance = cv2.distanceTransform(inside, cv2.DIST_L2, 5)
+    distance = np.subtract(distance, cv2.distanceTransform(1 - inside, cv2.DIST_L2, 5))
     # Pixels on both sides of the outline have a distance of 1. A stroke's area is its length times
     # its width, its outline twice its length.
     outline = np.count_nonzero(np.abs(distance) <= 1) / 2
     half_stroke = np.count_nonzero(inside) / outline / FINE
     cells = cv2.resize(distance, (side // FINE, side // FINE), interpolation=cv2.INTER_AREA) / FINE
-    return Field(
-        distance=np.round(cells * FIELD_UNIT).astype(np.int16),
-        height=height / FINE,
-        width=width / FINE,
-        half_stroke=half_stroke,
-    )
+    cells = np.round(cells * FIELD_UNIT).astype(np.int16)
+    return Field(cells, height / FINE, width / FINE, half_stroke)
 
 
 def _drawing(face: Face, char: str) -> np.ndarray:
     """The character without the space around it, uint8 [H, W], strokes 255."""
-    try:
-        import matplotlib
-        from PIL import Image, ImageDraw, ImageFont
-    except ImportError as error:
-        raise UserError(
-            f"dataset.name='glyphs' needs {error.name}; install vit_jax[embedded]."
-        ) from None
-    path = os.path.join(matplotlib.get_data_path(), "fonts", "ttf", face.file)
-    with open(path, "rb") as file:  # given a path, Pillow would also search the system's fonts
+    from PIL import Image, ImageDraw, ImageFont
+
+    matplotlib = import_extra("dataset.name='glyphs'", "matplotlib", "embedded")
+    path = Path(matplotlib.get_data_path(), "fonts", "ttf", face.file)
+    with path.open("rb") as file:  # given a path, Pillow would also search the system's fonts
         font = ImageFont.truetype(file, FINE * FIELD_GLYPH)
     text = face.character(char)
     left, top, right, bottom = font.getbbox(text)
@@ -185,10 +171,10 @@ def _render(field: Field, size: int, rng: np.random.Generator) -> np.ndarray:
     canvas = size * -(-MIN_CANVAS // size)
     x, y, cells_per_pixel = _sample_points(field, canvas, rng)
     half_stroke = rng.uniform(*HALF_STROKE) * canvas
-    distance = cv2.remap(
-        field.distance, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
-    ).astype(np.float32)
-    distance /= FIELD_UNIT * cells_per_pixel  # pixels of the canvas
+    distance = cv2.remap(field.distance, x, y, cv2.INTER_LINEAR, None, cv2.BORDER_REPLICATE)
+    distance = distance.astype(np.float32) / np.float32(
+        FIELD_UNIT * cells_per_pixel
+    )  # in pixels of the canvas
     own = field.half_stroke / cells_per_pixel
     distance += max(half_stroke - own, -MAX_THINNING * own)
     # The edge goes from black to white over one pixel.
@@ -232,12 +218,46 @@ def glyph_splits(
     Raises:
       ValueError: an argument is out of range.
     """
-    given = {"size": size, "num_examples": num_examples, "num_test": num_test, "seed": seed}
-    bounds = ((4, 1024), (1, 2**62), (1, 2**62), (0, 2**62))
-    for (name, value), (low, high) in zip(given.items(), bounds, strict=True):
-        if not low <= value <= high:
-            raise ValueError(f"{name}={value} must be from {low} to {high}")
+    if not 4 <= size <= 1024:
+        raise ValueError(f"size={size} must be from 4 to 1024")
+    if min(num_examples, num_test) < 1 or seed < 0:
+        raise ValueError(f"{num_examples=}, {num_test=} must be positive, {seed=} not negative")
     return {
         "train": GlyphSource(TRAIN_FAMILIES, size, num_examples, 2 * seed),
         "test": GlyphSource(TEST_FAMILIES, size, num_test, 2 * seed + 1),
     }
+
+
+NUM_TRAIN = 1497
+
+
+@dataclasses.dataclass(frozen=True)
+class DigitSource:
+    """Scans, uint8 [N, 8, 8, 1] with 16 scaled to 255, and labels, int [N]."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    class_names = tuple("0123456789")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self.images[index], "label": int(self.labels[index])}
+
+
+def digit_splits() -> dict[str, DigitSource]:
+    """`train`, the first 1,497 scans, and `test`, the last 300.
+
+    Raises:
+      UserError: scikit-learn is not installed.
+    """
+    # The file alone: importing scikit-learn takes longer than a small model's first update.
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise missing_package("dataset.name='digits'", "scikit-learn", "embedded")
+    path = Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz"
+    rows = np.loadtxt(path, np.int64, delimiter=",")  # 64 pixels from 0 to 16, and the label
+    images = np.round(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    parts = {"train": slice(NUM_TRAIN), "test": slice(NUM_TRAIN, None)}
+    return {name: DigitSource(images[part], rows[part, -1]) for name, part in parts.items()}
