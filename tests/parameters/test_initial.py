@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax.models.create import create_model
-from vit_jax.parameters import initial
+from vit_jax.parameters import names
 from vit_jax.parameters.names import flatten_names
 
 SIZES = {"patch_size": 8, "hidden_size": 32, "num_layers": 3, "mlp_dim": 64, "num_heads": 4}
@@ -74,7 +74,7 @@ def test_shapes(config: dict[str, Any]) -> None:
     model = create_model(**config, num_classes=10)
     images = jnp.zeros((1, 16, 32, 3))
     expected = jax.eval_shape(lambda: model.init(jax.random.key(0), images, train=False)["params"])
-    assert initial.abstract_params(model, (16, 32, 3)) == expected
+    assert names.abstract_params(model, (16, 32, 3)) == expected
 
 
 def test_what_differs_has_a_program_of_its_own(programs: list[Any]) -> None:

@@ -65,6 +65,12 @@ class Dataset:
         arrays = {key: np.asarray(value) for key, value in example.items()}
         return {key: ArraySpec(array.shape, array.dtype) for key, array in arrays.items()}
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """[H, W, C] of a preprocessed image."""
+        height, width, channels = self.element_spec["image"].shape
+        return height, width, channels
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """Short hash that changes when the examples, their order or their classes change.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from vit_jax.data.pipeline import Batch
+from vit_jax.data.pipeline import Batch, train_batches
 
 DeviceBatch = dict[str, jax.Array]
 
@@ -39,6 +40,23 @@ def to_device(batch: Batch, sharding: Sharding, batch_size: int) -> DeviceBatch:
         return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
 
     return {name: place(local) for name, local in batch.items()}
+
+
+@contextlib.contextmanager
+def train_batches_on(
+    sharding: Sharding, keys: Collection[str], *, batch_size: int, **options: Any
+) -> Iterator[Iterator[DeviceBatch]]:
+    """The batches that update parameters, on the devices; threads and workers end with the context.
+
+    Args:
+      sharding: of the leading axis.
+      keys: what the devices are given besides `mask`.
+      batch_size: global.
+      **options: of `pipeline.train_batches`.
+    """
+    rows = local_rows(sharding, batch_size)
+    with train_batches(batch_size=batch_size, rows=rows, **options) as host_batches:
+        yield device_batches(host_batches, sharding, batch_size=batch_size, keys=keys)
 
 
 def device_batches(

@@ -66,13 +66,23 @@ def _eval_rows(num_examples: int, batch_size: int, rows: np.ndarray, t: int) -> 
     return indices, indices, (positions < num_examples).astype(np.float32)
 
 
+def batch_spec(dataset: Examples, batch_size: int) -> dict[str, ArraySpec]:
+    """Shapes and dtypes of a batch."""
+    image, label = (dataset.element_spec.get(key, _LABEL) for key in ("image", "label"))
+    return {
+        "image": ArraySpec((batch_size, *image.shape), image.dtype),
+        "label": ArraySpec(
+            (batch_size, *label.shape), np.dtype(np.uint8 if label.shape else np.int32)
+        ),
+        "mask": ArraySpec((batch_size,), np.dtype(np.float32)),
+    }
+
+
 def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int) -> Batch:
     """Batch `step`: its examples, each with the random numbers of (seed, its position)."""
     indices, positions, mask = draw(step)
-    spec = dataset.element_spec["image"]
-    images = np.empty((len(indices), *spec.shape), spec.dtype)  # [n, H, W, C]
-    label = dataset.element_spec.get("label", _LABEL)
-    labels = np.empty((len(indices), *label.shape), np.uint8 if label.shape else np.int32)
+    spec, whole = dataset.element_spec["image"], batch_spec(dataset, len(indices))
+    images, labels = (np.empty(whole[key].shape, whole[key].dtype) for key in ("image", "label"))
     for row, (index, position) in enumerate(zip(indices.tolist(), positions.tolist(), strict=True)):
         if row and position == positions[row - 1]:  # padding
             images[row], labels[row] = images[row - 1], labels[row - 1]

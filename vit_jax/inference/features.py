@@ -46,7 +46,7 @@ from vit_jax.inference.inputs import (
 )
 from vit_jax.inference.load import load_model
 from vit_jax.objectives.objective import scale_images
-from vit_jax.parameters.initial import abstract_params
+from vit_jax.parameters.names import abstract_params
 from vit_jax.parameters.sharding import replicated
 from vit_jax.workdir.description import Description
 

@@ -9,7 +9,7 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.inference.inputs import at_image_size
 from vit_jax.models.create import create_model
-from vit_jax.parameters.initial import abstract_params
+from vit_jax.parameters.names import abstract_params
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.formats.stored import reading
