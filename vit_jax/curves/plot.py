@@ -13,7 +13,6 @@ import numpy as np
 
 from vit_jax.curves.read import RunCurves, legend_labels, read_run, smoothed
 from vit_jax.errors import UserError, check_known, import_extra
-from vit_jax.files.fonts import font_families
 
 # Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
 # their yellow. After them the same colours come again, dashed.
@@ -96,6 +95,7 @@ def choose_panels(runs: Sequence[RunCurves], asked: Sequence[str]) -> list[str]:
 def draw(runs: Sequence[RunCurves], panels: Sequence[str], *, x: str, smooth: float) -> Any:
     """The figure: panels in rows, the legend of runs above them."""
     import_extra("a plot", "matplotlib", "embedded")
+    from matplotlib import font_manager, rcParams
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -121,7 +121,8 @@ def draw(runs: Sequence[RunCurves], panels: Sequence[str], *, x: str, smooth: fl
     handles = [Line2D([], [], lw=2, **style) for style in styles]
     labels = legend_labels(runs)
     place: Any = {"loc": "outside upper left", "frameon": False, "handlelength": 3}
-    font = {"family": font_families("".join(labels))}
+    noto = (name for name in font_manager.get_font_names() if name.startswith("Noto Sans"))
+    font = {"family": [*rcParams["font.family"], *sorted(noto)]}  # for names in any script
     legend = figure.legend(handles, labels, prop=font, **place)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ is one of a folder's name, or of a regular expression
