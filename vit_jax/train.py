@@ -34,10 +34,9 @@ from vit_jax.training.session import Session
 from vit_jax.training.state import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
-from vit_jax.workdir.describe import describe
 from vit_jax.workdir.description import PARAMS_FILE, RESULTS_FILE, write_params
 from vit_jax.workdir.metrics import MetricWriter, check_wandb, read_metrics
-from vit_jax.workdir.provenance import write_provenance
+from vit_jax.workdir.provenance import describe, write_provenance
 from vit_jax.workdir.tracing import Trace
 
 # The processes of a run may differ in these: where the data lie, how a host works.
@@ -99,7 +98,14 @@ def train_and_evaluate(
         if finished is not None:
             logging.info("%s: this run has ended at step %d.", workdir, run.total_steps)
             return finished
-        describe(run, workdir)
+        describe(
+            workdir,
+            description=run.description,
+            params=run.abstract_state.params,
+            datasets=[run.dataset, *run.eval_datasets.values()],
+            total_steps=run.total_steps,
+            batch_size=run.batch_size,
+        )
         checkpoints = CheckpointManager(workdir, **config.checkpoint)
         stack.callback(checkpoints.close)
         watchdog.note("making or restoring the state")
