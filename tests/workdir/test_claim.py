@@ -96,14 +96,10 @@ def test_another_config_is_refused_with_its_keys(
     with pytest.raises(UserError, match=message + r".*--workdir, or --resume=force") as error:
         claim(tmp_path, changed(**sections))
     assert "\n" not in str(error.value)
-    assert (tmp_path / "config.json").read_bytes() == before
-    claim(tmp_path)  # a refused run leaves the workdir free
-
-
-def test_another_dataset_is_refused(tmp_path: Path) -> None:
-    claim(tmp_path)
     with pytest.raises(UserError, match="another dataset: num_examples: 1797 -> 1798"):
         claim(tmp_path, dataset={**DATASET, "num_examples": 1798})
+    assert (tmp_path / "config.json").read_bytes() == before
+    claim(tmp_path)  # a refused run leaves the workdir free
 
 
 def test_force_keeps_every_earlier_config(tmp_path: Path) -> None:
@@ -125,7 +121,7 @@ def test_force_keeps_every_earlier_config(tmp_path: Path) -> None:
         claim(tmp_path, resume="yes")
 
 
-@pytest.mark.parametrize("content", [b"", b'{"seed": 0', b"\xff\xfe", b"[]"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]"])
 def test_a_damaged_config_is_named(tmp_path: Path, content: bytes) -> None:
     claim(tmp_path)
     (tmp_path / "config.json").write_bytes(content)
@@ -136,11 +132,10 @@ def test_a_damaged_config_is_named(tmp_path: Path, content: bytes) -> None:
     claim(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "params.npz"])
-def test_results_of_something_else_are_not_taken_over(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "something").touch()
-    with pytest.raises(UserError, match=f"holds {name} but no config.json"):
+def test_results_of_something_else_are_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "something").mkdir(parents=True)
+    (tmp_path / "params.npz").write_text("weights")
+    with pytest.raises(UserError, match="holds checkpoints and params.npz but no config.json"):
         claim(tmp_path)
     claim(tmp_path, resume="force")
     claim(tmp_path)

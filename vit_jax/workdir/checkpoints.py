@@ -215,13 +215,7 @@ class CheckpointManager:
                 f"Checkpoint {item.parent} is of another model or optimizer: "
                 f"{list_names(differing)}. Use its own config, or another --workdir."
             )
-        try:
-            return step, handler.restore(item, args=ocp.args.StandardRestore(abstract_state))
-        except Exception as error:
-            if is_disk_error(error):
-                message = f"Checkpoint {item} cannot be read: {one_line(error)}."
-                raise as_user_error(message, error) from error
-            raise
+        return step, handler.restore(item, args=ocp.args.StandardRestore(abstract_state))
 
     def _choose_step(self) -> int | None:
         """The newest intact step; damaged ones are moved aside. Runs on process 0."""

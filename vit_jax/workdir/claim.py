@@ -78,7 +78,8 @@ def claim_workdir(
             _take_over(folder, config, dataset_fingerprint, resume, runtime_keys)
         except BaseException as error:
             release_workdir(folder)
-            if not isinstance(error, OSError) and not is_network_error(error):
+            refused = isinstance(error, OSError | ValueError) or is_network_error(error)
+            if not refused or isinstance(error, UserError):
                 raise
             message = f"{one_line(error)} ({getattr(error, 'filename', None) or folder})"
             raise as_user_error(
@@ -104,16 +105,12 @@ def check_same(
     config: dict[str, Any], fingerprint: dict[str, Any], local_keys: tuple[str, ...]
 ) -> None:
     """Raises UserError on a process that was given another config or other data than process 0."""
-    first_config, first_data = run_on_first_process(lambda: (config, fingerprint))
-    for what, found in (
-        ("another config", _differences(first_config, config, local_keys)),
-        ("other data", _differences(first_data, fingerprint, ())),
-    ):
-        if found:
-            raise UserError(
-                f"Process {jax.process_index()} on {socket.gethostname()} has {what} than "
-                f"process 0: {found}. Give every process the same command and the same data."
-            )
+    mine = {**config, "data": fingerprint}
+    if found := _differences(run_on_first_process(lambda: mine), mine, local_keys):
+        raise UserError(
+            f"Process {jax.process_index()} on {socket.gethostname()} has another config or other "
+            f"data than process 0: {found}. Give every process the same command and the same data."
+        )
 
 
 def check_shared(folder: Path) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import tensorstore
 
-from vit_jax.errors import UserError, as_user_error, one_line
+from vit_jax.errors import UserError, one_line
 from vit_jax.files.paths import is_bucket
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 from vit_jax.multihost.watchdog import watchdog
@@ -44,7 +44,8 @@ def lock_folder(folder: Path) -> Callable[[], None]:
     A holder on another host is waited for, in case that host is lost.
 
     Raises:
-      UserError: another process works in it, or the bucket refuses.
+      UserError: another process works in it.
+      OSError, ValueError: the file system or the bucket refuses.
     """
     if is_bucket(folder):
         bucket_lock = BucketLock(folder, machine=_machine(), on_lost=_end)
@@ -148,17 +149,23 @@ class BucketLock:
         """Waits for a holder that may be lost.
 
         Raises:
-          UserError: another run holds it, or the bucket refuses.
+          UserError: another run holds it.
+          ValueError, TimeoutError: TensorStore's; the bucket refuses, or does not answer.
         """
-        try:
-            self._take()
-            self._renew_once()  # fails in a bucket that keeps what it has (a retention policy)
-        except (ValueError, TimeoutError) as error:  # ValueError: TensorStore's, of any kind
-            if isinstance(error, UserError):
-                raise
-            reason = one_line(error).partition(" [")[0]  # of the request
-            message = f"Workdir {self._folder} cannot be locked: {reason}"
-            raise as_user_error(message, error) from error
+        awaited, deadline = b"", 0.0
+        generation, holder = self._read()
+        while holder.get("token") != self._token:
+            if generation == awaited and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+            elif not holder or generation == awaited or self._is_dead(holder):
+                self._write(generation)
+            elif awaited or holder.get("machine") == self._machine:
+                raise _in_use(self._folder, _who(holder))
+            else:
+                awaited, deadline = generation, _start_waiting(self._folder, _who(holder))
+            generation, holder = self._read()
+        self._generation = generation
+        self._renew_once()  # fails in a bucket that keeps what it has (a retention policy)
         self._thread.start()
 
     def release(self) -> None:
@@ -170,22 +177,6 @@ class BucketLock:
             write.result(timeout=_TIMEOUT)
         except (ValueError, TimeoutError) as error:
             _LOG.warning("%s/%s stays behind: %s", self._folder, _LOCK, one_line(error))
-
-    def _take(self) -> None:
-        awaited, deadline = b"", 0.0
-        while True:
-            generation, holder = self._read()
-            if holder.get("token") == self._token:
-                self._generation = generation
-                return
-            if generation == awaited and time.monotonic() < deadline:
-                time.sleep(_POLL_SECONDS)
-            elif not holder or generation == awaited or self._is_dead(holder):
-                self._write(generation)
-            elif awaited or holder.get("machine") == self._machine:
-                raise _in_use(self._folder, _who(holder))
-            else:
-                awaited, deadline = generation, _start_waiting(self._folder, _who(holder))
 
     def _is_dead(self, holder: dict[str, Any]) -> bool:
         """Whether it was a process of this machine that is gone, or whose number is another's."""
