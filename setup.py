@@ -6,10 +6,12 @@ from setuptools import find_packages, setup
 # this package can be installed next to others and still be installed exactly as tested.
 INSTALL_REQUIRES = [
     "absl-py>=2.1",
+    "aiohttp>=3.12",  # downloads
     "array_record>=0.8",
     "clu>=0.0.12",
     "etils[epath]>=1.12",
     "flax>=0.12.8",
+    "fsspec>=2026.1",  # of etils; the thread of downloads
     "grain>=0.2.18",
     "importlib_resources>=6.0",  # tensorflow-datasets imports it without declaring it
     "jax>=0.10.2",
@@ -34,7 +36,7 @@ EXTRAS_REQUIRE = {
     # Preparing those TensorFlow Datasets whose builders call TensorFlow; never needed to train.
     "tf": ["tensorboard>=2.19", "tensorflow-cpu>=2.21"],
     # Work directories and prepared data at gs://BUCKET/FOLDER.
-    "gcs": ["fsspec>=2026.1", "gcsfs>=2026.1"],
+    "gcs": ["gcsfs>=2026.1"],
     # Weights from hf://owner/name.
     "hf": ["huggingface_hub>=2.4"],
     # scripts/export.py: the container of StableHLO files; ONNX files and the check of them.
@@ -75,7 +77,7 @@ setup(
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
         "vit_jax": ["py.typed"],
-        "vit_jax.pretrained.zoo": ["labels/*.txt"],
+        "vit_jax.pretrained.zoo": ["checkpoints.jsonl", "labels/*.txt"],
         "vit_jax.report": ["page.css", "page.js"],
     },
     install_requires=INSTALL_REQUIRES,

@@ -153,7 +153,6 @@ class Run:
     def train_flops_per_image(self) -> float:
         """See `hardware.flops.train_flops`."""
         from vit_jax.hardware.flops import train_flops
-        from vit_jax.models.attention import as_defined
 
         params = {**self.abstract_state.params, **jax.eval_shape(lambda: self.objective.constants)}
         spec, label = self.dataset.element_spec["image"], self.dataset.element_spec["label"]
@@ -162,8 +161,7 @@ class Run:
             "label": jax.ShapeDtypeStruct((1, *label.shape), jnp.int32),
             "mask": jax.ShapeDtypeStruct((1,), jnp.float32),
         }
-        with as_defined():
-            return train_flops(self.objective, params, batch)
+        return train_flops(self.objective, params, batch)
 
     def abstract_constants(self) -> Any:
         """Shapes of the objective's constants, with shardings."""

@@ -24,7 +24,7 @@ from vit_jax.inference.features import (
     feature_function,
 )
 from vit_jax.inference.load import PretrainedModel, load_model
-from vit_jax.models.transformer import Encoder1DBlock, MAPHead
+from vit_jax.models.vit import Encoder1DBlock, MAPHead
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
 

@@ -12,8 +12,7 @@ from vit_jax.models.create import create_model
 from vit_jax.parameters.initial import abstract_params
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.fit.adapt import adapt_params
-from vit_jax.pretrained.fit.report import LoadReport
-from vit_jax.pretrained.formats.json_values import reading
+from vit_jax.pretrained.formats.stored import reading
 from vit_jax.pretrained.infer import infer_description
 from vit_jax.pretrained.load import read_source
 from vit_jax.workdir.description import Description
@@ -33,7 +32,7 @@ class PretrainedModel:
       description: sizes, classes, and how an image file becomes an input.
       format: in which the weights were found.
       source: where.
-      report: what became of every array.
+      report: what became of every array, see `adapt_params`.
     """
 
     module: Any
@@ -41,7 +40,7 @@ class PretrainedModel:
     description: Description
     format: str
     source: str
-    report: LoadReport = dataclasses.field(repr=False)
+    report: dict[str, Any] = dataclasses.field(repr=False)
 
 
 def load_model(

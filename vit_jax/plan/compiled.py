@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ import jax
 
 from vit_jax.hardware.chips import find_chip
 from vit_jax.hardware.flops import jaxpr_flops
-from vit_jax.models.attention import as_defined
 from vit_jax.plan.collectives import Traffic, collective_traffic
 from vit_jax.plan.cycles import compiler_cycles, kernel_cycles
 from vit_jax.plan.hbm_traffic import hbm_bytes
@@ -105,7 +105,7 @@ def compile_step(
     jaxpr, chip = traced.jaxpr.jaxpr, find_chip(mesh.devices.flat[0].device_kind)
     of_kernels = kernel_cycles(jaxpr, chip, mesh.size) if chip else 0.0
     if of_kernels and not update:
-        with jax.set_mesh(mesh), as_defined():
+        with jax.set_mesh(mesh), contextlib.nullcontext():
             step = run.train_step(*arguments[:2])
             jaxpr = step.trace(*arguments).jaxpr.jaxpr
     return CompiledStep(

@@ -1,12 +1,10 @@
 """Attention for long sequences on TPUs: JAX's splash kernel, which goes over the keys in blocks.
 
 It sums up the softmax block by block, so that scores [N, N] exist nowhere, however large N is. For
-sequences that `attention_tpu` has no room for: with patches of 16, images of 544 pixels and more.
+sequences that `tpu` has no room for: with patches of 16, images of 544 pixels and more.
 """
 
 from __future__ import annotations
-
-import math
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +18,15 @@ def attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    bias: jax.Array,
     head_dim: int,
     interpret: bool = False,
 ) -> jax.Array:
-    """As `attention_tpu.attention`: products [B, N, H * d] three times and biases [3, H * d]."""
+    """As `tpu.attention`: three times [B, N, H * d], the queries divided by sqrt(d)."""
     batch_size, num_tokens, width = query.shape
     block = _block(num_tokens)
     rows = -(-num_tokens // block) * block
 
-    def by_head(x: jax.Array, bias: jax.Array, scale: float = 1.0) -> jax.Array:
-        x = ((x.astype(jnp.float32) + bias[None, None].astype(jnp.float32)) * scale).astype(x.dtype)
+    def by_head(x: jax.Array) -> jax.Array:
         x = jnp.reshape(x, (batch_size, num_tokens, width // head_dim, head_dim))
         x = jnp.swapaxes(x, 1, 2)  # [B, H, N, d]
         return jnp.pad(x, ((0, 0), (0, 0), (0, rows - num_tokens), (0, 0)))
@@ -52,8 +48,7 @@ def attention(
     # Tokens see those of their own segment alone; the padding is another one.
     segment = (jnp.arange(rows) >= num_tokens).astype(jnp.int32)
     see = splash.SegmentIds(segment, segment)
-    arrays = by_head(query, bias[0], 1 / math.sqrt(head_dim)), by_head(key, bias[1])
-    out = jax.vmap(lambda q, k, v: kernel(q, k, v, see))(*arrays, by_head(value, bias[2]))
+    out = jax.vmap(lambda q, k, v: kernel(q, k, v, see))(*map(by_head, (query, key, value)))
     return jnp.reshape(jnp.swapaxes(out[:, :, :num_tokens], 1, 2), query.shape)
 
 

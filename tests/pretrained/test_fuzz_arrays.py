@@ -13,7 +13,6 @@ import random
 import resource
 import struct
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ import safetensors.numpy
 import torch
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.files.containers import open_container
+from vit_jax.pretrained.arrays import read_arrays
 
 _RNG = np.random.default_rng(0)
 ARRAYS = {
@@ -72,19 +71,19 @@ Arrays = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 
 class Reader:
-    """Reads damaged content from a file and keeps watch over the memory of the process."""
+    """Reads damaged content from a file and keeps watch over memory and open files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.refused = 0
         self._before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self._files = len(os.listdir("/proc/self/fd"))
 
     def read(self, content: bytes) -> Arrays | None:
         """All arrays (type, shape, bytes), or None where a UserError says why not."""
         self.path.write_bytes(content)
         try:
-            with open_container(self.path) as container:
-                arrays = {name: container.read(name) for name in container.arrays}
+            arrays = read_arrays(self.path)
         except UserError as error:
             text = str(error)
             assert "\n" not in text
@@ -94,22 +93,22 @@ class Reader:
             return None
         return {name: (str(x.dtype), x.shape, x.tobytes()) for name, x in arrays.items()}
 
-    def check_memory(self) -> None:
+    def truth(self, content: bytes) -> Arrays:
+        arrays = self.read(content)
+        assert arrays is not None
+        return arrays
+
+    def check(self) -> None:
         growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._before
         assert growth < _MAX_GROWTH_KB
+        assert len(os.listdir("/proc/self/fd")) <= self._files
 
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
     reader = Reader(tmp_path / "weights")
     yield reader
-    reader.check_memory()
-
-
-def truth(reader: Reader, content: bytes) -> Arrays:
-    arrays = reader.read(content)
-    assert arrays is not None
-    return arrays
+    reader.check()
 
 
 def flips(content: bytes) -> Iterator[bytes]:
@@ -124,7 +123,7 @@ def flips(content: bytes) -> Iterator[bytes]:
 def disorder(content: bytes) -> Iterator[bytes]:
     """Blocks changed for each other, repeated, dropped, blanked; garbage before and after."""
     rng = random.Random(2)
-    for _ in range(300):
+    for _ in range(150):
         size = rng.choice([1, 8, 64, 512])
         a, b = (rng.randrange(max(len(content) - size, 1)) for _ in range(2))
         swapped = bytearray(content)
@@ -143,50 +142,28 @@ def disorder(content: bytes) -> Iterator[bytes]:
 @pytest.mark.parametrize("make", CHECKED + UNCHECKED)
 def test_a_file_cut_short_is_always_refused(reader: Reader, make: Callable[[], bytes]) -> None:
     content = make()
-    truth(reader, content)
+    reader.truth(content)
     for size in [*range(0, len(content), 3), len(content) - 1, len(content) - 2]:
         assert reader.read(content[:size]) is None, size
 
 
-@pytest.mark.parametrize("make", CHECKED)
+@pytest.mark.parametrize("make", CHECKED + UNCHECKED)
 @pytest.mark.parametrize("damage", [flips, disorder])
 def test_with_checksums_damage_never_changes_a_number(
     reader: Reader, make: Callable[[], bytes], damage: Callable[[bytes], Iterator[bytes]]
 ) -> None:
     content = make()
-    expected = truth(reader, content)
+    expected = reader.truth(content)
     for damaged in damage(content):
         arrays = reader.read(damaged)
-        assert arrays is None or arrays == expected
-    assert reader.refused > 400
-
-
-@pytest.mark.parametrize("make", UNCHECKED)
-@pytest.mark.parametrize("damage", [flips, disorder])
-def test_without_checksums_damage_is_survived(
-    reader: Reader, make: Callable[[], bytes], damage: Callable[[bytes], Iterator[bytes]]
-) -> None:
-    content = make()
-    truth(reader, content)
-    for damaged in damage(content):
-        reader.read(damaged)
-    assert reader.refused > 100
+        assert arrays is None or arrays == expected or make in UNCHECKED
+    assert reader.refused > (100 if make in UNCHECKED else 300)
 
 
 def mutations(content: bytes, seed: int, count: int) -> Iterator[bytes]:
     """A few bytes replaced by random or by telling ones; some pieces inserted or removed."""
     rng = random.Random(seed)
-    telling = [
-        b"\xff" * 8,
-        b"\0" * 8,
-        b"\x7f\xff\xff\xff",
-        b"9" * 9,
-        b"(",
-        b".",
-        b"-",
-        b"R",
-        b"\x94",
-    ]
+    telling = [b"\xff" * 8, b"\0" * 8, b"\x7f\xff\xff\xff", b"9" * 9, *map(bytes, zip(b"(.-R\x94"))]
     for _ in range(count):
         damaged = bytearray(content)
         for _ in range(rng.randint(1, 4)):
@@ -206,16 +183,16 @@ def rezipped(content: bytes, name: str, replacement: bytes) -> bytes:
     return file.getvalue()
 
 
-def pickle_in(content: bytes) -> tuple[str, bytes]:
+def member(content: bytes, end: str) -> tuple[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        name = next(name for name in archive.namelist() if name.endswith(end))
         return name, archive.read(name)
 
 
 def test_pickles_changed_by_intent_are_survived(reader: Reader) -> None:
     content = pth()
-    name, pickled = pickle_in(content)
-    assert truth(reader, rezipped(content, name, pickled)) == truth(reader, content)
+    name, pickled = member(content, "data.pkl")
+    assert reader.truth(rezipped(content, name, pickled)) == reader.truth(content)
     for mutated in mutations(pickled, 3, 1000):
         reader.read(rezipped(content, name, mutated))
     assert reader.refused > 500
@@ -223,90 +200,15 @@ def test_pickles_changed_by_intent_are_survived(reader: Reader) -> None:
 
 def test_array_headers_changed_by_intent_are_survived(reader: Reader) -> None:
     content = npz()
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        member = archive.read("head/kernel.npy")
-    for mutated in mutations(member[:80], 4, 1000):
-        reader.read(rezipped(content, "head/kernel.npy", mutated + member[80:]))
+    name, array = member(content, "head/kernel.npy")
+    for mutated in mutations(array[:80], 4, 1000):
+        reader.read(rezipped(content, name, mutated + array[80:]))
     assert reader.refused > 500
-
-
-def test_zip_directories_changed_by_intent_are_survived(reader: Reader) -> None:
-    content = npz_compressed()
-    start = content.index(b"PK\1\2")
-    for mutated in mutations(content[start:-22], 5, 1000):
-        end = bytearray(content[-22:])
-        end[12:16] = struct.pack("<L", len(mutated))
-        reader.read(content[:start] + mutated + bytes(end))
-    assert reader.refused > 500
-
-
-def test_compressed_data_changed_by_intent_is_survived(reader: Reader) -> None:
-    """Streams of deflate that are longer, shorter or other than announced; no checksum helps."""
-    member = np.zeros(20_000, np.float32)
-    file = io.BytesIO()
-    np.savez_compressed(file, a=member)
-    content = file.getvalue()
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        info = archive.getinfo("a.npy")
-    size = struct.pack("<L", info.compress_size)
-    start = content.index(b"PK\1\2") - info.compress_size
-    for mutated in mutations(content[start : start + info.compress_size], 6, 500):
-        head, tail = content[:start], content[start + info.compress_size :]
-        tail = tail.replace(size, struct.pack("<L", len(mutated)))
-        inflater = zlib.decompressobj(-15)
-        try:
-            inflated = inflater.decompress(mutated, 1 << 20)
-        except zlib.error:
-            inflated = b""
-        tail = tail.replace(struct.pack("<L", info.CRC), struct.pack("<L", zlib.crc32(inflated)))
-        at = tail.index(b"PK\5\6")
-        end = bytearray(tail[at:])
-        end[16:20] = struct.pack("<L", len(head) + len(mutated))
-        reader.read(head + mutated + tail[:at] + bytes(end))
-    assert reader.refused > 200
 
 
 def test_headers_of_safetensors_changed_by_intent_are_survived(reader: Reader) -> None:
     content = tensors()
     (size,) = struct.unpack("<Q", content[:8])
-    for mutated in mutations(content[8 : 8 + size], 7, 2000):
+    for mutated in mutations(content[8 : 8 + size], 7, 1000):
         reader.read(struct.pack("<Q", len(mutated)) + mutated + content[8 + size :])
-    assert reader.refused > 1000
-
-
-def test_random_bytes_behind_each_beginning_are_survived(reader: Reader) -> None:
-    rng = random.Random(8)
-    beginnings = [content()[:n] for content in CHECKED + UNCHECKED for n in (4, 16, 64)]
-    for beginning in beginnings:
-        for _ in range(40):
-            assert reader.read(beginning + rng.randbytes(rng.randrange(300))) is None
-
-
-def test_random_pickles_are_survived(reader: Reader) -> None:
-    """Sequences of opcodes, which get further than random bytes do."""
-    rng = random.Random(9)
-    storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000NK\x02tQ"
-    pieces = [
-        *(bytes([code]) for code in b"()]}NK\x01012abdeghijlostuQRq\x81\x85\x86\x87\x88\x89\x8f"),
-        *(b"K\x00", b"K\x02", b"K\x02\x85", b"X\x01\0\0\0a", b"q\0", b"h\0", b"\x94", storage),
-        *(b"ctorch._utils\n_rebuild_tensor_v2\n", b"ccollections\nOrderedDict\n", b"cos\nsystem\n"),
-        *(b"ctorch\nSize\n", b"cargparse\nNamespace\n", b"ctorch._utils\n_rebuild_parameter\n"),
-    ]
-    content = pth()
-    name, _ = pickle_in(content)
-    for _ in range(2000):
-        pickled = b"\x80\x02" + b"".join(rng.choices(pieces, k=rng.randrange(1, 30))) + b"."
-        reader.read(rezipped(content, name, pickled))
-    assert reader.refused > 1000
-
-
-def test_no_file_stays_open(reader: Reader) -> None:
-    def count() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    content = npz()
-    truth(reader, content)
-    before = count()
-    for damaged in flips(content[-200:]):
-        reader.read(content[:-200] + damaged)
-    assert count() <= before
+    assert reader.refused > 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -13,19 +14,17 @@ import yaml
 
 from tests.peers import import_timm, import_transformers
 from tests.saved_models import save_model
+from vit_jax.export.card import CARD_FORMATS, write_card
 from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint
-from vit_jax.export.settings import FORMATS
+from vit_jax.export.write import TOLERANCES
 from vit_jax.inference.load import PretrainedModel, load_model
 from vit_jax.models.create import MODELS
 from vit_jax.models.variants import VARIANTS, get_variant
-from vit_jax.pretrained.cards.card import write_card
-from vit_jax.pretrained.cards.snippets import FORMATS as CARD_FORMATS
-from vit_jax.pretrained.fit.report import LoadReport
 from vit_jax.pretrained.zoo.list import entries
 from vit_jax.workdir.description import Description
 
 CLASSES = ("ant", "bee | wasp", "cat")
-UNCHANGED = LoadReport(loaded=("cls",), adapted={}, reset=(), dropped={})
+UNCHANGED = {"loaded": ["cls"], "adapted": {}, "reset": [], "dropped": {}}
 
 
 @pytest.fixture
@@ -33,10 +32,13 @@ def saved(tmp_path: Path) -> Path:
     return save_model(tmp_path / "photos", class_names=CLASSES)
 
 
-def card(target: Path, model: PretrainedModel, **kwargs: Any) -> str:
-    options: dict[str, Any] = {"format": "npz", "source": model.source, **kwargs}
-    path = write_card(target, description=model.description, **options)
-    return path.read_text(encoding="utf-8")
+def card(target: Path, model: PretrainedModel, format: str = "npz", **kwargs: Any) -> str:
+    return write_card(target, model, format, **kwargs).read_text(encoding="utf-8")
+
+
+def bare(description: Description, source: str) -> PretrainedModel:
+    """A model without parameters."""
+    return PretrainedModel(None, {}, description, "npz", source, UNCHANGED)
 
 
 def section(text: str, name: str) -> str:
@@ -132,25 +134,29 @@ def test_published_results(tmp_path: Path) -> None:
     side = entry.resolution
     grid = (side // 16, side // 16)
     description = Description(entry.model, (side, side, 3), grid, (), entry.preprocess)
-    path = write_card(tmp_path, description=description, format="npz", source=entry.name)
-    origin = section(path.read_text(), "Origin")
+    origin = section(card(tmp_path, bare(description, entry.name)), "Origin")
     assert entry.url in origin
     assert f"accuracy at {side} pixels: {entry.accuracy[0]}." in origin
 
 
 def test_what_became_of_the_arrays(saved: Path) -> None:
-    report = LoadReport(("cls", "head"), {"a": "bilinear 2x2 -> 3x3"}, (), {"b": "a buffer"})
-    text = section(card(saved, load_model(saved), report=report), "Origin")
+    report = {
+        **UNCHANGED,
+        "loaded": ["cls", "head"],
+        "adapted": {"a": "bilinear 2x2 -> 3x3"},
+        "dropped": {"b": "a buffer"},
+    }
+    text = section(card(saved, dataclasses.replace(load_model(saved), report=report)), "Origin")
     assert text.startswith("Made from `photos`.\n\n- loaded: 2 arrays as they are\n")
     assert "- adapted: a (bilinear 2x2 -> 3x3)\n- dropped: b (a buffer)\n" in text
 
 
 def test_every_format_has_a_card(saved: Path) -> None:
-    assert set(CARD_FORMATS) == {*FORMAT_NAMES, *FORMATS}
+    assert set(CARD_FORMATS) == {*FORMAT_NAMES, *TOLERANCES}
     model = load_model(saved)
-    for format, row in CARD_FORMATS.items():
-        text = card(saved, model, format=format, snippet="pass\n" if format in FORMATS else "")
-        assert yaml.safe_load(text.split("---\n")[1])["library_name"] == row.library
+    for format, (library, _) in CARD_FORMATS.items():
+        text = card(saved, model, format)
+        assert yaml.safe_load(text.split("---\n")[1])["library_name"] == library
     assert json.loads((saved / "model.json").read_text())  # nothing else was touched
 
 
@@ -163,8 +169,7 @@ def test_every_kind_of_model_has_a_card(tmp_path: Path) -> None:
     }.items():
         sizes = {**get_variant(variant), "num_classes": 3}
         description = Description(sizes, (32, 32, 3), (2, 2), (), "")
-        path = write_card(tmp_path, description=description, format="npz", source="mine")
-        assert kind in path.read_text()
+        assert kind in card(tmp_path, bare(description, "mine"))
     assert {get_variant(name)["name"] for name in VARIANTS} == set(MODELS)
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.tiny import Script
-from vit_jax.curves.plot import COLORS, choose_panels, draw, plot_run
-from vit_jax.curves.read import legend_labels, read_run, smoothed
 from vit_jax.errors import UserError
+from vit_jax.report.plot import COLORS, choose_panels, draw, legend_labels, plot_run, smoothed
+from vit_jax.report.runs import read_run
 
 
 def make_run(
@@ -87,31 +87,6 @@ def test_runs_may_have_different_metrics(tmp_path: Path) -> None:
     assert not lines(folders[1:], "test/accuracy")
 
 
-def test_a_run_that_is_going_on(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a")
-    path = run / "metrics.jsonl"
-    path.write_text(path.read_text() + '{"step": 61, "lo')
-    (line,) = lines([run], "loss")
-    assert line.get_xdata()[-1] == 60
-
-
-def test_what_is_not_a_number_is_left_out(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a")
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 80, "test/accuracy": NaN, "elapsed_seconds": 9}\n')
-    (line,) = lines([run], "test/accuracy")
-    assert list(line.get_xdata()) == [0, 20, 40, 60]
-
-
-def test_a_dollar_in_the_legend_is_a_dollar(tmp_path: Path) -> None:
-    frozen = [r"cls$|block\w/.*$", "cls$|x{1,$"]
-    folders = [
-        make_run(tmp_path / str(i), optimizer={"freeze": pattern})
-        for i, pattern in enumerate(frozen)
-    ]
-    assert plot_run([str(folder) for folder in folders], output=str(tmp_path / "a.png")).exists()
-
-
 def test_the_legend_tells_runs_by_what_differs(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "x" / "1", learning_rate=1e-3, log={"every_steps": 5}),
@@ -126,15 +101,12 @@ def test_the_legend_tells_runs_by_what_differs(tmp_path: Path) -> None:
     same = make_run(tmp_path / "y" / "1", log={"every_steps": 5})
     labels = legend_labels([read_run(folders[0]), read_run(same)])
     assert labels == ["x/1", "y/1"]
-
-
-def test_keys_of_one_name_are_written_out(tmp_path: Path) -> None:
-    folders = [
-        make_run(tmp_path / str(i), model={"name": f"m{i}"}, objective={"name": f"o{i}"})
-        for i in range(2)
-    ]
-    labels = legend_labels([read_run(folder) for folder in folders])
-    assert labels == ["0: model.name=m0  objective.name=o0", "1: model.name=m1  objective.name=o1"]
+    kinds = [
+        make_run(tmp_path / name, model={"name": f"m{name}"}, objective={"name": f"o{name}"})
+        for name in "ab"
+    ]  # keys of one name are written out
+    labels = legend_labels([read_run(folder) for folder in kinds])
+    assert labels == ["a: model.name=ma  objective.name=oa", "b: model.name=mb  objective.name=ob"]
 
 
 def test_many_runs_have_a_style_each(tmp_path: Path) -> None:
@@ -163,29 +135,30 @@ def test_long_runs(tmp_path: Path) -> None:
     marked = range(first, len(evaluations.get_xdata()), every)
     assert 20 <= len(marked) <= 40  # they would hide each other
     assert marked[-1] == 5000  # of step 100,000
-    assert plot_run([str(run)], output=str(tmp_path / "a.png")).exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"workdirs": ["nowhere"]}, "nowhere holds no metrics.jsonl"),
-        ({"workdirs": ["."]}, "holds no metrics.jsonl. Runs below it: a"),
+        ({"workdirs": ["."]}, "holds no metrics.jsonl. Runs below it: a, b"),
         ({"workdirs": ["empty"]}, "holds no metrics.jsonl. It is no run's --workdir"),
         ({"workdirs": ["foreign"]}, "foreign/config.json cannot be read"),
         ({"workdirs": ["numberless"]}, "no number to draw in the metrics of numberless"),
         ({"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),
         ({"output": "a.xyz"}, "--output=a.xyz: Format 'xyz' is not supported"),
         ({"output": "no/such.png"}, "--output=no/such.png: [Errno 2] No such file"),
+        ({"workdirs": ["a", "b"]}, "pip install -e '.[embedded]'"),
     ],
 )
 def test_mistakes_are_told(
     arguments: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "a")
+    if "[embedded]" in message:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
     (tmp_path / "empty").mkdir()
-    for name in ("foreign", "numberless"):
+    for name in ("a", "b", "foreign", "numberless"):
         make_run(tmp_path / name)
     (tmp_path / "numberless" / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n')
     (tmp_path / "foreign" / "config.json").unlink()
@@ -196,17 +169,10 @@ def test_mistakes_are_told(
     assert not list(tmp_path.glob("*.png"))
 
 
-def test_without_matplotlib_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run(tmp_path / "a")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"'.\[embedded\]"):
-        plot_run([str(run)], output=str(tmp_path / "a.png"))
-
-
 def test_the_script_writes_the_picture(script: Script, tmp_path: Path) -> None:
-    folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b", learning_rate=3e-3)]
+    """A dollar in the legend, as of a regular expression, is a dollar."""
+    frozen = {"a": r"cls$|block\w/.*$", "b": "cls$|x{1,$"}
+    folders = [make_run(tmp_path / k, optimizer={"freeze": frozen[k]}) for k in frozen]
     output = tmp_path / "curves.png"
     options = [f"--output={output}", "--metrics=loss,accuracy", "--x=images", "--smooth=0.05"]
     result = script("plot_run.py", *map(str, folders), *options)

@@ -5,8 +5,7 @@ never leave the chip, and the backward pass computes them anew from queries and 
 the kernel has all heads of one image. The arrays stay [B, N, H * d], as the products with weights
 leave them, and a head is a mask over lanes: a product over 64 lanes takes the matrix unit as long
 as one over 128. Scores lie transposed, [keys, queries]: the softmax then reduces over sublanes,
-which is cheap, and no [N, N] array has to be transposed. The biases of the projections are added
-here because their gradients, sums over all tokens, then need no pass over memory of their own.
+which is cheap, and no [N, N] array has to be transposed.
 
 Rows are padded to whole tiles. What stands in the padding is undefined (in Pallas' interpreter NaN,
 so that the tests see every leak).
@@ -84,18 +83,11 @@ class _Heads:
 
         jax.lax.fori_loop(0, self.width // self.group, turn, None)
 
-    def load(self, ref: Any, rows: Any, lanes: Any, bias: jax.Array | None = None) -> jax.Array:
-        """Rows of a few lanes, plus a bias [1, lanes]; zeros where there is no token."""
+    def load(self, ref: Any, rows: Any, lanes: Any) -> jax.Array:
+        """Rows of a few lanes; zeros where there is no token."""
         x = ref[rows, lanes]
-        if bias is not None:
-            x = (x.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
         row = jax.lax.broadcasted_iota(jnp.int32, (x.shape[0], 1), 0) + rows.start
         return _masked(x, row < self.num_tokens)
-
-    def scaled(self, queries: jax.Array) -> jax.Array:
-        """queries / sqrt(d), rounded as the reference does."""
-        scale = 1.0 / math.sqrt(self.head_dim)
-        return (queries.astype(jnp.float32) * scale).astype(queries.dtype)
 
     def exp_scores(self, keys: jax.Array, queries: jax.Array) -> tuple[jax.Array, jax.Array]:
         """exp(scores - maximum) float32 [keys, queries], and its sum over the keys [1, queries]."""
@@ -152,17 +144,14 @@ def _tile_rows(heads: _Heads, i: jax.Array) -> Any:
     return pl.ds(pl.multiple_of(i * heads.tile, heads.tile), heads.tile)
 
 
-def _forward_kernel(
-    heads: _Heads, q_ref: Any, k_ref: Any, v_ref: Any, b_ref: Any, o_ref: Any
-) -> None:
+def _attention_forward(heads: _Heads, q_ref: Any, k_ref: Any, v_ref: Any, o_ref: Any) -> None:
     def head(lanes: Any, own: slice) -> None:
-        keys = heads.load(k_ref, pl.ds(0, heads.keys), lanes, b_ref[pl.ds(1, 1), lanes])
-        values = heads.load(v_ref, pl.ds(0, heads.rows), lanes, b_ref[pl.ds(2, 1), lanes])
+        keys = heads.load(k_ref, pl.ds(0, heads.keys), lanes)
+        values = heads.load(v_ref, pl.ds(0, heads.rows), lanes)
 
         def tile(i: jax.Array, carry: None) -> None:
             rows = _tile_rows(heads, i)
-            queries = heads.load(q_ref, rows, lanes, b_ref[pl.ds(0, 1), lanes])
-            queries = _masked(heads.scaled(queries), _is_own(own, lanes.size))
+            queries = _masked(heads.load(q_ref, rows, lanes), _is_own(own, lanes.size))
             exp, total = heads.exp_scores(keys, queries)
             weights = (exp * (1.0 / total)).astype(values.dtype)
             _store(o_ref, rows, lanes, own, _of_rows(values, weights, own))
@@ -173,28 +162,25 @@ def _forward_kernel(
     heads.for_each(head)
 
 
-def _backward_kernel(
+def _attention_backward(
     heads: _Heads,
     q_ref: Any,
     k_ref: Any,
     v_ref: Any,
-    b_ref: Any,
     do_ref: Any,
     dq_ref: Any,
     dk_ref: Any,
     dv_ref: Any,
-    db_ref: Any,
 ) -> None:
     some = pl.ds(0, heads.keys)
 
     def head(lanes: Any, own: slice) -> None:
-        keys = heads.load(k_ref, pl.ds(0, heads.rows), lanes, b_ref[pl.ds(1, 1), lanes])
-        values = heads.load(v_ref, some, lanes, b_ref[pl.ds(2, 1), lanes])
+        keys = heads.load(k_ref, pl.ds(0, heads.rows), lanes)
+        values = heads.load(v_ref, some, lanes)
 
-        def tile(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def tile(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             rows = _tile_rows(heads, i)
-            queries = heads.load(q_ref, rows, lanes, b_ref[pl.ds(0, 1), lanes])
-            queries = _masked(heads.scaled(queries), _is_own(own, lanes.size))
+            queries = _masked(heads.load(q_ref, rows, lanes), _is_own(own, lanes.size))
             d_out = _masked(heads.load(do_ref, rows, lanes), _is_own(own, lanes.size))
             exp, total = heads.exp_scores(keys[: heads.keys], queries)
             weights = exp * (1.0 / total)  # [keys, queries]
@@ -202,20 +188,15 @@ def _backward_kernel(
             change = weights * d_weights
             d_scores = change - weights * jnp.sum(change, axis=0, keepdims=True)
             d_scores = d_scores.astype(keys.dtype)
-            dq = _of_rows(keys, d_scores, own) / math.sqrt(heads.head_dim)
-            _store(dq_ref, rows, lanes, own, dq)
+            _store(dq_ref, rows, lanes, own, _of_rows(keys, d_scores, own))
             dk = _product(d_scores, queries, 1, 0)
             dv = _product(weights.astype(d_out.dtype), d_out, 1, 0)
-            return carry[0] + dk, carry[1] + dv, carry[2] + jnp.sum(dq, axis=0, keepdims=True)
+            return carry[0] + dk, carry[1] + dv
 
         zeros = jnp.zeros((heads.keys, lanes.size), jnp.float32)
-        tiles = heads.rows // heads.tile
-        dk, dv, dbq = jax.lax.fori_loop(0, tiles, tile, (zeros, zeros, zeros[:1]))
+        dk, dv = jax.lax.fori_loop(0, heads.rows // heads.tile, tile, (zeros, zeros))
         _store(dk_ref, some, lanes, own, dk)
         _store(dv_ref, some, lanes, own, dv)
-        sums = (dbq, jnp.sum(dk, axis=0, keepdims=True), jnp.sum(dv, axis=0, keepdims=True))
-        for i, each in enumerate(sums):
-            _store(db_ref, pl.ds(i, 1), lanes, own, each)
 
     heads.for_each(head)
 
@@ -233,9 +214,9 @@ def _block_width(rows: int, head_dim: int, width: int, bytes_per_lane: int) -> i
     return next((w for w in widths if w * rows * bytes_per_lane <= _MAX_BLOCK_BYTES), least)
 
 
-def fits(num_tokens: int, head_dim: int, width: int, itemsize: int) -> bool:
+def fits(num_tokens: int, num_heads: int, head_dim: int, itemsize: int) -> bool:
     """Whether the blocks of the backward pass fit into VMEM: to some 1,100 tokens with d = 64."""
-    lanes = _lanes_of_whole_heads(head_dim, width)
+    lanes = _lanes_of_whole_heads(head_dim, num_heads * head_dim)
     return _padded(num_tokens) * lanes * _ARRAYS * itemsize <= _MAX_BLOCK_BYTES
 
 
@@ -256,68 +237,52 @@ def _cost(x: jax.Array, head_dim: int, num_arrays: int) -> pl.CostEstimate:
 
 def _call(
     kernel: Callable[..., None],
-    arrays: tuple[jax.Array, ...],
-    bias: jax.Array,
-    backward: bool,
+    *arrays: jax.Array,
+    num_outputs: int,
     head_dim: int,
     interpret: bool,
 ) -> Any:
     batch_size, num_tokens, total = arrays[0].shape
     rows = _padded(num_tokens)
     width = _block_width(rows, head_dim, total, _ARRAYS * arrays[0].dtype.itemsize)
-    heads = _Heads(num_tokens, head_dim, width)
     image = pl.BlockSpec((None, rows, width), lambda i, j: (i, 0, j))
-    shared = pl.BlockSpec((len(bias), width), lambda _, j: (0, j))
-    num_outputs = 3 if backward else 1
-    outputs = [jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)] * num_outputs
-    specs = [image] * num_outputs
-    if backward:
-        outputs.append(jax.ShapeDtypeStruct((batch_size, *bias.shape), jnp.float32))
-        specs.append(pl.BlockSpec((None, len(bias), width), lambda i, j: (i, 0, j)))
     return pl.pallas_call(
-        functools.partial(kernel, heads),
+        functools.partial(kernel, _Heads(num_tokens, head_dim, width)),
         grid=(batch_size, total // width),
-        in_specs=[image, image, image, shared, *[image] * (len(arrays) - 3)],
-        out_specs=specs,
-        out_shape=outputs,
-        name="attention_backward" if backward else "attention_forward",
+        in_specs=[image] * len(arrays),
+        out_specs=[image] * num_outputs,
+        out_shape=[jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)] * num_outputs,
+        name=kernel.__name__.strip("_"),
         cost_estimate=_cost(arrays[0], head_dim, len(arrays) + num_outputs),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=interpret,
-    )(*arrays[:3], bias, *arrays[3:])
+    )(*arrays)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array,
-    head_dim: int,
-    interpret: bool = False,
+    query: jax.Array, key: jax.Array, value: jax.Array, head_dim: int, interpret: bool = False
 ) -> jax.Array:
-    """softmax(q k^T / sqrt(d)) v of all heads: three times [B, N, H * d] -> [B, N, H * d].
+    """softmax(q k^T) v of all heads: three times [B, N, H * d] -> [B, N, H * d].
 
     Args:
-      query, key, value: products with weights, without bias.
-      bias: theirs, [3, H * d].
+      query: divided by sqrt(d).
+      key, value: of the same shape.
       head_dim: d.
       interpret: run by Pallas' interpreter, on any platform.
     """
-    [out] = _call(_forward_kernel, (query, key, value), bias, False, head_dim, interpret)
+    options = {"num_outputs": 1, "head_dim": head_dim, "interpret": interpret}
+    [out] = _call(_attention_forward, query, key, value, **options)
     return out
 
 
-def _forward(query: Any, key: Any, value: Any, bias: Any, head_dim: int, interpret: bool) -> Any:
-    out = attention(query, key, value, bias, head_dim, interpret)
-    return out, (query, key, value, bias)
+def _forward(query: Any, key: Any, value: Any, head_dim: int, interpret: bool) -> Any:
+    return attention(query, key, value, head_dim, interpret), (query, key, value)
 
 
 def _backward(head_dim: int, interpret: bool, saved: Any, d_out: jax.Array) -> Any:
-    query, key, value, bias = saved
-    arrays = (query, key, value, d_out)
-    *grads, d_bias = _call(_backward_kernel, arrays, bias, True, head_dim, interpret)
-    return *grads, jnp.sum(d_bias, axis=0).astype(bias.dtype)
+    options = {"num_outputs": 3, "head_dim": head_dim, "interpret": interpret}
+    return tuple(_call(_attention_backward, *saved, d_out, **options))
 
 
 attention.defvjp(_forward, _backward)
