@@ -160,7 +160,7 @@ def test_a_process_with_other_settings_ends_all(tmp_path: Path) -> None:
     ) as running:
         assert running.exit_codes() == [2, 2], running.output
     assert re.search(
-        r"Process 1 on \S+ has another config than process 0: "
+        r"Process 1 on \S+ has another config or other data than process 0: "
         r"optimizer.learning_rate: \S+ -> 0.5\. Give",
         running[0].output,
     ), running.output

@@ -16,7 +16,6 @@ import jax
 from vit_jax.data.decode import decode_image
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.evaluators.stream import compile_outputs, stream_outputs
-from vit_jax.files.fonts import font_families
 from vit_jax.inference.inputs import (
     ForgivingImages,
     create_reader,
@@ -169,10 +168,12 @@ def predict_images(
 
 def draw_predictions(predictions: list[Prediction], path: str) -> None:
     """A sheet of the images, each above its most probable classes."""
+    from matplotlib import font_manager, rcParams
     from matplotlib.figure import Figure
 
-    shown = [printable(Path(each.image).name) + "".join(each.classes) for each in predictions]
-    style: Any = {"fontsize": 9, "parse_math": False, "family": font_families("".join(shown))}
+    noto = (name for name in font_manager.get_font_names() if name.startswith("Noto Sans"))
+    family = [*rcParams["font.family"], *sorted(noto)]  # for names in any script
+    style: Any = {"fontsize": 9, "parse_math": False, "family": family}
     columns = min(len(predictions), 4)
     rows = -(-len(predictions) // columns)
     height = 2.8 + 0.2 * len(predictions[0].classes)  # inches

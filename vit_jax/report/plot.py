@@ -12,7 +12,6 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError, check_known, import_extra
-from vit_jax.files.fonts import font_families
 from vit_jax.files.paths import full_path
 from vit_jax.report.runs import HOUSEKEEPING, Curve, Run, read_run
 
@@ -86,6 +85,7 @@ def choose_panels(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
 def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -> Any:
     """The figure: panels in rows, the legend of runs above them."""
     import_extra("a plot", "matplotlib", "embedded")
+    from matplotlib import font_manager, rcParams
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -117,7 +117,8 @@ def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -
     handles = [Line2D([], [], lw=2, **style) for style in styles]
     labels = legend_labels(runs)
     place: Any = {"loc": "outside upper left", "frameon": False, "handlelength": 3}
-    font = {"family": font_families("".join(labels))}
+    noto = (name for name in font_manager.get_font_names() if name.startswith("Noto Sans"))
+    font = {"family": [*rcParams["font.family"], *sorted(noto)]}  # for names in any script
     legend = figure.legend(handles, labels, prop=font, **place)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ is one of a folder's name, or of a regular expression
