@@ -49,41 +49,41 @@ def start_processes(
         "num_processes": num_processes,
         "process_id": process_id,
     }
-    _check_flags(distributed, flags)
+    given = any(value is not None for value in flags.values())
+    if distributed == "off" and given:
+        raise UserError("--distributed=off contradicts the flags of the processes; drop one.")
+    if coordinator_address and not coordinator_address.rpartition(":")[2].isdigit():
+        raise UserError(f"--coordinator_address={coordinator_address} is no HOST:PORT.")
     for key, value in {"arrival_timeout_seconds": arrival_timeout_seconds, **timeouts}.items():
         has_zero = key in ("step_timeout_seconds", "start_timeout_seconds")
         if not (0 < value < math.inf or (has_zero and value == 0)):
             or_zero = " or 0 (no limit)" if has_zero else ""
             raise UserError(f"processes.{key}={value} must be positive{or_zero}.")
     if distributed != "off":
-        found = _initialize(arrival_timeout_seconds, timeouts["heartbeat_timeout_seconds"], flags)
-        if distributed == "on" and not found:
-            raise UserError(
-                "--distributed=on, but no cluster was found that says who the other processes are "
-                f"(Cloud TPU, GKE, SLURM, Open MPI); give --{', --'.join(flags)}."
-            )
+        try:
+            _initialize(arrival_timeout_seconds, timeouts["heartbeat_timeout_seconds"], flags)
+        except ValueError as error:
+            names = f"--{', --'.join(flags)}"
+            if given:
+                raise UserError(f"{names} go together: {one_line(error)}") from error
+            if "defined" not in str(error):
+                raise
+            if distributed == "on":
+                raise UserError(
+                    "--distributed=on, but no cluster was found that says who the other processes "
+                    f"are (Cloud TPU, GKE, SLURM, Open MPI); give {names}."
+                ) from error
     watchdog.start(**timeouts)
 
 
-def _check_flags(distributed: str, flags: dict[str, Any]) -> None:
-    address, num_processes, process_id = flags.values()
-    missing = [flag for flag, value in flags.items() if value is None]
-    if len(missing) == len(flags):
-        return
-    if distributed == "off":
-        raise UserError("--distributed=off contradicts the flags of the processes; drop one.")
-    if missing:
-        raise UserError(f"--{missing[0]} is missing; give all of --{', --'.join(flags)}, or none.")
-    if not 0 <= process_id < num_processes:
-        raise UserError(f"--process_id={process_id} must be from 0 to {num_processes - 1}.")
-    if not address.rpartition(":")[2].isdigit():
-        raise UserError(f"--coordinator_address={address} is no HOST:PORT.")
+def _initialize(arrival_timeout: int, heartbeat_timeout: float, flags: dict[str, Any]) -> None:
+    """Calls jax.distributed.initialize.
 
+    Its own timeouts come after ours, which can say more: XLA would abort the process.
 
-def _initialize(arrival_timeout: int, heartbeat_timeout: float, flags: dict[str, Any]) -> bool:
-    """Calls jax.distributed.initialize; whether a cluster was given or found.
-
-    Its own timeouts come after ours, which can say more: after them, XLA aborts the process.
+    Raises:
+      ValueError: flags that contradict each other; none ("defined"), and no cluster was found.
+      TimeoutError: see `start_processes`.
     """
 
     def give_up() -> None:
@@ -108,14 +108,9 @@ def _initialize(arrival_timeout: int, heartbeat_timeout: float, flags: dict[str,
                 initialization_timeout=arrival_timeout + 60,
                 heartbeat_timeout_seconds=int(3 * heartbeat_timeout) + 10,
             )
-    except ValueError as error:
-        if flags["coordinator_address"] is not None or "defined" not in str(error):
-            raise
-        return False  # nothing was given and no cluster was found
     except (jax.errors.JaxRuntimeError, OSError) as error:
         raise TimeoutError(f"the processes did not find each other: {one_line(error)}") from error
     finally:
         timer.cancel()
     process = f"Process {global_state.process_id} of {global_state.num_processes}"
     _LOG.info("%s, coordinator %s.", process, global_state.coordinator_address)
-    return True

@@ -32,7 +32,7 @@ from jax._src.distributed import global_state  # known before the devices start
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, Record, Seen, judge
 
 _LOG = logging.getLogger(__name__)
-_RECORDS = "vit_jax/records/"
+_RECORDS = "vit_jax/records"
 _FOREVER_MILLISECONDS = 7 * 24 * 3600 * 1000  # longer than anything that is watched
 # From a verdict to the end of a process. Process 0 goes last: XLA aborts those that it leaves.
 _EXIT_SECONDS, _LAST_EXIT_SECONDS = 1.0, 6.0
@@ -147,19 +147,20 @@ class Watchdog:
 
     def _report(self) -> None:
         """Writes the record of this process; reads those that it judges by."""
+        folder = _RECORDS if self.process_id == 0 else f"{_RECORDS}/0"
         while not self._stopped.wait(self._interval):
             # `_watch` counts for how long errors last.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 content = json.dumps(dataclasses.asdict(self._record))
-                key = f"{_RECORDS}{self.process_id}"
+                key = f"{_RECORDS}/{self.process_id}/record"
                 self._client.key_value_set(key, content, allow_overwrite=True)
-                if self.process_id == 0:
-                    found = self._client.key_value_dir_get(_RECORDS)
-                    named = {int(key.rpartition("/")[2]): value for key, value in found}
-                    self._records = {i: Record(**json.loads(value)) for i, value in named.items()}
-                else:  # who hangs can only be judged by all records
-                    first = Record(**json.loads(self._client.key_value_try_get(f"{_RECORDS}0")))
-                    self._records = {0: dataclasses.replace(first, limit_seconds=0.0)}
+                found = self._client.key_value_dir_get(f"{folder}/")
+                records = {
+                    int(key.split("/")[-2]): Record(**json.loads(text)) for key, text in found
+                }
+                if self.process_id > 0 and records:
+                    records[0].limit_seconds = 0.0  # who hangs is judged by all records, or not
+                self._records = records
 
     def _end(self, verdict: str, exit_code: int) -> None:
         """Says why, and ends this process, even if the log is locked by one that hangs."""
