@@ -155,6 +155,7 @@ def test_a_kind_on_the_command_line_brings_its_keys() -> None:
 
 @pytest.mark.parametrize("text", ["10", "10:", "20:10", "a:b", "10:10"])
 def test_bad_profile_steps(text: str) -> None:
+    assert command_line.step_range("100:110") == (100, 110)
     with pytest.raises(UserError, match="--profile_steps="):
         command_line.step_range(text)
 

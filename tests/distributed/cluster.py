@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -29,6 +30,10 @@ def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return server.getsockname()[1]
+
+
+def read_results(workdir: Path) -> dict[str, float]:
+    return json.loads((workdir / "results.json").read_text())
 
 
 class Process:
@@ -61,10 +66,9 @@ class Process:
         self.popen.send_signal(signum)
 
     def wait(self) -> int:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             return self.popen.wait(TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running:\n{self.output}") from None
+        raise AssertionError(f"still running:\n{self.output}")
 
 
 class Cluster:
@@ -100,6 +104,7 @@ class Cluster:
 def cluster(
     folder: Path,
     *arguments: str,
+    script: str = "train.py",
     num_processes: int,
     num_started: int | None = None,
     num_devices: int = 2,
@@ -112,16 +117,13 @@ def cluster(
     """Starts a run, of which nothing is left at the end.
 
     Args:
-      folder: where the logs go.
-      *arguments: added to the command line of the tiny run.
-      num_processes: of the run.
-      num_started: how many of them come; all by default.
+      folder: where the logs go; `folder/workdir` is the default of `workdir`.
+      *arguments: added to the command line of the tiny run; `last`: to that of its last process.
+      script: of scripts/, or with its path.
+      num_started: how many of the processes come; all by default.
       num_devices: per process.
-      recipe: of the run.
-      last: arguments of the last process alone.
       prefix: of `Process`, by number.
       address: of the coordinator; a free port of this machine by default.
-      workdir: of the run; `folder/workdir` by default.
     """
     workdir = workdir or folder / "workdir"
     logs = folder / f"session{len(list(folder.glob('session*')))}"
@@ -136,9 +138,7 @@ def cluster(
         for i in range(num_started or num_processes):
             flags = [*several, f"--process_id={i}"] if num_processes > 1 else []
             flags += last if i == num_processes - 1 else ()
-            command = tiny.command(
-                "train.py", workdir, heartbeat, *arguments, *flags, recipe=recipe
-            )
+            command = tiny.command(script, workdir, heartbeat, *arguments, *flags, recipe=recipe)
             command[:1] = [str(Path(__file__).with_name("start.py"))] if num_processes > 1 else []
             running.processes.append(Process(command, logs / f"{i}.log", env, prefix(i)))
         yield running

@@ -23,7 +23,6 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,15 +40,11 @@ _EXIT_SECONDS, _LAST_EXIT_SECONDS = 1.0, 6.0
 class Watchdog:
     """Watches over this process and its peers from threads, between `start` and `stop`.
 
-    Args:
-      exit_process: ends the process at once, with a status.
-
     `num_processes` and `process_id` are known from `start` on.
     """
 
-    def __init__(self, exit_process: Callable[[int], Any] = os._exit):
+    def __init__(self) -> None:
         self.num_processes, self.process_id = 1, 0
-        self._exit_process = exit_process
         self._record = Record("", 0)
         self._threads: list[threading.Thread] = []
 
@@ -166,7 +161,7 @@ class Watchdog:
         """Says why, and ends this process, even if the log is locked by one that hangs."""
         is_left = self.process_id == 0 and self.num_processes > 1
         seconds = _LAST_EXIT_SECONDS if is_left else _EXIT_SECONDS
-        timer = threading.Timer(seconds, self._exit_process, [exit_code])
+        timer = threading.Timer(seconds, os._exit, [exit_code])
         timer.daemon = True
         timer.start()
         has_been_told = bool(self._record.verdict)  # by this process, which failed
