@@ -321,3 +321,25 @@ def test_the_python_that_setup_chooses(
             message = f"PYTHON={name} is not Python 3.11 or newer with its venv module ("
             assert stderr.startswith(f"setup: error: {message}")
             assert stderr.count("\n") == 1
+
+
+def test_the_dockerfile_installs_what_setup_py_and_the_constraints_name() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    stages = re.findall(r"^FROM (\w[\w-]*) AS (\w[\w-]*)$", text, re.MULTILINE)
+    assert {"cpu", "cuda", "tpu"} <= {stage for _, stage in stages}
+    assert stages[-1] == ("runtime", "cpu")  # without --target
+    assert re.search(r"^FROM python:3\.1[123]\.\d+-slim-\w+ AS base$", text, re.MULTILINE)
+    assert re.findall(r"^USER (\w+)", text, re.MULTILINE) == ["1000", "root"]  # root for TPUs
+    assert all("-c constraints.txt" in line for line in re.findall(r"pip install .*", text))
+    extras = SETUP["EXTRAS_REQUIRE"]
+    for line in re.findall(r"-e '\.\[(.*)\]'", text):
+        assert set(line.split(",")) <= set(extras)
+
+
+def test_images_hold_no_more_than_what_runs() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    rules = [line for line in lines if not line.startswith("#")]
+    assert rules[0] == "*"
+    kept = [rule[1:] for rule in rules if rule.startswith("!")]
+    assert {"vit_jax", "configs", "scripts", "setup.py", "constraints.txt"} <= set(kept)
+    assert not [name for name in kept if not (ROOT / name).exists()]
