@@ -9,6 +9,7 @@ INSTALL_REQUIRES = [
     "aiohttp>=3.12",  # downloads
     "array_record>=0.8",
     "clu>=0.0.12",
+    "docstring_parser>=0.16",  # of tensorflow-datasets; --help
     "etils[epath]>=1.12",
     "flax>=0.12.8",
     "fsspec>=2026.1",  # of etils; the thread of downloads

@@ -28,14 +28,17 @@ from vit_jax.evaluators.create import (
 )
 from vit_jax.hardware.chips import find_chip
 from vit_jax.models.create import create_model
+from vit_jax.models.features import vector_feature
 from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import OBJECTIVES, create_objective
-from vit_jax.objectives.objective import Objective, Task
+from vit_jax.objectives.objective import Objective, Task, of_batches
 from vit_jax.parameters.names import fingerprint
 from vit_jax.parameters.sharding import (
+    batch_sharding,
     check_batch_size,
     compiler_options,
     parameter_shardings,
+    replicated,
     state_shardings,
     with_shardings,
 )
@@ -50,7 +53,7 @@ from vit_jax.training.state import (
     initial_state,
     trace_initial,
 )
-from vit_jax.training.step import make_train_step, step_shardings
+from vit_jax.training.step import make_train_step
 from vit_jax.workdir.description import Description
 
 
@@ -85,9 +88,10 @@ class Run:
     @property
     def datasets(self) -> dict[str, Dataset]:
         """Of the training and of the evaluators, by their keys."""
-        return {"train": self.dataset} | {
-            key: dataset for each in self.evaluations.values() for key, dataset in each.datasets.items()
-        }
+        found = {"train": self.dataset}
+        for evaluation in self.evaluations.values():
+            found |= evaluation.datasets
+        return found
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -127,12 +131,14 @@ class Run:
 
     def jit_train_step(self) -> Callable[..., Any]:
         """The update, jitted for the mesh; the state passed in is donated."""
-        shardings = jax.tree.map(
+        state, constants = jax.tree.map(
             lambda leaf: leaf.sharding, (self.abstract_state, self.abstract_constants)
         )
         return jax.jit(
             self.train_step,
-            **step_shardings(*shardings, self.mesh),
+            in_shardings=(state, constants, batch_sharding(self.mesh)),
+            out_shardings=(state, replicated(self.mesh)),
+            donate_argnums=0,
             compiler_options=compiler_options(self.mesh),
         )
 
@@ -205,6 +211,9 @@ def create_run(
         **schedule_keys, learning_rate=optimizer.pop("learning_rate"), total_steps=total_steps
     )
     tx = create_optimizer(**optimizer, schedule=schedule)
+    initial = trace_initial(
+        lambda rng: objective.init(rng, jax.tree.map(_zeros, batch_spec(dataset, 1)))
+    )
     evaluations = create_evaluations(
         sections,
         eval_data,
@@ -212,7 +221,9 @@ def create_run(
         mesh=mesh,
         batch_size=batch_size,
         loader=config.loader,
-        feature_of=functools.partial(_feature_of, model, dataset.image_shape),
+        feature_of=lambda feature, key: of_batches(
+            vector_feature(model, feature, dataset.image_shape, initial.shapes, key)
+        ),
         with_classes=functools.partial(_with_classes, objective.class_names),
     )
     if config.checkpoint.best_metric:
@@ -220,9 +231,6 @@ def create_run(
             f"{key}/{name}" for key, e in evaluations.items() for name in e.evaluator.metric_names
         ]
         check_known("checkpoint.best_metric", config.checkpoint.best_metric, names)
-    initial = trace_initial(
-        lambda rng: objective.init(rng, jax.tree.map(_zeros, batch_spec(dataset, 1)))
-    )
     return Run(
         mesh=mesh,
         batch_size=batch_size,
@@ -282,7 +290,7 @@ def _check_labels(name: str, several: bool, dataset: Dataset) -> None:
 
 def _task(config: ConfigDict, dataset: Dataset) -> Task:
     def load_teacher(source: str) -> Any:
-        from vit_jax.inference.model import load_teacher  # readers of many formats
+        from vit_jax.inference.load import load_teacher  # readers of many formats
 
         return load_teacher(
             "objective.teacher",
@@ -298,12 +306,6 @@ def _task(config: ConfigDict, dataset: Dataset) -> Task:
         class_names=dataset.class_names,
         load_teacher=load_teacher,
     )
-
-
-def _feature_of(model: Any, image_shape: tuple[int, int, int], feature: str, key: str) -> Any:
-    from vit_jax.models.features import one_feature
-
-    return one_feature(model, feature, image_shape, key=key)
 
 
 def _with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> Dataset:

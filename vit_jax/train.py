@@ -31,8 +31,8 @@ from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
 from vit_jax.workdir.metrics import MetricWriter, check_wandb
 from vit_jax.workdir.provenance import describe, write_provenance
-from vit_jax.workdir.tracing import trace
 from vit_jax.workdir.results import earlier_times, evaluations_of, finished_results, write_results
+from vit_jax.workdir.tracing import trace
 
 # The processes of a run may differ in these: where the data lie, how a host works.
 LOCAL_KEYS = ("dataset.data_dir", "loader.", "log.")
@@ -99,7 +99,7 @@ def train_and_evaluate(
             workdir,
             description=run.description,
             params=run.initial.shapes,
-            datasets=run.datasets,
+            datasets=list(run.datasets.values()),
             total_steps=run.total_steps,
             batch_size=run.batch_size,
         )

@@ -17,7 +17,8 @@ from tests.saved_models import save_model
 from vit_jax.export.card import CARD_FORMATS, write_card
 from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint
 from vit_jax.export.write import TOLERANCES
-from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.inference.load import load_model
+from vit_jax.inference.model import Model
 from vit_jax.models.create import MODELS
 from vit_jax.models.variants import VARIANTS, get_variant
 from vit_jax.pretrained.zoo.list import entries
@@ -32,13 +33,13 @@ def saved(tmp_path: Path) -> Path:
     return save_model(tmp_path / "photos", class_names=CLASSES)
 
 
-def card(target: Path, model: PretrainedModel, format: str = "npz", **kwargs: Any) -> str:
+def card(target: Path, model: Model, format: str = "npz", **kwargs: Any) -> str:
     return write_card(target, model, format, **kwargs).read_text(encoding="utf-8")
 
 
-def bare(description: Description, source: str) -> PretrainedModel:
+def bare(description: Description, source: str) -> Model:
     """A model without parameters."""
-    return PretrainedModel(None, {}, description, "npz", source, UNCHANGED)
+    return Model(None, {}, description, "npz", source, UNCHANGED)
 
 
 def section(text: str, name: str) -> str:

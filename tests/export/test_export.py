@@ -22,7 +22,8 @@ from vit_jax.errors import UserError
 from vit_jax.export import onnx as converter
 from vit_jax.export import write
 from vit_jax.export.write import export_model
-from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.inference.load import load_model
+from vit_jax.inference.model import Model
 from vit_jax.workdir.description import Description
 
 IMAGENET = "decode|resize(16)|normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
@@ -30,17 +31,17 @@ CLASSES = ("ant", "bee", "cat")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> PretrainedModel:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("model")
     return load_model(save_model(folder / "a", class_names=CLASSES, scale=0.3))
 
 
-def images(model: PretrainedModel, batch: int) -> np.ndarray:
+def images(model: Model, batch: int) -> np.ndarray:
     shape = (batch, *model.description.image_shape)
     return np.random.default_rng(5).uniform(-1, 1, shape).astype(np.float32)
 
 
-def logits(model: PretrainedModel, images: np.ndarray) -> np.ndarray:
+def logits(model: Model, images: np.ndarray) -> np.ndarray:
     apply = jax.jit(lambda p, x: model.module.apply({"params": p}, x, train=False))
     return np.asarray(apply(model.params, images))
 
@@ -64,7 +65,7 @@ def snippet(folder: Path) -> str:
 
 
 def test_the_script_and_the_lines_of_the_cards(
-    model: PretrainedModel, tmp_path: Path, script: tiny.Script
+    model: Model, tmp_path: Path, script: tiny.Script
 ) -> None:
     expected = logits(model, np.zeros((2, *model.description.image_shape), np.float32))
     result = script("export.py", model.source, str(tmp_path / "onnx"), "--format=onnx", "--json")
@@ -86,9 +87,7 @@ def test_the_script_and_the_lines_of_the_cards(
 
 
 @pytest.mark.parametrize("format", RUN)
-def test_any_number_of_images_and_the_same_files(
-    format: str, model: PretrainedModel, tmp_path: Path
-) -> None:
+def test_any_number_of_images_and_the_same_files(format: str, model: Model, tmp_path: Path) -> None:
     """The same model gives the same files, and nothing in them names a folder of this machine."""
     folder = tmp_path / "1" / "x"
     for number in "12":
@@ -123,7 +122,7 @@ def test_pixels_in_and_probabilities_out(format: str, tmp_path: Path) -> None:
     assert "probabilities" in snippet(tmp_path / "x")
 
 
-def test_sigmoid_and_another_resolution(model: PretrainedModel, tmp_path: Path) -> None:
+def test_sigmoid_and_another_resolution(model: Model, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"output": "sigmoid", "batch": 1, "image_size": (32, 24)}
     export_model(model.source, tmp_path / "x", format="onnx", **settings)
     larger = load_model(model.source, image_size=(32, 24))
@@ -135,7 +134,7 @@ def test_sigmoid_and_another_resolution(model: PretrainedModel, tmp_path: Path) 
     assert Description.from_json(described) == larger.description
 
 
-def test_bfloat16(model: PretrainedModel, tmp_path: Path) -> None:
+def test_bfloat16(model: Model, tmp_path: Path) -> None:
     """StableHLO computes as the model does; ONNX is written in float32 only."""
     half: dict[str, Any] = {"dtype": "bfloat16", "batch": 2}
     export_model(model.source, tmp_path / "x", format="stablehlo", **half)
@@ -148,7 +147,7 @@ def test_bfloat16(model: PretrainedModel, tmp_path: Path) -> None:
 
 
 def test_a_file_that_computes_something_else_is_removed(
-    model: PretrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write_wrong(path: Path, arrays: dict[str, Any]) -> None:
         np.savez(path, **{name: array * 1.001 for name, array in arrays.items()})
@@ -175,7 +174,7 @@ def test_a_file_that_computes_something_else_is_removed(
 def test_mistakes(
     settings: dict[str, Any],
     message: str,
-    model: PretrainedModel,
+    model: Model,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -197,7 +196,7 @@ def test_mistakes(
 def test_missing_packages_are_named(
     package: str,
     format: str,
-    model: PretrainedModel,
+    model: Model,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,8 +14,7 @@ from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 from vit_jax.models import augreg_names
 from vit_jax.models.create import create_model
-from vit_jax.parameters.names import abstract_params
-from vit_jax.parameters.names import count_parameters
+from vit_jax.parameters.names import abstract_params, count_parameters
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo import list as zoo
 from vit_jax.pretrained.zoo.class_names import LABELS, class_names, wordnet_ids

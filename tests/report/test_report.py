@@ -20,7 +20,7 @@ from tests import fixtures_data, tiny
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.files.paths import to_path
-from vit_jax.inference.model import load_model
+from vit_jax.inference.load import load_model
 from vit_jax.report import model as of_model
 from vit_jax.report.charts import line_chart
 from vit_jax.report.page import table, tag

@@ -15,7 +15,7 @@ import jax
 
 from vit_jax.data import preprocess
 from vit_jax.data.ops import Normalize, ValueRange
-from vit_jax.inference.load import PretrainedModel
+from vit_jax.inference.model import Model
 from vit_jax.pretrained.fit.adapt import report_text
 from vit_jax.pretrained.zoo.resolve import describe_source
 
@@ -122,7 +122,7 @@ images = np.zeros({shape}, np.{dtype})
 
 def write_card(
     target: str | os.PathLike[str],
-    model: PretrainedModel,
+    model: Model,
     format: str,
     *,
     facts: Mapping[str, str] | None = None,
@@ -177,7 +177,7 @@ def write_card(
     return path
 
 
-def _facts(model: PretrainedModel) -> dict[str, str]:
+def _facts(model: Model) -> dict[str, str]:
     description = model.description
     height, width, channels = description.image_shape
     cells = "Tokens" if description.model.get("patch_size") else "Feature map"
@@ -204,7 +204,7 @@ def _class_text(num_classes: int, names: tuple[str, ...]) -> str:
     return f"{num_classes}, by index: {', '.join(shown)}{more}."
 
 
-def _origin_text(model: PretrainedModel) -> str:
+def _origin_text(model: Model) -> str:
     source = Path(model.source)
     lines = [f"Made from `{source.name if source.exists() else model.source}`."]
     if (entry := describe_source(model.source)) is not None:

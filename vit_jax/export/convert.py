@@ -19,7 +19,8 @@ from vit_jax.data import preprocess
 from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.errors import UserError, check_known
 from vit_jax.export.card import write_card
-from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.inference.load import load_model
+from vit_jax.inference.model import Model
 from vit_jax.models.create import create_model, role_of
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.formats.table import FORMATS
@@ -205,7 +206,7 @@ def lost_conventions(name: str, description: Description) -> list[str]:
     return notes
 
 
-def without_head(model: PretrainedModel) -> PretrainedModel:
+def without_head(model: Model) -> Model:
     """The same model up to its representation."""
     flat = flatten_names(model.params)
     dropped = {
@@ -230,7 +231,7 @@ def without_head(model: PretrainedModel) -> PretrainedModel:
     )
 
 
-def compare(expected: PretrainedModel, found: PretrainedModel) -> dict[str, Any]:
+def compare(expected: Model, found: Model) -> dict[str, Any]:
     """Whether two models hold the same parameters, and how far their logits are apart.
 
     Returns:

@@ -24,8 +24,9 @@ from vit_jax.export.convert import compute_logits, unfinished
 from vit_jax.export.onnx import OPSET, write_onnx
 from vit_jax.export.onnx_graph import INPUT_NAME
 from vit_jax.files.atomic import write_arrays
-from vit_jax.inference.inputs import input_range
-from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.inference.images import input_range
+from vit_jax.inference.load import load_model
+from vit_jax.inference.model import Model
 from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
 from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE
 
@@ -122,7 +123,7 @@ def report_text(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def create_forward(model: PretrainedModel, output: str) -> Callable[[Any, Any], Any]:
+def create_forward(model: Model, output: str) -> Callable[[Any, Any], Any]:
     """(flat parameters, images [B, H, W, C]) -> logits or probabilities [B, K]."""
     module = model.module
     if hasattr(module, "attention"):  # kernels are for one platform
@@ -141,14 +142,14 @@ def output_name(output: str) -> str:
     return "logits" if output == "logits" else "probabilities"
 
 
-def scale_pixels(model: PretrainedModel, images: Any) -> jax.Array:
+def scale_pixels(model: Model, images: Any) -> jax.Array:
     """uint8 [B, H, W, C] -> the floats that the model's preprocessing makes of them."""
     black, white = (end[None, None, None] for end in input_range(model.description))
     return jnp.asarray(images, jnp.float32) * ((white - black) / np.float32(255)) + black
 
 
 def _write_stablehlo(
-    model: PretrainedModel, folder: Path, images: jax.ShapeDtypeStruct, output: str
+    model: Model, folder: Path, images: jax.ShapeDtypeStruct, output: str
 ) -> Callable[[np.ndarray], Any]:
     """Writes, reads again, and returns what was read as a function.
 
@@ -180,7 +181,7 @@ def _without_locations() -> Iterator[None]:
 
 
 def _write_onnx(
-    model: PretrainedModel, folder: Path, images: jax.ShapeDtypeStruct, output: str
+    model: Model, folder: Path, images: jax.ShapeDtypeStruct, output: str
 ) -> Callable[[np.ndarray], Any]:
     """As `_write_stablehlo`."""
     onnxruntime = import_extra("--format=onnx", "onnxruntime", "export")
@@ -202,7 +203,7 @@ def _write_onnx(
 
 def compare(
     reopened: Callable[[np.ndarray], Any],
-    model: PretrainedModel,
+    model: Model,
     format: str,
     images: jax.ShapeDtypeStruct,
     output: str,
@@ -248,7 +249,7 @@ def compare(
 
 
 def _write_card(
-    model: PretrainedModel,
+    model: Model,
     folder: Path,
     format: str,
     images: jax.ShapeDtypeStruct,

@@ -166,8 +166,8 @@ class Dropout(nn.Module):
 
 def drop_rates(rate: float, num_layers: int) -> np.ndarray | None:
     """Float32 [L], on a line from 0 for the first block to `rate` for the last; None for rate 0."""
-    blocks = np.arange(num_layers)
-    return np.float32(rate * blocks / max(num_layers - 1, 1)) if rate else None
+    rates = rate * np.arange(num_layers) / max(num_layers - 1, 1)
+    return rates.astype(np.float32) if rate else None
 
 
 class StochasticDepth(nn.Module):

@@ -10,15 +10,16 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.analysis.pictures import draw_distances
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError, counted, import_extra
 from vit_jax.evaluators.classification import confusion_matrix
 from vit_jax.evaluators.create import OF_FEATURES
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.evaluate import measure_examples
-from vit_jax.inference.inputs import example_names
-from vit_jax.inference.model import Model, load_model
+from vit_jax.inference.images import example_names
+from vit_jax.inference.load import load_model
+from vit_jax.inference.model import Model
+from vit_jax.inference.pictures import draw_distances
 from vit_jax.inference.visualize import (
     head_distances,
     of_images,

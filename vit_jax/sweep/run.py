@@ -25,8 +25,9 @@ from vit_jax.errors import UserError, check_known
 from vit_jax.files.atomic import read_object, write_atomically, write_json
 from vit_jax.files.paths import make_folder, to_path
 from vit_jax.multihost.first_process import run_on_first_process
-from vit_jax.train import RESULTS_FILE, RUNTIME_KEYS, train_and_evaluate
-from vit_jax.training.session import TrainingDivergedError
+from vit_jax.train import RUNTIME_KEYS, train_and_evaluate
+from vit_jax.training.log import TrainingDivergedError
+from vit_jax.workdir.description import RESULTS_FILE
 
 DIVERGED_FILE = "diverged.json"
 

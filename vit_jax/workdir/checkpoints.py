@@ -87,15 +87,16 @@ class CheckpointManager:
         for unfinished in unfinished_in(self._folder):
             remove(unfinished)
 
-    def should_save(self, step: int, total_steps: int) -> bool:
-        """Whether a checkpoint is due after `step` finished updates.
+    def should_save(self, step: int, total_steps: int, evaluates: bool = False) -> bool:
+        """Whether a checkpoint is due after `step` finished updates, which are evaluated or not.
 
         Raises:
           UserError: the save under way has failed on this process; the others wait for it.
         """
         if self._saving is not None and self._saving.done():
             self.wait()
-        return step % self._every_steps == 0 or step == total_steps
+        is_best = evaluates and bool(self._best_metric)  # maybe
+        return step % self._every_steps == 0 or step == total_steps or is_best
 
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Starts to write a checkpoint and returns; the state may be donated right away.

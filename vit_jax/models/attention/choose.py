@@ -27,10 +27,11 @@ def pallas(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     """Our TPU kernel: scores never leave the chip."""
     from vit_jax.models.attention import tpu
 
-    if not tpu.fits(query.shape[1], *query.shape[2:], query.dtype.itemsize):
+    _, num_tokens, num_heads, head_dim = query.shape
+    if not tpu.fits(num_tokens, num_heads, head_dim, query.dtype.itemsize):
         raise UserError(
-            f"model.attention='pallas' has no room for {query.shape[1]} tokens with heads of "
-            f"{query.shape[-1]}; use 'splash' or 'xla'."
+            f"model.attention='pallas' has no room for {num_tokens} tokens with heads of "
+            f"{head_dim}; use 'splash' or 'xla'."
         )
     return _on_each_device(tpu.attention, query, key, value)
 
@@ -118,8 +119,8 @@ def _on_each_device(
 
 def _mesh_axes(logical: str, size: int, mesh: Any) -> tuple[str, ...] | None:
     """The mesh axes that split a logical axis; None where they do not divide its size."""
-    axes = nn.logical_to_mesh_axes((logical,))[0]
-    axes = (axes,) if isinstance(axes, str) else axes or ()
+    spec: Any = nn.logical_to_mesh_axes((logical,))
+    axes = (spec[0],) if isinstance(spec[0], str) else spec[0] or ()
     shards = math.prod(mesh.shape[axis] for axis in axes)
     return axes if axes and size % shards == 0 else None
 

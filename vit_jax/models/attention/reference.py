@@ -14,7 +14,7 @@ def reference(
     value: jax.Array,
     *,
     module: Any = None,
-    dropout_rng: jax.Array | None = None,
+    dropout_rng: Any = None,
     dropout_rate: float = 0.0,
 ) -> jax.Array:
     """Equations 6 and 7 for all heads: three times [B, N, H, d] -> [B, N, H, d].

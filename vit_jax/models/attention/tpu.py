@@ -271,8 +271,8 @@ def attention(
       head_dim: d.
       interpret: run by Pallas' interpreter, on any platform.
     """
-    options = {"num_outputs": 1, "head_dim": head_dim, "interpret": interpret}
-    [out] = _call(_attention_forward, query, key, value, **options)
+    call = functools.partial(_call, head_dim=head_dim, interpret=interpret)
+    [out] = call(_attention_forward, query, key, value, num_outputs=1)
     return out
 
 
@@ -281,8 +281,8 @@ def _forward(query: Any, key: Any, value: Any, head_dim: int, interpret: bool) -
 
 
 def _backward(head_dim: int, interpret: bool, saved: Any, d_out: jax.Array) -> Any:
-    options = {"num_outputs": 3, "head_dim": head_dim, "interpret": interpret}
-    return tuple(_call(_attention_backward, *saved, d_out, **options))
+    call = functools.partial(_call, head_dim=head_dim, interpret=interpret)
+    return tuple(call(_attention_backward, *saved, d_out, num_outputs=3))
 
 
 attention.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""What the other files here compute, as pictures for a page's width."""
+"""What `analysis.py` computes, as pictures for a page's width."""
 
 from __future__ import annotations
 

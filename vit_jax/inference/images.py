@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
-from vit_jax.data.folder import EXTENSIONS, FolderSource
-from vit_jax.data.ops import CentralCrop, Normalize, Resize, ResizeSmall, ValueRange
+from vit_jax.data.decode import decode_image, pillow_pixels
+from vit_jax.data.folder import EXTENSIONS
+from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.data.preprocess import OPS, Chain, parse
 from vit_jax.data.sources import ArraySpec, CheckedSource, describe
 from vit_jax.errors import UserError
-from vit_jax.evaluators.stream import Reader
 from vit_jax.models.tokens import pixels_per_token, token_grid
-from vit_jax.parameters.sharding import BATCH_AXES, create_mesh
 from vit_jax.workdir.description import Description
 
 
-def input_chain(description: Description, *, encoded: bool = False) -> tuple[Chain, ArraySpec]:
+def input_chain(description: Description) -> tuple[Chain, ArraySpec]:
     """The ops from a stored image to the model's input, and what comes out of them.
-
-    Args:
-      description: of the model.
-      encoded: whether they will be given image files, rather than whatever a dataset stores.
 
     Raises:
       UserError: a mistake in the ops, or they end in another size than the model takes.
     """
     spec = description.eval_preprocess
-    logging.info("Preprocessing: %s", spec)
     chain = parse(spec)
-    black: Any = np.zeros(description.image_shape, np.uint8)
-    if encoded:
-        black = cv2.imencode(".png", black)[1].tobytes()
+    black = np.zeros(description.image_shape, np.uint8)
     try:
         image = chain({"image": black, "label": 0}, np.random.default_rng(0))["image"]
     except ValueError as error:
@@ -115,26 +105,6 @@ def spell(op: Any) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in fields)})"
 
 
-def create_reader(dataset: Any, batch_size: int) -> Reader:
-    """Reads a split on all devices, with a thread for every core.
-
-    Args:
-      dataset: see `pipeline.Examples`.
-      batch_size: over all devices; becomes the nearest size that they can share, no larger than
-        the examples need.
-
-    Raises:
-      UserError: `batch_size` is not positive.
-    """
-    if batch_size < 1:
-        raise UserError(f"--batch_size={batch_size} must be at least 1.")
-    mesh = create_mesh()
-    shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    fitting = -(-min(batch_size, dataset.num_examples) // shards) * shards
-    loader = {"num_threads": min(os.cpu_count() or 1, 16), "num_workers": 0, "prefetch": 2}
-    return Reader(dataset, mesh, fitting, loader)
-
-
 def find_images(arguments: Iterable[str]) -> list[str]:
     """Files as they are given; of folders, all images below them, sorted by path.
 
@@ -159,12 +129,6 @@ def find_images(arguments: Iterable[str]) -> list[str]:
     return found
 
 
-def file_source(paths: Iterable[str]) -> FolderSource:
-    """Image files without labels (all 0)."""
-    encoded = np.array([os.fsencode(path) for path in paths], np.bytes_)
-    return FolderSource("", encoded, np.zeros(len(encoded), np.int32))
-
-
 def example_names(source: Any, split: str) -> list[str]:
     """Where each example is stored: a path, or a file and a record's number."""
     if isinstance(source, CheckedSource):
@@ -172,27 +136,37 @@ def example_names(source: Any, split: str) -> list[str]:
     return [f"{split} {index}" for index in range(len(source))]
 
 
-class ForgivingImages:
-    """Examples for `pipeline.eval_batches` in which a damaged or missing image is black.
+class Images:
+    """Images of any kind as examples for the pipeline, without labels.
 
-    `spec` is what `preprocess` has to give; `failures` says what was wrong with an example, and is
-    filled while they are read.
+    Args:
+      images: paths, bytes of files, Pillow images, or uint8 pixels [H, W, C] or [H, W].
+      description: of the model.
+
+    Attributes:
+      failures: by index, what was wrong with an image; it is filled while they are read. Such an
+        image is black.
     """
 
-    def __init__(self, source: FolderSource, preprocess: Chain, spec: ArraySpec):
-        self.source = source
+    def __init__(self, images: Sequence[Any], description: Description):
         self.failures: dict[int, str] = {}
+        self._images = images
+        self._channels = description.image_shape[2]
+        self._chain, spec = input_chain(description)
         self.element_spec = {"image": spec}
-        self._preprocess = preprocess
 
     @property
     def num_examples(self) -> int:
-        return len(self.source)
+        return len(self._images)
+
+    def name(self, index: int) -> str:
+        image = self._images[index]
+        return str(image) if isinstance(image, str | os.PathLike) else f"image {index}"
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
         spec = self.element_spec["image"]
         try:
-            example = self._preprocess(self.source[index], rng)
+            example = self._chain({"image": self._stored(self._images[index]), "label": 0}, rng)
             image = example["image"]
             if (image.shape, image.dtype) == (spec.shape, spec.dtype):
                 return example
@@ -200,3 +174,31 @@ class ForgivingImages:
         except (ValueError, OSError, cv2.error) as error:
             self.failures[index] = str(getattr(error, "strerror", None) or error)
         return {"image": np.zeros(spec.shape, spec.dtype), "label": 0}
+
+    def _stored(self, image: Any) -> bytes | np.ndarray:
+        """The image as the first op takes it."""
+        if isinstance(image, str | os.PathLike):
+            image = Path(image).read_bytes()
+        decode = self._chain.ops[0]
+        if hasattr(image, "convert"):
+            image = pillow_pixels(image, exif=getattr(decode, "exif", True))
+        stored: Any = image if isinstance(image, bytes) else np.asarray(image)
+        if isinstance(decode, Decode):
+            return stored
+        return decode_image(stored, channels=self._channels, exif=True)
+
+
+class Inputs:
+    """Floats [B, H, W, C] that are a model's input already, as examples for the pipeline."""
+
+    def __init__(self, images: np.ndarray):
+        self._images = images
+        self.failures: dict[int, str] = {}
+        self.element_spec = {"image": ArraySpec(images.shape[1:], images.dtype)}
+
+    @property
+    def num_examples(self) -> int:
+        return len(self._images)
+
+    def example(self, index: int, _rng: np.random.Generator) -> dict[str, Any]:
+        return {"image": self._images[index], "label": 0}
