@@ -20,7 +20,7 @@ from vit_jax.plan.devices import topology_devices
 from vit_jax.plan.topology import Topology
 from vit_jax.pretrained.zoo.class_names import LABELS, wordnet_ids
 from vit_jax.run import Run, create_run, with_shardings
-from vit_jax.training.state import TrainState
+from vit_jax.training.step import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
