@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.names import flatten_names
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.session import Session, TrainingDivergedError
+from vit_jax.training.clock import Clock, TrainingDivergedError
 from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
 from vit_jax.workdir.metrics import read_metrics
 from vit_jax.workdir.provenance import collect_provenance
@@ -350,20 +351,18 @@ def test_a_session_that_dies_at_its_start_keeps_the_times_of_those_before(
     def dies(*_: Any) -> None:
         raise RuntimeError("the power goes")
 
-    after_update = Session.after_update
+    dispatched, updates = Clock.dispatched, itertools.count(1)
     with monkeypatch.context() as patch:
         patch.setattr(
-            Session,
-            "after_update",
-            lambda session, state, step, found: (
-                dies() if step == 7 else after_update(session, state, step, found)
-            ),
+            Clock,
+            "dispatched",
+            lambda clock, loss: dies() if next(updates) == 7 else dispatched(clock, loss),
         )
         with pytest.raises(RuntimeError, match="power"):
             train_and_evaluate(config, workdir)
     first = read_metrics(workdir)[-1]
     assert first["step"] == 6  # two updates past the checkpoint
-    monkeypatch.setattr(train_module, "train_iterator", dies)
+    monkeypatch.setattr(train_module, "train_batches_on", dies)
     with pytest.raises(RuntimeError, match="power"):
         train_and_evaluate(config, workdir)
     second = read_metrics(workdir)[-1]
