@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
+import re
 import shlex
 import statistics
 import sys
@@ -104,46 +106,40 @@ def take_turns(
 
 
 def compare(
-    model: str, case: str, unit: str, ours: Sequence[float], peer: str, theirs: Sequence[float]
-) -> dict[str, Any]:
-    """A row of the JSON: medians, and the ratio turn by turn, above 1 where we are ahead.
+    model: str, case: str, unit: str, figures: Mapping[str, Sequence[float]]
+) -> list[dict[str, Any]]:
+    """Rows of the JSON, one for each peer: medians, and the ratio of each turn.
 
     Args:
       model: variant.
       case: what is measured.
       unit: a rate (`images/s`), or a cost (`s`, `Mcycles`, ...), of which less is better.
-      ours, theirs: of each turn.
-      peer: who else.
+      figures: of each turn, by subject; `vit_jax` are ours. A ratio above 1 is in our favour.
     """
-    pairs = list(zip(ours, theirs, strict=True))
-    ratios = [a / b if unit.endswith("/s") else b / a for a, b in pairs]
-    row = {
-        "model": model,
-        "case": case,
-        "peer": peer,
-        "ratio": round(statistics.median(ratios), 4),
-        "ratio_of_turns": [round(min(ratios), 4), round(max(ratios), 4)],
-        "ours": round(statistics.median(ours), 4),
-        "theirs": round(statistics.median(theirs), 4),
-        "unit": unit,
-    }
-    print(
-        f"{model} {case}: {row['ours']:.4g} {unit}, {peer} {row['theirs']:.4g}: "
-        f"ratio {row['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    )
-    return row
+    ours = figures["vit_jax"]
+    row = {"model": model, "case": case, "unit": unit, "ours": round(statistics.median(ours), 4)}
+    rows = []
+    for peer in [each for each in figures if each != "vit_jax"]:
+        pairs = list(zip(ours, figures[peer], strict=True))
+        ratios = [a / b if unit.endswith("/s") else b / a for a, b in pairs]
+        about_peer = {
+            "peer": peer,
+            "theirs": round(statistics.median(figures[peer]), 4),
+            "ratio": round(statistics.median(ratios), 4),
+            "ratio_of_turns": [round(min(ratios), 4), round(max(ratios), 4)],
+        }
+        rows.append({**row, **about_peer})
+    return rows or [row]
 
 
 def write_result(path: Path, cases: list[dict[str, Any]], arguments: Sequence[str]) -> None:
-    """Writes the cases with the command, the machine and the versions."""
+    """Prints the cases and writes them with the command, the machine and the versions."""
     versions = {}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
-    about = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    cpuinfo = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+    about = {key.strip(): value.strip() for key, value in re.findall("(.*):(.*)", cpuinfo)}
     sets = [each for each in ("avx512_bf16", "avx512f", "avx2") if each in about.get("flags", "")]
     cpu = ", ".join([about.get("model name", platform.machine()), *sets[:1]])
     device = jax.devices()[0]
@@ -158,4 +154,25 @@ def write_result(path: Path, cases: list[dict[str, Any]], arguments: Sequence[st
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, result)
-    print(path)
+    print(f"{markdown(result)}\n\n{path}")
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """A result as a line that says how it was made, and a table."""
+    # Older results hold the command of before: `benchmark.py step --variant=S/16`.
+    command = re.sub(r"^benchmark.py (\w+)", r"python benchmarks/\1.py", result["command"])
+    versions = ", ".join(f"{name} {each}" for name, each in result["versions"].items())
+    lines = [
+        f"`{command}` on {result['machine']} ({versions}):",
+        "",
+        "| model | case | unit | ours | peer | theirs | ratio | of turns |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["cases"]:
+        cells = [row["model"], row["case"], row["unit"], f"{row['ours']:.4g}"]
+        if "peer" in row:
+            low, high = row["ratio_of_turns"]
+            spread = f"{low:.2f} to {high:.2f}" if high > low else ""
+            cells += [row["peer"], f"{row['theirs']:.4g}", f"**{row['ratio']:.2f}**", spread]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -14,35 +14,31 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import itertools
 import multiprocessing
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-from array_record.python import array_record_module
 
 from vit_jax import launch
 
 sys.path.append(str(launch.ROOT))
 
 from benchmarks import common
-from benchmarks.common import NUM_CLASSES
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data.ops import InceptionCrop
 from vit_jax.data.pipeline import train_batches
-from vit_jax.data_preparation import shards
+from vit_jax.data_preparation.prepare import prepare_data
 from vit_jax.errors import check_known
 
-NUM_SHARDS = 8
 # (height, width): share. Of ImageNet's training images two thirds are 500 x 375 or so.
 SIZES = {
     (375, 500): 0.50,
@@ -74,75 +70,49 @@ def main(argv: Sequence[str]) -> None:
         return functools.partial(in_process, open_batches, directory, loader, count)
 
     with tempfile.TemporaryDirectory() as folder:
-        files = list(photographs(arguments.num_files))
-        original = write_dataset(Path(folder) / "original", files)
-        subjects = {"vit_jax": subject(our_batches, original)}
+        photographs = Path(folder) / "photographs"
+        write_photographs(photographs, arguments.num_files)
+
+        def prepare(resize: int) -> Path:
+            options: Any = {"data_dir": f"{folder}/prepared", "resize": resize}
+            return prepare_data("folder", str(photographs), shard_megabytes=16, **options)
+
+        subjects = {"vit_jax": subject(our_batches, prepare(0))}
         if "dataloader" in arguments.against:
-            subjects["dataloader"] = subject(dataloader_batches, original)
+            subjects["dataloader"] = subject(dataloader_batches, photographs)
         if "resized" in arguments.against:
-            small = [(shards.shrink(data, 256, 95), label) for data, label in files]
-            resized = write_dataset(Path(folder) / "resized", small)
-            subjects["resized"] = subject(our_batches, resized)
+            subjects["resized"] = subject(our_batches, prepare(256))
         found = common.take_turns(subjects, arguments.rounds, warm_up=0)
-    print(f"{np.median([turn[0] for turn in found['vit_jax']]):.4g} images/s")
-    cases = [
-        common.compare("vit", case, "images/s", ours, peer, theirs)
-        for peer in arguments.against
-        for case, ours, theirs in zip(
-            ("input pipeline", "input pipeline, per CPU second"),
-            zip(*found["vit_jax"], strict=True),
-            zip(*found[peer], strict=True),
-            strict=True,
-        )
-    ]
+    cases = []
+    for i, case in enumerate(("input pipeline", "input pipeline, per CPU second")):
+        speeds = {name: [turn[i] for turn in turns] for name, turns in found.items()}
+        cases += common.compare("vit", case, "images/s", speeds)
     common.write_result(arguments.json, cases, argv)
 
 
-def photographs(count: int, seed: int = 0) -> Iterator[tuple[bytes, int]]:
-    """JPEG files that cost a decoder what ImageNet's cost it (94 KB on average), with labels.
+def write_photographs(folder: Path, count: int) -> None:
+    """A folder of JPEG files that cost a decoder what ImageNet's cost it (94 KB on average).
 
     A piece of a cloud whose spectrum falls as that of natural images does (1 / f), with a contrast
     and a brightness of its own and the noise of a camera.
     """
-    rng, side = np.random.default_rng(seed), 1200
+    rng, side = np.random.default_rng(0), 1200
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None])
     frequency[0, 0] = np.inf
     phase = rng.normal(size=(2, 3, *frequency.shape))
     planes = np.fft.irfft2((phase[0] + 1j * phase[1]) / frequency, (side, side))
     planes[1:] = planes[0] + 0.3 * planes[1:]  # the channels of photographs differ little
     cloud = (planes / planes.std()).transpose(1, 2, 0).astype(np.float32)  # [S, S, 3]
-    for number in rng.choice(len(SIZES), size=count, p=list(SIZES.values())):
-        height, width = list(SIZES)[number]
+    for number, size in enumerate(rng.choice(len(SIZES), size=count, p=list(SIZES.values()))):
+        height, width = list(SIZES)[size]
         top, left = rng.integers(0, side - height), rng.integers(0, side - width)
         image = cloud[top : top + height, left : left + width] * rng.uniform(15, 60)
         image = image + rng.uniform(60, 190, 3)
         image += rng.uniform(0.5, 7.0) * rng.standard_normal((height, width, 1), np.float32)
+        path = folder / "train" / f"class{number % 10}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
         options = [cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(88, 96))]
-        _, encoded = cv2.imencode(".jpg", image.clip(0, 255).astype(np.uint8), options)
-        yield encoded.tobytes(), int(rng.integers(NUM_CLASSES))
-
-
-def write_dataset(folder: Path, examples: Iterable[tuple[bytes, int]]) -> Path:
-    """Writes a prepared set, as `prepare_data.py` does; returns its directory."""
-    name, version = "benchmark", "1.0.0"
-    records = [shards.serialize(*each, b"") for each in examples]
-    directory = folder / name / version
-    directory.mkdir(parents=True)
-    for number in range(NUM_SHARDS):
-        path = directory / shards.shard_name(name, "train", number, NUM_SHARDS)
-        writer = array_record_module.ArrayRecordWriter(str(path), shards.WRITER_OPTIONS)
-        for record in records[number::NUM_SHARDS]:
-            writer.write(record)
-        writer.close()
-    sizes = [len(records[number::NUM_SHARDS]) for number in range(NUM_SHARDS)]
-    shards.write_image_metadata(
-        directory,
-        version=version,
-        description="",
-        class_names=[str(number) for number in range(NUM_CLASSES)],
-        sizes={"train": (sizes, sum(map(len, records)))},
-    )
-    return directory
+        cv2.imwrite(str(path), image.clip(0, 255).astype(np.uint8), options)
 
 
 def in_process(*arguments: Any) -> Turn:
@@ -177,12 +147,8 @@ def our_batches(directory: Path, **loader: int) -> Iterator[Iterator[Any]]:
 class PillowImages:
     """A data set for torch: [3, 224, 224] uint8, decoded, cropped and mirrored by Pillow."""
 
-    def __init__(self, directory: Path) -> None:
-        self._files = [
-            shards.image_of(record, "image")
-            for path in sorted(directory.glob("*array_record*"))
-            for record in array_record_module.ArrayRecordReader(str(path)).read_all()
-        ]
+    def __init__(self, folder: Path) -> None:
+        self._paths = sorted(folder.rglob("*.jpg"))
 
     def __len__(self) -> int:
         return 2**31
@@ -192,7 +158,7 @@ class PillowImages:
         from PIL import Image
 
         rng = np.random.default_rng(index)
-        with Image.open(io.BytesIO(self._files[index % len(self._files)])) as file:
+        with Image.open(self._paths[index % len(self._paths)]) as file:
             image = file.convert("RGB")
         top, left, height, width = InceptionCrop(224).sample_box(rng, image.height, image.width)
         box = (left, top, left + width, top + height)

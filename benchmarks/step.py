@@ -53,13 +53,13 @@ def main(argv: Sequence[str]) -> None:
     with jax.set_mesh(run.mesh):
         batch = random_batch(run)
         subjects: dict[str, Steps] = {}
-        first: dict[str, list[float]] = {}  # seconds: state, first update
+        starts, updates = {}, {}  # seconds, compilation included
         for name in ("vit_jax", *arguments.against):
             start = time.perf_counter()
             subjects[name] = create_subject(name, config, run, batch, arguments.clones)
             made = time.perf_counter()
             subjects[name](1)
-            first[name] = [made - start, time.perf_counter() - made]
+            starts[name], updates[name] = [made - start], [time.perf_counter() - made]
 
         def images_per_second(subject: Steps) -> float:
             subject(1)  # brings back memory and caches that the others took
@@ -74,17 +74,9 @@ def main(argv: Sequence[str]) -> None:
     case = f"update, {config.model.dtype}, batch {batch_size}, {pixels} pixels"
     if config.model.dropout_rate:
         case += f", dropout {config.model.dropout_rate}"
-    print(f"{case}: {np.median(speeds['vit_jax']):.4g} images/s")
-    cases = []
-    for peer in arguments.against:
-        for each, unit, of in (
-            (case, "images/s", speeds),
-            ("until there: initial state", "s", {key: [value[0]] for key, value in first.items()}),
-            ("until there: first update", "s", {key: [value[1]] for key, value in first.items()}),
-        ):
-            cases.append(
-                common.compare(arguments.variant, each, unit, of["vit_jax"], peer, of[peer])
-            )
+    cases = common.compare(arguments.variant, case, "images/s", speeds)
+    for what, seconds in (("initial state", starts), ("first update", updates)):
+        cases += common.compare(arguments.variant, f"until there: {what}", "s", seconds)
     common.write_result(arguments.json, cases, argv)
 
 
