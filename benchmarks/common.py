@@ -29,7 +29,6 @@ from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan.subject import Noise
 from vit_jax.run import Run, create_run
 
-RESULTS = Path(__file__).parent / "results"
 NUM_EXAMPLES, NUM_CLASSES = 1_281_167, 1000
 PACKAGES = ("jax", "jaxlib", "flax", "libtpu", "torch", "timm")
 
@@ -41,8 +40,8 @@ def arguments_parser(doc: str | None, name: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="--config.KEY=VALUE overrides a key of vit_jax/config.py.",
     )
-    default = RESULTS / f"{name}.json"
-    parser.add_argument("--json", type=Path, default=default, help=f"result; default: {default}")
+    path = Path(__file__).parent / "results" / f"{name}.json"
+    parser.add_argument("--json", type=Path, default=path, help=f"default: results/{name}.json")
     return parser
 
 
@@ -88,20 +87,16 @@ def noise_run(config: ConfigDict) -> Run:
         return create_run(config, mesh, open_noise)
 
 
-def take_turns(
-    subjects: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1
-) -> dict[str, list[Any]]:
-    """What each subject returns in each round, after some that do not count.
+def take_turns(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
+    """What each subject returns in each round.
 
     In turn, so that a machine whose speed drifts drifts for all.
     """
     found: dict[str, list[Any]] = {name: [] for name in subjects}
-    for turn in range(-warm_up, rounds):
-        print(f"turn {turn + 1} of {rounds}" if turn >= 0 else "warming up", file=sys.stderr)
+    for turn in range(rounds):
+        print(f"turn {turn + 1} of {rounds}", file=sys.stderr)
         for name, subject in subjects.items():
-            value = subject()
-            if turn >= 0:
-                found[name].append(value)
+            found[name].append(subject())
     return found
 
 

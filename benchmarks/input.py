@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
             subjects["dataloader"] = subject(dataloader_batches, photographs)
         if "resized" in arguments.against:
             subjects["resized"] = subject(our_batches, prepare(256))
-        found = common.take_turns(subjects, arguments.rounds, warm_up=0)
+        found = common.take_turns(subjects, arguments.rounds)
     cases = []
     for i, case in enumerate(("input pipeline", "input pipeline, per CPU second")):
         speeds = {name: [turn[i] for turn in turns] for name, turns in found.items()}

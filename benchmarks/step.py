@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
             starts[name], updates[name] = [made - start], [time.perf_counter() - made]
 
         def images_per_second(subject: Steps) -> float:
-            subject(1)  # brings back memory and caches that the others took
+            subject(1)  # brings back the memory and the caches that others took
             start = time.perf_counter()
             subject(arguments.steps)
             return arguments.steps * batch_size / (time.perf_counter() - start)

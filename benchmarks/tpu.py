@@ -116,10 +116,9 @@ def costs(mesh: Mesh, update: Any, shapes: Sequence[Any], chip: Chip) -> dict[st
     # As if neither overlapped the other.
     seconds = flops / (chip.tflops * 1e12) + num_bytes / (chip.hbm_gb_s * 1e9)
     kernels = seconds * chip.devices * CLOCK_HZ
-    cycles = estimate + kernels
     print(f"{estimate / 1e6:.1f} Mcycles by the compiler, {kernels / 1e6:.1f} of kernels")
     return {
-        "Mcycles": cycles / 1e6,
+        "Mcycles": (estimate + kernels) / 1e6,
         "GB": hbm_bytes(program) / 1e9,
         "GiB": compiled.memory_analysis().peak_memory_in_bytes / 2**30,
     }
@@ -131,9 +130,14 @@ def kernel_costs(jaxpr: Jaxpr) -> np.ndarray:
     for eqn in jaxpr.eqns:
         inner = jaxprs_in_params(eqn.params)
         if eqn.primitive.name == "pallas_call":
-            grid = math.prod(eqn.params["grid_mapping"].grid)
-            num_bytes = eqn.params["cost_estimate"].bytes_accessed
-            total += grid * sum(map(jaxpr_flops, inner)), num_bytes
+            mapping, stated = eqn.params["grid_mapping"], eqn.params["cost_estimate"]
+            blocks = [each.transformed_block_aval.inner_aval for each in mapping.block_mappings]
+            turns, block_bytes = (
+                math.prod(mapping.grid),
+                sum(x.size * x.dtype.itemsize for x in blocks),
+            )
+            num_bytes = stated.bytes_accessed if stated else turns * block_bytes
+            total += turns * sum(map(jaxpr_flops, inner)), num_bytes
             continue
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         times *= eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else 1
