@@ -5,9 +5,10 @@
 #   docker run --rm --shm-size=16g -v "$PWD/runs:/mnt/work" vit_jax:cpu scripts/train.py \
 #       --config=configs/quickstart.py --workdir=/mnt/work/quickstart
 #   docker run --gpus=all ... vit_jax:cuda ...       on the machine: NVIDIA's driver and container toolkit
-#   docker run --privileged --net=host --user=root ... vit_jax:tpu ...       on a TPU VM
+#   docker run --privileged --net=host ... vit_jax:tpu ...       on a TPU VM
 #
-# The user in it has the id 1000: what it writes to must be writable for that id, or give --user.
+# The user in it has the id 1000: what it writes to must be writable for that id, or give --user. On
+# TPUs it is root, to whom their devices belong.
 
 FROM python:3.12.12-slim-bookworm AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -43,6 +44,7 @@ ENTRYPOINT ["python"]
 CMD ["scripts/train.py", "--help"]
 
 FROM runtime AS tpu
+USER root
 COPY --from=build-tpu /opt/venv /opt/venv
 
 FROM runtime AS cuda

@@ -6,10 +6,13 @@ from setuptools import find_packages, setup
 # this package can be installed next to others and still be installed exactly as tested.
 INSTALL_REQUIRES = [
     "absl-py>=2.1",
+    "aiohttp>=3.12",  # downloads
     "array_record>=0.8",
     "clu>=0.0.12",
+    "docstring_parser>=0.16",  # of tensorflow-datasets; --help
     "etils[epath]>=1.12",
     "flax>=0.12.8",
+    "fsspec>=2026.1",  # of etils; the thread of downloads
     "grain>=0.2.18",
     "importlib_resources>=6.0",  # tensorflow-datasets imports it without declaring it
     "jax>=0.10.2",
@@ -19,6 +22,7 @@ INSTALL_REQUIRES = [
     "opencv-python-headless>=4.10",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.8",
+    "pillow>=10.0",  # the resizing that published PyTorch models were evaluated with
     "pyarrow>=20.0",  # of tensorflow-datasets; tables of images
     "safetensors>=0.8",
     "scipy>=1.14",
@@ -34,7 +38,7 @@ EXTRAS_REQUIRE = {
     # Preparing those TensorFlow Datasets whose builders call TensorFlow; never needed to train.
     "tf": ["tensorboard>=2.19", "tensorflow-cpu>=2.21"],
     # Work directories and prepared data at gs://BUCKET/FOLDER.
-    "gcs": ["fsspec>=2026.1", "gcsfs>=2026.1"],
+    "gcs": ["gcsfs>=2026.1"],
     # Weights from hf://owner/name.
     "hf": ["huggingface_hub>=2.4"],
     # scripts/export.py: the container of StableHLO files; ONNX files and the check of them.
@@ -52,7 +56,6 @@ EXTRAS_REQUIRE = {
         "google-crc32c>=1.6",  # of the emulated bucket
         "libtpu>=0.0.42; sys_platform == 'linux' and platform_machine == 'x86_64'",
         "mypy>=1.14",
-        "pillow>=10.0",
         "pytest>=9.0",
         "pytest-xdist>=3.8",
         "pyyaml>=6.0",
@@ -75,7 +78,7 @@ setup(
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
         "vit_jax": ["py.typed"],
-        "vit_jax.pretrained.zoo": ["labels/*.txt"],
+        "vit_jax.pretrained.zoo": ["checkpoints.jsonl", "labels/*.txt"],
         "vit_jax.report": ["page.css", "page.js"],
     },
     install_requires=INSTALL_REQUIRES,

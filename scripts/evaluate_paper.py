@@ -48,17 +48,14 @@ if __name__ == "__main__":
         from vit_jax.inference.load import load_model
         from vit_jax.sweep import suite
         from vit_jax.sweep.run import task_number
-        from vit_jax.sweep.suite_table import markdown
 
         model = load_model(arguments.source)
         datasets = [each for each in arguments.datasets.split(",") if each]
-        specs = suites.tasks(
-            arguments.suite, model.description.model, datasets, arguments.image_size
-        )
-        tasks = suite.create_tasks(specs, overrides)
+        sizes = model.description.model
+        tasks = suites.tasks(arguments.suite, sizes, datasets, arguments.image_size)
         rows = suite.evaluate_suite(
             model,
-            tasks,
+            suite.override_tasks(tasks, overrides),
             os.path.join(arguments.workdir, arguments.suite),
             seeds=arguments.seeds,
             data_dir=arguments.data_dir,
@@ -66,4 +63,4 @@ if __name__ == "__main__":
             num_tasks=arguments.num_tasks,
             task=task_number(arguments.task, arguments.num_tasks, os.environ),
         )
-        print(markdown(rows, arguments.source))
+        print(suite.markdown(rows, arguments.source))

@@ -48,14 +48,9 @@ def main():
     as_json = arguments.pop("json")
     launch.start_logging(to_stderr=True)
     with launch.one_line_errors():
-        from vit_jax.export.settings import ExportSettings
         from vit_jax.export.write import export_model, report_text
-        from vit_jax.inference.load import load_model
 
-        keys = ("format", "input", "output", "batch")
-        settings = ExportSettings(**{key: arguments.pop(key) for key in keys})
-        destination = arguments.pop("destination")
-        report = export_model(load_model(**arguments), destination, settings)
+        report = export_model(**arguments)
         print(json.dumps(report, indent=2) if as_json else report_text(report))
 
 

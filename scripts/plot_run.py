@@ -38,7 +38,7 @@ def main():
     arguments = vars(parser.parse_args())
     launch.start_logging()
     with launch.one_line_errors():
-        from vit_jax.curves.plot import plot_run
+        from vit_jax.report.plot import plot_run
 
         print(f"Wrote {plot_run(**arguments)}.")
 

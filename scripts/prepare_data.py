@@ -49,9 +49,9 @@ def main():
             raise UserError("give KIND SOURCE, or --check FOLDER; see --help.")
         else:
             folder = prepare(what[0], what[1], manual_dir, arguments)
-            from vit_jax.data.tfds_reader import default_data_dir
+            from vit_jax.data.tfds_reader import data_root
 
-            root = os.path.abspath(os.path.expanduser(arguments["data_dir"] or default_data_dir()))
+            root = data_root(arguments["data_dir"])
             name = os.path.relpath(folder.parent, root)  # less its version
             print(folder)
             print(f"--config.dataset.name={name} --config.dataset.data_dir={root}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import http.server
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -20,10 +19,9 @@ class Served:
       body: its bytes.
       headers: sent along; an ETag by default.
       faults: what goes wrong, one per request, in this order: `status=500` (and `headers` of that
-        answer), `break_after=10` bytes, `stall_after=10` bytes, `ignore_range`,
-        `ignore_if_range`, `wait` (for `release`), `location=/other`, `without_length` (ends where
-        the connection ends), `chunked` (break_after cuts it), `endless`, `drip=0.01` (seconds
-        between its bytes).
+        answer), `break_after=10` bytes, `stall_after=10` bytes, `wait` (for `release`),
+        `location=/other`, `without_length` (ends where the connection ends), `chunked`
+        (break_after cuts it), `endless`, `drip=0.01` (seconds between its bytes).
     """
 
     body: bytes
@@ -37,7 +35,7 @@ class FileServer(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, Served] = {}
-        self.requests: list[tuple[str, str | None, str | None]] = []  # path, Range, If-Range
+        self.requests: list[str] = []  # their paths
         self.release = threading.Event()  # ends stalls and waits
 
     @property
@@ -71,8 +69,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.do_GET(with_body=False)
 
     def do_GET(self, with_body: bool = True) -> None:
-        wanted, condition = self.headers["Range"], self.headers["If-Range"]
-        self.server.requests.append((self.path, wanted, condition))
+        self.server.requests.append(self.path)
         file = self.server.files.get(self.path)
         if file is None:
             self.send_error(404)
@@ -86,16 +83,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if "location" in fault:
             self._answer(302, {"Location": fault["location"]})
             return
-        start = 0
-        same = condition in (file.headers.get("ETag"), file.headers.get("Last-Modified"))
-        if wanted and (same or fault.get("ignore_if_range")) and not fault.get("ignore_range"):
-            match = re.fullmatch(r"bytes=(\d+)-", wanted)
-            assert match
-            start = int(match[1])
-            if start >= len(file.body):
-                self.send_error(416)
-                return
-        self._send(file, start, fault, with_body)
+        self._send(file, fault, with_body)
 
     def _answer(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -103,16 +91,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
 
-    def _send(self, file: Served, start: int, fault: dict[str, Any], with_body: bool) -> None:
-        rest = file.body[start:]
+    def _send(self, file: Served, fault: dict[str, Any], with_body: bool) -> None:
+        rest = file.body
         headers = {**file.headers, "Content-Length": str(len(rest))}
         if fault.keys() & {"without_length", "chunked", "endless"}:
             del headers["Content-Length"]
         if fault.keys() & {"chunked", "endless"}:
             headers["Transfer-Encoding"] = "chunked"
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(file.body) - 1}/{len(file.body)}"
-        self._answer(206 if start else 200, headers)
+        self._answer(200, headers)
         if not with_body:
             return
         for kind in ("break_after", "stall_after"):

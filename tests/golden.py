@@ -20,7 +20,7 @@ import numpy as np
 
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import VARIANTS
-from vit_jax.parameters import initial
+from vit_jax.parameters import names
 from vit_jax.parameters.names import flatten_names, unflatten_names
 
 FOLDER = Path(__file__).parent / "data" / "golden"
@@ -73,7 +73,7 @@ jit = functools.partial(jax.jit, compiler_options=USERS_COMPILER)
 @functools.cache  # the models are traced again and again otherwise
 def abstract_params(model: Any, image_shape: tuple[int, ...] = (1, 224, 224, 3)) -> Any:
     """Shapes of a model's parameters without computing any."""
-    return initial.abstract_params(model, image_shape[1:])
+    return names.abstract_params(model, image_shape[1:])
 
 
 def shapes(

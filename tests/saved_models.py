@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
-from vit_jax.parameters.initial import abstract_params
+from vit_jax.parameters.names import abstract_params
 from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE, Description, write_params
 
 SIZES = {"name": "vit", "patch_size": 8, "hidden_size": 16, "num_layers": 1, "mlp_dim": 24}

@@ -12,7 +12,7 @@ from tests.recipes import UNTOUCHED, settings
 from vit_jax.errors import UserError
 from vit_jax.models import augreg_names
 from vit_jax.pretrained.zoo import augreg as augreg_files
-from vit_jax.pretrained.zoo.google import ROWS
+from vit_jax.pretrained.zoo.list import entries
 from vit_jax.training.length import to_steps
 
 # Figure 4 and big_vision's configs/vit_i21k.py: RandAugment, mixup's alpha.
@@ -134,7 +134,8 @@ def test_published_file_names(name: str, setting: Setting) -> None:
 
 
 def test_what_is_left_out_is_as_in_the_recommended_files() -> None:
-    names = [entry.url.rpartition("/")[2] for entry in ROWS if "/augreg/" in entry.url]
+    urls = [entry.url for entry in entries().values() if "/augreg/" in entry.url]
+    names = [url.rpartition("/")[2] for url in urls]
     pretrained = {name.partition("--")[0].removesuffix(".npz") for name in names}
     assert len(pretrained) == len(augreg_grid.BEST["imagenet21k"])
     for name in pretrained:

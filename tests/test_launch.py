@@ -153,6 +153,13 @@ def test_a_kind_on_the_command_line_brings_its_keys() -> None:
     assert "shots" in config.evaluators.test
 
 
+@pytest.mark.parametrize("text", ["10", "10:", "20:10", "a:b", "10:10"])
+def test_bad_profile_steps(text: str) -> None:
+    assert command_line.step_range("100:110") == (100, 110)
+    with pytest.raises(UserError, match="--profile_steps="):
+        command_line.step_range(text)
+
+
 def test_an_empty_workdir_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

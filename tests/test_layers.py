@@ -30,7 +30,6 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "vit_jax.training",
         "vit_jax.evaluators",
         "vit_jax.analysis",
-        "vit_jax.curves",
         "vit_jax.pretrained",
     ),
     4: ("vit_jax.data", "vit_jax.workdir"),
@@ -46,6 +45,7 @@ STRANGERS = ("vit_jax.models", "vit_jax.objectives", "vit_jax.evaluators")
 # Slow to import, or not installed everywhere: imported in the function that needs them.
 HEAVY = (
     "PIL",
+    "aiohttp",
     "flatbuffers",
     "fsspec",
     "gcsfs",

@@ -16,8 +16,7 @@ from tests import fixtures_data
 from tests.recipes import UNTOUCHED, settings
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
-from vit_jax.parameters.initial import abstract_params
-from vit_jax.parameters.names import count_parameters
+from vit_jax.parameters.names import abstract_params, count_parameters
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.length import to_steps
 from vit_jax.workdir.checkpoints import CheckpointManager

@@ -70,8 +70,8 @@ def test_fine_tuning_on_a_folder_of_images_at_a_rectangle(tmp_path: Path) -> Non
     model = load_model(workdir)
     assert model.description.class_names == ("cat", "dog")
     assert model.description.grid == (16, 12)
-    assert not model.report.reset
-    assert not model.report.adapted
+    assert not model.report["reset"]
+    assert not model.report["adapted"]
     assert np.abs(model.params["head"]["kernel"]).max() > 0
     assert model.params["Transformer"]["posembed_input"]["pos_embedding"].shape == (1, 193, 192)
     again = evaluate(str(workdir), dataset=str(photos), split="test", batch_size=8)

@@ -16,7 +16,6 @@ from tests.pretrained import weights
 from tests.test_train import run_until_saved
 from vit_jax.errors import UserError
 from vit_jax.export.convert import convert_checkpoint
-from vit_jax.export.settings import ExportSettings
 from vit_jax.export.write import export_model
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.features import extract_features
@@ -187,8 +186,7 @@ def test_formats_that_have_none(format: str, finished: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("format", ["stablehlo", "onnx"])
 def test_exports(format: str, finished: Path, tmp_path: Path) -> None:
-    settings = ExportSettings(format)
-    report = export_model(load_model(finished), tmp_path / "out", settings)
+    report = export_model(finished, tmp_path / "out", format=format)
     assert report["max_difference"] <= report["tolerance"]
     card = (tmp_path / "out" / "README.md").read_text()
     assert "pre-activation ResNet" in card

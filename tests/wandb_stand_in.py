@@ -1,4 +1,4 @@
-"""As much of the package wandb as `writers.py` uses, with a server that lives in this process.
+"""As much of the package wandb as `workdir/metrics.py` uses, with a server in this process.
 
 The package itself is 62 MB and brings sixteen others, so CI does without. Signatures and behaviour
 are those of wandb 0.31: rows of a step that is past are dropped, a row of the same step adds to
@@ -33,23 +33,17 @@ class Settings:
     finish_timeout: float = 0.0
 
 
-class Config:
-    def __init__(self, values: dict[str, Any]):
-        self._values = values
-
-    def update(self, d: dict[str, Any], allow_val_change: bool = False) -> None:
-        changed = [key for key in d if key in self._values and self._values[key] != d[key]]
-        if changed and not allow_val_change:
-            raise ValueError(f"config {changed} would change")
-        self._values.update(d)
-
-
 class Run:
     def __init__(self, record: Record):
         self._record = record
-        self.starting_step = max(record.rows, default=-1) + 1
-        self._step = self.starting_step
-        self.config = Config(record.config)
+        self.starting_step = self._step = max(record.rows, default=-1) + 1
+        self.config = types.SimpleNamespace(update=self._update)
+
+    def _update(self, d: dict[str, Any], allow_val_change: bool = False) -> None:
+        changed = {**self._record.config, **d} != {**d, **self._record.config}
+        if changed and not allow_val_change:
+            raise ValueError("the config would change")
+        self._record.config.update(d)
 
     def log(self, data: dict[str, Any], step: int) -> None:
         if self._record.error is not None:
@@ -76,14 +70,7 @@ def install(patch: pytest.MonkeyPatch, *, fails: Exception | None = None) -> dic
     """
     runs: dict[str, Record] = {}
 
-    def init(
-        project: str,
-        dir: str,
-        id: str,
-        name: str,
-        resume: str,
-        settings: Settings,
-    ) -> Run:
+    def init(project: str, dir: str, id: str, name: str, resume: str, settings: Settings) -> Run:
         if fails is not None:
             raise fails
         assert resume == "allow"  # else a known id is another run

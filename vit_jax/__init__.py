@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from vit_jax.command_line import get_config
     from vit_jax.errors import UserError
     from vit_jax.export.convert import convert_checkpoint
-    from vit_jax.inference.model import Model, load_model
+    from vit_jax.inference.load import load_model
+    from vit_jax.inference.model import Model
     from vit_jax.inference.visualize import visualize
     from vit_jax.models.create import create_model
     from vit_jax.models.look import look
@@ -39,7 +40,7 @@ _HOMES = {
     "get_config": "vit_jax.command_line",
     "get_variant": "vit_jax.models.variants",
     "list_models": "vit_jax.pretrained.zoo.list",
-    "load_model": "vit_jax.inference.model",
+    "load_model": "vit_jax.inference.load",
     "load_pretrained": "vit_jax.pretrained.load",
     "look": "vit_jax.models.look",
     "train_and_evaluate": "vit_jax.train",

@@ -216,19 +216,15 @@ def help_text(doc: str | None, *, run: bool = True) -> str:
     if not run:
         return "\n".join([*lines, "", "Config keys: see scripts/train.py --help."])
     lines += ["", "Config keys, as --config.KEY=VALUE:"]
-    source = inspect.getsource(schema)
-    comments = dict(re.findall(r"^ +config\.([\w.]+) = .*?(  # .*)$", source, re.MULTILINE))
-    config = schema.get_config()
-    for section, node in config.items():
+    lines.append(f"  seed = {schema.SEED[0]}  # {schema.SEED[1]}")
+    for section, node in schema.get_config().items():
         if section in schema.KINDS:
             lines += _help_of_kinds(section, section, node.name)
         elif section == "evaluators":
             lines += _help_of_kinds("evaluators.*", "evaluators.NAME", node.test.name)
-        elif hasattr(node, "items"):
-            for key, value in node.items():
-                lines.append(f"  {section}.{key} = {value!r}{comments[f'{section}.{key}']}")
-        else:
-            lines.append(f"  {section} = {node!r}{comments[section]}")
+        elif section != "seed":
+            texts = schema.KEYS[section]
+            lines += [f"  {section}.{key} = {node[key]!r}  # {texts[key][1]}" for key in node]
     return "\n".join(lines)
 
 
@@ -239,8 +235,24 @@ def _help_of_kinds(key: str, shown: str, default: str) -> list[str]:
     lines = [f"  {shown}.name = {default!r}  # {' | '.join(table)}"]
     for each in dict.fromkeys(each for keys in kinds.values() for each in keys):
         having = [name for name, keys in kinds.items() if each in keys]
-        _, value, text = kinds[having[0]][each]
+        _, value = kinds[having[0]][each]
         value = "..." if value is dataclasses.MISSING else repr(value)
         only = "" if len(having) == len(kinds) else f"({', '.join(having)}) "
-        lines.append(f"  {shown}.{each} = {value}  # {only}{text}")
+        lines.append(f"  {shown}.{each} = {value}  # {only}{help_of(key, having[0])[each]}")
     return lines
+
+
+def help_of(key: str, name: str) -> dict[str, str]:
+    """Of a kind: the first sentence that its docstrings say of each key."""
+    import docstring_parser  # of --help alone
+
+    documented: list[Any] = schema.functions_of(key, name)
+    if inspect.isclass(kind := schema.KINDS[key][0][name]):
+        documented += reversed(kind.__mro__)
+    found: dict[str, str] = {}
+    for each in documented:
+        text = inspect.cleandoc(each.__doc__ or "")
+        for entry in docstring_parser.parse(text, docstring_parser.DocstringStyle.GOOGLE).params:
+            sentence = " ".join((entry.description or "").split()).partition(". ")[0].rstrip(".")
+            found |= dict.fromkeys(entry.arg_name.split(", "), sentence)
+    return found

@@ -88,7 +88,7 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except TimeoutError as error:  # a barrier that other processes did not reach
+    except TimeoutError as error:  # a barrier that others did not reach, no cluster that answers
         _wait_for_verdict(error)
         _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE)
     except (UserError, OSError) as error:  # OSError: a full disk, a folder that went away
@@ -104,8 +104,6 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
         kind = type(error).__name__
         if kind == "TrainingDivergedError":
             _end(f"error: {error}", 1)
-        if kind == "PeersMissingError":
-            _end(f"error: {error}", REQUEUE_EXIT_CODE)
         if _has_peers() and may_be_caused_by_peer(error):
             _wait_for_verdict(error)
         if is_network_error(error) or may_pass(error):  # a bucket is out of reach
@@ -116,11 +114,11 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
 
 
 def _has_peers() -> bool:
-    if "jax" not in sys.modules:
+    if "vit_jax.multihost.watchdog" not in sys.modules:
         return False
-    from vit_jax.multihost import coordination
+    from vit_jax.multihost.watchdog import watchdog
 
-    return coordination.num_processes() > 1
+    return watchdog.num_processes > 1
 
 
 def _wait_for_verdict(error: Exception) -> None:
@@ -162,17 +160,18 @@ def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> 
 
 def join_processes(timeouts: Any) -> None:
     """Joins the other processes of this run, if any; see `processes.start_processes`."""
-    from vit_jax.multihost import coordination, processes
+    from vit_jax.multihost.processes import start_processes
+    from vit_jax.multihost.watchdog import watchdog
 
-    processes.start_processes(
+    start_processes(
         distributed=FLAGS.distributed,
         coordinator_address=FLAGS.coordinator_address,
         num_processes=FLAGS.num_processes,
         process_id=FLAGS.process_id,
         **timeouts,
     )
-    if coordination.num_processes() > 1:
-        start_logging(coordination.process_id())
+    if watchdog.num_processes > 1:
+        start_logging(watchdog.process_id)
 
 
 def leave_processes() -> None:

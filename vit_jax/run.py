@@ -1,174 +1,124 @@
-"""The parts of a training run, built from a config and checked against each other."""
+"""The parts of a training run, built from a config and checked against each other.
+
+The `ConfigDict` stops here: one section per call, and below that typed keyword arguments only.
+"""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.config import check_kinds, check_values
+from vit_jax.config import check_config
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.data.pipeline import check_repeated_augmentation
+from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation
 from vit_jax.errors import UserError, as_user_error, check_known
-from vit_jax.evaluation import create_evaluators, image_shape, of_features, open_eval_data
+from vit_jax.evaluators.create import (
+    OF_OUTPUTS,
+    Evaluation,
+    create_evaluations,
+    open_eval_data,
+)
+from vit_jax.hardware.chips import find_chip
 from vit_jax.models.create import create_model
+from vit_jax.models.features import vector_feature
 from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import OBJECTIVES, create_objective
-from vit_jax.objectives.objective import Batch, FrozenModel, Objective, Task
-from vit_jax.parameters.initial import shapes_of
+from vit_jax.objectives.objective import Objective, Task, of_batches
 from vit_jax.parameters.names import fingerprint
 from vit_jax.parameters.sharding import (
+    batch_sharding,
     check_batch_size,
     compiler_options,
     parameter_shardings,
+    replicated,
     state_shardings,
     with_shardings,
 )
-from vit_jax.training.gradient import Gradient, create_gradient
+from vit_jax.training.gradient import create_gradient
 from vit_jax.training.length import fit_warmup, to_steps
-from vit_jax.training.mixing import Mixing, create_mixing
+from vit_jax.training.mixing import create_mixing
 from vit_jax.training.optimizer import Schedule, create_optimizer, create_schedule
-from vit_jax.training.state import TrainState, create_train_state, initial_state
-from vit_jax.training.step import make_train_step, step_shardings
-from vit_jax.workdir.checkpoints import CheckpointManager
+from vit_jax.training.state import (
+    Initial,
+    TrainState,
+    create_train_state,
+    initial_state,
+    trace_initial,
+)
+from vit_jax.training.step import make_train_step
 from vit_jax.workdir.description import Description
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The parts that a config describes; nothing is computed yet. `create_run` builds it."""
+    """The parts of a training; nothing is computed yet. `create_run` builds it.
 
-    config: ConfigDict
+    Attributes:
+      freezes: whether some parameters do not learn.
+      train_step: (state, constants, batch) -> (state, metrics); pure.
+      initial: shapes of the parameters, and the program that draws them.
+      start_state: parameters -> the state before their first update; pure.
+      load_params: the parameters of `pretrained.source` in this model's shapes and form, with
+        shapes where a random array is wanted (a new head); None without a source.
+      description: what users of the parameters need to know.
+    """
+
     mesh: Mesh
-    dataset: Dataset
-    eval_datasets: dict[str, Dataset]
+    batch_size: int
     total_steps: int
+    freezes: bool
+    dataset: Dataset
     objective: Objective
-    mixing: Mixing | None
-    gradient: Gradient
     schedule: Schedule
-    tx: optax.GradientTransformation
-    evaluators: dict[str, Any]
+    evaluations: Mapping[str, Evaluation]
+    train_step: Callable[..., Any]
+    initial: Initial
+    start_state: Callable[[Any], TrainState]
+    load_params: Callable[[], Any] | None
+    description: Description
 
     @property
-    def batch_size(self) -> int:
-        return self.config.dataset.batch_size
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """[H, W, C]"""
-        return image_shape(self.dataset)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of tokens."""
-        model = self.objective.model
-        return token_grid(self.image_shape[:2], model.patch_size, model.resnet_layers)
+    def datasets(self) -> dict[str, Dataset]:
+        """Of the training and of the evaluators, by their keys."""
+        found = {"train": self.dataset}
+        for evaluation in self.evaluations.values():
+            found |= evaluation.datasets
+        return found
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """Identity of the data and constants, so that a resumed run notices when they change."""
-        datasets = {"train": self.dataset, **self.eval_datasets}
-        found = {key: dataset.fingerprint for key, dataset in datasets.items()}
+        found = {key: dataset.fingerprint for key, dataset in self.datasets.items()}
         for name, tree in self.objective.constants.items():
             found[f"constant {name}"] = fingerprint(tree)
         return found
 
-    @property
-    def description(self) -> Description:
-        """What users of the parameters need to know."""
-        return Description(
-            model={**self.config.model, "num_classes": self.objective.num_outputs},
-            image_shape=self.image_shape,
-            grid=self.grid,
-            class_names=self.objective.class_names,
-            eval_preprocess=self.config.dataset.eval_preprocess,
-            probabilities_by=self.objective.probabilities_by,
-        )
-
     @functools.cached_property
     def abstract_state(self) -> TrainState:
-        """Shapes and types of the state."""
-
-        def init(model: Any) -> Any:
-            shallow = copy.copy(self.objective)
-            shallow.model = model
-            return shallow.init(jax.random.key(0), self._one_image())
-
-        return jax.eval_shape(self.start_state, shapes_of(self.objective.model, init))
-
-    def _one_image(self) -> Batch:
-        spec = self.dataset.element_spec["image"]
-        return {"image": jnp.zeros((1, *spec.shape), spec.dtype)}
-
-    def init_params(self, rng: jax.Array) -> Any:
-        """Random parameters; pure."""
-        return self.objective.init(rng, self._one_image())
-
-    def init_state(self, rng: jax.Array) -> TrainState:
-        """The state before the first update of random parameters; pure."""
-        return self.start_state(self.init_params(rng))
-
-    def start_state(self, params: Any) -> TrainState:
-        """The state before the first update of these parameters."""
-        return create_train_state(params, self.tx, polyak_decay=self.config.train_step.polyak_decay)
-
-    def sharded_state(self) -> TrainState:
         """Shapes and types of the state, with shardings."""
-        return with_shardings(self.abstract_state, state_shardings(self.abstract_state, self.mesh))
+        state = jax.eval_shape(self.start_state, self.initial.shapes)
+        return with_shardings(state, state_shardings(state, self.mesh))
 
-    def initial_state(self, checkpoints: CheckpointManager) -> TrainState:
-        """The state on the devices, see `training.state.initial_state`."""
-        return initial_state(
-            checkpoints,
-            self.sharded_state(),
-            init_params=self.init_params,
-            start_state=self.start_state,
-            load_params=self._load_params if self.config.pretrained.source else None,
-            seed=self.config.seed,
-        )
-
-    def _load_params(self) -> Any:
-        """The parameters of `pretrained.source` in this model's shapes and form."""
-        from vit_jax.pretrained.load import load_pretrained  # readers of many formats
-
-        keys, like = self.config.pretrained, self.abstract_state.params
-        try:
-            params, _ = load_pretrained(
-                **keys, like=like, target_grid=self.grid, model=self.config.model
-            )
-        except UserError as error:
-            raise as_user_error(f"pretrained.source={keys.source!r}: {error}", error) from error
-        return params
-
-    def train_flops_per_image(self) -> float:
-        """See `hardware.flops.train_flops`."""
-        from vit_jax.hardware.flops import train_flops
-        from vit_jax.models.attention import as_defined
-
-        params = {**self.abstract_state.params, **jax.eval_shape(lambda: self.objective.constants)}
-        spec, label = self.dataset.element_spec["image"], self.dataset.element_spec["label"]
-        batch = {
-            "image": jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype),
-            "label": jax.ShapeDtypeStruct((1, *label.shape), jnp.int32),
-            "mask": jax.ShapeDtypeStruct((1,), jnp.float32),
-        }
-        with as_defined():
-            return train_flops(self.objective, params, batch)
-
+    @functools.cached_property
     def abstract_constants(self) -> Any:
-        """Shapes of the objective's constants, with shardings."""
+        """The same of the objective's constants."""
         constants = jax.eval_shape(lambda: self.objective.constants)
         return with_shardings(constants, parameter_shardings(constants, self.mesh))
+
+    def initial_state(self, seed: int) -> TrainState:
+        """The state before the first update, on the devices."""
+        loaded = self.load_params() if self.load_params else None
+        return initial_state(
+            self.initial, self.start_state, self.abstract_state, seed=seed, loaded=loaded
+        )
 
     def place_constants(self) -> Any:
         """The objective's constants on the devices."""
@@ -177,92 +127,157 @@ class Run:
             array = np.asarray(array)
             return jax.make_array_from_callback(array.shape, like.sharding, array.__getitem__)
 
-        return jax.tree.map(place, self.objective.constants, self.abstract_constants())
+        return jax.tree.map(place, self.objective.constants, self.abstract_constants)
 
-    def train_step(self, state: Any, constants: Any) -> Callable[..., Any]:
-        """The jitted update, for arrays or shapes with the shardings of `state` and `constants`."""
-        step = make_train_step(
-            self.objective,
-            self.tx,
-            seed=self.config.seed,
-            gradient=self.gradient,
-            freeze=self.config.optimizer.freeze,
-            mixing=self.mixing,
-            **self.config.train_step,
+    def jit_train_step(self) -> Callable[..., Any]:
+        """The update, jitted for the mesh; the state passed in is donated."""
+        state, constants = jax.tree.map(
+            lambda leaf: leaf.sharding, (self.abstract_state, self.abstract_constants)
         )
-        state, constants = jax.tree.map(lambda leaf: leaf.sharding, (state, constants))
         return jax.jit(
-            step,
-            **step_shardings(state, constants, self.mesh),
+            self.train_step,
+            in_shardings=(state, constants, batch_sharding(self.mesh)),
+            out_shardings=(state, replicated(self.mesh)),
+            donate_argnums=0,
             compiler_options=compiler_options(self.mesh),
         )
 
+    def flops(self) -> dict[str, Any]:
+        """What the clock needs for the MFU; {} where it would mean nothing."""
+        chip = find_chip(jax.devices()[0].device_kind)
+        if chip is None or self.freezes:  # freezing skips an unknown part of the backward pass
+            return {}
+        peak_flops = chip.device_peak_flops * jax.device_count()
+        return {"peak_flops": peak_flops, "flops_per_image": self.train_flops_per_image()}
+
+    def train_flops_per_image(self) -> float:
+        """Operations of an update per image, see `hardware.flops`; no remat, no padding."""
+        from vit_jax.hardware.flops import TRAIN_OVER_FORWARD, forward_flops, jaxpr_flops
+
+        forward = jaxpr_flops(self.initial.program.jaxpr)
+        if not self.objective.constants:
+            return TRAIN_OVER_FORWARD * forward
+        # What the loss computes besides (a teacher) has no backward pass.
+        params = {**self.initial.shapes, **self.abstract_constants}
+        rng = jax.eval_shape(lambda: jax.random.key(0))
+        with_teacher = forward_flops(self.objective.loss, params, batch_spec(self.dataset, 1), rng)
+        return (TRAIN_OVER_FORWARD - 1) * forward + with_teacher
+
 
 def create_run(
-    config: ConfigDict,
-    mesh: Mesh,
-    open_dataset: Callable[..., Dataset] | None = None,
+    config: ConfigDict, mesh: Mesh, open_dataset: Callable[..., Dataset] | None = None
 ) -> Run:
     """Builds the parts; opens the data and compares all sizes with each other.
 
-    `open_dataset` replaces `create_dataset` when the data are not here, or are given.
+    Args:
+      config: with the keys of `config.get_config`.
+      mesh: of `create_mesh`, entered by `jax.set_mesh` if its devices are here.
+      open_dataset: replaces `create_dataset` when the data are not here, or are given.
 
     Raises:
       UserError: a mistake in the config or the data.
     """
-    check_kinds(config)
-    check_values(config)
+    check_config(config)
     data, batch_size = config.dataset, config.dataset.batch_size
     check_batch_size("dataset.batch_size", batch_size, mesh, config.train_step.accumulation_steps)
     check_repeated_augmentation(data.repeated_augmentation, batch_size)
     mixing = create_mixing(**config.mix)
-    needs_label = "label" in OBJECTIVES[config.objective.name].example_keys
-    open_dataset = functools.partial(open_dataset or open_checked, needs_label=needs_label)
-    keys = ("name", "data_dir", "split", "label_key", "preprocess", "on_bad_image")
-    dataset = open_dataset(**{key: data[key] for key in keys})
-    eval_datasets = open_eval_data(config, open_dataset, image_shape(dataset))
-    total_steps = to_steps(
-        **config.duration, num_examples=dataset.num_examples, batch_size=batch_size
-    )
-    if needs_label:
-        own = (eval_datasets[key] for key, e in config.evaluators.items() if not of_features(e))
-        for each in (dataset, *own):
-            _check_labels(config.objective.name, each)
-    objective = create_objective(**config.objective, task=_task(config, dataset))
-    if mixing is not None and "label" not in objective.example_keys:
+    kind = OBJECTIVES[config.objective.name]
+    needs_label = "label" in kind.example_keys
+    if mixing is not None and not needs_label:
         raise UserError(
             f"mix.* mixes images with their labels, which objective.name={config.objective.name!r} "
             "does not read; set both alphas to 0."
         )
+    open_dataset = functools.partial(open_dataset or _open_checked, needs_label=needs_label)
+    keys = ("name", "data_dir", "split", "label_key", "preprocess", "on_bad_image")
+    dataset = open_dataset(**{key: data[key] for key in keys})
+    sections = {key: dict(section) for key, section in config.evaluators.items()}
+    eval_data = open_eval_data(sections, dict(data), open_dataset, dataset.image_shape)
+    total_steps = to_steps(
+        **config.duration, num_examples=dataset.num_examples, batch_size=batch_size
+    )
+    if needs_label:
+        outputs = [each for key, each in eval_data.items() if sections[key]["name"] in OF_OUTPUTS]
+        for each in (dataset, *(opened for group in outputs for opened in group.values())):
+            _check_labels(config.objective.name, kind.several_labels, each)
+
+    objective = create_objective(**config.objective, task=_task(config, dataset))
+    model = objective.model
+    grid = token_grid(dataset.image_shape[:2], model.patch_size, model.resnet_layers)
     optimizer, schedule_keys = dict(config.optimizer), dict(config.schedule)
     schedule_keys["warmup_steps"] = fit_warmup(total_steps, **schedule_keys)
     schedule = create_schedule(
         **schedule_keys, learning_rate=optimizer.pop("learning_rate"), total_steps=total_steps
     )
-    run = Run(
-        config=config,
-        mesh=mesh,
-        dataset=dataset,
-        eval_datasets=eval_datasets,
-        total_steps=total_steps,
-        objective=objective,
-        mixing=mixing,
-        gradient=create_gradient(**config.gradient),
-        schedule=schedule,
-        tx=create_optimizer(**optimizer, schedule=schedule),
-        evaluators={},
+    tx = create_optimizer(**optimizer, schedule=schedule)
+    initial = trace_initial(
+        lambda rng: objective.init(rng, jax.tree.map(_zeros, batch_spec(dataset, 1)))
     )
-    _ = run.grid  # raises if patches do not divide the images
-    run.evaluators.update(create_evaluators(config, eval_datasets, objective, mesh))
+    evaluations = create_evaluations(
+        sections,
+        eval_data,
+        objective=objective,
+        mesh=mesh,
+        batch_size=batch_size,
+        loader=config.loader,
+        feature_of=lambda feature, key: of_batches(
+            vector_feature(model, feature, dataset.image_shape, initial.shapes, key)
+        ),
+        with_classes=functools.partial(_with_classes, objective.class_names),
+    )
     if config.checkpoint.best_metric:
-        names = [f"{key}/{name}" for key, e in run.evaluators.items() for name in e.metric_names]
+        names = [
+            f"{key}/{name}" for key, e in evaluations.items() for name in e.evaluator.metric_names
+        ]
         check_known("checkpoint.best_metric", config.checkpoint.best_metric, names)
-    return run
+    return Run(
+        mesh=mesh,
+        batch_size=batch_size,
+        total_steps=total_steps,
+        freezes=bool(config.optimizer.freeze),
+        dataset=dataset,
+        objective=objective,
+        schedule=schedule,
+        evaluations=evaluations,
+        train_step=make_train_step(
+            objective,
+            tx,
+            seed=config.seed,
+            gradient=create_gradient(**config.gradient),
+            freeze=config.optimizer.freeze,
+            mixing=mixing,
+            **config.train_step,
+        ),
+        initial=initial,
+        start_state=functools.partial(
+            create_train_state, tx=tx, polyak_decay=config.train_step.polyak_decay
+        ),
+        load_params=functools.partial(_load_params, config, initial.shapes, grid)
+        if config.pretrained.source
+        else None,
+        description=Description(
+            model={**config.model, "num_classes": objective.num_outputs},
+            image_shape=dataset.image_shape,
+            grid=grid,
+            class_names=objective.class_names,
+            eval_preprocess=data.eval_preprocess,
+            probabilities_by=objective.probabilities_by,
+        ),
+    )
 
 
-def _check_labels(name: str, dataset: Dataset) -> None:
+def _open_checked(**kwargs: Any) -> Dataset:
+    """`create_dataset`, then a check for damaged files."""
+    return create_dataset(**kwargs).check()
+
+
+def _zeros(spec: Any) -> jax.Array:
+    return jnp.zeros(spec.shape, spec.dtype)
+
+
+def _check_labels(name: str, several: bool, dataset: Dataset) -> None:
     """Raises UserError where the objective wants several labels per image, or does not."""
-    several = OBJECTIVES[name].several_labels
     if bool(dataset.element_spec["label"].shape) != several:
         has, way_out = "one label", "a table with the column 'labels'"
         if not several:
@@ -274,25 +289,45 @@ def _check_labels(name: str, dataset: Dataset) -> None:
 
 
 def _task(config: ConfigDict, dataset: Dataset) -> Task:
-    def load_model(source: str) -> FrozenModel:
-        from vit_jax.inference.frozen import load_frozen  # readers of many formats
+    def load_teacher(source: str) -> Any:
+        from vit_jax.inference.load import load_teacher  # readers of many formats
 
-        return load_frozen(
+        return load_teacher(
             "objective.teacher",
             source,
-            image_shape=image_shape(dataset),
+            image_shape=dataset.image_shape,
             class_names=dataset.class_names,
             dtype=config.model.dtype,
         )
 
     return Task(
         build_model=lambda num_outputs: create_model(**config.model, num_classes=num_outputs),
-        image_shape=image_shape(dataset),
+        image_shape=dataset.image_shape,
         class_names=dataset.class_names,
-        load_model=load_model,
+        load_teacher=load_teacher,
     )
 
 
-def open_checked(**kwargs: Any) -> Dataset:
-    """`create_dataset`, then a check for damaged files."""
-    return create_dataset(**kwargs).check()
+def _with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> Dataset:
+    """Relabels data whose classes are a subset or another order of `class_names`, by name."""
+    if not class_names or dataset.class_names == class_names:
+        return dataset
+    from vit_jax.inference.class_order import match_classes, relabel  # knows the lists of names
+
+    way_out = "classes of an evaluator must be among those of the training"
+    try:
+        outputs = match_classes(dataset.class_names, class_names, len(class_names), way_out=way_out)
+    except UserError as error:
+        raise as_user_error(f"evaluators.{key}: {error}", error) from error
+    return relabel(dataset, outputs, len(class_names))
+
+
+def _load_params(config: ConfigDict, shapes: Any, grid: tuple[int, int]) -> Any:
+    from vit_jax.pretrained.load import load_pretrained  # readers of many formats
+
+    keys = config.pretrained
+    try:
+        params, _ = load_pretrained(**keys, like=shapes, target_grid=grid, model=config.model)
+    except UserError as error:
+        raise as_user_error(f"pretrained.source={keys.source!r}: {error}", error) from error
+    return params

@@ -9,41 +9,36 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import statistics
+import math
 import time
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.data.device import RunAhead, device_batches, local_rows
-from vit_jax.data.pipeline import HostBatches, train_batches
-from vit_jax.errors import PassingError, UserError
-from vit_jax.files.atomic import read_object, set_aside, write_json
-from vit_jax.files.paths import to_path
-from vit_jax.hardware.chips import find_chip
+from vit_jax.data.device import DeviceBatch, train_batches_on
+from vit_jax.errors import PreemptedError, UserError
 from vit_jax.multihost.first_process import run_on_first_process
 from vit_jax.multihost.preemption import PreemptionNotice
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
 from vit_jax.run import Run, create_run
 from vit_jax.training.clock import KINDS, Clock
-from vit_jax.training.session import Session
+from vit_jax.training.log import check_finite, update_line
 from vit_jax.training.state import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
-from vit_jax.workdir.describe import describe
-from vit_jax.workdir.description import PARAMS_FILE, RESULTS_FILE, write_params
-from vit_jax.workdir.metrics import MetricWriter, check_wandb, read_metrics
-from vit_jax.workdir.provenance import write_provenance
-from vit_jax.workdir.tracing import Trace
+from vit_jax.workdir.metrics import MetricWriter, check_wandb
+from vit_jax.workdir.provenance import describe, write_provenance
+from vit_jax.workdir.results import earlier_times, evaluations_of, finished_results, write_results
+from vit_jax.workdir.tracing import trace
 
 # The processes of a run may differ in these: where the data lie, how a host works.
 LOCAL_KEYS = ("dataset.data_dir", "loader.", "log.")
 # A resumed run may change these too: they say how it runs, not what it computes.
 RUNTIME_KEYS = (*LOCAL_KEYS, "mesh.", "checkpoint.", "processes.", "model.remat", "sweep.")
+FIRST_LINE_SECONDS = 10.0  # of the log, after the first update
 
 
 def train_and_evaluate(
@@ -72,7 +67,7 @@ def train_and_evaluate(
 
     Raises:
       UserError: anything that the user can put right, before anything is compiled.
-      session.TrainingDivergedError: NaN or Inf; the last good checkpoint is kept.
+      training.log.TrainingDivergedError: NaN or Inf; the last good checkpoint is kept.
       errors.PreemptedError: the run was asked to stop (SIGTERM) and has saved its state.
     """
     began = time.monotonic()
@@ -81,11 +76,12 @@ def train_and_evaluate(
         stack.callback(watchdog.expect_progress, False)
         watchdog.note("starting the devices")
         mesh = create_mesh(**config.mesh)
-        run_on_first_process(lambda: check_wandb(config.log.wandb))
         stack.enter_context(jax.set_mesh(mesh))
         notice = stack.enter_context(PreemptionNotice())
+        run_on_first_process(lambda: check_wandb(config.log.wandb))
+
         watchdog.note("opening the data")
-        run = create_run(config, mesh, _opener(config, dataset))
+        run = create_run(config, mesh, _opener(dataset, config.dataset.name))
         claim_workdir(
             workdir,
             config.to_dict(),
@@ -95,15 +91,26 @@ def train_and_evaluate(
             local_keys=LOCAL_KEYS,
         )
         stack.callback(release_workdir, workdir)
-        finished = run_on_first_process(lambda: _finished_results(workdir, run.total_steps))
+        finished = run_on_first_process(lambda: finished_results(workdir, run.total_steps))
         if finished is not None:
             logging.info("%s: this run has ended at step %d.", workdir, run.total_steps)
             return finished
-        describe(run, workdir)
+        describe(
+            workdir,
+            description=run.description,
+            params=run.initial.shapes,
+            datasets=list(run.datasets.values()),
+            total_steps=run.total_steps,
+            batch_size=run.batch_size,
+        )
+
+        watchdog.note("making or restoring the state")
         checkpoints = CheckpointManager(workdir, **config.checkpoint)
         stack.callback(checkpoints.close)
-        watchdog.note("making or restoring the state")
-        state = run.initial_state(checkpoints)
+        restored = checkpoints.restore(run.abstract_state)
+        if restored is not None:
+            logging.info("Resuming from the checkpoint of step %d.", restored[0])
+        state = run.initial_state(config.seed) if restored is None else restored[1]
         start_step = int(state.step)
         if start_step > run.total_steps:
             raise UserError(
@@ -111,190 +118,228 @@ def train_and_evaluate(
                 "that duration asks for; ask for more, or choose another --workdir."
             )
         write_provenance(workdir, start_step=start_step)
-        earlier = run_on_first_process(lambda: _earlier_times(workdir, start_step))
-        writer = stack.enter_context(
-            MetricWriter(
-                workdir,
-                start_step=start_step,
-                tensorboard=config.log.tensorboard,
-                wandb_project=config.log.wandb,
-                config=config.to_dict(),
-            )
+
+        times = run_on_first_process(lambda: earlier_times(workdir, start_step, KINDS))
+        writer = MetricWriter(
+            workdir,
+            start_step=start_step,
+            tensorboard=config.log.tensorboard,
+            wandb_project=config.log.wandb,
+            config=config.to_dict(),
         )
-        clock = create_clock(run, start_step, earlier, began)
+        stack.enter_context(writer)
+        clock = Clock(
+            start_step=start_step,
+            total_steps=run.total_steps,
+            batch_size=run.batch_size,
+            began=began,
+            earlier=times,
+            **run.flops(),
+        )
         stack.callback(clock.close)
-        if earlier:  # kept even if this session dies before its first row
+        if times:  # kept even if this session dies before its first row
             writer.write(start_step, clock.totals())
-        return train(run, state, workdir, checkpoints, writer, clock, notice)
+        batches = train_batches_on(
+            batch_sharding(mesh),
+            run.objective.example_keys,
+            dataset=run.dataset,
+            batch_size=run.batch_size,
+            repeated_augmentation=config.dataset.repeated_augmentation,
+            seed=config.seed,
+            start_step=start_step,
+            total_steps=run.total_steps,
+            **config.loader,
+        )
+        return train(
+            run,
+            state,
+            stack.enter_context(batches),
+            workdir=workdir,
+            checkpoints=checkpoints,
+            writer=writer,
+            clock=clock,
+            notice=notice,
+            every_steps=config.log.every_steps,
+            every_seconds=config.log.every_seconds,
+            profile_steps=config.log.profile_steps,
+        )
 
 
-def _opener(config: ConfigDict, splits: Mapping[str, Any] | None) -> Any:
+def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] | None:
     """What opens the data of the run; None for what `create_run` does by itself."""
     if splits is None:
         return None
     from vit_jax.data.memory import open_given  # of few runs
 
-    return open_given(splits, config.dataset.name)
+    return open_given(splits, name)
 
 
 def train(
     run: Run,
     state: TrainState,
+    batches: Iterator[DeviceBatch],
+    *,
     workdir: str,
     checkpoints: CheckpointManager,
     writer: MetricWriter,
     clock: Clock,
     notice: PreemptionNotice,
+    every_steps: int,
+    every_seconds: float,
+    profile_steps: tuple[int, int],
 ) -> dict[str, float]:
-    """Updates `state` up to the last step; returns the results (see `train_and_evaluate`)."""
-    start_step = int(state.step)
-    constants = run.place_constants()
-    step_fn = run.train_step(state, constants)
-    session = Session(
-        config=run.config,
-        total_steps=run.total_steps,
-        schedule=run.schedule,
-        evaluators=run.evaluators,
-        constants=constants,
-        checkpoints=checkpoints,
-        writer=writer,
-        clock=clock,
-        notice=notice,
-    )
+    """Updates `state` up to the last step; returns the results (see `train_and_evaluate`).
+
+    Args:
+      every_steps, every_seconds: between two lines of the log.
+      profile_steps: updates first <= step < last are traced into WORKDIR/profile.
+    """
+    start_step, total_steps = int(state.step), run.total_steps
+    constants, step_fn = run.place_constants(), run.jit_train_step()
+    learning_rate = jax.jit(run.schedule)
+    learning_rate(0)  # compiled now: the first speed would include it
+
+    def save(step: int, results: Mapping[str, float]) -> None:
+        with clock.book("checkpoint", "saving", step):
+            writer.flush()  # a resumed run does not repeat what comes before its checkpoint
+            checkpoints.save(step, state, dict(results))
+
+    def stop(step: int) -> None:
+        with clock.book("checkpoint", "saving", step):
+            checkpoints.wait()
+        raise PreemptedError(
+            f"Stopped as asked after step {step} of {total_steps}. Its checkpoint is complete; the "
+            "same command resumes from there."
+        )
+
+    def stop_if_asked(step: int) -> None:
+        """Within an evaluation: there is less time than the rest of it may take."""
+        if step and notice.reached():
+            if run_on_first_process(checkpoints.latest_step) != step:
+                save(step, {})
+            stop(step)
+
+    def evaluate_due(step: int, done: Mapping[str, float]) -> dict[str, float]:
+        params = {**state.eval_params, **constants}
+        return evaluate(run, step, params, done, checkpoints, writer, clock, stop_if_asked)
+
+    if notice.reached():
+        raise PreemptedError(
+            f"Stopped as asked before the first update of this session (at step {start_step}); the "
+            "same command resumes."
+        )
     # Usually done before the checkpoint; not at the start, nor if a notice came first.
-    done = run_on_first_process(lambda: _evaluated(workdir, start_step))
-    results = session.start(state, done)
-    with contextlib.ExitStack() as stack:
-        host_batches = stack.enter_context(train_iterator(run, start_step))
-        batches = device_batches(
-            host_batches,
-            batch_sharding(run.mesh),
-            batch_size=run.batch_size,
-            keys=run.objective.example_keys,
-        )
-        trace = Trace(
-            run.config.log.profile_steps,
-            workdir,
-            lambda: clock.book("profile"),
-            first_step=start_step + 1,
-            total_steps=run.total_steps,
-        )
-        stack.enter_context(trace)
-        run_ahead = RunAhead()
-        for step in range(start_step + 1, run.total_steps + 1):
-            watchdog.note("reading a batch", step)
-            with clock.data_wait.waiting():
+    done = run_on_first_process(lambda: evaluations_of(workdir, start_step))
+    results = {**done, **evaluate_due(start_step, done)}
+    if results and start_step:
+        checkpoints.add_metrics(start_step, results)
+
+    pending: list[tuple[int, dict[str, jax.Array]]] = []  # metrics that are not fetched
+    log_by = math.inf  # time of the next line, if no step is due before
+    first_traced, last_traced = max(profile_steps[0], start_step + 1), profile_steps[1]
+    with contextlib.ExitStack() as tracing:
+        for step in range(start_step + 1, total_steps + 1):
+            with clock.waiting_for_data(step):
                 batch = next(batches)
-            watchdog.note("updating", step, waits=True)
-            trace.before(step, state)
+            if step in (first_traced, last_traced):
+                with clock.book("profile", "starting or ending a trace", step):
+                    jax.block_until_ready(state)  # the host is ahead of the devices
+                    tracing.close()
+                    if step < last_traced:
+                        tracing.enter_context(trace(workdir))
             state, metrics = step_fn(state, constants, batch)
-            clock.data_wait.dispatched(metrics["loss"])
-            run_ahead.started(metrics["loss"])
+            clock.dispatched(metrics["loss"])
             if step == start_step + 1:
                 jax.block_until_ready(state.step)
-                watchdog.note("updating", step, waits=True, started=True)
                 seconds = clock.first_step_done(step)
                 logging.info("The first step, compilation included, took %.1fs.", seconds)
-            results = session.after_update(state, step, metrics) or results
-        session.wait_for_checkpoint(run.total_steps)
-        return finish(run, state, workdir, results, clock)
+                log_by = time.monotonic() + min(FIRST_LINE_SECONDS, every_seconds or math.inf)
 
+            pending.append((step, metrics))
+            last = step == total_steps
+            evaluates = any(each.is_due(step, total_steps) for each in run.evaluations.values())
+            stops = notice.reached() and not last
+            saves = checkpoints.should_save(step, total_steps, evaluates) or stops
+            overdue = time.monotonic() >= log_by
+            if step % every_steps == 0 or evaluates or saves or last or overdue:
+                rate = learning_rate(step - 1)  # the one that this update used
+                log(pending, total_steps, rate, checkpoints, writer, clock)
+                log_by = time.monotonic() + (every_seconds or math.inf)
+            found = evaluate_due(step, {}) if evaluates and not stops else {}
+            if saves:
+                save(step, found)
+            if stops:
+                stop(step)
+            results = found or results
 
-def train_iterator(run: Run, start_step: int) -> HostBatches:
-    """This process's rows of the batches for updates start_step + 1 to the last."""
-    return train_batches(
-        run.dataset,
-        batch_size=run.batch_size,
-        repeated_augmentation=run.config.dataset.repeated_augmentation,
-        seed=run.config.seed,
-        start_step=start_step,
-        total_steps=run.total_steps,
-        rows=local_rows(batch_sharding(run.mesh), run.batch_size),
-        **run.config.loader,
-    )
-
-
-def create_clock(
-    run: Run, start_step: int, earlier: dict[str, float], began: float | None = None
-) -> Clock:
-    """The clock of this session; for the arguments see `Clock`."""
-    # Freezing skips an unknown part of the backward pass: no MFU then.
-    chip = None if run.config.optimizer.freeze else find_chip(jax.devices()[0].device_kind)
-    return Clock(
-        start_step=start_step,
-        total_steps=run.total_steps,
-        batch_size=run.batch_size,
-        began=began,
-        earlier=earlier,
-        flops_per_second=chip.device_peak_flops * jax.device_count() if chip else None,
-        flops_per_image=run.train_flops_per_image() if chip else 0.0,
-    )
-
-
-def finish(
-    run: Run, state: TrainState, workdir: str, results: dict[str, float], clock: Clock
-) -> dict[str, float]:
-    """Writes `params.npz`, then `results.json`, whose existence means that the run has ended."""
-    watchdog.note(f"writing {PARAMS_FILE}")
-    params = to_host(state.eval_params)
-    rows = read_metrics(workdir)
-    speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
+    with clock.book("checkpoint", "saving", total_steps):
+        checkpoints.wait()
+    watchdog.note("writing the results")
     totals = clock.totals()
-    results = {
-        "step": run.total_steps,
-        "seconds": totals.pop("elapsed_seconds"),
-        "images_per_second": statistics.median(speeds) if speeds else 0.0,
-        **totals,
-        **results,
-    }
-    if jax.process_index() == 0:
-        folder = to_path(workdir)
-        write_params(folder / PARAMS_FILE, params)
-        write_json(folder / RESULTS_FILE, results)
-        logging.info("Wrote %s.", folder / PARAMS_FILE)
-    return results
+    seconds = totals.pop("elapsed_seconds")
+    results = {"step": total_steps, "seconds": seconds, **totals, **results}
+    return write_results(workdir, to_host(state.eval_params), results)
 
 
-def _earlier_times(workdir: str, start_step: int) -> dict[str, float]:
-    """`Clock.totals` of the earlier sessions; {} in the first one.
+def log(
+    pending: list[tuple[int, dict[str, jax.Array]]],
+    total_steps: int,
+    learning_rate: jax.Array,
+    checkpoints: CheckpointManager,
+    writer: MetricWriter,
+    clock: Clock,
+) -> None:
+    """Fetches the metrics of all updates since the last line, checks all, writes the last.
 
-    What they trained after `start_step`, where this session starts, is lost.
+    Raises:
+      TrainingDivergedError: names the first step with a loss, gradient or parameter that is not
+        finite.
     """
-    rows = [row for row in read_metrics(workdir) if "elapsed_seconds" in row]
-    if not rows:
-        return {}
-
-    def training(row: dict[str, float]) -> float:
-        return row["elapsed_seconds"] - sum(row.get(f"{kind}_seconds", 0.0) for kind in KINDS)
-
-    kept = [training(row) for row in rows if row["step"] <= start_step]
-    lost = training(rows[-1]) - (kept[-1] if kept else 0.0)
-    return {**rows[-1], "lost_seconds": rows[-1].get("lost_seconds", 0.0) + max(lost, 0.0)}
-
-
-def _evaluated(workdir: str, step: int) -> dict[str, float]:
-    """The evaluations of `step` that an earlier session has written."""
-    rows = [row for row in read_metrics(workdir) if row["step"] == step and "loss" not in row]
-    return {key: value for row in rows for key, value in row.items() if "/" in key}
+    step = pending[-1][0]
+    watchdog.note("waiting for the devices", step, waits=True)
+    fetched = [
+        (each, {name: float(value) for name, value in metrics.items()})
+        for each, metrics in jax.device_get(pending)
+    ]
+    pending.clear()
+    for each, metrics in fetched:
+        check_finite(each, metrics, checkpoints)
+    speed = clock.report(step)
+    eta_seconds = speed.pop("eta_seconds")
+    row = {**fetched[-1][1], "learning_rate": float(learning_rate), **speed}
+    writer.write(step, row)
+    logging.info(update_line(step, total_steps, row, eta_seconds))
 
 
-def _finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
-    """What a run that has ended wrote; files that cannot be that are set aside."""
-    path, params = to_path(workdir) / RESULTS_FILE, to_path(workdir) / PARAMS_FILE
-    if not path.exists() or not params.exists():
-        return None
-    with params.open("rb") as file:
-        whole = zipfile.is_zipfile(file)
-    if not whole:
-        set_aside(params, "is no file of parameters")
-        return None
-    try:
-        results = read_object(path)
-        if not all(type(value) in (int, float) for value in results.values()):
-            raise UserError(f"{path} holds other values than numbers.")
-    except PassingError:
-        raise
-    except UserError as error:
-        set_aside(path, f"is none of a run's ({error})")
-        return None
-    return results if results.get("step") == total_steps else None
+def evaluate(
+    run: Run,
+    step: int,
+    params: Any,
+    done: Mapping[str, float],
+    checkpoints: CheckpointManager,
+    writer: MetricWriter,
+    clock: Clock,
+    on_batch: Callable[[int], None],
+) -> dict[str, float]:
+    """Runs the evaluators that are due at `step`, less those in `done`: `{NAME/METRIC: value}`."""
+    known = {name.partition("/")[0] for name in done}
+    results: dict[str, float] = {}
+    for key, evaluation in run.evaluations.items():
+        if key in known or not evaluation.is_due(step, run.total_steps):
+            continue
+        doing = f"evaluating {key}"
+
+        def each_batch(doing: str = doing) -> None:
+            watchdog.note(doing, step, waits=True)
+            on_batch(step)
+
+        with clock.book("evaluation", doing, step):
+            found = evaluation.evaluator(params, on_batch=each_batch)
+        values = {f"{key}/{name}": value for name, value in found.items()}
+        text = (f"{name} {value:.4f}" for name, value in values.items() if "num_exam" not in name)
+        logging.info("step %d/%d  %s", step, run.total_steps, "  ".join(text))
+        writer.write(step, {**values, **clock.totals()})
+        if step:  # the pre-trained model is not this run's fault
+            check_finite(step, values, checkpoints)
+        results |= values
+    return results

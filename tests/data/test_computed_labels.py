@@ -11,7 +11,7 @@ import pytest
 
 from tests import fixtures_data
 from vit_jax.data.computed_labels import COMPUTED_LABELS
-from vit_jax.data.datasets import create_dataset
+from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError
 
 # Distances of the objects of each example, and the class of the nearest.
@@ -41,35 +41,19 @@ def png(seed: int, size: tuple[int, int] = (24, 40)) -> io.BytesIO:
 
 def clevr_example(split: str, index: int) -> dict[str, Any]:
     distances = CLEVR[index][0] if split != "test" else ()
-    objects = [
-        {
-            "color": 0,
-            "material": 1,
-            "shape": 2,
-            "size": 1,
-            "rotation": 0.5,
-            "3d_coords": [1.0, 2.0, 3.0],
-            "pixel_coords": [200.0, 100.0, distance],
-        }
-        for distance in distances
-    ]
+    same = {"color": 0, "material": 1, "shape": 2, "size": 1, "rotation": 0.5}
+    same["3d_coords"] = [1.0, 2.0, 3.0]
+    objects = [{**same, "pixel_coords": [200.0, 100.0, distance]} for distance in distances]
     return {"image": png(index), "file_name": f"{index}", "objects": objects, "question_answer": []}
 
 
 def kitti_example(_split: str, index: int) -> dict[str, Any]:
     from tensorflow_datasets.public_api import features
 
+    same = {"truncated": 0.0, "occluded": 0, "alpha": 0.1, "rotation_y": 0.2}
+    same |= {"bbox": features.BBox(0.1, 0.1, 0.2, 0.2), "dimensions": [1.0, 2.0, 3.0]}
     objects = [
-        {
-            "type": kind,
-            "truncated": 0.0,
-            "occluded": 0,
-            "alpha": 0.1,
-            "rotation_y": 0.2,
-            "bbox": features.BBox(0.1, 0.1, 0.2, 0.2),
-            "dimensions": [1.0, 2.0, 3.0],
-            "location": [-4.0, 1.0, distance],
-        }
+        {**same, "type": kind, "location": [-4.0, 1.0, distance]}
         for kind, distance in KITTI[index][0]
     ]
     return {"image": png(index), "image/file_name": f"{index:06d}.png", "objects": objects}
@@ -105,16 +89,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def labels(root: str, label_key: str, split: str = "train") -> list[int]:
-    """The labels in the order in which the examples were written."""
-    name = COMPUTED_LABELS[label_key].dataset
-    dataset = create_dataset(
+def opened(root: str, label_key: str, name: str = "", split: str = "train") -> Dataset:
+    name = name or COMPUTED_LABELS[label_key].dataset
+    return create_dataset(
         name=name, split=split, preprocess="decode", data_dir=root, label_key=label_key
     )
+
+
+def labels(root: str, label_key: str) -> list[int]:
+    """The labels in the order in which the examples were written."""
+    dataset = pickle.loads(pickle.dumps(opened(root, label_key)))  # as a worker process gets it
     assert dataset.class_names == COMPUTED_LABELS[label_key].class_names
-    source = pickle.loads(pickle.dumps(dataset)).source  # as a worker process gets it
-    key = {"clevr": "file_name", "kitti": "image/file_name", "dsprites": "label_orientation"}[name]
-    rows = [(source.stored(i)[key], source[i]["label"]) for i in range(len(source))]
+    key = {"clevr": "file_name", "kitti": "image/file_name", "dsprites": "label_orientation"}
+    source: Any = dataset.source
+    rows = [(source.stored(i)[key[dataset.name]], source[i]["label"]) for i in range(len(source))]
     return [label for _, label in sorted(rows)]
 
 
@@ -122,61 +110,32 @@ def test_clevr(root: str) -> None:
     assert labels(root, "vtab_clevr_distance") == [label for _, label in CLEVR]
     assert labels(root, "vtab_clevr_count") == [len(objects) - 3 for objects, _ in CLEVR]
     assert len(COMPUTED_LABELS["vtab_clevr_count"].class_names) == 8
-    assert COMPUTED_LABELS["vtab_clevr_distance"].class_names == (
-        "0 to 8",
-        "8 to 8.5",
-        "8.5 to 9",
-        "9 to 9.5",
-        "9.5 to 10",
-        "10 to 100",
-    )
-
-
-def test_clevr_without_annotations_has_no_label(root: str) -> None:
-    """Its test split; VTAB scores on `validation`."""
+    names = ("0 to 8", "8 to 8.5", "8.5 to 9", "9 to 9.5", "9.5 to 10", "10 to 100")
+    assert COMPUTED_LABELS["vtab_clevr_distance"].class_names == names
+    # Its test split has no annotations; VTAB scores on `validation`.
     for key in ("vtab_clevr_count", "vtab_clevr_distance"):
         with pytest.raises(UserError, match="this split may have no labels"):
-            labels(root, key, split="test")
+            _ = opened(root, key, split="test").source[0]
 
 
 def test_kitti(root: str) -> None:
     assert labels(root, "vtab_kitti_distance") == [label for _, label in KITTI]
-    assert COMPUTED_LABELS["vtab_kitti_distance"].class_names == (
-        "0 to 8 m",
-        "8 to 20 m",
-        "above 20 m",
-        "no vehicle",
-    )
+    names = ("0 to 8 m", "8 to 20 m", "above 20 m", "no vehicle")
+    assert COMPUTED_LABELS["vtab_kitti_distance"].class_names == names
 
 
 def test_dsprites(root: str) -> None:
     """Two positions to a class; of orientations two and three by turns, as floor(i / 2.5)."""
     assert labels(root, "vtab_dsprites_location") == [i % 32 // 2 for i in range(40)]
     assert labels(root, "vtab_dsprites_orientation") == [int(i / 2.5) for i in range(40)]
-
-
-def test_dsprites_are_white_on_black(root: str) -> None:
-    dataset = create_dataset(
-        name="dsprites",
-        split="train",
-        preprocess="decode",
-        data_dir=root,
-        label_key="vtab_dsprites_location",
-    )
-    image = dataset.example(0, np.random.default_rng(0))["image"]
+    image = opened(root, "vtab_dsprites_location").example(0, np.random.default_rng(0))["image"]
     assert (image.shape, image.dtype) == ((64, 64, 3), np.uint8)
-    assert set(np.unique(image)) == {0, 255}
+    assert set(np.unique(image)) == {0, 255}  # white on black
     assert (image == 255).sum() == 3 * 10 * 8
 
 
 def test_a_label_of_another_set_is_refused(root: str) -> None:
-    with pytest.raises(UserError, match=r"vtab_kitti_distance' is computed from objects of kitti"):
-        create_dataset(
-            name="clevr",
-            split="train",
-            preprocess="decode",
-            data_dir=root,
-            label_key="vtab_kitti_distance",
-        )
+    with pytest.raises(UserError, match=r"vtab_kitti_distance' is for kitti"):
+        opened(root, "vtab_kitti_distance", "clevr")
     with pytest.raises(UserError, match=r"or to one of vtab_clevr_count, vtab_clevr_distance\."):
-        create_dataset(name="clevr", split="train", preprocess="decode", data_dir=root)
+        opened(root, "", "clevr")

@@ -12,6 +12,7 @@ import pytest
 
 from tests import fixtures_data
 from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.sources import ArraySpec
 from vit_jax.errors import UserError
 
 SPEC = "decode|resize(12)"
@@ -42,13 +43,8 @@ def test_what_every_dataset_offers(all_kinds: dict[str, Dataset], kind: str) -> 
     dataset = all_kinds[kind].check()
     assert dataset.num_examples == 9
     assert dataset.num_classes == len(dataset.class_names) == (2 if kind == "folder" else 10)
-    assert dataset.element_spec["image"].shape == (12, 12, 3)
-    assert dataset.element_spec["image"].dtype == np.uint8
+    assert dataset.element_spec["image"] == ArraySpec((12, 12, 3), np.dtype(np.uint8))
     assert dataset.element_spec["label"].shape == ()
-    for index in range(dataset.num_examples):
-        example = dataset.example(index, np.random.default_rng(index))
-        assert example["image"].shape == (12, 12, 3)
-        assert 0 <= example["label"] < dataset.num_classes
 
 
 def read_all(dataset: Dataset) -> list[bytes]:
@@ -114,20 +110,25 @@ def test_embedded_sets_take_arguments_and_splits() -> None:
     name = "glyphs(size=6, num_examples=50, num_test=50)"
     plain = create_dataset(name=name, split="train[10:12]+test[:1]", preprocess="decode")
     rng = np.random.default_rng(0)
-    labels = [plain.example(i, rng)["label"] for i in range(plain.num_examples)]
-    assert labels == [10, 11, 0]
+    assert [plain.example(i, rng)["label"] for i in range(plain.num_examples)] == [10, 11, 0]
     assert plain.check() is plain
     larger = create_dataset(name="glyphs(size=16)", split="train", preprocess="decode(channels=1)")
     assert larger.element_spec["image"].shape == (16, 16, 1)
     assert plain.fingerprint != larger.fingerprint
-    for name, message in {
-        "glyphs(sise=16)": r"unknown argument 'sise'\. Did you mean 'size'",
-        "glyphs(16)": "too many positional arguments",
-        "glyphs(size=3)": "size=3 must be from 4",
-        "glyphs(size=100000)": "size=100000 must be from 4 to 1024",
-        "glyphs(size=print())": "arguments must be literals",
-        "glyphs(size=16": "was never closed",
-    }.items():
-        with pytest.raises(UserError, match=message) as caught:
-            create_dataset(name=name, split="train", preprocess="decode")
-        assert f"dataset.name {name!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("glyphs(sise=16)", r"unknown argument 'sise'\. Did you mean 'size'"),
+        ("glyphs(16)", "too many positional arguments"),
+        ("glyphs(size=100000)", "size=100000 must be from 4 to 1024"),
+        ("glyphs(num_test=0)", "num_test=0 must be positive"),
+        ("glyphs(size=print())", "arguments must be literals"),
+        ("glyphs(size=16", "was never closed"),
+    ],
+)
+def test_wrong_arguments_of_embedded_sets(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        create_dataset(name=name, split="train", preprocess="decode")
+    assert f"dataset.name {name!r}" in str(caught.value)

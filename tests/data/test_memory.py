@@ -13,7 +13,7 @@ from PIL import Image
 import vit_jax
 from tests import fixtures_data, tiny
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.digits import digit_splits
+from vit_jax.data.embedded import digit_splits
 from vit_jax.data.memory import open_given
 from vit_jax.errors import UserError
 from vit_jax.train import train_and_evaluate
@@ -109,16 +109,18 @@ IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        ({}, "has no split"),
+        ({}, "it must be {'train': (images, labels), or"),
         ({"train": (IMAGES, [0, 1])}, "split 'train': 3 images, 2 labels"),
         ({"train": (IMAGES / 255, [0, 1, 0])}, "float64 [3, 4, 4, 3]; they must be uint8 [N, H"),
         (
             {"train": (IMAGES, np.eye(3))},
-            "labels are float64 [3, 3]; they must be integers or names",
+            "split 'train': labels [3, 3] must be integers or names",
         ),
         ((IMAGES, [0, 1, 0]), "dataset is tuple; it must be {'train': (images, labels), or"),
         ({"train": iter([1])}, "is list_iterator; it must be (images, labels), or an object"),
         ({"train": (IMAGES, [0, -1, 0])}, "label -1 is negative"),
+        ({"train": (IMAGES, ["a", None, "b"])}, "labels [3] must be integers or names"),
+        ({"train": (IMAGES, ["a", float("nan"), "b"])}, "labels [3] must be integers or names"),
         ({"train": Pairs([], ["a"]), "test": Pairs([], ["b"])}, "other .classes"),
     ],
 )
@@ -128,16 +130,15 @@ def test_mistakes(splits: Any, message: str) -> None:
     assert message in str(error.value)
 
 
+def first_image(image: Any, exif: bool = True) -> np.ndarray:
+    options = {**OPTIONS, "split": "train", "preprocess": f"decode(exif={exif})|resize(8)"}
+    dataset = open_given({"train": (image, [0])}, "mine")(name="mine", **options)
+    return dataset.example(0, np.random.default_rng(0))["image"]
+
+
 def test_grey_images_of_one_array() -> None:
-    grey = np.random.default_rng(0).integers(0, 256, (3, 9, 9), np.uint8)
-    options = {**OPTIONS, "split": "train"}
-    found = [
-        open_given({"train": (images, [0, 1, 0])}, "mine")(name="mine", **options).example(
-            1, np.random.default_rng(0)
-        )["image"]
-        for images in (grey, np.repeat(grey[..., None], 3, axis=3))
-    ]
-    np.testing.assert_array_equal(*found)
+    grey = np.random.default_rng(0).integers(0, 256, (1, 9, 9), np.uint8)
+    np.testing.assert_array_equal(first_image(grey), first_image(grey[..., None].repeat(3, axis=3)))
 
 
 @pytest.mark.parametrize("exif", [True, False])
@@ -145,14 +146,7 @@ def test_a_photograph_of_pillow_is_its_file(tmp_path: Path, exif: bool) -> None:
     path, tags = tmp_path / "photo.jpg", Image.Exif()
     tags[0x0112] = 6  # a quarter turn
     Image.fromarray(fixtures_data.picture(0)).save(path, exif=tags)
-    options = {**OPTIONS, "split": "train", "preprocess": f"decode(exif={exif})|resize(8)"}
-    images = [
-        open_given({"train": ([image], [0])}, "mine")(name="mine", **options).example(
-            0, np.random.default_rng(0)
-        )["image"]
-        for image in (path, Image.open(path))
-    ]
-    np.testing.assert_array_equal(*images)
+    np.testing.assert_array_equal(first_image([path], exif), first_image([Image.open(path)], exif))
 
 
 def test_a_label_that_is_no_class_is_named() -> None:

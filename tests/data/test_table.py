@@ -29,6 +29,19 @@ def write_images(root: Path, names: list[str]) -> None:
         cv2.imwrite(str(root / name), np.full((8, 8, 3), i * 3, np.uint8))
 
 
+def write_table(path: Path, columns: dict[str, list[Any]]) -> str:
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.table(columns), path)
+    else:
+        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
+    return str(path)
+
+
+def columns(*names: str) -> dict[str, list[Any]]:
+    return {name: [row[i] for row in ROWS] for i, name in enumerate(names)}
+
+
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [
@@ -68,20 +81,7 @@ def test_odd_columns_of_parquet_are_one_line(
         open_table(table, "train")
 
 
-def write_table(path: Path, columns: dict[str, list[Any]]) -> str:
-    if path.suffix == ".parquet":
-        parquet.write_table(pyarrow.table(columns), path)
-    else:
-        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
-    return str(path)
-
-
-def columns(*names: str) -> dict[str, list[Any]]:
-    return {name: [row[i] for row in ROWS] for i, name in enumerate(names)}
-
-
-@pytest.mark.parametrize("ending", ["csv", "CSV", "parquet"])
+@pytest.mark.parametrize("ending", ["CSV", "parquet"])
 def test_rows_are_examples(tmp_path: Path, ending: str) -> None:
     write_images(tmp_path, [row[0] for row in ROWS])
     name = write_table(tmp_path / f"photos.{ending}", columns("path", "label", "split"))
@@ -152,11 +152,11 @@ def test_the_fingerprint_knows_the_labels(tmp_path: Path) -> None:
     assert opened(write_table(tmp_path / "a.csv", rows)).fingerprint != first
 
 
-def test_numbers_as_classes_are_in_their_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_numbers_as_classes_are_in_their_order(tmp_path: Path, ending: str) -> None:
     rows = {"path": [f"{i}.png" for i in range(12)], "label": [11 - i for i in range(12)]}
-    for ending in ("csv", "parquet"):
-        _, classes = open_table(write_table(tmp_path / f"t.{ending}", rows), "train+test")
-        assert classes == tuple(map(str, range(12)))
+    _, classes = open_table(write_table(tmp_path / f"t.{ending}", rows), "train+test")
+    assert classes == tuple(map(str, range(12)))
 
 
 def test_without_labels(tmp_path: Path) -> None:
@@ -178,7 +178,6 @@ def test_without_labels(tmp_path: Path) -> None:
         ),
         ({"path": ["a", ""], "label": ["x", "y"]}, "train", "1 row without a path, first row 2"),
         ({"path": ["a", "b"], "label": ["x", "caf\udce9"]}, "train", "save the table as UTF-8"),
-        ({"path": ["a\0", "b"], "label": ["x", "y"]}, "train", "path of row 1: .*neither text nor"),
         ({"path": ["a", "b"], "label": ["x", ""]}, "train", "1 row without a label, first row 2"),
         ({"path": ["a", "b"], "label": ["x", "x"]}, "train", "1 class; a classifier needs two"),
         ({"path": ["a", "a"], "label": ["x", "y"]}, "train", "listed twice in 'train': a"),
@@ -208,6 +207,7 @@ def test_mistakes_are_one_line(
     [
         ("t.csv", b"path,label\na,b,c\n", "row 1 has 3 values for 2 columns"),
         ("t.csv", b"", "no column 'path' or 'file_name', but none"),
+        ("t.csv", "path,label\na,b\n".encode("utf-16"), "it is not UTF-8"),
         ("t.parquet", b"path,label\na,b\n", "cannot be read: .*[Pp]arquet"),
         ("gone.csv", None, "cannot be read: No such file"),
     ],
@@ -219,12 +219,3 @@ def test_files_that_are_no_tables(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         opened(str(tmp_path / name))
-
-
-def test_a_missing_image_is_named(tmp_path: Path) -> None:
-    write_images(tmp_path, [row[0] for row in ROWS])
-    (tmp_path / ROWS[0][0]).unlink()
-    table = write_table(tmp_path / "t.csv", columns("path", "label", "split"))
-    with pytest.raises(UserError, match=r"1 of 18 images cannot be read: .*/photos/00.png"):
-        opened(table).check()
-    assert opened(table, on_bad_image="skip").check().num_examples == 17

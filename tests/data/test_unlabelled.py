@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import pathlib
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 
 from tests import fixtures_data, tiny
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data.pipeline import train_batches
 from vit_jax.errors import UserError
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.run import Run, create_run
+from vit_jax.run import create_run
 
 
-class Unlabelled(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Images and nothing else."""
-
-    VERSION = tfds.core.Version("1.0.0")
-    name = "unlabelled"
-    pkg_dir_path = tiny.ROOT
-
-    def _info(self) -> Any:
-        features = tfds.features.FeaturesDict(
-            {"image": tfds.features.Image(encoding_format="jpeg")}
-        )
-        return tfds.core.DatasetInfo(builder=self, features=features)
-
-    def _split_generators(self, _dl_manager: Any) -> Any:
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self) -> Any:
-        for seed in range(20):
-            image = fixtures_data.encoded(fixtures_data.picture(seed, size=(16, 20)))
-            yield str(seed), {"image": io.BytesIO(image)}
-
-
-def masked_patch_run(name: str, **keys: Any) -> Run:
+def check_first_losses(name: str, **keys: Any) -> None:
+    """A run of masked patch prediction on 20 images without labels."""
     config = tiny.config(
         dataset__name=name,
         dataset__split="train",
@@ -50,28 +27,23 @@ def masked_patch_run(name: str, **keys: Any) -> Run:
         evaluators__test__split="train[-4:]",
         **keys,
     )
-    return create_run(config, create_mesh())
-
-
-def losses(run: Run) -> np.ndarray:
-    """Of the first batch, [B]."""
+    run = create_run(config, create_mesh())
+    assert (run.dataset.num_examples, run.dataset.class_names) == (20, ())
     params = jax.jit(run.objective.init)(
         jax.random.key(0), {"image": np.zeros((1, *run.image_shape))}
     )
     with train_batches(run.dataset, batch_size=8, seed=0, total_steps=1) as batches:
         (batch,) = batches
     assert not batch["label"].any()
-    return np.asarray(jax.jit(run.objective.evaluate)(params, batch)["loss"])
+    assert np.isfinite(jax.jit(run.objective.evaluate)(params, batch)["loss"]).all()
 
 
 def test_a_tfds_set_without_labels(tmp_path: pathlib.Path) -> None:
-    Unlabelled(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    fixtures_data.Unlabelled(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     keys = {"preprocess": "decode|resize(16)", "data_dir": str(tmp_path)}
     with pytest.raises(UserError, match="no label; set dataset.label_key"):
         create_dataset(name="unlabelled", split="train", **keys)
-    run = masked_patch_run("unlabelled", dataset__data_dir=str(tmp_path))
-    assert (run.dataset.num_examples, run.dataset.class_names) == (20, ())
-    assert np.isfinite(losses(run)).all()
+    check_first_losses("unlabelled", dataset__data_dir=str(tmp_path))
 
 
 def test_labels_outside_of_the_classes_are_not_read(tmp_path: pathlib.Path) -> None:
@@ -92,9 +64,7 @@ def test_a_folder_without_class_folders(tmp_path: pathlib.Path) -> None:
     keys = {"split": "train", "preprocess": "decode|resize(16)"}
     with pytest.raises(UserError, match="no folders of classes"):
         create_dataset(name=str(tmp_path), **keys)
-    run = masked_patch_run(str(tmp_path))
-    assert (run.dataset.num_examples, run.dataset.class_names) == (20, ())
-    assert np.isfinite(losses(run)).all()
+    check_first_losses(str(tmp_path))
 
 
 def test_splits_with_and_without_class_folders(tmp_path: pathlib.Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pathlib
+import shutil
 import subprocess
 from typing import Any
 
@@ -14,8 +15,8 @@ import tensorflow_datasets as tfds
 
 from tests import fixtures_imagenet as small
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data_preparation.imagenet import imagenet2012_parts, validation_labels
 from vit_jax.data_preparation.listing import fingerprint
+from vit_jax.data_preparation.origins import validation_labels
 from vit_jax.data_preparation.prepare import prepare_data
 from vit_jax.errors import UserError
 
@@ -90,7 +91,7 @@ def test_the_set_is_the_one_that_tfds_prepares(
 
 
 def test_our_reader_finds_it_by_name_and_by_path(prepared: pathlib.Path) -> None:
-    images = small.train_images()
+    everything = {image for each in small.train_images().values() for image in each.values()}
     for name, data_dir in [("imagenet2012", prepared), (str(prepared / "imagenet2012/5.1.0"), "")]:
         dataset = create_dataset(
             name=name, split="train", preprocess="official_train(16)", data_dir=str(data_dir)
@@ -98,83 +99,59 @@ def test_our_reader_finds_it_by_name_and_by_path(prepared: pathlib.Path) -> None
         assert dataset.num_classes == 1000
         counts = np.bincount([dataset.source[i]["label"] for i in range(27)], minlength=1000)
         assert {small.IDS[i]: counts[i] for i in np.flatnonzero(counts)} == small.CLASSES
-        everything = {image for each in images.values() for image in each.values()}
         assert {dataset.source[i]["image"] for i in range(27)} == everything
-        assert dataset.example(3, np.random.default_rng(0))["image"].shape == (16, 16, 3)
-    part = tfds.builder_from_directory(prepared / "imagenet2012/5.1.0").info.splits["train[5:20]"]
-    assert part.num_examples == 15
 
 
-def test_trees_give_the_same_bytes(prepared: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    expected = shards(prepared / "imagenet2012/5.1.0")
-    for name, labels in {"flat": None, "by_class": validation_labels()}.items():
-        source = small.write_tree(tmp_path / name, labels)
-        found = prepare_data(
-            "imagenet2012", str(source), data_dir=str(tmp_path / f"out_{name}"),
-            shard_megabytes=0.01,
-        )  # fmt: skip
-        assert shards(found) == expected
-
-
-def test_a_split_may_be_a_tar_and_the_other_a_folder(
-    prepared: pathlib.Path, tmp_path: pathlib.Path
+@pytest.mark.parametrize("tar", ["", "train", "val"])
+@pytest.mark.parametrize("flat", [True, False])
+def test_trees_give_the_same_bytes(
+    prepared: pathlib.Path, tmp_path: pathlib.Path, tar: str, flat: bool
 ) -> None:
-    """Class folders may be links; images that come to a linked folder change the fingerprint."""
-    expected = shards(prepared / "imagenet2012/5.1.0")
-    for split, tar in {"train": "train", "validation": "val"}.items():
-        whole, source = small.write_tars(tmp_path / f"tars_{split}"), tmp_path / f"mixed_{split}"
-        tree = small.write_tree(tmp_path / f"tree_{split}", validation_labels())
-        source.mkdir()
+    """Also where one split is a tar; class folders may be links, and validation images flat."""
+    source = small.write_tree(tmp_path / "source", None if flat else validation_labels())
+    if tar:
+        whole = small.write_tars(tmp_path / "whole")
+        (source / tar).rename(tmp_path / tar)
         (whole / f"ILSVRC2012_img_{tar}.tar").rename(source / f"ILSVRC2012_img_{tar}.tar")
-        other = {"train": "val", "validation": "train"}[split]
-        (source / other).mkdir()
-        for path in (tree / other).iterdir():
-            (source / other / path.name).symlink_to(path)
-        parts = list(imagenet2012_parts(str(source)).values())
-        before = fingerprint(str(source), parts)
-        (source / "preparation.log").touch()
-        assert fingerprint(str(source), parts) == before
-        found = prepare_data(
-            "imagenet2012", str(source), data_dir=f"{tmp_path}/out_{split}", shard_megabytes=0.01
-        )
-        assert shards(found) == expected
-        next((tree / other).iterdir()).joinpath("new.JPEG").write_bytes(b"")
-        assert fingerprint(str(source), parts) != before
+    (tmp_path / "disk").mkdir()
+    for path in source.glob("*/n*/"):
+        path.rename(tmp_path / "disk" / f"{path.parent.name}{path.name}")
+        path.symlink_to(tmp_path / "disk" / f"{path.parent.name}{path.name}")
+    found = prepare_data(
+        "imagenet2012", str(source), data_dir=f"{tmp_path}/out", shard_megabytes=0.01
+    )
+    assert shards(found) == shards(prepared / "imagenet2012/5.1.0")
 
 
-def test_21k_from_tars_and_folders_together(tmp_path: pathlib.Path) -> None:
-    images = small.train_images()
-    (tmp_path / "both").mkdir()
-    for number, (each, files) in enumerate(images.items()):
-        if number == 0:
-            (tmp_path / "both" / f"{each}.tar").write_bytes(small.tar(files))
-            continue
-        (tmp_path / "both" / each).mkdir()
-        for name, data in files.items():
-            (tmp_path / "both" / each / name).write_bytes(data)
-    folder = prepare_data("imagenet21k", str(tmp_path / "both"), data_dir=str(tmp_path / "out"))
-    rows = examples(tfds.builder_from_directory(folder), "full")
-    assert {name: image for name, image, _ in rows} == {
-        name: data for files in images.values() for name, data in files.items()
-    }
+def test_images_that_come_to_a_linked_folder_change_the_fingerprint(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "linked").symlink_to(tmp_path / "disk")
+    before = fingerprint(str(tmp_path / "source"), [str(tmp_path / "source")])
+    (tmp_path / "disk" / "preparation.log").touch()
+    assert fingerprint(str(tmp_path / "source"), [str(tmp_path / "source")]) == before
+    (tmp_path / "disk" / "new.JPEG").touch()
+    assert fingerprint(str(tmp_path / "source"), [str(tmp_path / "source")]) != before
 
 
 def test_21k_from_every_layout(tmp_path: pathlib.Path) -> None:
+    """A tar of tars, class tars as the command line packs them, folders, and some of each."""
     ids = ["n00004475", "n99000001", "n02084071", "n01440764"]
     images = small.train_images(dict(zip(ids, (8, 5, 0, 14), strict=True)))
     inner = {f"winter21/{each}.tar": small.tar(files) for each, files in images.items()}
     outer = small.tar({"winter21/README": b"text", **inner})
     (tmp_path / "whole.tar").write_bytes(outer)
-    for each, files in images.items():
-        (tmp_path / "folders" / each).mkdir(parents=True)
-        for name, data in files.items():
-            (tmp_path / "folders" / each / name).write_bytes(data)
-    (tmp_path / "tars").mkdir()
-    for each in images:  # as the tar of the command line writes it
-        tar = ["tar", "-C", str(tmp_path / "folders" / each), "-cf", f"{tmp_path}/tars/{each}.tar"]
-        subprocess.run([*tar, "."], check=True)
+    for layout in ("folders", "tars", "both"):
+        for number, (each, files) in enumerate(images.items()):
+            folder = tmp_path / layout / each
+            folder.mkdir(parents=True)
+            for name, data in files.items():
+                (folder / name).write_bytes(data)
+            if layout == "tars" or (layout == "both" and number % 2):
+                subprocess.run(["tar", "-C", folder, "-cf", f"{folder}.tar", "."], check=True)
+                shutil.rmtree(folder)
     found = {}
-    for layout in ("whole.tar", "tars", "folders"):
+    for layout in ("whole.tar", "tars", "folders", "both"):
         folder = prepare_data(
             "imagenet21k", str(tmp_path / layout), data_dir=str(tmp_path / f"out_{layout}"),
             shard_megabytes=0.01,
@@ -183,7 +160,7 @@ def test_21k_from_every_layout(tmp_path: pathlib.Path) -> None:
         assert folder.parts[-2:] == ("imagenet21k", "1.0.0")
         assert not list(folder.parent.glob("*.incomplete"))
     assert len(found["whole.tar"]) > 1
-    assert found["whole.tar"] == found["tars"] == found["folders"]
+    assert found["whole.tar"] == found["tars"] == found["folders"] == found["both"]
     dataset = create_dataset(
         name="imagenet21k", split="full", preprocess="decode", data_dir=f"{tmp_path}/out_tars"
     )
@@ -229,40 +206,24 @@ def test_damaged_tars_are_named(tmp_path: pathlib.Path) -> None:
     fails("imagenet21k", tmp_path / "whole.tar.gz", "gunzip it first")
 
 
-def test_members_without_bytes_of_their_own_are_refused(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("kind", ["hard", "symbolic", "sparse"])
+def test_members_without_bytes_of_their_own_are_refused(tmp_path: pathlib.Path, kind: str) -> None:
     """As GNU tar stores files with two names, links, and files with holes."""
-    folder = tmp_path / "n00004475"
-    folder.mkdir()
-    (folder / "a.JPEG").write_bytes(small.jpeg(0))
-    for kind in ("hard", "symbolic", "sparse"):
-        odd = folder / "b.JPEG"
-        if kind == "hard":
-            os.link(folder / "a.JPEG", odd)
-        elif kind == "symbolic":
-            odd.symlink_to("a.JPEG")
-        else:
-            odd.touch()
-            os.truncate(odd, 1 << 20)
-        (tmp_path / kind).mkdir()
-        packed = str(tmp_path / kind / "n00004475.tar")
-        command = ["tar", "-C", str(folder), "--sparse", "-cf", packed, "a.JPEG", "b.JPEG"]
-        subprocess.run(command, check=True)
-        fails(
-            "imagenet21k", tmp_path / kind, "n00004475: 'b.JPEG' is a link or sparse; pack it again"
-        )
-        odd.unlink()
-    os.link(folder / "a.JPEG", tmp_path / "README")  # other members may be anything
-    os.link(folder / "a.JPEG", tmp_path / "n00004476.tar")
-    for name, refused in {"README": False, "n00004476.tar": True}.items():
-        whole = tmp_path / f"with_{name}"
-        archived = ["hard/n00004475.tar", "n00004475/a.JPEG", name]
-        (tmp_path / "hard" / "n00004475.tar").write_bytes(small.tar({"a.JPEG": small.jpeg(0)}))
-        subprocess.run(["tar", "-C", str(tmp_path), "-cf", str(whole), *archived], check=True)
-        if refused:
-            fails("imagenet21k", whole, f"'{name}' is a link or sparse")
-        else:
-            out = prepare_data("imagenet21k", str(whole), data_dir=f"{whole}_out")
-            assert len(examples(tfds.builder_from_directory(out), "full")) == 1
+    (tmp_path / "a.JPEG").write_bytes(small.jpeg(0))
+    odd = tmp_path / "b.JPEG"
+    if kind == "hard":
+        os.link(tmp_path / "a.JPEG", odd)
+    elif kind == "symbolic":
+        odd.symlink_to("a.JPEG")
+    else:
+        odd.touch()
+        os.truncate(odd, 1 << 20)
+    (tmp_path / "set").mkdir()
+    packed = tmp_path / "set" / "n00004475.tar"
+    command = ["tar", "-C", tmp_path, "--sparse", "-cf", packed, "a.JPEG", "b.JPEG"]
+    subprocess.run(command, check=True)
+    message = "n00004475: 'b.JPEG' is a link or sparse; pack it again"
+    fails("imagenet21k", tmp_path / "set", message)
 
 
 def test_other_sources_are_refused(tmp_path: pathlib.Path) -> None:

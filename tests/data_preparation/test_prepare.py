@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import io
 import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from typing import Any
 
 import cv2
-import jax
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 
 from tests import fixtures_data, tiny
 from tests import fixtures_imagenet as small
@@ -29,8 +24,6 @@ from vit_jax.data_preparation.build_tfds import build_tfds
 from vit_jax.data_preparation.check import check_prepared
 from vit_jax.data_preparation.prepare import prepare_data
 from vit_jax.errors import UserError
-from vit_jax.parameters.sharding import batch_sharding, create_mesh, state_shardings
-from vit_jax.run import create_run
 
 COUNTS = {"train": {"cat": 9, "dog": 14}, "test": {"cat": 3, "dog": 2}}
 
@@ -40,6 +33,10 @@ def photos(tmp_path: pathlib.Path) -> pathlib.Path:
     return fixtures_data.write_folder(tmp_path / "photos", COUNTS)
 
 
+def prepare(source: pathlib.Path, data_dir: pathlib.Path, **options: Any) -> pathlib.Path:
+    return prepare_data("folder", str(source), data_dir=str(data_dir), **options)
+
+
 def files(folder: pathlib.Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -47,67 +44,18 @@ def files(folder: pathlib.Path) -> dict[str, bytes]:
 def test_a_prepared_folder_gives_the_folders_own_batches(
     photos: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    folder = prepare_data(
-        "folder", str(photos), data_dir=str(tmp_path / "out"), shard_megabytes=0.002
-    )
+    folder = prepare(photos, tmp_path / "out", shard_megabytes=0.002)
     assert len(list(folder.glob("photos-train.array_record-*"))) > 2
+    options = {"preprocess": "official_train(8)", "data_dir": str(tmp_path / "out")}
     for split in ("train", "train[3:20]", "test"):
         both = [
-            create_dataset(
-                name=name,
-                split=split,
-                preprocess="official_train(8)",
-                data_dir=str(tmp_path / "out"),
-            )
-            for name in ("photos", str(photos))
+            create_dataset(name=name, split=split, **options) for name in ("photos", str(photos))
         ]
         assert both[0].class_names == both[1].class_names == ("cat", "dog")
         iterators = [train_batches(each, batch_size=4, seed=1, total_steps=9) for each in both]
         for one, other in zip(*iterators, strict=True):
             for key in one:
                 np.testing.assert_array_equal(one[key], other[key])
-
-
-def test_a_model_trains_on_it(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    prepare_data("folder", str(photos), data_dir=str(tmp_path), name="pets")
-    config = tiny.config(
-        dataset__name="pets",
-        dataset__data_dir=str(tmp_path),
-        dataset__split="train",
-        dataset__preprocess="official_train(16)",
-        schedule__warmup_steps=0,
-        evaluators__test__split="test",
-    )
-    mesh = create_mesh()
-    with jax.set_mesh(mesh):
-        run = create_run(config, mesh)
-        shardings = state_shardings(run.abstract_state, mesh)
-        state = jax.jit(run.init_state, out_shardings=shardings)(jax.random.key(0))
-        before = jax.device_get(state.params)
-        step = run.train_step(state, {})
-        for batch in train_batches(run.dataset, batch_size=16, seed=0, total_steps=2):
-            state, metrics = step(state, {}, jax.device_put(batch, batch_sharding(mesh)))
-            assert np.isfinite(metrics["loss"])
-        assert int(state.step) == 2
-        assert run.dataset.class_names == ("cat", "dog")
-        moved = jax.tree.map(lambda a, b: bool((a != b).any()), before, state.params)
-        assert all(jax.tree.leaves(moved))
-
-
-def test_workers_change_no_byte(tmp_path: pathlib.Path) -> None:
-    source = small.write_tars(tmp_path / "tars")
-    found = {}
-    for workers in (1, 3):
-        folder = prepare_data(
-            "imagenet2012",
-            str(source),
-            data_dir=str(tmp_path / str(workers)),
-            num_workers=workers,
-            shard_megabytes=0.005,
-        )
-        found[workers] = files(folder)
-    assert len(found[1]) > 8
-    assert found[1] == found[3]
 
 
 def test_resized_copy(tmp_path: pathlib.Path) -> None:
@@ -118,9 +66,7 @@ def test_resized_copy(tmp_path: pathlib.Path) -> None:
         grey = cv2.GaussianBlur(fixtures_data.picture(number, size=size, channels=1), (5, 5), 2)
         image = np.repeat(grey[..., None], 3, axis=2)  # JPEG halves the resolution of colours
         (folder / name / "x.png").write_bytes(fixtures_data.encoded(image, "PNG"))
-    out = prepare_data(
-        "folder", str(folder.parent), data_dir=str(tmp_path / "out"), resize=30, quality=98
-    )
+    out = prepare(folder.parent, tmp_path / "out", resize=30, quality=98)
     assert out == tmp_path / "out" / "photos_30" / "1.0.0"
     resized, stored = (
         create_dataset(
@@ -142,7 +88,6 @@ def test_resized_copy(tmp_path: pathlib.Path) -> None:
         assert error < 1  # level of 255: what JPEG at 98 rounds
     assert shapes == {"large": (30, 45), "tall": (60, 30), "small": (20, 30)}
     assert "above 30 pixels" in json.loads((out / "dataset_info.json").read_text())["description"]
-    assert json.loads((out / "checksums.json").read_text())["note"]["plan"]["resize"] == 30
 
 
 def test_unreadable_images_are_listed_and_refused_or_skipped(
@@ -151,33 +96,26 @@ def test_unreadable_images_are_listed_and_refused_or_skipped(
     broken = fixtures_data.broken_images()
     for name in ("half.jpg", "text.png", "empty.jpg"):
         (photos / "train" / "cat" / name).write_bytes(broken[name])
-    arguments = {"data_dir": str(tmp_path / "out"), "shard_megabytes": 0.002}
-    with pytest.raises(
-        UserError, match=r"3 images cannot be decoded, such as /.*cat/\w+\.\w+;"
-    ) as e:
-        prepare_data("folder", str(photos), **arguments)
+    message = r"3 images cannot be decoded, such as /.*cat/\w+\.\w+;"
+    with pytest.raises(UserError, match=message) as e:
+        prepare(photos, tmp_path / "out", shard_megabytes=0.002)
     assert "\n" not in str(e.value)
     assert not (tmp_path / "out/photos/1.0.0").exists()
     listed = (tmp_path / "out/photos/1.0.0.incomplete/prepared/unreadable_images.txt").read_text()
-    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("prepared/*_record-*")}
+    stamps = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("prepared/*_record-*")}
     assert stamps
-    folder = prepare_data("folder", str(photos), on_bad_image="skip", **arguments)
+    folder = prepare(photos, tmp_path / "out", shard_megabytes=0.002, on_bad_image="skip")
     # Nothing is written twice for that.
-    assert {folder / p.name: stamp for p, stamp in stamps.items()} == {
-        path: path.stat().st_mtime_ns for path in folder.glob("*.array_record-*")
-    }
+    assert stamps == {path.name: path.stat().st_mtime_ns for path in folder.glob("*_record-*")}
     assert (folder / "unreadable_images.txt").read_text() == listed
-    assert sorted(os.path.basename(line) for line in listed.splitlines()) == [
-        "empty.jpg",
-        "half.jpg",
-        "text.png",
-    ]
+    names = [os.path.basename(line) for line in listed.splitlines()]
+    assert sorted(names) == ["empty.jpg", "half.jpg", "text.png"]
     dataset = create_dataset(name=str(folder), split="train", preprocess="decode").check()
     assert dataset.num_examples == 23
     assert check_prepared(str(folder), full=True) == []
 
 
-@pytest.mark.parametrize("name", [b"cat ", b"caf\xe9", b"cat\ndog", b"\xc2\xa0"])
+@pytest.mark.parametrize("name", [b"cat ", b"caf\xe9", b"cat\ndog"])
 def test_names_of_classes_that_would_not_come_back(
     photos: pathlib.Path, tmp_path: pathlib.Path, name: bytes
 ) -> None:
@@ -186,28 +124,27 @@ def test_names_of_classes_that_would_not_come_back(
     os.rename(train + b"/cat", train + b"/" + name)
     shutil.rmtree(photos / "test")
     with pytest.raises(UserError, match="cannot be the name of a class"):
-        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+        prepare(photos, tmp_path / "out")
     assert not list(tmp_path.rglob("*_record-*"))  # said before any work
 
 
-def test_a_split_without_any_image_is_refused(tmp_path: pathlib.Path) -> None:
-    photos = fixtures_data.write_folder(tmp_path / "photos", COUNTS)
+def test_a_split_without_any_image_is_refused(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
     for path in photos.glob("test/*/*.jpg"):
         path.write_bytes(b"no image")
     with pytest.raises(UserError, match="no image of split 'test' can be decoded"):
-        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"), on_bad_image="skip")
+        prepare(photos, tmp_path / "out", on_bad_image="skip")
 
 
 def test_what_is_there_stays(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    folder = prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    folder = prepare(photos, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert prepare_data("folder", str(photos), data_dir=str(tmp_path / "out")) == folder
+    assert prepare(photos, tmp_path / "out") == folder
     assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     with pytest.raises(UserError, match="is there already, made of something else"):
-        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"), shard_megabytes=1)
+        prepare(photos, tmp_path / "out", shard_megabytes=1)
     (photos / "train" / "cat" / "new.jpg").write_bytes(small.jpeg(1))
     with pytest.raises(UserError, match="is there already, made of something else"):
-        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+        prepare(photos, tmp_path / "out")
 
 
 def test_a_changed_source_or_option_is_noticed(
@@ -216,19 +153,17 @@ def test_a_changed_source_or_option_is_noticed(
     bad = photos / "train" / "cat" / "bad.jpg"
     bad.write_bytes(b"no image")
     with pytest.raises(UserError, match="cannot be decoded"):
-        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+        prepare(photos, tmp_path / "out")
     with pytest.raises(UserError, match=r"begun with resize=0, not 8; give the same, or delete"):
-        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"), resize=8, name="photos")
+        prepare(photos, tmp_path / "out", resize=8, name="photos")
     bad.write_bytes(small.jpeg(1))
-    with pytest.raises(
-        UserError, match="begun with source_fingerprint=.*; give the same, or delete"
-    ):
-        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    with pytest.raises(UserError, match="begun with source_fingerprint=.*; give the same, or"):
+        prepare(photos, tmp_path / "out")
 
 
 def test_whatever_a_kill_leaves_behind(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Half a listing, half a shard, metadata without the final renaming, a folder to clean up."""
-    expected = files(prepare_data("folder", str(photos), data_dir=str(tmp_path / "whole")))
+    expected = files(prepare(photos, tmp_path / "whole"))
     final = tmp_path / "out" / "photos" / "1.0.0"
     work = final.with_name("1.0.0.incomplete")
     work.mkdir(parents=True)
@@ -238,11 +173,11 @@ def test_whatever_a_kill_leaves_behind(photos: pathlib.Path, tmp_path: pathlib.P
     (work / "prepared" / "photos-train.array_record-00000-of-00001").write_bytes(b"no receipt")
     (work / "prepared" / "dataset_info.json").write_text("{")
     (work / "prepared" / "checksums.json").write_text("{")
-    assert prepare_data("folder", str(photos), data_dir=str(tmp_path / "out")) == final
+    assert prepare(photos, tmp_path / "out") == final
     assert files(final) == expected
     work.mkdir()
     (work / "plan.json").touch()
-    prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    prepare(photos, tmp_path / "out")
     assert not work.exists()
 
 
@@ -252,61 +187,8 @@ def test_one_process_at_a_time(photos: pathlib.Path, tmp_path: pathlib.Path) -> 
     with open(work / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another process is at work there"):
-            prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"), name="photos_set")
-    prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"), name="photos_set")
-
-
-def test_locks_that_a_file_system_has_not(
-    photos: pathlib.Path,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", fail)
-    prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
-    assert "No locks available" in caplog.text
-
-
-def test_another_process_was_faster(
-    photos: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It finished between the first look at the folder and the lock."""
-    arguments = ("folder", str(photos))
-    other = prepare_data(*arguments, data_dir=str(tmp_path / "other"))
-    final = tmp_path / "out" / "photos" / "1.0.0"
-    flock = fcntl.flock
-
-    def finished_meanwhile(*given: object) -> None:
-        flock(*given)  # type: ignore[arg-type]
-        shutil.copytree(other, final)
-
-    monkeypatch.setattr(fcntl, "flock", finished_meanwhile)
-    assert prepare_data(*arguments, data_dir=str(tmp_path / "out")) == final
-    assert files(final) == files(other)
-    assert os.listdir(final.parent) == ["1.0.0"]
-
-
-def test_a_failure_leaves_nothing_open_or_remembered(
-    photos: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    work = tmp_path / "out/photos/1.0.0.incomplete"
-    (work / "prepared/photos-train.array_record-00000-of-00001/x").mkdir(parents=True)
-    with pytest.raises(UserError, match="photos-train.*: cannot be written"):
-        prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
-    shutil.rmtree(work)
-    (photos / "train" / "cat" / "new.jpg").write_bytes(small.jpeg(1))
-    folder = prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
-    dataset = create_dataset(name=str(folder), split="train", preprocess="decode")
-    assert small.jpeg(1) in [dataset.source[index]["image"] for index in range(24)]
-    assert not [path for path in open_files() if path.startswith(str(photos))]
-
-
-def open_files() -> list[str]:
-    numbers = os.listdir("/proc/self/fd")
-    return [os.path.realpath(f"/proc/self/fd/{number}") for number in numbers]
+            prepare(photos, tmp_path / "out", name="photos_set")
+    prepare(photos, tmp_path / "out", name="photos_set")
 
 
 def test_all_is_on_disk_before_it_gets_its_name(
@@ -327,7 +209,7 @@ def test_all_is_on_disk_before_it_gets_its_name(
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(pathlib.Path, "rename", noted_rename)
-    folder = prepare_data("folder", str(photos), data_dir=str(tmp_path / "out"))
+    folder = prepare(photos, tmp_path / "out")
     assert {"listing.npz", "1.0.0", "checksums.json", "plan.json"} <= set(seen)
     assert not set.union(*seen.values())
     assert folder.parent.stat().st_ino in synced
@@ -336,14 +218,9 @@ def test_all_is_on_disk_before_it_gets_its_name(
 
 def test_arguments_are_checked(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
     def fails(message: str, **arguments: object) -> None:
-        given = {
-            "kind": "folder",
-            "source": str(photos),
-            "data_dir": str(tmp_path / "out"),
-            **arguments,
-        }
+        given: Any = {"kind": "folder", "source": str(photos), "data_dir": f"{tmp_path}/out"}
         with pytest.raises(UserError, match=message):
-            prepare_data(**given)  # type: ignore[arg-type]
+            prepare_data(**{**given, **arguments})
 
     fails("kind='image' is unknown", kind="image")
     fails("on_bad_image='keep' is unknown", on_bad_image="keep")
@@ -358,43 +235,17 @@ def test_arguments_are_checked(photos: pathlib.Path, tmp_path: pathlib.Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-class Local(tfds.core.GeneratorBasedBuilder):
-    """A set of TFDS that needs no network."""
-
-    VERSION = tfds.core.Version("1.0.0")
-    pkg_dir_path = tiny.ROOT
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        features = tfds.features.FeaturesDict({"image": tfds.features.Image(encoding_format="png")})
-        return tfds.core.DatasetInfo(builder=self, features=features)
-
-    def _split_generators(self, _dl_manager: object) -> Any:
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self) -> Any:
-        for seed in range(3):
-            png = fixtures_data.encoded(fixtures_data.picture(seed), "PNG")
-            yield seed, {"image": io.BytesIO(png)}
-
-
 def test_tfds_prepares_by_itself(tmp_path: pathlib.Path) -> None:
-    folder = build_tfds("local", str(tmp_path))
-    assert folder == str(tmp_path / "local" / "1.0.0")
+    """A set that needs no network; see `fixtures_data.Unlabelled`."""
+    folder = build_tfds("unlabelled", str(tmp_path))
+    assert folder == str(tmp_path / "unlabelled" / "1.0.0")
     assert check_prepared(folder, full=True) == []
-    assert build_tfds("local", str(tmp_path)) == folder
+    assert build_tfds("unlabelled", str(tmp_path)) == folder
     with pytest.raises(UserError, match=r"'cifar11' is no set of TFDS. Did you mean 'cifar10'?"):
         build_tfds("cifar11", str(tmp_path))
 
 
-def start(source: pathlib.Path, data_dir: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
-    script = str(tiny.ROOT / "scripts" / "prepare_data.py")
-    return subprocess.Popen(
-        [sys.executable, script, "folder", str(source), f"--data_dir={data_dir}", *arguments],
-        env=tiny.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+SCRIPT = [sys.executable, str(tiny.ROOT / "scripts" / "prepare_data.py"), "folder"]
 
 
 def many_photos(root: pathlib.Path) -> pathlib.Path:
@@ -407,24 +258,21 @@ def test_kills_change_no_byte(tmp_path: pathlib.Path) -> None:
     source = many_photos(tmp_path / "photos")
     arguments = ["--shard_megabytes=0.001", "--num_workers=2"]
     receipts = tmp_path / "killed/photos/1.0.0.incomplete/receipts"
-    process = start(source, tmp_path / "killed", *arguments)
-    deadline = time.monotonic() + 120
-    while len(list(receipts.glob("*.json"))) < 10 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    command = [*SCRIPT, str(source), f"--data_dir={tmp_path}/killed", *arguments]
+    with subprocess.Popen(command, env=tiny.environment()) as process:
+        deadline = time.monotonic() + 120
+        while len(list(receipts.glob("*.json"))) < 10 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        process.kill()
     count = len(list(receipts.glob("*.json")))
     assert count >= 10
     assert not (tmp_path / "killed/photos/1.0.0").exists()
-    process = start(source, tmp_path / "killed", *arguments)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert f"{count} of " in err
+    options: Any = {"env": tiny.environment(), "capture_output": True, "text": True}
+    result = subprocess.run(command, **options, check=True)
+    assert f"{count} of " in result.stderr
     flags = f"--config.dataset.name=photos --config.dataset.data_dir={tmp_path / 'killed'}"
-    assert out == f"{tmp_path / 'killed/photos/1.0.0'}\n{flags}\n"
-    undisturbed = prepare_data(
-        "folder", str(source), data_dir=str(tmp_path / "whole"), shard_megabytes=0.001
-    )
+    assert result.stdout == f"{tmp_path / 'killed/photos/1.0.0'}\n{flags}\n"
+    undisturbed = prepare(source, tmp_path / "whole", shard_megabytes=0.001)
     assert files(tmp_path / "killed/photos/1.0.0") == files(undisturbed)
     assert os.listdir(tmp_path / "killed/photos") == ["1.0.0"]
 
@@ -432,9 +280,7 @@ def test_kills_change_no_byte(tmp_path: pathlib.Path) -> None:
 def test_a_full_disk_is_said_in_one_line(tmp_path: pathlib.Path) -> None:
     """By a limit on the size of files (of 98 KiB), which fails a write as a full disk does."""
     source = many_photos(tmp_path / "photos")
-
-    script = str(tiny.ROOT / "scripts" / "prepare_data.py")
-    command = [sys.executable, script, "folder", str(source), f"--data_dir={tmp_path}/out"]
+    command = [*SCRIPT, str(source), f"--data_dir={tmp_path}/out"]
     result = subprocess.run(
         ["bash", "-c", 'ulimit -f 98; exec "$@"', "bash", *command, "--num_workers=1"],
         env=tiny.environment(),
@@ -450,5 +296,5 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: pathlib.Path) -> None:
     assert "cannot be written" in last
     assert "File too large" in last
     assert not list(tmp_path.rglob("*.unfinished"))
-    folder = prepare_data("folder", str(source), data_dir=str(tmp_path / "out"))
+    folder = prepare(source, tmp_path / "out")
     assert check_prepared(str(folder)) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -31,20 +32,25 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+def read_results(workdir: Path) -> dict[str, float]:
+    return json.loads((workdir / "results.json").read_text())
+
+
 class Process:
     """One process of a run, with its output in a file."""
 
-    popen: subprocess.Popen[bytes] | forks.Process
-
-    def __init__(self, command: list[str], log: Path, env: dict[str, str], *, forked: bool):
+    def __init__(self, command: list[str], log: Path, env: dict[str, str], prefix: list[str]):
+        """`command` is a script of Python; with a `prefix` it starts by itself, else it forks."""
         self.log = log
-        if forked:
-            self.popen = forks.Process(command[1:], log, env)
-            return
-        with open(log, "w") as file:
-            self.popen = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True
-            )
+        self.popen: subprocess.Popen[bytes] | forks.Process
+        if prefix:
+            with open(log, "w") as file:
+                command = [*prefix, sys.executable, *command]
+                self.popen = subprocess.Popen(
+                    command, stdout=file, stderr=file, env=env, start_new_session=True
+                )
+        else:
+            self.popen = forks.Process(command, log, env)
 
     @property
     def output(self) -> str:
@@ -59,68 +65,17 @@ class Process:
     def send(self, signum: int) -> None:
         self.popen.send_signal(signum)
 
-    def wait(self, timeout: float = TIMEOUT_SECONDS) -> int:
-        try:
-            return self.popen.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {timeout} s:\n{self.output}") from None
+    def wait(self) -> int:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.popen.wait(TIMEOUT_SECONDS)
+        raise AssertionError(f"still running:\n{self.output}")
 
 
 class Cluster:
-    """The processes of one run, started together."""
+    """The processes of one run."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *arguments: str,
-        num_processes: int,
-        num_devices: int = 2,
-        recipe: str = "../vit_jax/config.py",
-        prefix: Callable[[int], list[str]] | None = None,
-        address: str = "",
-        by_hand: bool = True,
-        workdir: Path | None = None,
-        **variables: str,
-    ):
-        """
-        Args:
-          folder: where the logs go.
-          *arguments: added to the command line of the tiny run.
-          num_processes: of the run.
-          num_devices: per process.
-          prefix: put before the command of process i, such as another network namespace.
-            With one, a process starts by itself; others fork, see `tests/forks.py`.
-          address: of the coordinator; a free port of this machine by default.
-          by_hand: the flags say who is who; otherwise `prefix` has to.
-          workdir: of the run; `folder/workdir` by default.
-          **variables: of the environment.
-        """
-        self.workdir = workdir or folder / "workdir"
-        folder.mkdir(parents=True, exist_ok=True)
-        address = address or f"127.0.0.1:{free_port()}"
-        count = f"--xla_force_host_platform_device_count={num_devices}"
-        flags = f"{os.environ['XLA_FLAGS']} {count}"
-        env = tiny.environment(XLA_FLAGS=flags, PYTHONUNBUFFERED="1", **variables)
-        number = len(list(folder.glob("session*")))
-        logs = folder / f"session{number}"
-        logs.mkdir()
-        self.processes = []
-        for i in range(num_processes):
-            member = [f"--num_processes={num_processes}", f"--process_id={i}"]
-            member.append(f"--coordinator_address={address}")
-            command = tiny.command(
-                "train.py",
-                self.workdir,
-                *(member if num_processes > 1 and by_hand else []),
-                f"--config.processes.heartbeat_timeout_seconds={HEARTBEAT_SECONDS}",
-                *arguments,
-                recipe=recipe,
-            )
-            if num_processes > 1:
-                command.insert(1, str(Path(__file__).with_name("start.py")))
-            command = [*(prefix(i) if prefix else []), *command]
-            log = logs / f"{i}.log"
-            self.processes.append(Process(command, log, env, forked=prefix is None))
+    def __init__(self, workdir: Path, processes: list[Process]):
+        self.workdir, self.processes = workdir, processes
 
     def __getitem__(self, i: int) -> Process:
         return self.processes[i]
@@ -137,25 +92,58 @@ class Cluster:
                 raise AssertionError(f"no {what} (ended: {ended}):\n{self.output}")
             time.sleep(0.02)
 
-    def exit_codes(self, timeout: float = TIMEOUT_SECONDS) -> list[int]:
-        return [process.wait(timeout) for process in self.processes]
+    def exit_codes(self) -> list[int]:
+        return [process.wait() for process in self.processes]
 
     @property
     def output(self) -> str:
         return "\n".join(f"-- {p.log.name}\n{p.output}" for p in self.processes)
 
-    def close(self) -> None:
-        for process in self.processes:
+
+@contextlib.contextmanager
+def cluster(
+    folder: Path,
+    *arguments: str,
+    script: str = "train.py",
+    num_processes: int,
+    num_started: int | None = None,
+    num_devices: int = 2,
+    recipe: str = "../vit_jax/config.py",
+    last: tuple[str, ...] = (),
+    prefix: Callable[[int], list[str]] = lambda _: [],
+    address: str = "",
+    workdir: Path | None = None,
+) -> Iterator[Cluster]:
+    """Starts a run, of which nothing is left at the end.
+
+    Args:
+      folder: where the logs go; `folder/workdir` is the default of `workdir`.
+      *arguments: added to the command line of the tiny run; `last`: to that of its last process.
+      script: of scripts/, or with its path.
+      num_started: how many of the processes come; all by default.
+      num_devices: per process.
+      prefix: of `Process`, by number.
+      address: of the coordinator; a free port of this machine by default.
+    """
+    workdir = workdir or folder / "workdir"
+    logs = folder / f"session{len(list(folder.glob('session*')))}"
+    logs.mkdir(parents=True)
+    count = f"--xla_force_host_platform_device_count={num_devices}"
+    env = tiny.environment(XLA_FLAGS=f"{os.environ['XLA_FLAGS']} {count}", PYTHONUNBUFFERED="1")
+    address = address or f"127.0.0.1:{free_port()}"
+    several = [f"--coordinator_address={address}", f"--num_processes={num_processes}"]
+    heartbeat = f"--config.processes.heartbeat_timeout_seconds={HEARTBEAT_SECONDS}"
+    running = Cluster(workdir, [])
+    try:
+        for i in range(num_started or num_processes):
+            flags = [*several, f"--process_id={i}"] if num_processes > 1 else []
+            flags += last if i == num_processes - 1 else ()
+            command = tiny.command(script, workdir, heartbeat, *arguments, *flags, recipe=recipe)
+            command[:1] = [str(Path(__file__).with_name("start.py"))] if num_processes > 1 else []
+            running.processes.append(Process(command, logs / f"{i}.log", env, prefix(i)))
+        yield running
+    finally:
+        for process in running.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.popen.pid, signal.SIGKILL)
             process.popen.wait()
-
-
-@contextlib.contextmanager
-def cluster(folder: Path, *arguments: str, **kwargs: object) -> Iterator[Cluster]:
-    """A `Cluster` of which nothing is left at the end."""
-    running = Cluster(folder, *arguments, **kwargs)  # type: ignore[arg-type]
-    try:
-        yield running
-    finally:
-        running.close()

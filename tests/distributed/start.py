@@ -1,7 +1,7 @@
 """Starts a script so that all processes of a run on CPUs find their programs in JAX's cache.
 
-JAX's key of a program holds the topology. On CPUs each process has its own, and only the first one
-writes to the cache, so the others would compile everything again at every start.
+JAX's key of a program holds the topology. On CPUs each process has its own, and only the first
+writes to the cache: the others would compile everything at every start.
 """
 
 import runpy

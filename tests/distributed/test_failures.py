@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import Cluster, cluster
+from tests.distributed.cluster import Cluster, cluster, read_results
 from tests.gcs_emulator import Server
 from vit_jax.files.paths import COMMITTED, local_copy, names_below, size_of, to_path
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
@@ -21,9 +20,8 @@ from vit_jax.workdir.orbax_parts import newest_intact, steps_in
 
 pytestmark = pytest.mark.slow
 
-STEPS = 25
 RUN = (
-    f"--config.duration.steps={STEPS}",
+    "--config.duration.steps=25",
     "--config.checkpoint.every_steps=5",
     "--config.model.dropout_rate=0.1",
     "--config.evaluators.test.split=test[:45]",  # no multiple of anything
@@ -39,18 +37,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return running.workdir
 
 
-def params(workdir: Path) -> dict[str, np.ndarray]:
-    with local_copy(workdir / "params.npz") as file, np.load(file) as arrays:
-        return dict(arrays)
-
-
-def results(workdir: Path) -> dict[str, float]:
-    return json.loads((workdir / "results.json").read_text())
-
-
 def saving(running: Cluster) -> bool:
     """Whether a checkpoint is being written right now."""
     return any((running.workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
+
+
+def wait_for_resuming(running: Cluster, step: int) -> None:
+    text = f"Resuming from the checkpoint of step {step}."
+    running.wait_until(lambda: text in running[0].output, text)
 
 
 def test_a_run_survives_term_and_kill_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:
@@ -68,7 +62,7 @@ def test_a_run_survives_term_and_kill_bit_for_bit(undisturbed: Path, tmp_path: P
     assert (running.workdir / "checkpoints" / str(stopped_at)).is_dir()
 
     with cluster(tmp_path, *RUN, num_processes=2) as running:
-        assert_goes_on_from(running, stopped_at)
+        wait_for_resuming(running, stopped_at)
         running.wait_until(lambda: saving(running), "save")
         running[1].send(signal.SIGKILL)
         assert running[0].wait() == REQUEUE_EXIT_CODE, running.output
@@ -77,18 +71,11 @@ def test_a_run_survives_term_and_kill_bit_for_bit(undisturbed: Path, tmp_path: P
 
     with cluster(tmp_path, *RUN, num_processes=2) as running:
         assert running.exit_codes() == [0, 0], running.output
-    for name, array in params(undisturbed).items():
-        np.testing.assert_array_equal(array, params(running.workdir)[name], err_msg=name)
-    expected, found = results(undisturbed), results(running.workdir)
-    assert found["test/num_examples"] == 45
-    assert {n: v for n, v in found.items() if "test/" in n} == {
-        n: v for n, v in expected.items() if "test/" in n
-    }
-
-
-def assert_goes_on_from(running: Cluster, step: int) -> None:
-    text = f"Resuming from the checkpoint of step {step}."
-    running.wait_until(lambda: text in running[0].output, text)
+    expected, found = (path / "params.npz" for path in (undisturbed, running.workdir))
+    assert found.read_bytes() == expected.read_bytes()
+    for name, value in read_results(undisturbed).items():
+        if name.startswith("test/"):
+            assert read_results(running.workdir)[name] == value
 
 
 def test_other_processes_and_another_mesh_go_on_in_a_bucket(
@@ -104,25 +91,27 @@ def test_other_processes_and_another_mesh_go_on_in_a_bucket(
     with cluster(tmp_path, *RUN, *fsdp, num_processes=2, workdir=workdir) as running:
         second = workdir / "checkpoints" / "10" / COMMITTED
         running.wait_until(second.exists, "second checkpoint")
-        running[0].send(signal.SIGKILL)  # the one that all others talk to
-        assert running[1].wait() == REQUEUE_EXIT_CODE, running.output
-        assert "process 0 (the coordinator" in running[1].output
+        running[0].send(signal.SIGKILL)  # JAX's coordination service dies with it
+        assert running[1].wait() == -signal.SIGABRT, running.output
+        assert "coordination service" in running[1].output
     newest = steps_in(workdir / "checkpoints")[0]
-    damage(running.workdir / "checkpoints" / str(newest))
-    tensor = ("--config.mesh.tensor=2",)
-    sizes = {"num_processes": 1, "num_devices": 4}
-    with cluster(tmp_path, *RUN, *tensor, **sizes, workdir=workdir) as running:
-        assert_goes_on_from(running, newest - 5)  # the damaged one is reported and moved aside
+    damage(workdir / "checkpoints" / str(newest))
+    tensor = "--config.mesh.tensor=2"
+    with cluster(
+        tmp_path, *RUN, tensor, num_processes=1, num_devices=4, workdir=workdir
+    ) as running:
+        wait_for_resuming(running, newest - 5)  # the damaged one is reported and moved aside
         assert f"checkpoints/{newest} is damaged" in running[0].output
         assert running.exit_codes() == [0], running.output
     assert bucket_server.failed.total() > bucket_server.failed[""]
-    found = params(workdir)
-    for name, array in params(undisturbed).items():
-        if name.endswith("key/bias"):
-            continue  # its gradient is zero but for rounding, which Adam makes as large as any
-        # Sums of another order: one unit in the last place per update (feasibility, section 1).
-        np.testing.assert_allclose(array, found[name], atol=2e-5, err_msg=name)
-    assert results(workdir)["test/num_examples"] == 45
+    with local_copy(workdir / "params.npz") as file:
+        expected, found = np.load(undisturbed / "params.npz"), np.load(file)
+        for name, array in expected.items():
+            if name.endswith("key/bias"):
+                continue  # its gradient is zero but for rounding, which Adam makes as large as any
+            # Sums of another order: one unit in the last place per update (feasibility, section 1).
+            np.testing.assert_allclose(array, found[name], atol=2e-5, err_msg=name)
+    assert read_results(workdir)["test/num_examples"] == 45
 
 
 def damage(step_dir: Path) -> None:
@@ -135,61 +124,39 @@ def damage(step_dir: Path) -> None:
 
 def test_a_mistake_of_one_process_ends_all(tmp_path: Path) -> None:
     """Before the first collective: nobody waits for the one that is gone."""
-    with cluster(
-        tmp_path,
-        *RUN,
-        num_processes=2,
-        prefix=lambda i: with_arguments("--config.dataset.split=trian") if i else [],
-    ) as running:
+    mistake = ("--config.dataset.split=trian",)
+    with cluster(tmp_path, *RUN, num_processes=2, last=mistake) as running:
         assert running.exit_codes() == [2, 2], running.output
     assert re.search(r"process 1 \(.*\) failed: .*'trian'", running[0].output), running.output
 
 
 def test_a_process_with_other_settings_ends_all(tmp_path: Path) -> None:
-    with cluster(
-        tmp_path,
-        *RUN,
-        "--config.loader.prefetch=3",
-        num_processes=2,
-        # How a host reads its data is its own affair.
-        prefix=lambda i: (
-            with_arguments("--config.optimizer.learning_rate=0.5", "--config.loader.prefetch=4")
-            if i
-            else []
-        ),
-    ) as running:
+    # How a host reads its data is its own affair.
+    last = ("--config.optimizer.learning_rate=0.5", "--config.loader.prefetch=4")
+    with cluster(tmp_path, *RUN, num_processes=2, last=last) as running:
         assert running.exit_codes() == [2, 2], running.output
     assert re.search(
-        r"Process 1 on \S+ has another config than process 0: "
+        r"Process 1 on \S+ has another config or other data than process 0: "
         r"optimizer.learning_rate: \S+ -> 0.5\. Give",
         running[0].output,
     ), running.output
     assert not list(running.workdir.glob("checkpoints/*"))
 
 
-def with_arguments(*arguments: str) -> list[str]:
-    """Put before a command, adds arguments at its end."""
-    return ["sh", "-c", f'exec "$@" {" ".join(arguments)}', "sh"]
-
-
 def test_a_nan_ends_all_with_status_1(tmp_path: Path) -> None:
-    with cluster(
-        tmp_path, *RUN, "--config.optimizer.learning_rate=1e30", num_processes=2
-    ) as running:
+    diverges = "--config.optimizer.learning_rate=1e30"
+    with cluster(tmp_path, *RUN, diverges, num_processes=2) as running:
         assert running.exit_codes() == [1, 1], running.output
     assert "loss=nan" in running.output or "=inf" in running.output, running.output
 
 
 def test_a_process_that_never_comes_is_reported(tmp_path: Path) -> None:
-    with cluster(
-        tmp_path,
-        *RUN,
-        "--config.processes.arrival_timeout_seconds=4",
-        num_processes=2,
-        prefix=lambda i: ["sh", "-c", "sleep 1000"] if i else [],
-    ) as running:
-        assert running[0].wait() == REQUEUE_EXIT_CODE, running.output
-    assert "not all processes arrived within 4 s" in running[0].output
+    patience = "--config.processes.arrival_timeout_seconds=4"
+    with cluster(tmp_path, patience, num_processes=3, num_started=2) as running:
+        assert running.exit_codes() == [REQUEUE_EXIT_CODE] * 2, running.output
+    for process in running.processes:
+        last_line = process.output.strip().splitlines()[-1]
+        assert last_line.startswith("error: not all processes arrived within 4 s"), running.output
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests import forks, tiny
-from tests.distributed.cluster import TIMEOUT_SECONDS, cluster, free_port
+from tests import tiny
+from tests.distributed.cluster import Process, cluster, free_port, read_results
 from vit_jax.errors import counted
 from vit_jax.evaluators.create import OF_FEATURES
 
@@ -59,10 +58,6 @@ def losses(workdir: Path) -> np.ndarray:
     return np.array([row["loss"] for row in rows if "loss" in row])
 
 
-def results(workdir: Path) -> dict[str, float]:
-    return json.loads((workdir / "results.json").read_text())
-
-
 def test_loss_curves_agree(runs: list[Path]) -> None:
     expected, found = map(losses, runs)
     assert len(expected) == 20
@@ -72,88 +67,65 @@ def test_loss_curves_agree(runs: list[Path]) -> None:
 
 
 def test_evaluation_is_exact_where_the_hosts_have_unequal_shares(runs: list[Path]) -> None:
-    expected, found = map(results, runs)
+    expected, found = map(read_results, runs)
     assert found["test/num_examples"] == expected["test/num_examples"] == 45
     assert found["test/accuracy"] == pytest.approx(expected["test/accuracy"], abs=1e-6)
     assert found["test/loss"] == pytest.approx(expected["test/loss"], abs=2e-6)
 
 
 def test_so_are_features_of_uneven_splits(runs: list[Path]) -> None:
-    expected, found = map(results, runs)
+    expected, found = map(read_results, runs)
     metrics = [name for name in expected if name.startswith(tuple(OF_FEATURES))]
     assert len(metrics) > 8
     for name in metrics:
-        # The parameters differ in the last places, so one image in 45 may fall to the other side.
-        allowed = 0 if name.endswith("num_examples") else 1.01 / 45
-        if not name.endswith("_ci95"):
-            assert found[name] == pytest.approx(expected[name], abs=allowed), name
         if name.endswith("num_examples"):
-            assert found[name] == 45
+            assert found[name] == expected[name] == 45
+        elif not name.endswith("_ci95"):
+            # Parameters differ in the last places, so one image in 45 may fall to the other side.
+            assert found[name] == pytest.approx(expected[name], abs=1.01 / 45), name
 
 
-def slurm(i: int, port: int) -> dict[str, str]:
-    """What srun tells its tasks."""
-    return {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_NTASKS": "2",
-        "SLURM_PROCID": str(i),
-        "SLURM_LOCALID": str(i),
-        "JAX_COORDINATOR_PORT": str(port),
-    }
-
-
-def open_mpi(i: int, port: int) -> dict[str, str]:
-    """What mpirun tells its ranks."""
-    return {
-        "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://127.0.0.1:34911",
-        "OMPI_COMM_WORLD_SIZE": "2",
-        "OMPI_COMM_WORLD_RANK": str(i),
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(i),
-        "JAX_COORDINATOR_PORT": str(port),
-    }
-
-
+SLURM = {  # what srun tells its tasks
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "{i}",
+    "SLURM_LOCALID": "{i}",
+}
+OPEN_MPI = {  # what mpirun tells its ranks
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://127.0.0.1:34911",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "{i}",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "{i}",
+}
 JOIN = """
-import sys
-from vit_jax import command_line, launch
-command_line.define_flags()
-command_line.parse_flags("vit_jax/config.py")
-launch.start_logging()
-launch.join_processes(launch.FLAGS.config.processes)
 import jax
-print(jax.device_count(), "devices")
-launch.leave_processes()
+from vit_jax import launch
+run = lambda *_: print(jax.device_count(), "devices")
+launch.main(run, doc="", default_config="vit_jax/config.py", workdir=False)
 """
 
 
 @pytest.mark.parametrize(
-    ("variables", "flags", "num_devices"),
-    [(slurm, [], 4), (open_mpi, [], 4), (slurm, ["--distributed=off"], 2)],
+    ("variables", "flags", "num_processes"),
+    [(SLURM, [], 2), (OPEN_MPI, [], 2), (SLURM, ["--distributed=off"], 1)],
 )
 def test_a_cluster_is_found_by_itself(
-    tmp_path: Path,
-    variables: Callable[[int, int], dict[str, str]],
-    flags: list[str],
-    num_devices: int,
+    tmp_path: Path, variables: dict[str, str], flags: list[str], num_processes: int
 ) -> None:
     """Without a flag; `--distributed=off` runs alone all the same."""
-    port, num_processes = free_port(), num_devices // 2
-    xla_flags = "--xla_force_host_platform_device_count=2"
-    script = tmp_path / "join.py"
+    port, script = str(free_port()), tmp_path / "join.py"
     script.write_text(JOIN)
-    processes = [
-        forks.Process(
-            [str(script), *flags],
-            tmp_path / f"{i}.log",
-            tiny.environment(XLA_FLAGS=xla_flags, **variables(i, port)),
+    processes = []
+    for i in range(num_processes):
+        env = tiny.environment(
+            XLA_FLAGS="--xla_force_host_platform_device_count=2",
+            JAX_COORDINATOR_PORT=port,
+            **{name: value.format(i=i) for name, value in variables.items()},
         )
-        for i in range(num_processes)
-    ]
+        processes.append(Process([str(script), *flags], tmp_path / f"{i}.log", env, prefix=[]))
     for i, process in enumerate(processes):
-        status = process.wait(TIMEOUT_SECONDS)
-        output = (tmp_path / f"{i}.log").read_text()
-        assert status == 0, output
-        assert f"{num_devices} devices" in output
-        assert (f"Process {i} of 2" in output) == (num_processes == 2), output
+        assert process.wait() == 0, process.output
+        assert f"{2 * num_processes} devices" in process.output
+        assert (f"Process {i} of 2" in process.output) == (num_processes == 2), process.output

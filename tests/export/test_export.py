@@ -21,9 +21,9 @@ from tests.saved_models import save_model
 from vit_jax.errors import UserError
 from vit_jax.export import onnx as converter
 from vit_jax.export import write
-from vit_jax.export.settings import ExportSettings
 from vit_jax.export.write import export_model
-from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.inference.load import load_model
+from vit_jax.inference.model import Model
 from vit_jax.workdir.description import Description
 
 IMAGENET = "decode|resize(16)|normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
@@ -31,29 +31,17 @@ CLASSES = ("ant", "bee", "cat")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> PretrainedModel:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("model")
     return load_model(save_model(folder / "a", class_names=CLASSES, scale=0.3))
 
 
-@pytest.fixture(scope="module", params=["stablehlo", "onnx"])
-def exported(
-    request: pytest.FixtureRequest,
-    model: PretrainedModel,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[str, Path]:
-    """The model as it is exported when nothing is asked for: (format, folder)."""
-    folder = tmp_path_factory.mktemp("exported") / "x"
-    export_model(model, folder, ExportSettings(request.param))
-    return request.param, folder
-
-
-def images(model: PretrainedModel, batch: int) -> np.ndarray:
+def images(model: Model, batch: int) -> np.ndarray:
     shape = (batch, *model.description.image_shape)
     return np.random.default_rng(5).uniform(-1, 1, shape).astype(np.float32)
 
 
-def logits(model: PretrainedModel, images: np.ndarray) -> np.ndarray:
+def logits(model: Model, images: np.ndarray) -> np.ndarray:
     apply = jax.jit(lambda p, x: model.module.apply({"params": p}, x, train=False))
     return np.asarray(apply(model.params, images))
 
@@ -76,69 +64,57 @@ def snippet(folder: Path) -> str:
     return code
 
 
-def test_a_run_exported_from_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_script_and_the_lines_of_the_cards(
+    model: Model, tmp_path: Path, script: tiny.Script
 ) -> None:
-    """A run that has ended, through the script and the lines of the model cards."""
-    workdir = save_model(tmp_path / "run", class_names=CLASSES)
-    model = load_model(workdir)
     expected = logits(model, np.zeros((2, *model.description.image_shape), np.float32))
-
-    folder = tmp_path / "exported" / "onnx"
-    arguments = [str(workdir), str(folder), "--format=onnx", "--json"]
-    assert tiny.run_here(monkeypatch, "export.py", *arguments) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert set(report["files"]) == {path.name for path in folder.iterdir()}
+    result = script("export.py", model.source, str(tmp_path / "onnx"), "--format=onnx", "--json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert set(report["files"]) == {path.name for path in (tmp_path / "onnx").iterdir()}
     assert report["max_difference"] <= report["tolerance"]
     assert report["num_parameters"] == sum(x.size for x in jax.tree.leaves(model.params))
-    assert Description.read(folder / "model.json") == model.description
-    assert f'0 "{CLASSES[0]}"' in (folder / "README.md").read_text()
-
-    settings = ExportSettings("stablehlo", batch=2)
-    export_model(model, tmp_path / "exported" / "stablehlo", settings)
+    assert Description.read(tmp_path / "onnx" / "model.json") == model.description
+    assert f'0 "{CLASSES[0]}"' in (tmp_path / "onnx" / "README.md").read_text()
+    export_model(model.source, tmp_path / "stablehlo", format="stablehlo", batch=2)
     for format in RUN:
-        folder = tmp_path / "exported" / format
         # Only what the card's lines import is there.
-        code = snippet(folder) + "import sys\nassert not {'flax', 'vit_jax'} & set(sys.modules)\n"
+        code = snippet(tmp_path / format)
+        code += "import sys\nassert not {'flax', 'vit_jax'} & set(sys.modules)\n"
         code += "np.save('logits.npy', logits)\n"
-        subprocess.run([sys.executable, "-I", "-c", code], cwd=folder, check=True)
-        np.testing.assert_allclose(np.load(folder / "logits.npy"), expected, atol=1e-6)
+        subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path / format, check=True)
+        np.testing.assert_allclose(np.load(tmp_path / format / "logits.npy"), expected, atol=1e-6)
 
 
-def test_any_number_of_images(exported: tuple[str, Path], model: PretrainedModel) -> None:
-    format, folder = exported
+@pytest.mark.parametrize("format", RUN)
+def test_any_number_of_images_and_the_same_files(format: str, model: Model, tmp_path: Path) -> None:
+    """The same model gives the same files, and nothing in them names a folder of this machine."""
+    folder = tmp_path / "1" / "x"
+    for number in "12":
+        export_model(model.source, tmp_path / number / "x", format=format)
     given = images(model, 5)
     expected = logits(model, given)
     assert np.std(expected) > 0.1
     for batch in (1, 5):
-        found = RUN[format](folder, given[:batch])
-        np.testing.assert_allclose(found, expected[:batch], atol=1e-5)
-
-
-def test_the_same_model_gives_the_same_files(
-    exported: tuple[str, Path], model: PretrainedModel, tmp_path: Path
-) -> None:
-    """And nothing in them names a folder of this machine."""
-    format, folder = exported
-    export_model(model, tmp_path / "x", ExportSettings(format))
+        np.testing.assert_allclose(RUN[format](folder, given[:batch]), expected[:batch], atol=1e-5)
     for file in folder.iterdir():
         content = file.read_bytes()
-        assert content == (tmp_path / "x" / file.name).read_bytes(), file.name
+        assert content == (tmp_path / "2" / "x" / file.name).read_bytes(), file.name
         assert str(tiny.ROOT).encode() not in content
         assert str(Path(model.source).parent).encode() not in content
 
 
-@pytest.mark.parametrize("format", ["stablehlo", "onnx"])
+@pytest.mark.parametrize("format", RUN)
 def test_pixels_in_and_probabilities_out(format: str, tmp_path: Path) -> None:
     """The scaling inside the file is the one that the model's preprocessing ends with."""
     source = save_model(tmp_path / "a", class_names=CLASSES, eval_preprocess=IMAGENET, scale=0.3)
-    model = load_model(source)
-    settings = ExportSettings(format, input="uint8", output="softmax", batch=2)
-    export_model(model, tmp_path / "x", settings)
+    settings: dict[str, Any] = {"input": "uint8", "output": "softmax", "batch": 2}
+    export_model(source, tmp_path / "x", format=format, **settings)
     pixels = np.random.default_rng(5).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
     pixels[1] //= 4
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-    expected = jax.nn.softmax(logits(model, ((pixels / 255 - mean) / std).astype(np.float32)))
+    scaled = ((pixels / 255 - mean) / std).astype(np.float32)
+    expected = jax.nn.softmax(logits(load_model(source), scaled))
     found = RUN[format](tmp_path / "x", pixels)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.max(np.abs(found[0] - found[1])) > 1e-3
@@ -146,80 +122,71 @@ def test_pixels_in_and_probabilities_out(format: str, tmp_path: Path) -> None:
     assert "probabilities" in snippet(tmp_path / "x")
 
 
-def test_sigmoid(model: PretrainedModel, tmp_path: Path) -> None:
-    export_model(model, tmp_path / "x", ExportSettings("onnx", output="sigmoid", batch=1))
-    given = images(model, 1)
-    expected = 1 / (1 + np.exp(-logits(model, given)))
+def test_sigmoid_and_another_resolution(model: Model, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"output": "sigmoid", "batch": 1, "image_size": (32, 24)}
+    export_model(model.source, tmp_path / "x", format="onnx", **settings)
+    larger = load_model(model.source, image_size=(32, 24))
+    given = images(larger, 1)
+    assert given.shape == (1, 32, 24, 3)
+    expected = 1 / (1 + np.exp(-logits(larger, given)))
     np.testing.assert_allclose(run_onnx(tmp_path / "x", given), expected, atol=1e-6)
-    read = onnx.load(tmp_path / "x" / "model.onnx")
-    described = json.loads(read.metadata_props[0].value)
-    assert Description.from_json(described) == model.description
+    described = json.loads(onnx.load(tmp_path / "x" / "model.onnx").metadata_props[0].value)
+    assert Description.from_json(described) == larger.description
 
 
-def test_bfloat16(model: PretrainedModel, tmp_path: Path) -> None:
+def test_bfloat16(model: Model, tmp_path: Path) -> None:
     """StableHLO computes as the model does; ONNX is written in float32 only."""
-    settings = ExportSettings("stablehlo", batch=2)
-    half = load_model(model.source, dtype="bfloat16")
-    export_model(half, tmp_path / "x", settings)
+    half: dict[str, Any] = {"dtype": "bfloat16", "batch": 2}
+    export_model(model.source, tmp_path / "x", format="stablehlo", **half)
     given = images(model, 2)
-    expected = logits(half, given)
+    expected = logits(load_model(model.source, dtype="bfloat16"), given)
     np.testing.assert_allclose(run_stablehlo(tmp_path / "x", given), expected, atol=0.02)
     assert np.max(np.abs(expected - logits(model, given))) > 1e-4  # it is another computation
     with pytest.raises(UserError, match="ONNX files compute in float32"):
-        export_model(half, tmp_path / "y", ExportSettings("onnx"))
-
-
-def test_another_resolution(model: PretrainedModel, tmp_path: Path) -> None:
-    settings = ExportSettings("onnx", batch=2)
-    larger = load_model(model.source, image_size=(32, 24))
-    export_model(larger, tmp_path / "x", settings)
-    given = images(larger, 2)
-    assert given.shape == (2, 32, 24, 3)
-    np.testing.assert_allclose(run_onnx(tmp_path / "x", given), logits(larger, given), atol=1e-5)
+        export_model(model.source, tmp_path / "y", format="onnx", **half)
 
 
 def test_a_file_that_computes_something_else_is_removed(
-    model: PretrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write_wrong(path: Path, arrays: dict[str, Any]) -> None:
         np.savez(path, **{name: array * 1.001 for name, array in arrays.items()})
 
     monkeypatch.setattr(write, "write_arrays", write_wrong)
     monkeypatch.setitem(converter.DIRECT, "tanh", "Erf")
-    for format in ("stablehlo", "onnx"):
+    for format in RUN:
         with pytest.raises(UserError, match=f"the {format} file was written .* it was removed"):
-            export_model(model, tmp_path / "x", ExportSettings(format, batch=1))
+            export_model(model.source, tmp_path / "x", format=format, batch=1)
         assert not list(tmp_path.iterdir())
-
-
-def test_a_taken_destination_is_left_alone(model: PretrainedModel, tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="x exists; remove it"):
-        export_model(model, tmp_path / "x", ExportSettings("onnx"))
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(OSError, match="file"):
-        export_model(model, tmp_path / "file" / "x", ExportSettings("onnx"))
-
-
-def test_a_model_without_head_has_no_probabilities(tmp_path: Path) -> None:
-    model = load_model(save_model(tmp_path / "a"))
-    with pytest.raises(UserError, match="--output=softmax: .* has no head"):
-        export_model(model, tmp_path / "x", ExportSettings("onnx", output="softmax"))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"format": "tflite"}, "--format='tflite' is unknown"),
-        ({"format": "onnx", "input": "int8"}, "--input='int8' is unknown"),
-        ({"format": "onnx", "output": "logit"}, "Did you mean 'logits'"),
-        ({"format": "onnx", "batch": 0}, "--batch=0 must be at least 1"),
+        ({"input": "int8"}, "--input='int8' is unknown"),
+        ({"output": "logit"}, "Did you mean 'logits'"),
+        ({"batch": 0}, "--batch=0 must be at least 1"),
+        ({"destination": "taken"}, "taken exists; remove it"),
+        ({"source": "headless", "output": "softmax"}, "--output=softmax: headless has no head"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+def test_mistakes(
+    settings: dict[str, Any],
+    message: str,
+    model: Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
+    save_model(tmp_path / "headless")
+    given = {"source": model.source, "destination": "x", "format": "onnx", **settings}
     with pytest.raises(UserError, match=re.escape(message)):
-        ExportSettings(**settings)
+        export_model(**given)
+    assert not (tmp_path / "x").exists()
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize(
@@ -229,10 +196,10 @@ def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None
 def test_missing_packages_are_named(
     package: str,
     format: str,
-    model: PretrainedModel,
+    model: Model,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=rf"package {package}: .*'.\[export\]'"):
-        export_model(model, tmp_path / "x", ExportSettings(format))
+        export_model(model.source, tmp_path / "x", format=format)

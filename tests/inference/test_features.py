@@ -23,8 +23,9 @@ from vit_jax.inference.features import (
     extract_features,
     feature_function,
 )
-from vit_jax.inference.load import PretrainedModel, load_model
-from vit_jax.models.transformer import Encoder1DBlock, MAPHead
+from vit_jax.inference.load import load_model
+from vit_jax.inference.model import Model
+from vit_jax.models.vit import Encoder1DBlock, MAPHead
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
 
@@ -38,7 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def features_of(model: PretrainedModel, names: list[str]) -> dict[str, np.ndarray]:
+def features_of(model: Model, names: list[str]) -> dict[str, np.ndarray]:
     function = jax.jit(feature_function(model.module, names))
     values = function(model.params, {"image": IMAGES})
     assert set(values) == set(names)

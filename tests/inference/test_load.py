@@ -12,7 +12,7 @@ from tests.pretrained import weights
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import write_arrays
-from vit_jax.inference.inputs import at_image_size, spell
+from vit_jax.inference.images import at_image_size, spell
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.workdir.description import Description

@@ -14,8 +14,9 @@ from tests import fixtures_data, tiny
 from tests.saved_models import save_model
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
-from vit_jax.inference.inputs import find_images
-from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.inference.images import find_images
+from vit_jax.inference.load import load_model
+from vit_jax.inference.model import Model
 from vit_jax.inference.predict import Prediction, predict, predict_images
 
 CLASSES = ("red fox", "tench", "daisy", "mosque", "pier", "dam")
@@ -43,17 +44,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(source: Path) -> PretrainedModel:
+def model(source: Path) -> Model:
     return load_model(source)
 
 
-def preprocessed(model: PretrainedModel, spec: str) -> PretrainedModel:
+def preprocessed(model: Model, spec: str) -> Model:
     """What `--preprocess` makes of the model."""
     description = dataclasses.replace(model.description, eval_preprocess=spec)
     return dataclasses.replace(model, description=description)
 
 
-def logits(model: PretrainedModel, path: str) -> np.ndarray:
+def logits(model: Model, path: str) -> np.ndarray:
     chain = parse(model.description.eval_preprocess)
     example = {"image": Path(path).read_bytes(), "label": 0}
     image = chain(example, np.random.default_rng(0))["image"] / np.float32(127.5) - 1
@@ -61,7 +62,7 @@ def logits(model: PretrainedModel, path: str) -> np.ndarray:
     return np.asarray(result, np.float64)[0]
 
 
-def test_the_best_classes_of_every_readable_image(model: PretrainedModel, folder: Path) -> None:
+def test_the_best_classes_of_every_readable_image(model: Model, folder: Path) -> None:
     paths = find_images([str(folder)])
     assert [Path(path).name for path in paths if "b." in path] == ["03b.png", "08b.jpg"]
     assert len(paths) == 13  # no hidden file, no text
@@ -85,7 +86,7 @@ def test_the_best_classes_of_every_readable_image(model: PretrainedModel, folder
 
 
 def test_sigmoid_other_preprocessing_and_more_classes_than_there_are(
-    model: PretrainedModel, folder: Path
+    model: Model, folder: Path
 ) -> None:
     path = str(folder / "00.JPG")
     cropping = preprocessed(model, "decode|central_crop(16)")
@@ -96,9 +97,7 @@ def test_sigmoid_other_preprocessing_and_more_classes_than_there_are(
     assert sorted(prediction.classes) == sorted(CLASSES)
 
 
-def test_images_that_the_preprocessing_refuses_are_named(
-    model: PretrainedModel, tmp_path: Path
-) -> None:
+def test_images_that_the_preprocessing_refuses_are_named(model: Model, tmp_path: Path) -> None:
     for name, size in (("small.png", (9, 30)), ("large.png", (30, 30))):
         Image.fromarray(fixtures_data.picture(0, size=size)).save(tmp_path / name)
     cropping = preprocessed(model, "decode|central_crop(16)")
@@ -153,7 +152,7 @@ def test_unknown_classes_are_numbered_and_odd_names_printed(tmp_path: Path, fold
     assert str(odd).encode() == "\ufffd.jpg\n   100.00 %  a".encode()
 
 
-def test_mistakes(model: PretrainedModel, source: Path, folder: Path, tmp_path: Path) -> None:
+def test_mistakes(model: Model, source: Path, folder: Path, tmp_path: Path) -> None:
     image = [str(folder / "00.JPG")]
 
     with pytest.raises(UserError, match="--top=0 must be at least 1"):

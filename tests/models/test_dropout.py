@@ -21,10 +21,10 @@ def kept(seed: int, shape: tuple[int, ...] = SHAPE, rate: float = 0.1) -> np.nda
 
 def test_kept_values_are_scaled_and_evaluation_changes_nothing() -> None:
     x = jnp.full(SHAPE, 3.0)
-    out = Dropout(0.25).apply({}, x, train=True, rngs={"dropout": jax.random.key(0)})
+    out = Dropout(0.25).apply({}, x, deterministic=False, rngs={"dropout": jax.random.key(0)})
     assert set(np.unique(out)) == {0.0, 4.0}
-    np.testing.assert_array_equal(Dropout(0.25).apply({}, x, train=False), x)
-    np.testing.assert_array_equal(Dropout(0.0).apply({}, x, train=True), x)
+    np.testing.assert_array_equal(Dropout(0.25).apply({}, x, deterministic=True), x)
+    np.testing.assert_array_equal(Dropout(0.0).apply({}, x, deterministic=False), x)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.9])

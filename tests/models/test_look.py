@@ -69,9 +69,7 @@ def test_it_is_what_the_model_computes() -> None:
     logits = (x * norm["scale"] + norm["bias"]) @ params["head"]["kernel"] + params["head"]["bias"]
     plain = module.apply({"params": params}, IMAGES, train=False)
     np.testing.assert_allclose(logits, plain, atol=1e-5)
-    looked, _ = module.apply(
-        {"params": params}, IMAGES, train=False, mutable=["attention", "intermediates"]
-    )
+    looked, _ = module.apply({"params": params}, IMAGES, train=False, mutable=["intermediates"])
     np.testing.assert_array_equal(looked, plain)
 
 

@@ -13,8 +13,8 @@ import pytest
 from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
+from vit_jax.models.layers import REMAT_POLICIES
 from vit_jax.models.tokens import patch_shape, token_grid
-from vit_jax.models.transformer import REMAT_POLICIES
 from vit_jax.models.variants import PATCH_SIZES, SIZES, VARIANTS, get_variant
 from vit_jax.parameters.names import flatten_names, stack_blocks
 

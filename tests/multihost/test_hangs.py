@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -9,11 +10,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
 from tests.distributed.cluster import cluster
+from tests.fixtures_data import write_folder
 from vit_jax.data.order import order
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
@@ -23,73 +24,56 @@ NUM_IMAGES = 320
 BATCH_SIZE = 16
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    for split, count in (("train", NUM_IMAGES), ("test", 8)):
-        for i in range(count):
-            folder = tmp_path / "photos" / split / f"class{i % 2}"
-            folder.mkdir(parents=True, exist_ok=True)
-            image = rng.integers(0, 255, (20, 20, 3), np.uint8)
-            cv2.imwrite(str(folder / f"{i:04}.png"), image)
-    return tmp_path / "photos"
+def block_example(photos: Path, after_step: int) -> None:
+    """Turns a file into a pipe nobody writes to: reading it never returns, as on a dead mount.
+
+    It is an example of the last process that comes up after `after_step`.
+    """
+    files = sorted((photos / "train").rglob("*.png"))
+    (position,) = order(0, NUM_IMAGES, np.array([(after_step + 1) * BATCH_SIZE - 1]))
+    files[position].unlink()
+    os.mkfifo(files[position])
 
 
-def run_on(photos: Path, *arguments: str) -> tuple[str, ...]:
-    return (
+@pytest.mark.parametrize(("num_processes", "num_workers"), [(2, 0), (1, 1)])
+def test_a_process_that_hangs_with_its_heart_beating_is_named(
+    tmp_path: Path, num_processes: int, num_workers: int
+) -> None:
+    """In a thread of one of two processes, or in the data worker of a process alone."""
+    photos = write_folder(
+        tmp_path / "photos",
+        {split: {"a": n // 2, "b": n // 2} for split, n in (("train", NUM_IMAGES), ("test", 8))},
+        extension=".png",
+    )
+    with cluster(
+        tmp_path,
         f"--config.dataset.name={photos}",
         "--config.dataset.split=train",
         "--config.evaluators.test.split=test",
         f"--config.dataset.batch_size={BATCH_SIZE}",
         "--config.duration.steps=1000",
         "--config.loader.prefetch=1",
+        f"--config.loader.num_workers={num_workers}",
         "--config.processes.step_timeout_seconds=10",
-        *arguments,
-    )
-
-
-def block_example(photos: Path, rows: slice, after_step: int) -> Path:
-    """Turns a file into a pipe nobody writes to: reading it never returns, as on a dead mount.
-
-    It is an example that comes up, after `after_step`, in these rows of a batch.
-    """
-    files = sorted((photos / "train").rglob("*.png"))
-    positions = (after_step * BATCH_SIZE + np.arange(BATCH_SIZE))[rows]
-    path = files[order(0, NUM_IMAGES, positions)[0]]
-    path.unlink()
-    os.mkfifo(path)
-    return path
-
-
-def test_a_process_that_hangs_with_its_heart_beating_is_named(photos: Path, tmp_path: Path) -> None:
-    with cluster(tmp_path, *run_on(photos), num_processes=2) as running:
+        num_processes=num_processes,
+    ) as running:
         running.wait_for_step(5)
-        later = running[0].step + 12
-        block_example(photos, slice(BATCH_SIZE // 2, None), later)  # of process 1
-        assert running.exit_codes() == [REQUEUE_EXIT_CODE] * 2, running.output
-    verdict = f"No progress: process 1 (pid {running[1].popen.pid} on"
-    assert verdict in running[0].output
-    assert verdict in running[1].output
-    assert "reading a batch" in running[0].output
-    assert "in __next__" in running[1].output  # the stack of the one that hangs
-
-
-def test_a_stuck_worker_ends_a_process_alone(photos: Path, tmp_path: Path) -> None:
-    run = run_on(photos, "--config.loader.num_workers=1")
-    with cluster(tmp_path, *run, num_processes=1) as running:
-        running.wait_for_step(5)
-        block_example(photos, slice(None), running[0].step + 12)
-        assert running.exit_codes() == [REQUEUE_EXIT_CODE], running.output
-    assert "reading a batch" in running[0].output
-    assert "No progress: process 0" in running[0].output
+        block_example(photos, running[0].step + 12)
+        assert running.exit_codes() == [REQUEUE_EXIT_CODE] * num_processes, running.output
+    *others, last = running.processes
+    verdict = f"No progress: process {len(others)} (pid {last.popen.pid} on"
+    for process in running.processes:
+        assert verdict in process.output
+        assert "reading a batch" in process.output
+    assert "in __next__" in last.output  # the stack of the one that hangs
 
 
 NAMESPACES = ("vitjax0", "vitjax1", "vitjax2")
 SWITCH = "vitjaxsw"
 
 
-def ip(*arguments: str, check: bool = True) -> None:
-    subprocess.run(["ip", *arguments], check=check, capture_output=True)
+def ip(command: str) -> None:
+    subprocess.run(["ip", *command.split()], check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -98,31 +82,25 @@ def network() -> Iterator[list[str]]:
     if os.geteuid() or not shutil.which("ip"):
         pytest.skip("network namespaces need root and iproute2")
     addresses = [f"10.77.31.{i + 1}" for i in range(len(NAMESPACES))]
-    hosts = []
-    try:
-        ip("netns", "add", SWITCH)
-        ip("-n", SWITCH, "link", "add", "br0", "type", "bridge")
-        ip("-n", SWITCH, "link", "set", "br0", "up")
+    with contextlib.ExitStack() as stack:
+        for name in (SWITCH, *NAMESPACES):
+            ip(f"netns add {name}")
+            stack.callback(ip, f"netns del {name}")
+        ip(f"-n {SWITCH} link add br0 type bridge")
+        ip(f"-n {SWITCH} link set br0 up")
         for i, (name, address) in enumerate(zip(NAMESPACES, addresses, strict=True)):
-            ip("netns", "add", name)
-            ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", f"v{i}", "netns", SWITCH)
-            ip("-n", SWITCH, "link", "set", f"v{i}", "master", "br0", "up")
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-            # Gloo listens on the address of the machine's name.
+            ip(f"-n {name} link add eth0 type veth peer v{i} netns {SWITCH}")
+            ip(f"-n {SWITCH} link set v{i} master br0 up")
+            ip(f"-n {name} addr add {address}/24 dev eth0")
+            ip(f"-n {name} link set eth0 up")
+            ip(f"-n {name} link set lo up")
             folder = Path("/etc/netns") / name
-            hosts.append(folder)
             folder.mkdir(parents=True)
-            (folder / "hosts").write_text(
-                f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n"
-            )
+            stack.callback(shutil.rmtree, folder)
+            # Gloo listens on the address of the machine's name.
+            hosts = f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n"
+            (folder / "hosts").write_text(hosts)
         yield addresses
-    finally:
-        for name in (*NAMESPACES, SWITCH):
-            ip("netns", "del", name, check=False)
-        for folder in hosts:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_cut_link_ends_both_sides(network: list[str], tmp_path: Path) -> None:
@@ -136,8 +114,7 @@ def test_a_cut_link_ends_both_sides(network: list[str], tmp_path: Path) -> None:
         address=f"{network[0]}:5000",
     ) as running:
         running.wait_for_step(3)
-        ip("-n", SWITCH, "link", "set", "v2", "down")
+        ip(f"-n {SWITCH} link set v2 down")
         assert running.exit_codes() == [REQUEUE_EXIT_CODE] * 3, running.output
-    assert "process 2 (" in running[0].output
-    assert "process 2 (" in running[1].output
-    assert "process 0 (the coordinator" in running[2].output
+    for i, lost in enumerate((2, 2, 0)):
+        assert f"process {lost} (pid" in running[i].output

@@ -5,16 +5,16 @@ import signal
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
-from vit_jax.command_line import step_range
 from vit_jax.errors import UserError
-from vit_jax.multihost import preemption, processes
+from vit_jax.multihost import preemption
 from vit_jax.multihost.preemption import PreemptionNotice, metadata_server, read_metadata
-from vit_jax.multihost.processes import PeersMissingError, start_processes
-from vit_jax.multihost.watchdog import Watchdog
+from vit_jax.multihost.processes import start_processes
 
 TIMEOUTS: dict[str, Any] = {
     "arrival_timeout_seconds": 5,
@@ -28,27 +28,21 @@ ALONE: dict[str, Any] = {"coordinator_address": None, "num_processes": None, "pr
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_processes": 2}, "--coordinator_address is missing"),
-        ({"coordinator_address": "a:1", "num_processes": 2}, "--process_id is missing"),
+        ({"num_processes": 2}, "go together: coordinator_address should be defined"),
+        ({"coordinator_address": "a:1", "num_processes": 2}, "process id .* must be defined"),
         (
             {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
-            "--process_id=2 must be from 0 to 1",
+            "Got process_id=2, num_processes=2",
         ),
         (
             {"coordinator_address": "a", "num_processes": 2, "process_id": 0},
             "--coordinator_address=a is no HOST:PORT",
         ),
-        (
-            {"coordinator_address": "a:1", "num_processes": 0, "process_id": 0},
-            "--process_id=0 must be from 0 to -1",
-        ),
         ({"arrival_timeout_seconds": 0}, "arrival_timeout_seconds=0 must be positive."),
         ({"heartbeat_timeout_seconds": float("nan")}, "heartbeat_timeout_seconds=nan must be"),
         ({"start_timeout_seconds": -1.0}, r"seconds=-1.0 must be positive or 0 \(no limit\)"),
-        (
-            {"distributed": "off", "process_id": 0},
-            "--distributed=off contradicts the flags",
-        ),
+        ({"distributed": "off", "process_id": 0}, "--distributed=off contradicts the flags"),
+        ({"distributed": "on"}, "no cluster was found"),
     ],
 )
 def test_flags_that_cannot_be_meant(changes: dict[str, Any], message: str) -> None:
@@ -60,45 +54,22 @@ def test_flags_that_cannot_be_meant(changes: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
-        (RuntimeError("Failed to recognize coordinator address l16-workers-0-0"), True),
-        (ConnectionError("metadata.google.internal does not answer"), True),
-        (RuntimeError("initialize must be called before any computations"), False),
+        (ConnectionError("metadata.google.internal does not answer"), TimeoutError),
+        (jax.errors.JaxRuntimeError("UNKNOWN: Failed to start RPC server"), TimeoutError),
+        (RuntimeError("initialize must be called before any computations"), RuntimeError),
     ],
 )
-def test_a_cluster_that_is_not_there_yet_may_come(
-    error: Exception, raised: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_cluster_that_does_not_answer_may_do_so_later(
+    error: Exception, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod of a TPU run whose name is not known so far: the launcher starts it again."""
+    """A launcher starts it again after a TimeoutError; see `launch.one_line_errors`."""
 
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
     monkeypatch.setattr("jax.distributed.initialize", fails)
-    monkeypatch.setattr(processes, "_on_abort", lambda _: None)
-    with pytest.raises(PeersMissingError if raised else RuntimeError, match=str(error)):
+    with pytest.raises(raised, match=str(error)):
         start_processes(**{"distributed": "auto", **ALONE, **TIMEOUTS})
-
-
-@pytest.mark.parametrize("text", ["10", "10:", "20:10", "a:b", "10:10"])
-def test_bad_profile_steps(text: str) -> None:
-    with pytest.raises(UserError, match="--profile_steps="):
-        step_range(text)
-
-
-def test_profile_steps() -> None:
-    assert step_range("100:110") == (100, 110)
-
-
-def test_a_process_alone_ends_when_it_makes_no_progress() -> None:
-    ended: list[int] = []
-    watch = Watchdog(ended.append)
-    watch.start(heartbeat_timeout_seconds=2.0, step_timeout_seconds=0.5, start_timeout_seconds=0.5)
-    try:
-        watch.expect_progress(True)
-        watch.wait_for_verdict()
-    finally:
-        watch.stop()
-    assert ended == [75]
 
 
 def test_sigterm_is_noticed_and_the_old_handler_comes_back() -> None:
@@ -112,9 +83,10 @@ def test_sigterm_is_noticed_and_the_old_handler_comes_back() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_other_machines_have_no_metadata_server(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+def test_only_machines_of_google_have_a_metadata_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    assert read_metadata("127.0.0.1:9", "preempted") is None  # one that does not answer
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     monkeypatch.setattr(preemption, "_PRODUCT", tmp_path / "absent")
     assert metadata_server() == ""
@@ -149,7 +121,3 @@ def test_a_maintenance_notice_does_what_the_signal_does(monkeypatch: pytest.Monk
                 time.sleep(0.02)
             assert notice.reached()
         server.shutdown()
-
-
-def test_a_metadata_server_that_does_not_answer_says_nothing() -> None:
-    assert read_metadata("127.0.0.1:9", "preempted") is None

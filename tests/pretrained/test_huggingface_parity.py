@@ -16,14 +16,12 @@ import torch
 from tests import golden
 from tests.peers import import_transformers
 from tests.pretrained import weights
+from tests.pretrained.weights import difference, randomise
 from vit_jax.errors import UserError
-from vit_jax.inference.load import attributes, load_model
+from vit_jax.inference.load import load_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
-from vit_jax.pretrained.files.containers import open_container
-from vit_jax.pretrained.files.safetensors import write_safetensors
+from vit_jax.pretrained.arrays import read_arrays, write_safetensors
 from vit_jax.pretrained.formats import huggingface
-from vit_jax.pretrained.formats import table as formats
-from vit_jax.workdir.description import Description, InputSettings
 
 transformers: Any = None  # imported when the first test begins: it takes 3 s
 
@@ -47,25 +45,6 @@ def their_logits(model: Any, images: np.ndarray) -> np.ndarray:
     return logits
 
 
-def difference(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(a - b).max())
-
-
-def write_folder(folder: Path, module: Any, params: Any, pixels: int, name: str = "vit") -> None:
-    side = pixels // module.patch_size
-    description = Description(attributes(module, name), (pixels, pixels, 3), (side, side), (), "")
-    inputs = InputSettings("bilinear", (pixels, pixels), None)
-    formats.FORMATS["huggingface"].write(folder, params, description, inputs)
-
-
-def randomise(model: Any) -> None:
-    """As in test_timm_parity.py."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
-
-
 def load(architecture: str, folder: Path, **changes: Any) -> Any:
     """Their model from our folder; every one of its parameters must be in it."""
     transformers.logging.set_verbosity_error()
@@ -85,7 +64,7 @@ def test_transformers_reads_our_folder(variant: str, tmp_path: Path) -> None:
     recipe = "r02" if variant == "Ti/16" else "fanin"
     module = weights.module_of(variant)
     params = weights.seeded(module, (224, 224, 3), recipe)
-    write_folder(tmp_path, module, params, 224)
+    weights.write(tmp_path, "huggingface", module, params, (224, 224, 3))
     images = golden.images(1, 224, 224)
     ours = weights.logits(module, unflatten_names(params), images)
     model = load("ViTForImageClassification", tmp_path)
@@ -127,27 +106,22 @@ def test_we_read_what_transformers_saves(size: str, tmp_path: Path) -> None:
     state = {name: value.numpy() for name, value in model.state_dict().items()}
     write_safetensors(tmp_path / "state.safetensors", state, {})
     again = load_model(tmp_path / "state.safetensors")
-    a, b = flatten_names(loaded.params), flatten_names(again.params)
-    assert a.keys() == b.keys()
-    assert all((a[name] == b[name]).all() for name in a)
+    weights.assert_same(flatten_names(again.params), flatten_names(loaded.params))
 
 
 def test_both_namings_are_read(tmp_path: Path) -> None:
     """The running version has the new one; what it saves, and what we write, has the classic."""
     module = weights.module_of("Ti/16")
     params = weights.seeded(module, (64, 64, 3))
-    write_folder(tmp_path / "ours", module, params, 64)
+    weights.write(tmp_path / "ours", "huggingface", module, params, (64, 64, 3))
     model = load("ViTForImageClassification", tmp_path / "ours")
     state = {name: value.numpy() for name, value in model.state_dict().items()}
     write_safetensors(tmp_path / "state.safetensors", state, {})
-    with open_container(tmp_path / "ours" / "model.safetensors") as container:
-        classic = set(container.arrays)
+    classic = read_arrays(tmp_path / "ours" / "model.safetensors").keys()
     assert "vit.encoder.layer.0.attention.attention.query.weight" in classic
     assert "vit.layers.0.attention.q_proj.weight" in state
     for source in (tmp_path / "ours", tmp_path / "state.safetensors"):
-        found = flatten_names(load_model(source).params)
-        assert found.keys() == params.keys()
-        assert all((found[name] == params[name]).all() for name in params)
+        weights.assert_same(flatten_names(load_model(source).params), params)
 
 
 def test_the_bare_model_and_its_pooler(tmp_path: Path) -> None:
@@ -177,7 +151,8 @@ def test_distilled_deit_both_ways(tmp_path: Path) -> None:
     loaded = load_model(tmp_path / "theirs")
     assert loaded.description.model["name"] == "deit"
     assert difference(weights.logits(loaded.module, loaded.params, images), theirs) < SAME
-    write_folder(tmp_path / "ours", loaded.module, flatten_names(loaded.params), 64, "deit")
+    flat = flatten_names(loaded.params)
+    weights.write(tmp_path / "ours", "huggingface", loaded.module, flat, (64, 64, 3), "deit")
     again = load("DeiTForImageClassificationWithTeacher", tmp_path / "ours")
     assert difference(their_logits(again, images), theirs) == 0.0
 
@@ -247,9 +222,8 @@ def test_rectangles_both_ways(tmp_path: Path) -> None:
     loaded = load_model(tmp_path / "theirs")
     assert loaded.description.grid == (4, 3)
     assert difference(weights.logits(loaded.module, loaded.params, images), theirs) < SAME
-    inputs = InputSettings("bilinear", (32, 48), None)
     flat = flatten_names(loaded.params)
-    formats.FORMATS["huggingface"].write(tmp_path / "ours", flat, loaded.description, inputs)
+    weights.write(tmp_path / "ours", "huggingface", loaded.module, flat, (32, 48, 3))
     again = load("ViTForImageClassification", tmp_path / "ours")
     assert difference(their_logits(again, images), theirs) == 0.0
 
@@ -259,4 +233,4 @@ def test_a_pooler_beside_a_distillation_token_is_left_out(tmp_path: Path) -> Non
     transformers.DeiTModel(config).save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
     assert loaded.description.model["name"] == "deit"
-    assert "pooler" in loaded.report.dropped["pre_logits/kernel"]
+    assert "pooler" in loaded.report["dropped"]["pre_logits/kernel"]

@@ -9,7 +9,7 @@ import pytest
 from tests.flat_params import Flat, distilled, small, without
 from vit_jax.errors import UserError
 from vit_jax.pretrained.fit.adapt import adapt_params
-from vit_jax.pretrained.fit.posemb import POSEMB
+from vit_jax.pretrained.fit.sizes import POSEMB
 
 
 def error_of(loaded: Flat, like: Any, **kwargs: Any) -> str:
@@ -185,7 +185,7 @@ def test_the_ways_out_lead_out() -> None:
         loaded, like, _, _ = MISFITS[key]()
         params, report = adapt_params(loaded, like, grid=(2, 2), **options)
         assert {n: a.shape for n, a in params.items()} == {n: a.shape for n, a in like.items()}
-        assert sorted(report.loaded + tuple(report.adapted) + report.reset) == sorted(like)
+        assert sorted([*report["loaded"], *report["adapted"], *report["reset"]]) == sorted(like)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from vit_jax.errors import UserError
 from vit_jax.export.convert import write
 from vit_jax.inference.load import attributes, load_model
 from vit_jax.models.create import create_model
-from vit_jax.parameters.names import flatten_names
 from vit_jax.workdir.description import Description
 
 
@@ -49,21 +47,19 @@ def change(file: Path, **values: Any) -> None:
 
 HUGGING_FACE: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"pooler_act": "gelu"}, "pooler_act='gelu' is unknown"),
+    ("config.json", {"hidden_act": "relu"}, "hidden_act='relu' is unknown"),
     ("config.json", {"layer_norm_eps": -1e-6}, "layer_norm_eps=-1e-06 is no positive number"),
     ("config.json", {"layer_norm_eps": float("nan")}, "layer_norm_eps=nan"),
-    ("config.json", {"layer_norm_eps": float("inf")}, "layer_norm_eps=inf"),
-    ("config.json", {"layer_norm_eps": True}, "layer_norm_eps=True"),
     ("config.json", {"num_hidden_layers": 3}, "config.json says 3 blocks, and the file has 2"),
     ("config.json", {"id2label": {"0": "a", "1": "b"}}, "2 classes are named"),
     ("config.json", {"num_attention_heads": 5}, "with 5 heads"),
     ("preprocessor_config.json", {"do_rescale": False}, "multiply pixels by 1"),
-    ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "multiply pixels by 0.0078"),
     ("preprocessor_config.json", {"image_std": [0.5, 0.0, 0.5]}, "image_std=0.0 is no positive"),
     ("preprocessor_config.json", {"image_mean": [float("nan")] * 3}, "image_mean=nan"),
 ]
 TIMM: list[tuple[str, dict[str, Any], str]] = [
+    ("config.json", {"model_args__act_layer": "relu"}, "act_layer='relu' is unknown"),
     ("config.json", {"model_args__global_pool": "max"}, "global_pool='max' is unknown"),
-    ("config.json", {"model_args__global_pool": "avgmax"}, "global_pool='avgmax' is unknown"),
     ("config.json", {"model_args__block_fn": "ParallelScalingBlock"}, "block_fn='ParallelS"),
     ("config.json", {"model_args__depth": 12}, "config.json says 12 blocks, and the file has 2"),
     ("config.json", {"label_names": ["a"]}, "1 classes are named"),
@@ -99,10 +95,8 @@ def test_what_is_not_ours_is_named(
         ("vit_base_patch16_siglip_256", "exact"),
         ("vit_base_patch32_siglip_256", "tanh"),
         ("vit_so400m_patch16_siglip_gap_384", "tanh"),
-        ("vit_so400m_patch14_siglip_384", "exact"),
         ("vit_giantopt_patch16_siglip_256", "tanh"),
         ("vit_large_patch16_siglip_gap_512", "tanh"),
-        ("vit_large_patch16_siglip_384", "exact"),
     ],
 )
 def test_the_gelu_of_timms_architectures(architecture: str, gelu: str, tmp_path: Path) -> None:
@@ -117,37 +111,18 @@ def test_heads_are_taken_from_a_published_size_as_a_whole_and_said(
     """Not from the width: models of 384 and 12 heads exist."""
     module = weights.module_of("S/16", num_layers=2)
     params = weights.seeded(module, (32, 32, 3))
-    model = attributes(module, "vit")
-    description = Description(model, (32, 32, 3), (2, 2), (), "decode|resize(32, 32)")
-    write(tmp_path / "two", "timm", params, description)
-    for file in ("config.json", "model.json"):
-        (tmp_path / "two" / file).unlink()
+    weights.write(tmp_path / "two", "timm", module, params, (32, 32, 3))
+    (tmp_path / "two" / "config.json").unlink()
     with pytest.raises(UserError, match="nothing tells the number of attention heads"):
         load_model(tmp_path / "two")
     assert load_model(tmp_path / "two", num_heads=12).description.model["num_heads"] == 12
     whole = weights.module_of("Ti/16")
     params = weights.seeded(whole, (32, 32, 3))
-    description = Description(
-        attributes(whole, "vit"), (32, 32, 3), (2, 2), (), "decode|resize(32, 32)"
-    )
-    write(tmp_path / "whole", "timm", params, description)
-    for file in ("config.json", "model.json"):
-        (tmp_path / "whole" / file).unlink()
+    weights.write(tmp_path / "whole", "timm", whole, params, (32, 32, 3))
+    (tmp_path / "whole" / "config.json").unlink()
     with caplog.at_level(logging.INFO):
         assert load_model(tmp_path / "whole").description.model["num_heads"] == 3
     assert "3 attention heads, as Ti has: the file does not tell." in caplog.text
-
-
-def test_an_absurd_depth_ends_at_once(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "timm")
-    loaded = load_model(folder)
-    description = loaded.description
-    write(tmp_path / "a.npz", "npz", flatten_names(loaded.params), description)
-    change(tmp_path / "a.json", model__num_layers=1_000_000_000)
-    start = time.monotonic()
-    with pytest.raises(UserError, match="does not describe a model.*at most 10000"):
-        load_model(tmp_path / "a.npz")
-    assert time.monotonic() - start < 5
 
 
 # Of images of 16 x 40 pixels.
@@ -169,9 +144,9 @@ RECTANGLE: dict[str, Any] = {
             {"grid": [5, 2]},
             r"a.json: it says grid=\(5, 2\), but images of \(16, 40\) have \(2, 5\)",
         ),
-        ({"grid": [-2, -5]}, r"it says grid=\(-2, -5\)"),
         ({"image_shape": [16, 48, 3]}, r"images of \(16, 48\) have \(2, 6\) tokens"),
         ({"image_shape": [0, 0, 3]}, "does not divide images of 0x0 pixels"),
+        ({"model__num_layers": 10**9}, "does not describe a model.*at most 10000"),
         ({"class_names": ["a", "b"]}, r"2 classes are named \(class_names\), the head has 3"),
     ],
 )

@@ -20,14 +20,14 @@ from torch.nn import functional
 from tests import golden
 from tests.peers import import_timm
 from tests.pretrained import weights
+from tests.pretrained.weights import difference, randomise
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import write_arrays
-from vit_jax.inference.load import attributes, load_model
+from vit_jax.inference.load import load_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
-from vit_jax.pretrained.files.safetensors import write_safetensors
+from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google
-from vit_jax.pretrained.formats import table as formats
-from vit_jax.workdir.description import Description, InputSettings
+from vit_jax.pretrained.formats import timm as names
 
 timm = import_timm()
 
@@ -50,30 +50,8 @@ def their_logits(model: Any, images: np.ndarray) -> np.ndarray:
     return logits
 
 
-def difference(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(a - b).max())
-
-
-def describe(module: Any, name: str = "vit", pixels: int = PIXELS) -> Description:
-    sizes = attributes(module, name)
-    side = pixels // 32 if sizes["resnet_layers"] else pixels // sizes["patch_size"]
-    return Description(sizes, (pixels, pixels, 3), (side, side), (), f"official_eval({pixels})")
-
-
 def save_published(folder: Path, params: dict[str, np.ndarray]) -> Path:
     return write_arrays(folder / "published.npz", google.to_published(params))
-
-
-def randomise(model: Any) -> None:
-    """Other numbers in every array: a fresh model has zeros and ones, which show no mistake.
-
-    As large as an initialisation: rounding grows with the activations, and SAME is for logits of
-    about 1. From four seeds, those of B/32 differ by at most 3e-6, and by 4e-4 for another GELU.
-    """
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
 
 
 def arrays_of(model: Any) -> dict[str, np.ndarray]:
@@ -132,9 +110,7 @@ def test_we_read_what_timm_saves(tmp_path: Path) -> None:
     torch.save({"model": model.state_dict(), "epoch": 3}, tmp_path / "timm.pth")
     loaded = [load_model(tmp_path / f"timm.{kind}") for kind in ("safetensors", "pth")]
     assert {each.format for each in loaded} == {"timm"}
-    a, b = (flatten_names(each.params) for each in loaded)
-    assert a.keys() == b.keys()
-    assert all((a[name] == b[name]).all() for name in a)
+    weights.assert_same(*(flatten_names(each.params) for each in loaded))
     ours = weights.logits(loaded[0].module, loaded[0].params, images)
     assert difference(ours, theirs) < SAME
     tanh = weights.module_of(variant)
@@ -147,10 +123,8 @@ def test_timm_creates_a_model_from_our_folder(tmp_path: Path) -> None:
     for classifier, gelu in (("token", "tanh"), ("gap", "exact"), ("map", "tanh")):
         module = weights.module_of("Ti/16", classifier=classifier, gelu=gelu)
         params = weights.seeded(module, (64, 96, 3))
-        description = Description(attributes(module, "vit"), (64, 96, 3), (4, 6), (), "")
         folder = tmp_path / classifier
-        inputs = InputSettings("bilinear", (64, 96), None)
-        formats.FORMATS["timm"].write(folder, params, description, inputs)
+        weights.write(folder, "timm", module, params, (64, 96, 3))
         model = timm.create_model(f"local-dir:{folder}", pretrained=True)
         ours = weights.logits(module, unflatten_names(params), images)
         assert difference(their_logits(model, images), ours) < SAME
@@ -197,9 +171,7 @@ def test_hybrids(variant: str, tmp_path: Path) -> None:
     write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
     loaded = load_model(tmp_path / "timm.safetensors")
     assert loaded.description.model["resnet_layers"] == module.resnet_layers
-    found = flatten_names(loaded.params)
-    assert found.keys() == params.keys()
-    assert all((found[name] == params[name]).all() for name in params)
+    weights.assert_same(flatten_names(loaded.params), params)
 
 
 def test_stem_hybrid_by_names_and_shapes(tmp_path: Path) -> None:
@@ -208,9 +180,7 @@ def test_stem_hybrid_by_names_and_shapes(tmp_path: Path) -> None:
     model = timm.create_model("vit_tiny_r_s16_p8_224", num_classes=10)
     model.load_pretrained(str(save_published(tmp_path, params)))
     write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
-    found = flatten_names(load_model(tmp_path / "timm.safetensors").params)
-    assert found.keys() == params.keys()
-    assert all((found[name] == params[name]).all() for name in params)
+    weights.assert_same(flatten_names(load_model(tmp_path / "timm.safetensors").params), params)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +192,6 @@ def test_large_by_names_and_shapes(variant: str, name: str) -> None:
     module = weights.module_of(variant, num_classes=1000)
     shapes = flatten_names(golden.abstract_params(module))
     params = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in shapes.items()}
-    from vit_jax.pretrained.formats import timm as names
-
     ours = names.write(params)
     with torch.device("meta"):
         model = timm.create_model(name, num_classes=1000)
@@ -244,11 +212,9 @@ def test_distilled_deit_both_ways(tmp_path: Path) -> None:
     alone = {**loaded.params, "head_dist": loaded.params["head"]}
     assert difference(weights.logits(loaded.module, alone, images), theirs) > 0.01
 
-    description = loaded.description
     folder = tmp_path / "folder"
     flat = flatten_names(loaded.params)
-    inputs = InputSettings("bilinear", (PIXELS, PIXELS), None)
-    formats.FORMATS["timm"].write(folder, flat, description, inputs)
+    weights.write(folder, "timm", loaded.module, flat, (PIXELS, PIXELS, 3), "deit")
     again = timm.create_model(f"local-dir:{folder}", pretrained=True)
     assert difference(their_logits(again, images), theirs) == 0.0
 
@@ -256,9 +222,7 @@ def test_distilled_deit_both_ways(tmp_path: Path) -> None:
 def test_a_pooling_that_no_model_here_has_is_refused(tmp_path: Path) -> None:
     module = weights.module_of("Ti/16")
     params = weights.seeded(module, (32, 32, 3))
-    description = Description(attributes(module, "vit"), (32, 32, 3), (2, 2), (), "")
-    inputs = InputSettings("bilinear", (32, 32), None)
-    formats.FORMATS["timm"].write(tmp_path / "folder", params, description, inputs)
+    weights.write(tmp_path / "folder", "timm", module, params, (32, 32, 3))
     config = tmp_path / "folder" / "config.json"
     config.write_text(config.read_text().replace('"global_pool": "token"', '"global_pool": "avg"'))
     with pytest.raises(UserError, match="class token and global_pool='avg'"):

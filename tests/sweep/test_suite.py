@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import pytest
 from scipy import stats
 
 from configs import finetune, suites
-from tests import fixtures_data, forks, tiny
+from tests import fixtures_data, tiny
 from vit_jax.errors import UserError
 from vit_jax.evaluators.few_shot import confidence95
 from vit_jax.inference.evaluate import evaluate
@@ -23,7 +20,7 @@ from vit_jax.inference.load import load_model
 from vit_jax.inference.probe import probe
 from vit_jax.models.variants import VARIANTS
 from vit_jax.sweep import suite
-from vit_jax.sweep.suite_table import Row, means
+from vit_jax.sweep.suite import Row, means
 from vit_jax.train import train_and_evaluate
 
 # Runs of two updates on 16 images each.
@@ -53,17 +50,14 @@ def run(
     source: str, name: str, workdir: Path, datasets: list[str], *overrides: str, **options: Any
 ) -> list[Row]:
     model = load_model(source)
-    specs = suites.tasks(name, model.description.model, datasets, 16)
-    tasks = suite.create_tasks(specs, overrides)
-    return suite.evaluate_suite(model, tasks, str(workdir), **options)
-
-
-def sizes(variant: str) -> dict[str, Any]:
-    return dict(VARIANTS[variant])
+    tasks = suites.tasks(name, model.description.model, datasets, 16)
+    return suite.evaluate_suite(
+        model, suite.override_tasks(tasks, overrides), str(workdir), **options
+    )
 
 
 def test_the_suites_are_the_papers() -> None:
-    model = sizes("L/16")
+    model = VARIANTS["L/16"]
     few_shot = suites.tasks("fewshot", model, (), None)
     assert [task["name"] for task in few_shot] == list(suites.FEW_SHOT)
     vtab = suites.tasks("vtab", model, (), None)
@@ -74,10 +68,10 @@ def test_the_suites_are_the_papers() -> None:
         recipe = finetune.get_config(f"L/16,vtab/{task['name']}")
         assert task["settings"]["config"].to_dict() == recipe.to_dict()
         assert task["published"] == recipe.sweep.published
-    transfer = suites.tasks("transfer", sizes("B/16"), (), None)
+    transfer = suites.tasks("transfer", VARIANTS["B/16"], (), None)
     assert {task["name"] for task in transfer} == finetune.DATASETS.keys()
     assert "83.97" in transfer[0]["published"]
-    no_variant = suites.tasks("transfer", sizes("B/16") | {"mlp_dim": 8}, ["cifar10"], 64)[0]
+    no_variant = suites.tasks("transfer", {**VARIANTS["B/16"], "mlp_dim": 8}, ["cifar10"], 64)[0]
     assert no_variant["published"] == ""
     assert no_variant["settings"]["config"].model.mlp_dim == 8
     assert no_variant["settings"]["config"].dataset.eval_preprocess == "official_eval(64)"
@@ -91,8 +85,8 @@ def test_variants_are_recognised() -> None:
     for name, row in VARIANTS.items():
         found = suites.variant_of({"patch_size": (1, 1), "num_classes": 3, **row})
         assert found == name or VARIANTS[found] | {"gelu": row["gelu"]} == row
-    assert suites.variant_of(sizes("S/16") | {"patch_size": [16, 16]}) == "S/16"
-    assert suites.variant_of(sizes("S/16") | {"patch_size": [16, 8]}) == ""
+    assert suites.variant_of({**VARIANTS["S/16"], "patch_size": [16, 16]}) == "S/16"
+    assert suites.variant_of({**VARIANTS["S/16"], "patch_size": [16, 8]}) == ""
 
 
 def test_few_shot_is_the_probes_and_is_measured_once(
@@ -142,27 +136,21 @@ def test_mistakes(source: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_as_a_classifiers_data_set(source: str, tmp_path: Path) -> None:
-    for number in range(6):
-        for split in ("train", "test"):
-            path = tmp_path / "photos" / split / "38"[number % 2] / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(fixtures_data.encoded(fixtures_data.picture(number), "PNG"))
-    photos = str(tmp_path / "photos")
+    counts = {"3": 3, "8": 3}
+    photos = str(fixtures_data.write_folder(tmp_path / "photos", {"train": counts, "test": counts}))
     rows = run(source, "imagenet", tmp_path / "out", [photos])
-    found = evaluate(source, dataset=photos, split="test", classes="present")
+    p = evaluate(source, dataset=photos, split="test", classes="present")["accuracy"]
     assert [row.metric for row in rows] == ["accuracy", "calibration_error"]
-    p = found["accuracy"]
-    assert rows[0].ours == 100 * p
+    assert (rows[0].ours, rows[0].of) == (100 * p, "6 images")
     assert rows[0].ci95 == pytest.approx(196 * np.sqrt(p * (1 - p) / 6))
-    assert rows[0].of == "6 images"
 
 
 def test_means_of_groups() -> None:
     rows = [
-        Row("a", "x", "accuracy", 10.0, None, "", ""),
-        Row("a", "y", "accuracy", 20.0, None, "", ""),
-        Row("b", "z", "accuracy", 60.0, None, "", ""),
-        Row("b", "w", "", None, None, "", "", "missing"),
+        Row("a", "x", "accuracy", 10.0),
+        Row("a", "y", "accuracy", 20.0),
+        Row("b", "z", "accuracy", 60.0),
+        Row("b", "w", state="missing"),
     ]
     assert [(row.task, row.ours, row.of) for row in means(rows)] == [
         ("mean a", 15.0, "mean of 2 of 2 tasks"),
@@ -179,35 +167,26 @@ def test_the_interval_is_students() -> None:
 
 
 @pytest.mark.slow
-def test_vtab_killed_and_continued(source: str, tmp_path: Path) -> None:
-    for name, splits in (
-        ("dtd", {"train": 800, "validation": 200, "test": 9}),
-        ("patch_camelyon", {"train": 800, "validation": 200, "test": 7}),
-    ):
-        picture = fixtures_data.encoded(fixtures_data.picture(0), "PNG")
+def test_vtab_by_the_script_and_by_two_tasks(
+    source: str, tmp_path: Path, script: tiny.Script
+) -> None:
+    picture = fixtures_data.encoded(fixtures_data.picture(0), "PNG")
+    for name, extra in (("dtd", "file_name"), ("patch_camelyon", "id")):
 
-        def example(split: str, index: int, name: str = name, picture: bytes = picture) -> Any:
-            extra = {"id": f"{split}{index}"} if name == "patch_camelyon" else {"file_name": "f"}
-            return {"image": picture, "label": index % 2, **extra}
+        def example(split: str, index: int, extra: str = extra) -> Any:
+            return {"image": picture, "label": index % 2, extra: f"{split}{index}"}
 
+        splits = {"train": 800, "validation": 200, "test": 9}
         fixtures_data.tiny_tfds(name, tmp_path / "data", splits, example=example)
-    command = [str(tiny.ROOT / "scripts" / "evaluate_paper.py"), source]
-    command += ["--suite=vtab", f"--workdir={tmp_path / 'killed'}", f"--data_dir={tmp_path}/data"]
-    command += ["--datasets=dtd,svhn,patch_camelyon", "--seeds=2", "--image_size=16", *FAST]
-    log = tmp_path / "log"
-    process = forks.Process(command, log, tiny.environment())
-    finished = tmp_path / "killed" / "vtab" / "dtd" / "sweep.json"
-    second = tmp_path / "killed" / "vtab" / "patch_camelyon" / "final"
-    while process.poll() is None and not second.exists():
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert process.returncode == -signal.SIGKILL, log.read_text()
-    before = finished.stat().st_mtime_ns
     datasets = ["dtd", "svhn", "patch_camelyon"]
+    command = [source, "--suite=vtab", f"--workdir={tmp_path}", f"--data_dir={tmp_path}/data"]
+    command += [f"--datasets={','.join(datasets)}", "--seeds=2", "--image_size=16", *FAST]
+    assert script("evaluate_paper.py", *command).returncode == 0
+    finished = tmp_path / "vtab" / "dtd" / "sweep.json"
+    before = finished.stat().st_mtime_ns
     options = {"seeds": 2, "data_dir": str(tmp_path / "data")}
-    rows = run(source, "vtab", tmp_path / "killed" / "vtab", datasets, *FAST, **options)
-    assert finished.stat().st_mtime_ns == before
+    rows = run(source, "vtab", tmp_path / "vtab", datasets, *FAST, **options)
+    assert finished.stat().st_mtime_ns == before  # it is read back
     assert [(row.group, row.task) for row in rows] == [
         ("natural", "dtd"),
         ("natural", "svhn"),
@@ -216,11 +195,9 @@ def test_vtab_killed_and_continued(source: str, tmp_path: Path) -> None:
     ]
     assert "prepare_data.py tfds svhn_cropped" in rows[1].state
     values = [each["accuracy"] for each in json.loads(finished.read_text())["final"]]
-    assert rows[0].ours == pytest.approx(100 * np.mean(values))
-    assert rows[0].of == "2 seeds"
+    assert (rows[0].ours, rows[0].of) == (pytest.approx(100 * np.mean(values)), "2 seeds")
     # Two tasks that share the work end with what one of them found.
     for task in (0, 1):
-        shared = run(
-            source, "vtab", tmp_path / "two", datasets, *FAST, num_tasks=2, task=task, **options
-        )
+        share = {"num_tasks": 2, "task": task, **options}
+        shared = run(source, "vtab", tmp_path / "two", datasets, *FAST, **share)
     assert shared == rows

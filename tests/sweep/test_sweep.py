@@ -13,8 +13,13 @@ from tests import tiny
 from tests.tiny import Script
 from vit_jax.errors import UserError
 from vit_jax.sweep import run as sweep
-from vit_jax.sweep.plan import best_learning_rate, plan_final, plan_grid
-from vit_jax.sweep.run import run_sweep, task_number
+from vit_jax.sweep.run import (
+    best_learning_rate,
+    plan_final,
+    plan_grid,
+    run_sweep,
+    task_number,
+)
 from vit_jax.train import RESULTS_FILE
 from vit_jax.workdir.checkpoints import CheckpointManager
 
@@ -44,6 +49,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_grid_never_sees_the_test_set() -> None:
+    assert plan_grid(config(sweep__learning_rates=(0.01,), sweep__validation_split="")) == []
     runs = plan_grid(config())
     assert [run.name for run in runs] == ["grid/lr_0.001", "grid/lr_1e+30"]
     for run, rate in zip(runs, (0.001, DIVERGES), strict=True):
@@ -77,15 +83,10 @@ def test_every_key_is_read() -> None:
         assert f"sweep.{key}" in source, key
 
 
-def test_one_rate_needs_no_grid() -> None:
-    assert plan_grid(config(sweep__learning_rates=(0.01,), sweep__validation_split="")) == []
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ({"sweep__learning_rates": ()}, r"must be different positive numbers.*=0\.01,0\.03"),
-        ({"sweep__learning_rates": ("0.01,x",)}, "must be different positive numbers"),
         ({"sweep__learning_rates": (0.1, 0.1)}, "must be different positive numbers"),
         ({"sweep__learning_rates": (0.1, -1)}, "must be different positive numbers"),
         ({"sweep__validation_split": ""}, r"needs a held-out part.*train\[90%:\]"),
@@ -106,27 +107,25 @@ def test_slurm_numbers_the_tasks_of_a_shared_sweep_only() -> None:
         task_number(2, 2, {})
 
 
-def candidate(rate: float, accuracy: float | None) -> dict[str, Any]:
-    if accuracy is None:
-        return {"learning_rate": rate, "state": "diverged", "message": "step 3: loss=nan"}
-    return {"learning_rate": rate, "state": "finished", "accuracy": accuracy}
-
-
 @pytest.mark.parametrize(
     ("candidates", "best"),
     [
-        ([(0.1, 0.5), (0.2, 0.6), (0.3, 0.4)], 0.2),
-        ([(0.3, 0.6), (0.1, 0.5), (0.2, 0.6)], 0.2),  # a tie: the smaller
-        ([(0.1, 0.0), (0.2, None)], 0.1),  # diverged is worse than nothing right
+        ({0.1: 0.5, 0.2: 0.6, 0.3: 0.4}, 0.2),
+        ({0.3: 0.6, 0.1: 0.5, 0.2: 0.6}, 0.2),  # a tie: the smaller
+        ({0.1: 0.0, 0.2: None}, 0.1),  # diverged is worse than nothing right
+        ({0.1: None, 0.2: None}, None),
     ],
 )
-def test_the_choice(candidates: list[tuple[float, float | None]], best: float) -> None:
-    assert best_learning_rate([candidate(*each) for each in candidates]) == best
-
-
-def test_no_choice_where_all_diverged() -> None:
-    with pytest.raises(UserError, match="every learning rate diverged"):
-        best_learning_rate([candidate(0.1, None), candidate(0.2, None)])
+def test_the_choice(candidates: dict[float, float | None], best: float | None) -> None:
+    outcomes = [
+        {"learning_rate": rate, "state": "diverged" if x is None else "finished", "accuracy": x}
+        for rate, x in candidates.items()
+    ]
+    if best is None:
+        with pytest.raises(UserError, match="every learning rate diverged"):
+            best_learning_rate(outcomes)
+    else:
+        assert best_learning_rate(outcomes) == best
 
 
 def test_a_sweep_reports_what_its_runs_found(finished: Path) -> None:
@@ -147,9 +146,6 @@ def test_a_sweep_reports_what_its_runs_found(finished: Path) -> None:
         percents.append(100 * results["test/accuracy"])
     assert summary["mean"] == pytest.approx(sum(percents) / 2)
     assert summary["std"] == pytest.approx(abs(percents[0] - percents[1]) / 2**0.5)
-
-
-def test_the_table(finished: Path) -> None:
     text = (finished / "sweep.txt").read_text()
     assert text.count("<- chosen") == 1
     assert "1e+30           diverged at step" in text
@@ -160,16 +156,15 @@ def test_the_table(finished: Path) -> None:
     assert "Not complete" not in text
 
 
-def test_what_is_finished_is_read_back(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_finished_is_read_back_and_another_config_refused(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = (finished / "sweep.json").read_text()
     monkeypatch.setattr(sweep, "train_and_evaluate", None)  # would fail if it were called
     # How it is carried out, and what it is compared with, may change.
     again = config(log__every_steps=3, sweep__published="98.95 from somewhere")
     run_sweep(again, str(finished), seeds=2)
     assert (finished / "sweep.json").read_text() == before
-
-
-def test_the_sweep_of_another_config_is_refused(finished: Path) -> None:
     with pytest.raises(UserError, match=r"grid/lr_0.001 is of a sweep with another config"):
         run_sweep(config(optimizer__weight_decay=0.5), str(finished), seeds=2)
 
@@ -212,21 +207,14 @@ def test_two_tasks_one_of_them_killed(
         assert ours == theirs
 
 
-def arguments(workdir: Path, *more: str) -> list[str]:
+def test_the_script(script: Script, finished: Path) -> None:
     sizes = {**OVERRIDES, "sweep.learning_rates": f"0.001,{DIVERGES}"}
     overrides = [f"--config.{key}={value}" for key, value in sizes.items()]
-    return [*tiny.command("sweep.py", workdir)[2:], *overrides, "--seeds=2", *more]
-
-
-def test_the_script_reports_what_is_there(script: Script, finished: Path) -> None:
-    result = script("sweep.py", *arguments(finished, "--distributed=off"))
+    command = [*tiny.command("sweep.py", finished)[2:], *overrides, "--seeds=2"]
+    result = script("sweep.py", *command, "--distributed=off")
     assert result.returncode == 0, result.stdout + result.stderr
     assert (finished / "sweep.txt").read_text() in result.stdout
-
-
-def test_the_script_names_mistakes_in_one_line(script: Script, tmp_path: Path) -> None:
-    wrong = ["--num_tasks=2", "--task=5", "--distributed=off"]
-    result = script("sweep.py", *arguments(tmp_path, *wrong))
+    result = script("sweep.py", *command, "--num_tasks=2", "--task=5", "--distributed=off")
     assert result.returncode == 2
     assert result.stderr.startswith("error: --task=5 must be from 0 to 1")
     assert result.stderr.count("\n") == 1

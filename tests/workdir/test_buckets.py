@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import logging
 import os
 import time
@@ -16,16 +14,17 @@ import pytest
 
 from tests import tiny
 from tests.gcs_emulator import FAULTS, Server
-from vit_jax.curves.read import read_run
-from vit_jax.errors import PreemptedError, UserError, may_pass
+from vit_jax.errors import PassingError, PreemptedError, UserError, may_pass
 from vit_jax.files.manifest import damaged_files, write_manifest
 from vit_jax.files.paths import bucket_files, to_path
+from vit_jax.multihost.preemption import PreemptionNotice
 from vit_jax.pretrained.load import read_source
+from vit_jax.report.runs import read_run
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.session import Session
-from vit_jax.workdir import bucket_lock, bucket_log
-from vit_jax.workdir.bucket_lock import BucketLock
+from vit_jax.workdir import lock, metrics
 from vit_jax.workdir.checkpoints import CheckpointManager
+from vit_jax.workdir.lock import BucketLock
+from vit_jax.workdir.metrics import MetricWriter, read_metrics
 from vit_jax.workdir.orbax_parts import steps_in
 
 
@@ -65,14 +64,13 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(
 ) -> None:
     workdir = f"{bucket}/a/run"
     seen: list[tuple[int, int]] = []
-    save = Session._save
+    save = CheckpointManager.save
 
-    def look(self: Any, state: Any, step: int, results: Any) -> None:
-        save(self, state, step, results)
-        text = to_path(f"{workdir}/metrics.jsonl").read_text()
-        seen.append((step, json.loads(text.splitlines()[-1])["step"]))
+    def look(self: Any, step: int, *args: Any) -> None:
+        seen.append((step, read_metrics(workdir)[-1]["step"]))
+        save(self, step, *args)
 
-    monkeypatch.setattr(Session, "_save", look)
+    monkeypatch.setattr(CheckpointManager, "save", look)
     results = train(workdir)
     # A run killed after a checkpoint would not repeat the rows before it.
     assert seen == [(4, 4), (8, 8)]
@@ -100,13 +98,13 @@ def test_a_run_resumes_bit_for_bit_where_requests_fail(
     workdir = f"{bucket}/run"
     reached = iter([False] * 5 + [True])
     with monkeypatch.context() as patch:
-        patch.setattr("vit_jax.train.PreemptionNotice.reached", lambda _: next(reached))
+        patch.setattr(PreemptionNotice, "reached", lambda _: next(reached))
         with pytest.raises(PreemptedError, match="after step 5"):
             train(workdir)
     train(workdir)
     assert arrays(workdir) == arrays(on_disk)
-    rows = [json.loads(row) for row in to_path(workdir).joinpath("metrics.jsonl").open()]
-    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 9))
+    steps = [row["step"] for row in read_metrics(workdir) if "loss" in row]
+    assert steps == list(range(1, 9))
     assert all(bucket_server.failed[fault] for fault in FAULTS)
 
 
@@ -126,6 +124,7 @@ def test_damaged_and_unfinished_steps_are_not_restored(
         if not each.endswith("commit_success.txt"):
             copied = each.replace("checkpoints/8", "checkpoints/9")
             objects.put(name, copied, objects.objects[name, each].data, {})
+    objects.put(name, "run/checkpoints/8_backup/notes.txt", b"mine", {})
     for each in ("params.npz", "results.json"):
         objects.delete(name, f"run/{each}", {})
     with caplog.at_level(logging.WARNING):
@@ -135,30 +134,25 @@ def test_damaged_and_unfinished_steps_are_not_restored(
         caplog.text
     )
     kept = names(bucket_server, bucket)
-    assert damaged.replace("checkpoints/8", "checkpoints_damaged/8-1") in kept
+    assert damaged.replace("checkpoints/8", "checkpoints_damaged/8.1") in kept
     assert not any("checkpoints/9" in each for each in kept)
+    assert "run/checkpoints/8_backup/notes.txt" in kept
 
 
-@pytest.mark.parametrize(
-    "workdir", ["gs://", "gs://bucket", "gs:///run", "gs://b/run", "gs://bucket/../x", "gs://Ab_/x"]
-)
+@pytest.mark.parametrize("workdir", ["gs://bucket", "gs:///run", "gs://bucket/../x", "gs://Ab_/x"])
 def test_an_address_that_is_no_folder(workdir: str) -> None:
     with pytest.raises(UserError, match="is no folder in a bucket, such as gs://BUCKET/FOLDER"):
         train(workdir)
 
 
-def test_a_bucket_that_refuses(bucket: str, bucket_server: Server) -> None:
-    bucket_server.refused = bucket.removeprefix("gs://")
-    with pytest.raises(
-        UserError, match=rf"Workdir {bucket}/run cannot be locked: .*storage.objects"
-    ):
-        train(f"{bucket}/run")
-
-
-def test_a_bucket_that_does_not_exist_is_not_made(bucket: str, bucket_server: Server) -> None:
-    bucket_server.missing = bucket.removeprefix("gs://")
+@pytest.mark.parametrize(("kind", "reason"), [("refused", "storage.objects"), ("missing", "exist")])
+def test_a_bucket_that_is_not_ours(
+    bucket: str, bucket_server: Server, kind: str, reason: str
+) -> None:
+    """It is not made, either."""
+    vars(bucket_server)[kind] = bucket.removeprefix("gs://")
     before = bucket_server.requests["POST /storage/v1/b"]
-    with pytest.raises(UserError, match=f"Workdir {bucket}/run cannot be locked: .*not exist"):
+    with pytest.raises(UserError, match=rf"Workdir {bucket}/run cannot be written: .*{reason}"):
         train(f"{bucket}/run")
     assert bucket_server.requests["POST /storage/v1/b"] == before
 
@@ -201,73 +195,54 @@ def test_a_bucket_that_does_not_answer_has_not_lost_its_checkpoints(
     assert damaged_files(folder / "8" / "state") == []
 
 
-def test_what_is_not_ours_stays_among_the_checkpoints(bucket: str) -> None:
-    folder = to_path(f"{bucket}/run/checkpoints")
-    kept, unfinished = folder / "8_backup" / "notes.txt", folder / "8" / "state" / "data"
-    for path in (kept, unfinished):
-        path.write_text("mine")
-    CheckpointManager(f"{bucket}/run", every_steps=1, keep=1).close()
-    assert kept.read_text() == "mine"
-    assert not unfinished.exists()
-
-
-def test_an_outage_costs_no_events(
+def test_logs_are_there_after_a_while_and_when_they_must_be(
     bucket: str, bucket_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An outage costs neither rows nor events."""
     monkeypatch.setattr("gcsfs.retry.asyncio", Impatient)
-    monkeypatch.setattr(bucket_log, "_SECONDS", 0.0)
-    path = to_path(f"{bucket}/events")
-    file = bucket_log.EventLog(path, b"")
-    bucket_server.answers = 503
-    file.write(b"a")
-    wait(file._writing.done)
-    file.write(b"b")
-    file.flush()
-    bucket_server.answers = 0
-    file.close()
-    assert path.read_bytes() == b"ab"
+    folder = to_path(f"{bucket}/run")
+    rows = folder / "metrics.jsonl"
 
+    def events() -> bytes:
+        return b"".join(path.read_bytes() for path in folder.glob("tensorboard/*"))
 
-def test_a_log_is_there_after_a_while_and_when_it_must_be(
-    bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = to_path(f"{bucket}/log.jsonl")
-    file = bucket_log.BucketLog(path, b"0\n")
-    path.write_text("0\n")
-    file.write("1\n")
-    assert path.read_text() == "0\n"
-    monkeypatch.setattr(bucket_log, "_SECONDS", 0.0)
-    file.write("2\n")
-    file.flush()
-    assert path.read_text() == "0\n1\n2\n"
-    file.write("3\n")
-    file.close()
-    assert path.read_text() == "0\n1\n2\n3\n"
+    writer = MetricWriter(str(folder), start_step=0, tensorboard=True)
+    writer.write(1, {"first": 1.0})
+    assert rows.read_text() == ""
+    writer.flush()
+    assert rows.read_text() == '{"step": 1, "first": 1.0}\n'
+    writer.close()
+    assert b"first" in events()
+    monkeypatch.setattr(metrics, "_UPLOAD_SECONDS", 0.1)
+    with MetricWriter(str(folder), start_step=1, tensorboard=True) as writer:
+        bucket_server.answers = 503
+        writer.write(2, {"second": 2.0})
+        with pytest.raises(PassingError, match="run/metrics.jsonl could not be written"):
+            writer.flush()
+        bucket_server.answers = 0
+        wait(lambda: "second" in rows.read_text())  # by itself
+        writer.write(3, {"third": 3.0})
+    assert rows.read_text().count("\n") == 3
+    assert b"second" in events()
+    assert b"third" in events()
 
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_lock, "RENEW_SECONDS", 0.2)
-    monkeypatch.setattr(bucket_lock, "LOST_SECONDS", 1.5)
-    monkeypatch.setattr(bucket_lock, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(lock, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(lock, "LOST_SECONDS", 1.5)
+    monkeypatch.setattr(lock, "_POLL_SECONDS", 0.1)
 
 
-@dataclasses.dataclass
-class Holder:
-    """A lock of `host` and what it was told."""
+class Holder(BucketLock):
+    """A lock of `host`; `lost` is what it was told."""
 
-    lock: BucketLock
-    lost: list[str]
+    def __init__(self, bucket: str, host: str):
+        self.lost: list[str] = []
+        super().__init__(to_path(f"{bucket}/run"), machine=host, on_lost=self.told)
 
-
-def holder(bucket: str, host: str) -> Holder:
-    lost: list[str] = []
-
-    def on_lost(message: str, exit_code: int) -> None:
-        lost.append(f"{exit_code} {message}")
-
-    path = to_path(f"{bucket}/run/.lock")
-    return Holder(BucketLock(path, machine=host, on_lost=on_lost), lost)
+    def told(self, message: str, exit_code: int) -> None:
+        self.lost.append(f"{exit_code} {message}")
 
 
 def wait(condition: Any) -> None:
@@ -280,15 +255,15 @@ def wait(condition: Any) -> None:
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("host", ["a", "b"])
 def test_a_lock_that_is_held_is_refused(bucket: str, host: str) -> None:
-    first, second = holder(bucket, "a"), holder(bucket, host)
-    first.lock.acquire()
+    first, second = Holder(bucket, "a"), Holder(bucket, host)
+    first.acquire()
     with pytest.raises(
         UserError, match=rf"{bucket}/run is in use by another process \(pid .* on a"
     ):
-        second.lock.acquire()
-    first.lock.release()
-    second.lock.acquire()
-    second.lock.release()
+        second.acquire()
+    first.release()
+    second.acquire()
+    second.release()
     assert not first.lost + second.lost
 
 
@@ -296,21 +271,21 @@ def test_a_lock_that_is_held_is_refused(bucket: str, host: str) -> None:
 def test_the_lock_of_a_lost_host_is_taken_and_the_host_ends_if_it_comes_back(
     bucket: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = holder(bucket, "a"), holder(bucket, "b")
+    first, second = Holder(bucket, "a"), Holder(bucket, "b")
     with monkeypatch.context() as patch:
-        patch.setattr(bucket_lock, "RENEW_SECONDS", 4.0)  # it hangs
-        first.lock.acquire()
+        patch.setattr(lock, "RENEW_SECONDS", 4.0)  # it hangs
+        first.acquire()
     began = time.monotonic()
-    second.lock.acquire()
+    second.acquire()
     assert time.monotonic() - began >= 1.5
     assert "locked by another host (pid" in caplog.text
     wait(lambda: first.lost)
     assert first.lost[0].startswith("2 ")
     assert "was taken over by another run" in first.lost[0]
-    first.lock.release()  # is not its own any more
+    first.release()  # is not its own any more
     with pytest.raises(UserError, match="in use"):
-        holder(bucket, "c").lock.acquire()
-    second.lock.release()
+        Holder(bucket, "c").acquire()
+    second.release()
 
 
 @pytest.mark.usefixtures("fast")
@@ -321,40 +296,41 @@ def test_the_lock_of_a_killed_process_of_this_machine_is_taken_at_once(
     """Also where another process has its number by now."""
     pid = os.getpid() if successor else 2**22 + 1
     with monkeypatch.context() as patch:
-        patch.setattr(bucket_lock, "RENEW_SECONDS", 1e9)
-        patch.setattr(bucket_lock.os, "getpid", lambda: pid)
-        patch.setattr(bucket_lock, "_started", lambda _: "12345")
-        holder(bucket, "a").lock.acquire()
-    began, second = time.monotonic(), holder(bucket, "a")
-    second.lock.acquire()
+        patch.setattr(lock, "RENEW_SECONDS", 1e9)
+        patch.setattr(lock.os, "getpid", lambda: pid)
+        patch.setattr(lock, "_started", lambda _: "12345")
+        Holder(bucket, "a").acquire()
+    began, second = time.monotonic(), Holder(bucket, "a")
+    second.acquire()
     assert time.monotonic() - began < 1.5
-    second.lock.release()
+    second.release()
 
 
 @pytest.mark.usefixtures("fast")
 def test_a_run_that_cannot_renew_its_lock_ends_before_another_takes_it(
     bucket: str, bucket_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_lock, "_TIMEOUT", 0.3)
-    ours = holder(bucket, "a")
-    ours.lock.acquire()
+    monkeypatch.setattr(lock, "_TIMEOUT", 0.3)
+    ours = Holder(bucket, "a")
+    ours.acquire()
     began = time.monotonic()
-    with bucket_server.silent():  # neither an answer nor an error
-        wait(lambda: ours.lost)
-        assert time.monotonic() - began < bucket_lock.LOST_SECONDS
+    bucket_server.speaks.clear()  # neither an answer nor an error
+    wait(lambda: ours.lost)
+    assert time.monotonic() - began < lock.LOST_SECONDS
+    bucket_server.speaks.set()
     assert ours.lost[0].startswith("75 ")
-    ours.lock.release()
+    ours.release()
 
 
 @pytest.mark.usefixtures("fast")
 def test_a_lock_stays_ours_where_replies_are_lost(bucket: str, bucket_server: Server) -> None:
-    ours = holder(bucket, "a")
+    ours = Holder(bucket, "a")
     bucket_server.lost_replies = 3  # of the first write and its repetitions
-    ours.lock.acquire()
+    ours.acquire()
     bucket_server.lost_replies = 1
     wait(lambda: not bucket_server.lost_replies)
-    generation = ours.lock._generation
-    wait(lambda: ours.lock._generation != generation)
+    generation = ours._generation
+    wait(lambda: ours._generation != generation)
     assert not ours.lost
-    ours.lock.release()
+    ours.release()
     assert not to_path(f"{bucket}/run/.lock").exists()

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.decode import decode_image
-
 # Thresholds between the classes: CLEVR in its own units, KITTI in meters.
 CLEVR_DISTANCES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
 KITTI_DISTANCES = (-100.0, 8.0, 20.0, 999.0)
@@ -32,15 +30,8 @@ class Label:
 
     class_names: tuple[str, ...]  # () where there is no label
     compute: Callable[[Features], int]  # outside of the classes where there is no annotation
-    dataset: str = ""  # the TFDS set that a computed label is for ...
-    features: tuple[str, ...] = ()  # ... and its top-level features that are read
+    dataset: str = ""  # the TFDS set that a computed label is for
     brightness: int = 1  # pixels are multiplied by it (dSprites are stored as 0 and 1)
-
-    def image(self, data: bytes) -> bytes | np.ndarray:
-        """The image as a source gives it: encoded, or uint8 [H, W, C] where it has to change."""
-        if self.brightness == 1:
-            return data
-        return decode_image(data, channels=1, exif=False) * np.uint8(self.brightness)
 
 
 def stored(features: Features, key: str) -> int:
@@ -86,24 +77,22 @@ def _dsprites(key: str, num_values: int, what: str) -> Label:
         class_names=tuple(f"{what} {i} of 16" for i in range(16)),
         compute=functools.partial(_merged, key=key, num_values=num_values),
         dataset="dsprites",
-        features=(key,),
         brightness=255,
     )
 
 
-def _intervals(bounds: tuple[float, ...], unit: str) -> tuple[str, ...]:
+def _intervals(bounds: tuple[float, ...], unit: str = "") -> tuple[str, ...]:
     return tuple(f"{low:g} to {high:g}{unit}" for low, high in itertools.pairwise(bounds))
 
 
-_CLEVR_COUNTS = tuple(f"{count} objects" for count in range(3, 11))
 _KITTI_NAMES = (*_intervals((0.0, *KITTI_DISTANCES[1:3]), " m"), "above 20 m", "no vehicle")
 
 COMPUTED_LABELS: dict[str, Label] = {
-    "vtab_clevr_count": Label(_CLEVR_COUNTS, _clevr_count, "clevr", ("objects",)),
-    "vtab_clevr_distance": Label(
-        _intervals(CLEVR_DISTANCES, ""), _clevr_distance, "clevr", ("objects",)
+    "vtab_clevr_count": Label(
+        tuple(f"{count} objects" for count in range(3, 11)), _clevr_count, "clevr"
     ),
+    "vtab_clevr_distance": Label(_intervals(CLEVR_DISTANCES), _clevr_distance, "clevr"),
     "vtab_dsprites_location": _dsprites("label_x_position", 32, "x"),
     "vtab_dsprites_orientation": _dsprites("label_orientation", 40, "orientation"),
-    "vtab_kitti_distance": Label(_KITTI_NAMES, _kitti_distance, "kitti", ("objects",)),
+    "vtab_kitti_distance": Label(_KITTI_NAMES, _kitti_distance, "kitti"),
 }

@@ -13,13 +13,13 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.data.calls import evaluate_calls
-from vit_jax.data.preprocess import Chain, parse
+from vit_jax.data.embedded import digit_splits, glyph_splits
+from vit_jax.data.preprocess import Chain, evaluate_calls, parse
 from vit_jax.data.sources import ArraySpec, CheckedSource, SlicedSource, Source, resolve_split
 from vit_jax.errors import UserError, as_user_error, check_known
 
-EMBEDDED = ("digits", "glyphs")
-TABLES = (".csv", ".parquet")
+# By name, from its arguments to {split: source}; the sources have `class_names`.
+EMBEDDED: dict[str, Callable[..., Any]] = {"digits": digit_splits, "glyphs": glyph_splits}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,6 +64,12 @@ class Dataset:
         example = self.example(0, np.random.default_rng(0))
         arrays = {key: np.asarray(value) for key, value in example.items()}
         return {key: ArraySpec(array.shape, array.dtype) for key, array in arrays.items()}
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """[H, W, C] of a preprocessed image."""
+        height, width, channels = self.element_spec["image"].shape
+        return height, width, channels
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -135,34 +141,26 @@ def _open(
     path = os.path.expanduser(name)
     is_embedded = name.partition("(")[0].strip() in EMBEDDED
     is_prepared = os.path.isfile(os.path.join(path, "dataset_info.json"))
-    is_table = path.lower().endswith(TABLES)
+    is_table = path.lower().endswith((".csv", ".parquet"))
     is_folder = not is_prepared and not is_table and _is_image_folder(name)
     if label_key and (is_embedded or is_folder or is_table):
         raise UserError(f"dataset.label_key={label_key!r} is for TFDS names, not for {name!r}.")
     if is_embedded:
-        _, sources = evaluate_calls("dataset.name", name, _embedded())[0]
+        _, sources = evaluate_calls("dataset.name", name, EMBEDDED)[0]
         parts = resolve_split(split, sources, lambda each: len(sources[each]))
         return SlicedSource(sources, parts), sources[parts[0].name].class_names
     if is_table:
-        from vit_jax.data import table
+        from vit_jax.data.table import open_table
 
-        return table.open_table(path, split, needs_label=needs_label)
+        return open_table(path, split, needs_label=needs_label)
     if is_folder:
-        from vit_jax.data import folder
+        from vit_jax.data.folder import open_folder
 
-        return folder.open_folder(path, split, needs_label=needs_label)
+        return open_folder(path, split, needs_label=needs_label)
     from vit_jax.data import tfds_reader  # TFDS takes seconds to import
 
     directory = path if is_prepared else tfds_reader.find_prepared(name, data_dir)
     return tfds_reader.open_prepared(directory, split, label_key, needs_label=needs_label)
-
-
-def _embedded() -> dict[str, Callable[..., Any]]:
-    """By name: from its arguments to {split: source}; the sources have `class_names`."""
-    from vit_jax.data.digits import digit_splits
-    from vit_jax.data.glyphs import glyph_splits
-
-    return {"digits": digit_splits, "glyphs": glyph_splits}
 
 
 def _is_image_folder(name: str) -> bool:

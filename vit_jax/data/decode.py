@@ -19,8 +19,9 @@ from vit_jax.data.sources import describe
 cv2.setNumThreads(1)
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-# Chunks of a PNG file that change no pixel here. libpng warns on stderr of each that is not as it
-# should be, as the colour profiles of a popular editor: a line per image and epoch.
+# Chunks of a PNG file that are passed over. libpng would make grey of colours by another formula
+# where it knows their gamma, and warn on stderr of the colour profiles of a popular editor: a line
+# per image and epoch.
 _REMARKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
 
 _COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}
@@ -38,7 +39,7 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
       ValueError: the bytes are not a complete image file, or the array is not an image.
     """
     if isinstance(image, np.ndarray):
-        return _convert(image, channels)
+        return _with_channels(image, channels)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
     pixels = _imdecode(image, flags)
     if pixels is None:
@@ -61,7 +62,7 @@ def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
     return np.asarray(image.convert("L" if image.mode == "L" else "RGB"))
 
 
-def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
+def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]  # [H, W, 1]
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4):

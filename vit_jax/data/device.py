@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -10,26 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from vit_jax.data.pipeline import Batch
+from vit_jax.data.pipeline import Batch, train_batches
 
 DeviceBatch = dict[str, jax.Array]
-
-
-class RunAhead:
-    """Keeps the host at most two programs ahead of the devices.
-
-    JAX starts a program and returns. Without a bound the host would be dozens of updates ahead of a
-    slow device, and what it is asked to do, to stop for one, would come after all of these. Two are
-    enough: while one runs, the next is being prepared.
-    """
-
-    def __init__(self) -> None:
-        self._previous: Any = None
-
-    def started(self, output: Any) -> None:
-        """A program with this output was started; waits for the one before it."""
-        previous, self._previous = self._previous, output
-        jax.block_until_ready(previous)
 
 
 def local_rows(sharding: Sharding, batch_size: int) -> np.ndarray:
@@ -56,6 +40,23 @@ def to_device(batch: Batch, sharding: Sharding, batch_size: int) -> DeviceBatch:
         return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
 
     return {name: place(local) for name, local in batch.items()}
+
+
+@contextlib.contextmanager
+def train_batches_on(
+    sharding: Sharding, keys: Collection[str], *, batch_size: int, **options: Any
+) -> Iterator[Iterator[DeviceBatch]]:
+    """The batches that update parameters, on the devices; threads and workers end with the context.
+
+    Args:
+      sharding: of the leading axis.
+      keys: what the devices are given besides `mask`.
+      batch_size: global.
+      **options: of `pipeline.train_batches`.
+    """
+    rows = local_rows(sharding, batch_size)
+    with train_batches(batch_size=batch_size, rows=rows, **options) as host_batches:
+        yield device_batches(host_batches, sharding, batch_size=batch_size, keys=keys)
 
 
 def device_batches(

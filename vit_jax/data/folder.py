@@ -4,12 +4,11 @@ Without folders of splits, `root/class_name/*.jpg`, a fifth of each class is `te
 path hashes low. So a file stays in its split whatever is added, and on any machine; only where a
 class would have none in one of both (small ones) the lowest, or the highest, changes over.
 
-Order of the files. A folder lists one class after the other, so a plain `train[:98%]` would lose
-whole classes. Here the files of a class are shuffled by a hash of their path relative to the root
-(the same on every machine), the k-th of a class's n files gets the rank k / (n - 1), and all
-files are sorted by rank, ties by hash. Every prefix that has as many examples as there are classes
-then holds every class, and so does every such suffix: the first file of each class has rank 0 and
-the last has rank 1. A class with a single file has rank 0, so it is in every such prefix only.
+Order of the files. The files of a class are shuffled by a hash of their path relative to the root
+(the same on every machine), the k-th of a class's n files gets the rank k / (n - 1), and all files
+are sorted by rank, ties by hash. Every prefix that has as many examples as there are classes then
+holds every class (a plain `train[:98%]` would lose whole ones), and so does every such suffix, but
+for classes with a single file, which has rank 0.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.decode import decodes
-from vit_jax.data.sources import resolve_split
-from vit_jax.data.threads import map_threads
-from vit_jax.errors import UserError
+from vit_jax.data.sources import map_threads, select
+from vit_jax.errors import UserError, list_names
 from vit_jax.files.atomic import write_atomically
 from vit_jax.files.manifest import read_or_none
+from vit_jax.files.paths import cache_dir
 
 # What OpenCV decodes.
 _EXTENSIONS = ".jpg .jpeg .jpe .jp2 .png .webp .gif .avif .bmp .dib .tif .tiff .pbm .pgm .ppm .pnm"
@@ -44,6 +43,8 @@ TEST_SHARE = 0.2  # of a folder without splits
 # From this number of files on, which ones are damaged is remembered: reading a big folder takes
 # minutes, and a job that is preempted often would pay for it at every start.
 REMEMBER_FROM = 20_000
+
+Files = list[tuple[bytes, int]]  # of one class: paths, each with a number
 
 
 class FolderSource:
@@ -73,19 +74,22 @@ class FolderSource:
         return os.fsdecode(self.path(index))
 
     def relative_paths(self) -> list[str]:
-        return [os.fsdecode(bytes(path)) for path in self._paths]
+        return [os.fsdecode(path) for path in self._paths.tolist()]
 
     def identity(self) -> Iterable[str]:
         """Relative path and size of every file, in order."""
-        sizes = map_threads(os.path.getsize, map(self.path, range(len(self))))
-        for path, size in zip(self._paths, sizes, strict=True):
-            yield f"{os.fsdecode(bytes(path))} {size}"
+        sizes = map_threads(os.path.getsize, self._files())
+        for path, size in zip(self.relative_paths(), sizes, strict=True):
+            yield f"{path} {size}"
 
     def newer_than(self, seconds: float) -> list[str]:
         """Relative paths of the files written more than a second after this time (since 1970)."""
-        times = map_threads(os.path.getmtime, map(self.path, range(len(self))))
+        times = map_threads(os.path.getmtime, self._files())
         names = self.relative_paths()
         return [name for name, time in zip(names, times, strict=True) if time > seconds + 1.0]
+
+    def _files(self) -> list[bytes]:
+        return [self.path(index) for index in range(len(self))]
 
     def check(self, on_bad_image: str) -> FolderSource:
         """Decodes every file once; see `unreadable`.
@@ -93,12 +97,11 @@ class FolderSource:
         Raises:
           UserError: some files do not decode and `on_bad_image` is "error", or none does.
         """
-        bad = unreadable([self.path(index) for index in range(len(self))])
+        bad = unreadable(self._files())
         if not bad:
             return self
-        names = ", ".join(self.describe(index) for index in bad[:10])
-        more = f" and {len(bad) - 10} more" if len(bad) > 10 else ""
-        report = f"{len(bad)} of {len(self)} images cannot be read: {names}{more}"
+        names = list_names(map(self.describe, bad), 10)
+        report = f"{len(bad)} of {len(self)} images cannot be read: {names}"
         if on_bad_image == "error":
             raise UserError(f"{report}; mend or delete them, or set dataset.on_bad_image='skip'.")
         if len(bad) == len(self):
@@ -114,13 +117,9 @@ def open_folder(
 ) -> tuple[FolderSource, tuple[str, ...]]:
     """Lists the files that a split expression selects, opens none; gives source and class names.
 
-    The classes are the sub-folders of `train` (of all splits where there is no `train`), sorted.
-
-    Args:
-      root: folder with one sub-folder per split.
-      split: expression such as `train[:98%]`.
-      needs_label: False: all labels are 0 and there are no class names. Splits need no class
-        folders, and images in `root` itself are the split `train`.
+    The classes are those of `train` (of all splits where there is no `train`), sorted. Where no
+    label is needed, all are 0 and there are no class names; then splits need no class folders, and
+    images in `root` itself are the split `train`.
 
     Raises:
       UserError: the folder is missing, empty or laid out otherwise, has one class only, a class
@@ -140,23 +139,18 @@ def open_folder(
                 f"(expected {LAYOUT})."
             )
     numbers = {name: number for number, name in enumerate(classes)}
-    listed: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
-    def list_once(name: str) -> int:
-        unknown = sorted(set(map(os.path.basename, splits[name])) - set(classes))
+    def rows(name: str) -> np.ndarray:
+        unknown = sorted(set(map(os.path.basename, splits[name])) - numbers.keys())
         if needs_label and unknown:
             raise UserError(
                 f"dataset.name={root!r}: class {unknown[0]!r} of split {name!r} is not a class "
                 f"of 'train' ({len(unknown)} such)."
             )
-        part = name if drawn else ""
-        listed[name] = _list_split(root, splits[name], numbers, part)
-        return len(listed[name][0])
+        return order_files(_list_files(root, splits[name], numbers), name if drawn else "")
 
-    parts = resolve_split(split, splits, list_once)
-    paths = np.concatenate([listed[part.name][0][part.start : part.stop] for part in parts])
-    labels = np.concatenate([listed[part.name][1][part.start : part.stop] for part in parts])
-    return FolderSource(root, paths, labels, drawn), tuple(classes)
+    files = select(split, splits, rows)
+    return FolderSource(root, files["path"], files["number"], drawn), tuple(classes)
 
 
 def known_split(root: str, split: str, splits: Mapping[str, Any]) -> str:
@@ -196,14 +190,9 @@ def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
     raise UserError(f"dataset.name={root!r}: no folders of classes; expected {LAYOUT} in it.")
 
 
-def _list_split(
-    root: str, folders: Sequence[str], numbers: Mapping[str, int], part: str = ""
-) -> tuple[np.ndarray, np.ndarray]:
-    """Ordered relative paths (bytes [N]) and labels (int32 [N], 0 without number) of one split.
-
-    `part`: train or test, of folders that hold both.
-    """
-    groups: list[tuple[int, list[bytes]]] = []
+def _list_files(root: str, folders: Sequence[str], numbers: Mapping[str, int]) -> list[Files]:
+    """Of each folder the images, relative to root, with the number of its class, 0 without one."""
+    groups: list[Files] = []
     ignored: collections.Counter[str] = collections.Counter()
     for folder in folders:
         names = [name for name in os.listdir(f"{root}/{folder}") if not name.startswith(".")]
@@ -214,34 +203,33 @@ def _list_split(
                 f"dataset.name={root!r}: no image in {folder!r} (but {len(names)} other files); it "
                 f"takes files that end in {', '.join(EXTENSIONS)}."
             )
-        paths = [os.fsencode(f"{folder}/{name}".removeprefix("./")) for name in images]
-        groups.append((numbers.get(os.path.basename(folder), 0), paths))
+        label = numbers.get(os.path.basename(folder), 0)
+        prefix = f"{folder}/".removeprefix("./")
+        groups.append([(os.fsencode(prefix + name), label) for name in images])
     if ignored:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ignored.items())[:5])
         logging.getLogger(__name__).warning("%s: not used: %s", root, kinds)
-    return order_files(groups, part)
+    return groups
 
 
-def order_files(
-    groups: Iterable[tuple[int, Sequence[bytes]]], part: str = ""
-) -> tuple[np.ndarray, np.ndarray]:
-    """Paths (bytes [N]) and numbers (int32 [N]) of groups (number, its paths), in our order.
+def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
+    """Rows [N] of `path` (bytes) and `number` of the files of all classes, in our order.
 
     `part`: train or test, of groups that hold both.
     """
     rows: list[tuple[float, bytes, bytes, int]] = []
-    for number, paths in groups:
-        hashed = sorted((hashlib.blake2b(path, digest_size=8).digest(), path) for path in paths)
+    for files in groups:
+        hashed = sorted((hashlib.blake2b(file[0], digest_size=8).digest(), *file) for file in files)
         if part:
             low = bytes([int(256 * TEST_SHARE)])
-            count = sum(digest < low for digest, _ in hashed)
+            count = sum(digest < low for digest, _, _ in hashed)
             count = min(max(count, 1), len(hashed) - 1)  # both have one, if there are two
             hashed = hashed[:count] if part == "test" else hashed[count:]
         last = max(len(hashed) - 1, 1)
-        rows += [(k / last, digest, path, number) for k, (digest, path) in enumerate(hashed)]
-    rows.sort()
-    paths_sorted = np.array([row[2] for row in rows], dtype=np.bytes_)
-    return paths_sorted, np.array([row[3] for row in rows], dtype=np.int32)
+        rows += [(k / last, *file) for k, file in enumerate(hashed)]
+    longest = max((len(path) for _, _, path, _ in rows), default=1)
+    columns = [("path", f"S{longest}"), ("number", np.int32)]
+    return np.array([row[2:] for row in sorted(rows)], columns)
 
 
 def unreadable(paths: Sequence[bytes]) -> list[int]:
@@ -249,8 +237,7 @@ def unreadable(paths: Sequence[bytes]) -> list[int]:
     cache = None
     if len(paths) >= REMEMBER_FROM:  # of exactly these files, and the rules of `decodes`
         digest = hashlib.blake2b(b"3" + b"\n".join(map_threads(_stamp, paths)), digest_size=16)
-        home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-        cache = Path(home) / "vit_jax" / "checked_images" / f"{digest.hexdigest()}.json"
+        cache = cache_dir() / "checked_images" / f"{digest.hexdigest()}.json"
         if cache.exists():
             return json.loads(cache.read_text())
     verdicts = list(map_threads(_decodes_file, paths))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.decode import pillow_pixels
 from vit_jax.data.preprocess import parse
-from vit_jax.data.sources import Part, resolve_split
+from vit_jax.data.sources import Part, Parts, describe, resolve_split
 from vit_jax.errors import UserError
 
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
@@ -33,13 +32,11 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
     Raises:
       UserError: something else, or splits with other classes.
     """
-    if not isinstance(splits, Mapping):
+    if not isinstance(splits, Mapping) or not splits:
         raise UserError(
             f"dataset is {type(splits).__name__}; it must be {{'train': {FORMS}, ...}}."
         )
-    halves = {split: _split(split, data) for split, data in splits.items()}
-    if not halves:
-        raise UserError("dataset={} has no split; give it 'train' and 'test'.")
+    halves = {split: _half(split, data) for split, data in splits.items()}
     classes = _class_names(halves)
 
     def open_dataset(**kwargs: Any) -> Dataset:
@@ -49,44 +46,43 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
             raise UserError(f"dataset.label_key={kwargs['label_key']!r} is for TFDS names.")
         parts = resolve_split(kwargs["split"], halves, lambda each: len(halves[each]))
         chain = parse(kwargs["preprocess"])
-        exif = getattr(chain.ops[0], "exif", True)
-        source = MemorySource(halves, parts, classes, exif=exif)
+        source = MemorySource(halves, parts, classes, getattr(chain.ops[0], "exif", True))
         return Dataset(name, kwargs["split"], source, chain, classes, kwargs["on_bad_image"])
 
     return open_dataset
 
 
-@dataclasses.dataclass(frozen=True)
 class _Pair:
     """Images and labels of a split, as they were given."""
 
-    images: Any
-    labels: Any
+    def __init__(self, images: Any, labels: list[Any]):
+        self.images, self.labels = images, labels
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         return self.images[index], self.labels[index]
 
 
-def _split(split: str, data: Any) -> Any:
+def _half(split: str, data: Any) -> Any:
+    """What was given for a split: a `_Pair`, or the object itself."""
     if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "__len__"):
-        images, labels = data
+        images, labels = data[0], np.asarray(data[1], object)
         if len(images) != len(labels):
             raise UserError(f"split {split!r}: {len(images)} images, {len(labels)} labels.")
-        if isinstance(images, np.ndarray) and (
-            images.dtype != np.uint8 or images.ndim not in (3, 4)
+        is_array = isinstance(images, np.ndarray)
+        if is_array and (images.dtype != np.uint8 or images.ndim not in (3, 4)):
+            raise UserError(
+                f"split {split!r}: images are {describe(images)}; they must be uint8 "
+                "[N, H, W, C] or [N, H, W], from 0 to 255."
+            )
+        if labels.ndim != 1 or not any(
+            all(isinstance(label, kind) for label in labels) for kind in (str, int | np.integer)
         ):
             raise UserError(
-                f"split {split!r}: images are {images.dtype} {list(images.shape)}; they must be "
-                "uint8 [N, H, W, C] or [N, H, W], from 0 to 255."
-            )
-        labels = np.asarray(labels)
-        if labels.ndim != 1 or labels.dtype.kind not in "biuUO":
-            raise UserError(
-                f"split {split!r}: labels are {labels.dtype} {list(labels.shape)}; they must be "
-                "integers or names of classes, one for each image."
+                f"split {split!r}: labels {list(labels.shape)} must be integers or names of "
+                "classes, one for each image."
             )
         return _Pair(images, labels.tolist())
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and hasattr(data, "classes"):
@@ -102,36 +98,27 @@ def _class_names(halves: Mapping[str, Any]) -> tuple[str, ...]:
         raise UserError("the splits have other .classes, or in another order.")
     if given:
         return given.pop()
-    labels = [label for half in halves.values() for label in half.labels]
+    labels = {label for half in halves.values() for label in half.labels}
     if any(isinstance(label, str) for label in labels):
-        return tuple(sorted(set(map(str, labels))))
-    lowest = min(map(int, labels), default=0)
-    if lowest < 0:
-        raise UserError(f"label {lowest} is negative; labels are 0, 1, ... or names.")
-    return tuple(map(str, range(1 + max(map(int, labels), default=0))))
+        return tuple(sorted(map(str, labels)))
+    if min(labels, default=0) < 0:
+        raise UserError(f"label {min(labels)} is negative; labels are 0, 1, ... or names.")
+    return tuple(map(str, range(1 + max(labels, default=0))))
 
 
-class MemorySource:
+class MemorySource(Parts):
     """Parts of given splits, one after the other; see `open_given`."""
 
     def __init__(
-        self,
-        halves: Mapping[str, Any],
-        parts: Sequence[Part],
-        classes: Sequence[str],
-        *,
-        exif: bool,
+        self, halves: Mapping[str, Any], parts: Sequence[Part], classes: Sequence[str], exif: bool
     ):
+        super().__init__(parts)
         self._halves = {part.name: halves[part.name] for part in parts}
-        self._index = [(part.name, i) for part in parts for i in range(part.start, part.stop)]
         self._exif = exif
         self._numbers = {name: number for number, name in enumerate(classes)}
 
-    def __len__(self) -> int:
-        return len(self._index)
-
     def __getitem__(self, index: int) -> dict[str, Any]:
-        split, i = self._index[index]
+        split, i = self.locate(index)
         image, label = self._halves[split][i]
         number = self._numbers.get(label, -1) if isinstance(label, str) else int(label)
         if not 0 <= number < len(self._numbers):
@@ -149,20 +136,19 @@ class MemorySource:
         return self
 
     def describe(self, index: int) -> str:
-        split, i = self._index[index]
-        return f"{split}[{i}]"
+        return "{}[{}]".format(*self.locate(index))
 
     def identity(self) -> Iterable[str]:
         """Digests of arrays and bytes, names of files; of an object its length only."""
         digest = hashlib.blake2b()
-        for split, i in self._index:
+        for split, i in map(self.locate, range(len(self))):
             half = self._halves[split]
             if isinstance(half, _Pair):
-                image = half.images[i]
+                image, label = half[i]
                 if isinstance(image, str | os.PathLike):
                     image = os.fsencode(image)
                 elif not isinstance(image, bytes):
                     image = np.ascontiguousarray(np.asarray(image))
                 digest.update(image)
-                digest.update(str(half.labels[i]).encode() + b"\0")
+                digest.update(str(label).encode() + b"\0")
         return [digest.hexdigest()]

@@ -31,7 +31,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _ROUND: dict[str, Callable[[float], int]] = {"nearest": round, "down": int}
 MAX_SIDE = 8192
 _CROP_ATTEMPTS = 100
-_BORDERS = {"constant": cv2.BORDER_CONSTANT, "replicate": cv2.BORDER_REPLICATE}
 
 
 class ImageOp:
@@ -119,27 +118,23 @@ class ResizeSmall(ImageOp):
         return geometry.resize(image, height, width, self.method)
 
 
-class CropOp(SizedOp):
-    """An op that cuts height x width from somewhere."""
+def _spare(image: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
+    """How many rows and columns a crop leaves over; ValueError where the image is too small."""
+    rows, columns = image.shape[:2]
+    if rows < shape[0] or columns < shape[1]:
+        raise ValueError(
+            f"an image of {rows}x{columns} holds no crop of {shape[0]}x{shape[1]}; put "
+            "resize_small before the crop"
+        )
+    return rows - shape[0], columns - shape[1]
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        height, width = self.shape
-        rows, columns = image.shape[0] - height, image.shape[1] - width
-        if rows < 0 or columns < 0:
-            raise ValueError(
-                f"an image of {image.shape[0]}x{image.shape[1]} holds no crop of {height}x{width}; "
-                "put resize_small before the crop"
-            )
-        top, left = self.corner(rows, columns, rng)
-        return image[top : top + height, left : left + width]  # [height, width, C]
 
-    def corner(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Top and left of the crop, given how many rows and columns there are to spare."""
-        raise NotImplementedError
+def _cut(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+    return image[top : top + height, left : left + width]  # [height, width, C]
 
 
 @dataclasses.dataclass(frozen=True)
-class CentralCrop(CropOp):
+class CentralCrop(SizedOp):
     """Cuts height x width from the middle.
 
     Where there is no middle pixel the corner is rounded `down` as in big_vision, or to the
@@ -148,17 +143,19 @@ class CentralCrop(CropOp):
 
     rounding: Rounding = "down"
 
-    def corner(self, rows: int, columns: int, _rng: np.random.Generator) -> tuple[int, int]:
-        return _ROUND[self.rounding](rows / 2), _ROUND[self.rounding](columns / 2)
+    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
+        top, left = (_ROUND[self.rounding](spare / 2) for spare in _spare(image, self.shape))
+        return _cut(image, top, left, *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomCrop(CropOp):
+class RandomCrop(SizedOp):
     """Cuts height x width from a random place."""
 
-    def corner(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int]:
-        top, left = (int(rng.integers(0, spare, endpoint=True)) for spare in (rows, columns))
-        return top, left
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        spare = _spare(image, self.shape)
+        top, left = (int(rng.integers(0, each, endpoint=True)) for each in spare)
+        return _cut(image, top, left, *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,8 +177,7 @@ class InceptionCrop(ImageOp):
         check_range("ratio", self.ratio)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        top, left, height, width = self.sample_box(rng, *image.shape[:2])
-        box = image[top : top + height, left : left + width]
+        box = _cut(image, *self.sample_box(rng, *image.shape[:2]))
         return geometry.resize(box, *pair(self.size), "bilinear")
 
     def sample_box(
@@ -230,14 +226,13 @@ class RandomAffine(ImageOp):
     """Rotation and shear within +-degrees, shift within +-translate of a side, scale in a range.
 
     All but the shift are about the centre. For data that must not be mirrored, such as digits.
-    `border` is black ("constant") or the nearest edge pixel ("replicate").
+    What comes in from outside is black.
     """
 
     degrees: float = 0.0
     translate: float = 0.0
     scale: tuple[float, float] = (1.0, 1.0)
     shear: float = 0.0
-    border: Literal["constant", "replicate"] = "constant"
 
     def __post_init__(self) -> None:
         if min(self.degrees, self.translate, self.shear) < 0 or self.shear >= 90:
@@ -254,14 +249,8 @@ class RandomAffine(ImageOp):
         centre = np.array([(width - 1) / 2, (height - 1) / 2])
         shift = np.array([right * self.translate * width, down * self.translate * height])
         offset = centre - linear @ centre + shift
-        warped = cv2.warpAffine(
-            image,
-            np.concatenate([linear, offset[:, None]], axis=1),  # [2, 3]
-            (width, height),
-            flags=cv2.INTER_LINEAR,
-            borderMode=_BORDERS[self.border],
-        )
-        return warped.reshape(image.shape)
+        matrix = np.concatenate([linear, offset[:, None]], axis=1)  # [2, 3]
+        return cv2.warpAffine(image, matrix, (width, height)).reshape(image.shape)
 
 
 @dataclasses.dataclass(frozen=True)

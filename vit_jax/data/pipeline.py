@@ -1,29 +1,40 @@
 """Batches of examples on the host. Batch t is a pure function of (seed, t).
 
 It is the same for any number of processes, threads and workers and from any start, so a run
-resumes from its step alone and there is no iterator state to save. `TrainBatches` and
-`EvalBatches` are that function; Grain calls it ahead of time, in threads or in worker processes.
-An element for Grain is a whole batch: its bookkeeping costs 20 us per element, which small images
-such as digits would feel.
+resumes from its step alone and there is no iterator state to save. Grain makes batches ahead of
+time, in threads or in worker processes. An element for Grain is a whole batch: its bookkeeping
+costs 20 us per element, which small images such as digits would feel.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import functools
+import multiprocessing
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import grain
 import numpy as np
+from absl import flags, logging
 
 from vit_jax.data.order import example_rng, order
 from vit_jax.data.sources import ArraySpec, describe
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 _LABEL = ArraySpec((), np.dtype(np.int32))
+SHARED_MEMORY = "/dev/shm"
 
 
 class Examples(Protocol):
@@ -38,61 +49,45 @@ class Examples(Protocol):
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]: ...
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainBatches:
-    """Batches `start_step` .. `total_steps` - 1; item k is batch start_step + k."""
-
-    dataset: Examples
-    batch_size: int
-    rows: np.ndarray
-    seed: int
-    start_step: int
-    total_steps: int
-    repeated_augmentation: int
-
-    def __len__(self) -> int:
-        return max(0, self.total_steps - self.start_step)
-
-    def __getitem__(self, k: int) -> Batch:
-        step = self.start_step + k
-        positions = step * self.batch_size + self.rows
-        distinct = self.batch_size // self.repeated_augmentation
-        places = step * distinct + self.rows % distinct
-        indices = order(self.seed, self.dataset.num_examples, places)
-        return _build(self.dataset, indices, self.seed, positions, np.ones(len(positions)))
+def _train_rows(
+    num_examples: int, batch_size: int, rows: np.ndarray, seed: int, repeats: int, step: int
+) -> Rows:
+    """The examples of a batch [n], the positions that their random numbers belong to, a mask."""
+    positions = step * batch_size + rows
+    distinct = batch_size // repeats
+    indices = order(seed, num_examples, step * distinct + rows % distinct)
+    return indices, positions, np.ones(len(rows), np.float32)
 
 
-@dataclasses.dataclass(frozen=True)
-class EvalBatches:
-    """The split in its order; after its end, masked copies of the last example fill the batch."""
-
-    dataset: Examples
-    batch_size: int
-    rows: np.ndarray
-
-    def __len__(self) -> int:
-        return -(-self.dataset.num_examples // self.batch_size)
-
-    def __getitem__(self, t: int) -> Batch:
-        positions = t * self.batch_size + self.rows
-        mask = positions < self.dataset.num_examples
-        indices = np.minimum(positions, self.dataset.num_examples - 1)
-        return _build(self.dataset, indices, 0, indices, mask)
+def _eval_rows(num_examples: int, batch_size: int, rows: np.ndarray, t: int) -> Rows:
+    """The same for a split in its order; after its end come masked copies of the last example."""
+    positions = t * batch_size + rows
+    indices = np.minimum(positions, num_examples - 1)
+    return indices, indices, (positions < num_examples).astype(np.float32)
 
 
-def _build(
-    dataset: Examples, indices: np.ndarray, seed: int, keys: np.ndarray, mask: np.ndarray
-) -> Batch:
-    """The examples `indices` [n], each with the random numbers of (seed, its key)."""
-    spec = dataset.element_spec["image"]
-    images = np.empty((len(indices), *spec.shape), spec.dtype)  # [n, H, W, C]
-    label = dataset.element_spec.get("label", _LABEL)
-    labels = np.empty((len(indices), *label.shape), np.uint8 if label.shape else np.int32)
-    for row, (index, key) in enumerate(zip(indices.tolist(), keys.tolist(), strict=True)):
-        if row and key == keys[row - 1]:  # padding
+def batch_spec(dataset: Examples, batch_size: int) -> dict[str, ArraySpec]:
+    """Shapes and dtypes of a batch."""
+    image, label = (dataset.element_spec.get(key, _LABEL) for key in ("image", "label"))
+    return {
+        "image": ArraySpec((batch_size, *image.shape), image.dtype),
+        "label": ArraySpec(
+            (batch_size, *label.shape), np.dtype(np.uint8 if label.shape else np.int32)
+        ),
+        "mask": ArraySpec((batch_size,), np.dtype(np.float32)),
+    }
+
+
+def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int) -> Batch:
+    """Batch `step`: its examples, each with the random numbers of (seed, its position)."""
+    indices, positions, mask = draw(step)
+    spec, whole = dataset.element_spec["image"], batch_spec(dataset, len(indices))
+    images, labels = (np.empty(whole[key].shape, whole[key].dtype) for key in ("image", "label"))
+    for row, (index, position) in enumerate(zip(indices.tolist(), positions.tolist(), strict=True)):
+        if row and position == positions[row - 1]:  # padding
             images[row], labels[row] = images[row - 1], labels[row - 1]
             continue
-        example = dataset.example(index, example_rng(seed, key))
+        example = dataset.example(index, example_rng(seed, position))
         image = example["image"]
         if (image.shape, image.dtype) != (spec.shape, spec.dtype):
             raise UserError(
@@ -100,22 +95,18 @@ def _build(
                 "it with an op that fixes the size, such as resize(224)."
             )
         images[row], labels[row] = image, example["label"]
-    return {"image": images, "label": labels, "mask": mask.astype(np.float32)}
+    return {"image": images, "label": labels, "mask": mask}
 
 
-def _close(iterators: list[Any], clean_up: Callable[[], None]) -> None:
-    # Let go of it too: Grain complains about iterators that are alive when the interpreter ends.
-    while iterators:
-        iterators.pop().close()
-    clean_up()
-
-
-class HostBatches(Iterator[Batch], AbstractContextManager[Any]):
+class HostBatches(Iterator[Batch], contextlib.AbstractContextManager[Any]):
     """An iterator of batches that owns threads or processes; `close` ends them, silently."""
 
     def __init__(
         self,
-        batches: TrainBatches | EvalBatches,
+        dataset: Examples,
+        seed: int,
+        draw: Callable[[int], Rows],
+        steps: range,
         *,
         num_threads: int = 0,
         num_workers: int = 0,
@@ -123,31 +114,22 @@ class HostBatches(Iterator[Batch], AbstractContextManager[Any]):
     ):
         """
         Args:
-          batches: to make.
+          dataset, seed, draw: what a batch is made of, see `_build`; workers get them by pickle.
+          steps: numbers of the batches.
           num_threads: per process; each makes a whole batch. 0: batches are made when asked for.
           num_workers: processes that make batches; 0: this process does.
           prefetch: batches to make ahead, per process; at least one per thread.
         """
         buffer_size = max(num_threads, prefetch) if num_threads else 0
         options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
-        self._iterators: list[Any] = []
-        clean_up: Callable[[], None] = lambda: None  # noqa: E731
-        if count := len(batches):
-            data = grain.MapDataset.source(batches).to_iter_dataset(options)
-            if num_workers:
-                from vit_jax.data import workers
-
-                data, clean_up = workers.spread(data, min(num_workers, count))
-            self._iterators.append(iter(data))
+        make = functools.partial(_build, dataset, seed, draw)
+        data = grain.MapDataset.source(steps).map(make).to_iter_dataset(options)
+        self._batches = _iterate(data, min(num_workers, len(steps)))
         # It also runs when this object is dropped, and before the interpreter joins its children.
-        self._close = weakref.finalize(self, _close, self._iterators, clean_up)
+        self._close = weakref.finalize(self, self._batches.close)
 
     def __next__(self) -> Batch:
-        try:
-            return next(self._iterators[0] if self._iterators else iter(()))
-        except Exception:  # StopIteration too
-            self.close()
-            raise
+        return next(self._batches)
 
     def close(self) -> None:
         """Ends threads and processes; no batch comes after it."""
@@ -155,6 +137,84 @@ class HostBatches(Iterator[Batch], AbstractContextManager[Any]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _iterate(data: grain.IterDataset, num_workers: int) -> Generator[Batch]:
+    folder = ""
+    if num_workers:
+        with contextlib.suppress(OSError):  # without shared memory there is the pipe
+            folder = tempfile.mkdtemp(prefix="vit_jax-", dir=SHARED_MEMORY)
+        data = _in_processes(data, num_workers, folder)
+    iterator = iter(data)
+    try:
+        yield from iterator
+    finally:
+        iterator.close()
+        shutil.rmtree(folder, ignore_errors=True)  # with the batches that nobody asked for
+
+
+def _in_processes(data: grain.IterDataset, num_workers: int, folder: str) -> grain.IterDataset:
+    """`data`, with each `num_workers`-th batch made by another process, in the same order.
+
+    Images travel as files in `folder`. A batch of 128 at 224 pixels costs the training process 3 ms
+    then, through a pipe 20; Grain's shared memory costs the worker 11 ms more.
+    """
+    if not flags.FLAGS.is_parsed():  # outside of absl.app; Grain reads a flag (google/grain#1355)
+        flags.FLAGS.mark_as_parsed()
+    # After the worker's threads, so that only batches that are sent are in shared memory.
+    data = data.map(functools.partial(_send, folder))
+    # Grain itself copies nothing to shared memory.
+    keep = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+    data = grain.experimental.WithOptionsIterDataset(data, keep)
+    options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
+    data = data.mp_prefetch(options, worker_init_fn=functools.partial(_start_worker, folder))
+    return data.map(_receive)
+
+
+def _send(folder: str, batch: Batch) -> dict[str, Any]:
+    """Moves a batch's images to a file in shared memory, in the worker."""
+    if not folder:
+        return batch
+    image, path = batch["image"], f"{folder}/{secrets.token_hex(8)}"
+    try:
+        image.tofile(path)
+    except OSError as error:  # it is full: containers often have 64 MB
+        Path(path).unlink(missing_ok=True)
+        message = "%s: %s; batches are sent through a pipe, which is slower."
+        logging.log_first_n(logging.WARNING, message, 1, SHARED_MEMORY, error)
+        return batch
+    return {**batch, "image": (path, image.shape, image.dtype)}
+
+
+def _receive(batch: dict[str, Any]) -> Batch:
+    """Maps the images, without a copy; their memory is freed with them."""
+    if not isinstance(batch["image"], tuple):
+        return batch
+    path, shape, dtype = batch["image"]
+    image = np.memmap(path, dtype, "r+", shape=shape)
+    os.unlink(path)
+    return {**batch, "image": np.asarray(image)}
+
+
+def _start_worker(folder: str, _index: int, _count: int) -> None:
+    """Runs in the main thread of a new worker."""
+    # Ctrl-C and a scheduler's SIGTERM reach the whole process group. The training process decides
+    # what becomes of them, and may still want batches.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_follow_parent, args=(folder,), daemon=True).start()
+
+
+def _follow_parent(folder: str) -> None:
+    """Ends this process soon after its parent, which a SIGKILL gives no chance to say goodbye."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # `join` returns at once when the parent's end of a pipe closes; a process that it forked can
+    # hold that open, hence the second look.
+    while parent.is_alive() and os.getppid() == parent.pid:
+        parent.join(timeout=1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def check_repeated_augmentation(repeats: int, batch_size: int) -> None:
@@ -183,10 +243,9 @@ def train_batches(
     example comes once per epoch. The example and its augmentation depend on (seed, i) only.
 
     With `repeated_augmentation` = m (1901.09335; DeiT has 3) a batch holds B / m examples in m
-    augmentations each: rows r, r + B / m, ... show one example. They are that far apart so that
-    mixup's neighbours are different examples, and processes hold different draws, as with DeiT's
-    sampler. An epoch still is N images, of N / m examples; m epochs show every example m times
-    (DeiT draws its N / m anew in every epoch).
+    augmentations each, B / m rows apart, so that mixup's neighbours are different examples, and
+    processes hold different draws, as with DeiT's sampler. An epoch still is N images, of N / m
+    examples; m epochs show every example m times (DeiT draws its N / m anew in every epoch).
 
     Args:
       dataset: see `Examples`; with workers it is sent to other processes, by pickle.
@@ -206,10 +265,10 @@ def train_batches(
       UserError: (when iterating) an example cannot be read, or images differ in shape.
     """
     rows = np.arange(batch_size) if rows is None else rows
-    batches = TrainBatches(
-        dataset, batch_size, rows, seed, start_step, total_steps, repeated_augmentation
+    draw = functools.partial(
+        _train_rows, dataset.num_examples, batch_size, rows, seed, repeated_augmentation
     )
-    return HostBatches(batches, **loader)
+    return HostBatches(dataset, seed, draw, range(start_step, total_steps), **loader)
 
 
 def eval_batches(
@@ -221,4 +280,6 @@ def eval_batches(
     number of batches. Random ops draw the same numbers each time.
     """
     rows = np.arange(batch_size) if rows is None else rows
-    return HostBatches(EvalBatches(dataset, batch_size, rows), **loader)
+    draw = functools.partial(_eval_rows, dataset.num_examples, batch_size, rows)
+    num_batches = -(-dataset.num_examples // batch_size)
+    return HostBatches(dataset, 0, draw, range(num_batches), **loader)

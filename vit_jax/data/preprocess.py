@@ -1,8 +1,8 @@
 """Preprocessing as a string of ops: `decode|inception_crop(224)|flip_lr`.
 
 `|` puts ops in a row; the grammar is Python's. An op is a row of OPS, with arguments by position or
-by name. A name in PIPELINES stands for such a row and is expanded by `parse`. To add an op, write
-the dataclass (see ops.py) and put it in OPS.
+by name; a name in PIPELINES stands for several. To add an op, write the dataclass (see ops.py) and
+put it in OPS.
 
 Images stay uint8: the train step scales them to [-1, 1] on the device, a quarter of the bytes to
 ship. Photographs are turned upright by their EXIF orientation unless `exif=False`, which gives
@@ -11,18 +11,20 @@ exactly the pixels that published accuracies were measured on.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 
 from vit_jax.data import ops
-from vit_jax.data.calls import evaluate_calls
+from vit_jax.data.augment import RandAug, RandomErasing
 from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, Example, ImageOp, Size, pair
-from vit_jax.data.randaug import RandAug
-from vit_jax.data.random_erasing import RandomErasing
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest
 
 Channels = float | tuple[float, float, float]
 
@@ -144,3 +146,79 @@ def parse(spec: str) -> Chain:
         except UserError as error:
             raise UserError(f"preprocess {spec!r}: {name} stands for {error}") from None
     return Chain(tuple(chain))
+
+
+def evaluate_calls(
+    key: str, text: str, table: Mapping[str, Callable[..., Any]]
+) -> list[tuple[str, Any]]:
+    """Calls what the terms of `a|b(1, c=2)` name in `table`; gives (name, result) for each.
+
+    Raises:
+      UserError: a syntax error, an unknown name, or an unknown, missing, ill-typed or impossible
+        argument; it names `key` and what is known.
+    """
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise UserError(f"{key} {text!r}: {error.msg}; write it like 'a|b(224)|c(d=1)'.") from None
+    terms = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        terms.append(node.right)
+        node = node.left
+    return [_evaluate(f"{key} {text!r}", each, table) for each in [node, *reversed(terms)]]
+
+
+def _evaluate(
+    where: str, node: ast.expr, table: Mapping[str, Callable[..., Any]]
+) -> tuple[str, Any]:
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    text = ast.unparse(node)
+    if not isinstance(call.func, ast.Name):
+        raise UserError(f"{where}: {text!r} is not a name, with or without (arguments).")
+    name = call.func.id
+    if name not in table:
+        known = ", ".join(table)
+        raise UserError(f"{where}: unknown op {name!r}.{nearest(name, table)} Known: {known}.")
+    try:
+        args = [ast.literal_eval(value) for value in call.args]
+        kwargs = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    except ValueError:
+        raise UserError(f"{where}: {text!r}: arguments must be literals.") from None
+    function = table[name]
+    signature, hints = inspect.signature(function), typing.get_type_hints(function)
+    try:
+        for key in kwargs:
+            if key not in signature.parameters:
+                raise TypeError(f"unknown argument {key!r}.{nearest(key, signature.parameters)}")
+        bound = signature.bind(*args, **kwargs).arguments
+        typed = {key: _cast(key, value, hints[key]) for key, value in bound.items()}
+        return name, function(**typed)
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:
+        parameters = signature.parameters.values()
+        shown = ", ".join(str(each.replace(annotation=each.empty)) for each in parameters)
+        raise UserError(f"{where}: {text}: {error} (arguments: {name}({shown})).") from None
+
+
+def _cast(name: str, value: Any, hint: Any) -> Any:
+    """`value` as an instance of `hint`; lists count as tuples and ints as floats."""
+    members = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        for member in members:
+            try:
+                return _cast(name, value, member)
+            except TypeError:
+                continue
+    elif typing.get_origin(hint) is Literal:
+        if value in members:
+            return value
+        raise TypeError(f"{name}={value!r} must be one of {', '.join(map(str, members))}")
+    elif typing.get_origin(hint) is tuple:
+        if isinstance(value, list | tuple) and len(value) == len(members):
+            return tuple(_cast(name, v, member) for v, member in zip(value, members, strict=True))
+    elif hint is float and type(value) is int:
+        return float(value)
+    elif type(value) is hint:  # exactly: True is no number
+        return value
+    raise TypeError(f"{name}={value!r} is not {getattr(hint, '__name__', hint)}")

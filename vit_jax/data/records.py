@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from vit_jax.data.threads import map_threads
+from vit_jax.data.sources import Part, Parts, map_threads
 from vit_jax.errors import PassingError, UserError, as_user_error, one_line
 from vit_jax.files.paths import cached_copy, file_sizes, is_bucket, size_of, to_path
 
@@ -57,7 +55,7 @@ def index_tfrecord(filename: str) -> np.ndarray:
     return np.array(offsets, np.int64)
 
 
-class Records:
+class Records(Parts):
     """The serialized records of several extents (TFDS's FileInstructions), one after the other.
 
     Files are opened where and when they are read: pickling sends the TFRecord indices but no
@@ -66,65 +64,56 @@ class Records:
     """
 
     def __init__(self, file_format: str, extents: Sequence[Any]):
-        self.extents = list(extents)
+        super().__init__(
+            Part(str(each.filename), each.skip, each.skip + each.take) for each in extents
+        )
+        self._lengths = {str(each.filename): each.examples_in_shard for each in extents}
         self._format = file_format
-        self._ends = list(itertools.accumulate(extent.take for extent in extents))
         self._offsets: dict[str, np.ndarray] = {}
         self._files: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": {}}
 
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, index: int) -> bytes:
-        extent, number = self._locate(index)
+    def record(self, index: int) -> bytes:
+        name, number = self.locate(index)
         try:
-            return self._file(extent).read([number])[0]
+            return self._file(name).read([number])[0]
         except RuntimeError as error:
-            if not is_bucket(extent.filename):
+            if not is_bucket(name):
                 raise
             raise PassingError(f"{self.describe(index)}: {one_line(error)}") from error
 
     def describe(self, index: int) -> str:
-        extent, number = self._locate(index)
-        return f"{extent.filename}, record {number}"
+        return "{}, record {}".format(*self.locate(index))
 
     def identity(self) -> Iterator[str]:
         """Name, size and range of every extent."""
-        sizes = file_sizes(to_path(each.filename) for each in self.extents)
-        for each, size in zip(self.extents, sizes, strict=True):
-            yield f"{os.path.basename(each.filename)} {size} {each.skip} {each.take}"
+        sizes = file_sizes(to_path(each.name) for each in self.parts)
+        for (name, start, stop), size in zip(self.parts, sizes, strict=True):
+            yield f"{os.path.basename(name)} {size} {start} {stop - start}"
 
-    def check(self) -> None:
-        """Opens every file; UserError when one is missing, truncated or of another length."""
-        list(map_threads(self._file, self.extents, chunk=1))
+    def check(self, _on_bad_image: str) -> Self:
+        """Opens every file; UserError when one is missing, truncated or of another length.
 
-    def _locate(self, index: int) -> tuple[Any, int]:
-        position = bisect.bisect_right(self._ends, index)
-        extent = self.extents[position]
-        return extent, extent.skip + extent.take - (self._ends[position] - index)
+        Whatever `on_bad_image` says: skipping a file would drop thousands of examples.
+        """
+        list(map_threads(self._file, self._lengths, chunk=1))
+        return self
 
-    def _file(self, extent: Any) -> Any:
-        file = self._files.get(extent.filename)
+    def _file(self, name: str) -> Any:
+        file = self._files.get(name)
         if file is None:
-            opened = self._open(extent)  # by several threads perhaps; the first one's is kept
-            file = self._files.setdefault(extent.filename, opened)
+            opened = self._open(name)  # by several threads perhaps; the first one's is kept
+            file = self._files.setdefault(name, opened)
             if file is not opened:
                 opened.close()
         return file
 
-    def _open(self, extent: Any) -> Any:
-        _allow_open_files(len(self.extents))
-        name = str(extent.filename)
+    def _open(self, name: str) -> Any:
+        _allow_open_files(len(self._lengths))
         try:
-            if is_bucket(name):
-                size_of(to_path(name))  # likewise
-                if self._format == "tfrecord":  # whose index needs all of it
-                    name = str(cached_copy(to_path(name)))
-            else:
-                os.stat(name)  # array_record does not say plainly that a file is missing
+            size_of(to_path(name))  # array_record does not say plainly that a file is missing
             if self._format == "array_record":
                 from array_record.python import array_record_module
 
@@ -133,10 +122,11 @@ class Records:
                     name, options="readahead_buffer_size:0", file_reader_buffer_size=32768
                 )
             else:
-                if name not in self._offsets:
-                    self._offsets[name] = index_tfrecord(name)
-                file = TFRecordReader(name, self._offsets[name])
-            count, expected = file.num_records(), extent.examples_in_shard
+                local = str(cached_copy(to_path(name))) if is_bucket(name) else name
+                if name not in self._offsets:  # found by reading all of the file
+                    self._offsets[name] = index_tfrecord(local)
+                file = TFRecordReader(local, self._offsets[name])
+            count, expected = file.num_records(), self._lengths[name]
             if count != expected:
                 raise ValueError(f"it holds {count} records, the set's info says {expected}")
         except OSError as error:
@@ -149,8 +139,14 @@ class Records:
 
 
 def _allow_open_files(count: int) -> None:
-    """Raises the soft limit on open files: one per shard, and ImageNet has 1,024 of them."""
+    """Raises the soft limit on open files: one per shard, and ImageNet has 1,024 of them.
+
+    UserError where the hard limit forbids it: array_record would find no record in the others.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + 1024 if hard == resource.RLIM_INFINITY else min(count + 1024, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    unlimited = resource.RLIM_INFINITY
+    if hard != unlimited and hard < count:
+        raise UserError(f"{count} shards, but only {hard} open files are allowed: ulimit -Hn.")
+    wanted = count + 1024 if hard == unlimited else min(count + 1024, hard)
+    if soft != unlimited and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

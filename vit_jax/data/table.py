@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.folder import FolderSource, known_split, order_files
-from vit_jax.data.sources import resolve_split
-from vit_jax.data.threads import map_threads
+from vit_jax.data.sources import select
 from vit_jax.errors import UserError, counted, list_names, nearest, one_line
 
 _PATHS, _SEPARATOR = ("path", "file_name"), "|"
+_KNOWN = (*_PATHS, "label", "labels", "split")
 
 
 class TableSource(FolderSource):
@@ -28,42 +28,34 @@ class TableSource(FolderSource):
 
     def identity(self) -> Iterable[str]:
         """Path, size and label of every file, in order."""
-        sizes = map_threads(os.path.getsize, map(self.path, range(len(self))))
-        for path, size, label in zip(self.relative_paths(), sizes, self.labels, strict=True):
-            yield f"{path} {size} {np.flatnonzero(label) if label.ndim else label}"
+        for line, label in zip(super().identity(), self.labels, strict=True):
+            yield f"{line} {np.flatnonzero(label) if label.ndim else label}"
 
 
 def open_table(
     path: str, split: str, *, needs_label: bool = True
 ) -> tuple[FolderSource, tuple[str, ...]]:
-    """Reads the rows that a split expression selects, opens no image; gives source and class names.
-
-    The classes are those of the split `train` (of all rows where there is none), sorted.
-
-    Args:
-      path: of the table.
-      split: expression such as `train[:98%]`.
-      needs_label: False: all labels are 0 and there are no class names.
+    """As `folder.open_folder`, of the files that the rows of a table name.
 
     Raises:
-      UserError: the file is missing, damaged or without the columns, a row has no label, a file is
+      UserError: the table is missing, damaged or without the columns, a row has no label, a file is
         listed twice, or a split has a class that `train` does not have.
     """
     path = os.path.abspath(os.path.expanduser(path))
     where = f"dataset.name={path!r}"
     try:
-        columns = _read_parquet(path) if path.lower().endswith(".parquet") else _read_csv(path)
+        names, columns = _read(path)
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{where} cannot be read: {one_line(error)}.") from None
-    files = [os.fsencode(name) for name in _texts(where, *_column(where, columns, *_PATHS))]
+
+    files = [os.fsencode(name) for name in _filled(where, names, columns, *_PATHS)]
     if not files:
         raise UserError(f"{where}: the table has no rows.")
     drawn = "split" not in columns
-    if drawn:
-        rows = {"train": list(range(len(files))), "test": list(range(len(files)))}
-    else:
+    rows: dict[str, list[int]] = {name: list(range(len(files))) for name in ("train", "test")}
+    if not drawn:
         rows = {}
-        for row, name in enumerate(_texts(where, "split", columns["split"])):
+        for row, name in enumerate(_filled(where, names, columns, "split")):
             rows.setdefault(name, []).append(row)
     for name, members in rows.items():
         counts = Counter(files[row] for row in members)
@@ -72,124 +64,110 @@ def open_table(
     classes: tuple[str, ...] = ()
     labels = np.zeros(len(files), np.int32)
     if needs_label:
+        if not (several := "labels" in columns):
+            _filled(where, names, columns, "label", "labels")
+        given = columns["labels" if several else "label"]
         naming = rows["train"] if "train" in rows else range(len(files))
-        classes, labels = _labels(where, columns, naming)
+        classes, labels = _number(where, given, naming, multi_label=several)
     split = known_split(path, split, rows)
-    chosen: dict[str, np.ndarray] = {}
 
-    def list_once(name: str) -> int:
-        groups: dict[int, list[bytes]] = {}
-        place = {files[row]: row for row in rows[name]}
+    def ordered(name: str) -> np.ndarray:
+        groups: dict[int, list[tuple[bytes, int]]] = {}
         for row in rows[name]:
-            groups.setdefault(0 if labels.ndim > 1 else int(labels[row]), []).append(files[row])
-        ordered, _ = order_files(groups.items(), name if drawn else "")
-        chosen[name] = np.array([place[bytes(file)] for file in ordered], np.int64)
-        return len(ordered)
+            label = 0 if labels.ndim > 1 else int(labels[row])
+            groups.setdefault(label, []).append((files[row], row))
+        return order_files(groups.values(), name if drawn else "")
 
-    parts = resolve_split(split, rows, list_once)
-    picked = np.concatenate([chosen[part.name][part.start : part.stop] for part in parts])
-    paths = np.array([files[row] for row in picked], np.bytes_)
-    return TableSource(os.path.dirname(path), paths, labels[picked], drawn), classes
+    picked = select(split, rows, ordered)
+    source = TableSource(os.path.dirname(path), picked["path"], labels[picked["number"]], drawn)
+    return source, classes
 
 
-def _read_csv(path: str) -> dict[str, list[Any]]:
-    with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        reader = csv.reader(file)
-        names = [name.strip() for name in next(reader, [])]
-        rows = [row for row in reader if row]
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(names):
-            raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
-    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
-
-
-def _read_parquet(path: str) -> dict[str, list[Any]]:
-    from pyarrow import parquet  # only for those who have such files
-
-    known = {*_PATHS, "label", "labels", "split"}
-    names = [name for name in parquet.read_schema(path).names if name in known]
-    return parquet.read_table(path, columns=names).to_pydict()
-
-
-def _text(value: Any) -> str:
-    """A value as text, "" for none; whole numbers have no fraction.
-
-    Raises:
-      ValueError: it is a list, a structure or bytes, or holds what no name can.
-    """
-    if value is None or value != value:
-        return ""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, str | int | float) or "\0" in str(value):
-        raise ValueError(f"{value!r} is neither text nor a number")
-    return str(value).strip()
-
-
-def _texts(where: str, name: str, values: Sequence[Any]) -> list[str]:
-    """A column of which every row has a value.
-
-    Raises:
-      UserError: the first row that has none, or something else.
-    """
-    texts: list[str] = []
-    for number, value in enumerate(values, start=1):
-        try:
-            texts.append(_text(value))
-        except ValueError as error:
-            raise UserError(f"{where}: {name} of row {number}: {error}.") from None
-    if empty := [number for number, text in enumerate(texts, start=1) if not text]:
+def _filled(
+    where: str, names: Sequence[str], columns: Mapping[str, list[list[str]]], *known: str
+) -> list[str]:
+    """The first column of `known` that is there; UserError unless every row has a value."""
+    name = next((name for name in known if name in columns), "")
+    if not name:
+        raise UserError(
+            f"{where} has no column {' or '.join(map(repr, known))}, but "
+            f"{list_names(names) or 'none'}.{nearest(known[0], names)}"
+        )
+    if empty := [row for row, texts in enumerate(columns[name], start=1) if not texts]:
         raise UserError(
             f"{where}: {counted(len(empty), 'row')} without a {name}, first row {empty[0]}."
         )
-    return texts
+    return [text for (text,) in columns[name]]
 
 
-def _column(where: str, columns: Mapping[str, list[Any]], *names: str) -> tuple[str, list[Any]]:
-    """The first column of these that is there, with its name."""
-    for name in names:
-        if name in columns:
-            return name, columns[name]
-    raise UserError(
-        f"{where} has no column {' or '.join(map(repr, names))}, but "
-        f"{list_names(columns) or 'none'}.{nearest(names[0], columns)}"
-    )
+def _read(path: str) -> tuple[list[str], dict[str, list[list[str]]]]:
+    """Names of all columns, and of those that are known the texts in each row.
+
+    Raises:
+      ValueError: a row is too long or too short, or a value is neither text nor a number.
+    """
+    if path.lower().endswith(".parquet"):
+        from pyarrow import parquet  # only for those who have such files
+
+        names = parquet.read_schema(path).names
+        found = parquet.read_table(path, columns=[name for name in names if name in _KNOWN])
+        columns = found.to_pydict()
+    else:
+        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            reader = csv.reader(file)
+            names = [name.strip() for name in next(reader, [])]
+            if not all(map(str.isprintable, names)):
+                raise ValueError("it is not UTF-8; save it as that")
+            rows = [row for row in reader if row]
+        for number, row in enumerate(rows, start=1):
+            if len(row) != len(names):
+                raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
+        columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+    texts: dict[str, list[list[str]]] = {name: [] for name in names if name in _KNOWN}
+    for name, column in texts.items():
+        for number, value in enumerate(columns[name], start=1):
+            try:
+                column.append(_texts(value, several=name == "labels"))
+            except ValueError as error:
+                raise ValueError(f"{name} of row {number}: {error}") from None
+    return names, texts
 
 
-def _several(where: str, values: Sequence[Any]) -> list[list[str]]:
-    """The labels of each row, of a list or of text with separators."""
-    given = []
-    for number, value in enumerate(values, start=1):
-        try:
-            parts = value if isinstance(value, list) else _text(value).split(_SEPARATOR)
-            given.append([text for text in map(_text, parts) if text])
-        except ValueError as error:
-            raise UserError(f"{where}: labels of row {number}: {error}.") from None
-    return given
+def _texts(value: Any, *, several: bool) -> list[str]:
+    """What a cell holds: nothing, or one text, or several, of a list or with separators."""
+    if several and isinstance(value, str):
+        value = value.split(_SEPARATOR)
+    texts = []
+    for each in value if several and isinstance(value, list) else [value]:
+        if each is None or each != each:
+            continue
+        if isinstance(each, float) and each.is_integer():
+            each = int(each)
+        if not isinstance(each, str | int | float):
+            raise ValueError(f"{each!r} is neither text nor a number")
+        texts.append(str(each).strip())
+    return [text for text in texts if text]
 
 
-def _labels(
-    where: str, columns: Mapping[str, list[Any]], naming: Iterable[int]
+def _number(
+    where: str, given: Sequence[Sequence[str]], naming: Iterable[int], *, multi_label: bool
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Class names, and labels of all rows: int32 [N] or uint8 [N, K]."""
-    several = "labels" in columns
-    name, values = _column(where, columns, "labels" if several else "label", "labels")
-    given = _several(where, values) if several else [[x] for x in _texts(where, name, values)]
+    """Class names of the rows `naming`, and labels of all rows: int32 [N] or uint8 [N, K]."""
     found = {each for row in naming for each in given[row]}
     if odd := [each for each in found if not each.isprintable()]:
         raise UserError(f"{where}: the class {odd[0]!r} is no text; save the table as UTF-8.")
     are_numbers = all(each.isdecimal() and len(each) < 16 for each in found)
     classes = sorted(found, key=lambda each: (int(each) if are_numbers else 0, each))
-    if len(classes) < 2 - several:
+    if len(classes) < 2 - multi_label:
         raise UserError(f"{where}: {counted(len(classes), 'class')}; a classifier needs two.")
-    numbers = {each: number for number, each in enumerate(classes)}
     if unknown := sorted({each for row in given for each in row} - found):
         raise UserError(
             f"{where}: {counted(len(unknown), 'class')} in another split than 'train' only: "
             f"{list_names(unknown)}."
         )
-    if not several:
-        return tuple(classes), np.array([numbers[row[0]] for row in given], np.int32)
+    numbers = {each: number for number, each in enumerate(classes)}
+    if not multi_label:
+        return tuple(classes), np.array([numbers[label] for (label,) in given], np.int32)
     labels = np.zeros((len(given), len(classes)), np.uint8)
     for number, row in enumerate(given):
         labels[number, [numbers[each] for each in row]] = 1

@@ -1,16 +1,15 @@
 """Prepared TFDS directories as random-access sources, without TensorFlow.
 
-The directories are found and read through the metadata in them, so any dataset that TFDS has ever
-written will do, with or without its builder's code. Nothing here downloads or prepares anything.
+They are found and read through the metadata in them, so any set that TFDS has ever written will do,
+with or without its builder's code. Nothing here downloads or prepares anything.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,38 +19,42 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from vit_jax.data import computed_labels
 from vit_jax.data.computed_labels import COMPUTED_LABELS, Label
+from vit_jax.data.decode import decode_image
 from vit_jax.data.records import Records
 from vit_jax.data.sources import GRAMMAR
 from vit_jax.errors import UserError, as_user_error, nearest, one_line
 from vit_jax.files.paths import full_path, to_path
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
-_LONGEST = 200  # a name is one of folders
 INFO_FILE = "dataset_info.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class TfdsSource:
-    """Encoded images and class numbers from the records of a prepared directory."""
+class TfdsSource(Records):
+    """Encoded images and class numbers from the records of a prepared directory.
 
-    records: Records  # serialized `tf.train.Example`s
-    image_key: str  # name of the feature that holds the image
-    label: Label
-    full_name: str  # `name/config/version`
+    Args:
+      info: TFDS's of the directory.
+      extents: as TFDS's FileInstructions.
+      image_key: name of the feature that holds the image.
+      label: of an example.
+    """
 
-    def __len__(self) -> int:
-        return len(self.records)
+    def __init__(self, info: Any, extents: Sequence[Any], image_key: str, label: Label):
+        super().__init__(info.file_format.value, extents)
+        self._full_name, self._image_key, self._label = info.full_name, image_key, label
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         features = self._features(index)
-        label, num_classes = self.label.compute(features), len(self.label.class_names)
+        label, num_classes = self._label.compute(features), len(self._label.class_names)
         if num_classes and not 0 <= label < num_classes:
             # ImageNet's test split has -1 everywhere; training on it would fail silently.
             raise UserError(
                 f"{self.describe(index)}: label {label} is not in 0 .. {num_classes - 1}; "
                 "this split may have no labels."
             )
-        image = self.label.image(features[self.image_key].bytes_list.value[0])
+        image = features[self._image_key].bytes_list.value[0]
+        if self._label.brightness > 1:
+            image = decode_image(image, channels=1, exif=False) * np.uint8(self._label.brightness)
         return {"image": image, "label": label}
 
     def stored(self, index: int) -> dict[str, list[Any]]:
@@ -59,32 +62,22 @@ class TfdsSource:
         values = {}
         for key, feature in self._features(index).items():
             kind = feature.WhichOneof("kind")  # None where TFDS stored an empty list
-            if key != self.image_key:
+            if key != self._image_key:
                 values[key] = list(getattr(feature, kind).value) if kind else []
         return values
 
     def _features(self, index: int) -> Any:
-        return tf_example_pb2.Example.FromString(self.records[index]).features.feature
+        return tf_example_pb2.Example.FromString(self.record(index)).features.feature
 
-    def check(self, _on_bad_image: str) -> TfdsSource:
-        """UserError where a file is missing, truncated or of another length than the metadata say.
-
-        Whatever `on_bad_image` says: skipping a file would drop thousands of examples.
-        """
-        self.records.check()
-        return self
-
-    def describe(self, index: int) -> str:
-        return self.records.describe(index)
-
-    def identity(self) -> Iterable[str]:
-        yield self.full_name
-        yield from self.records.identity()
+    def identity(self) -> Iterator[str]:
+        yield self._full_name
+        yield from super().identity()
 
 
-def default_data_dir() -> str:
-    """Where TFDS keeps its data: $TFDS_DATA_DIR, else the folder that it uses by itself."""
-    return os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
+def data_root(data_dir: str) -> str:
+    """The absolute folder of TFDS's sets; "" stands for $TFDS_DATA_DIR, else TFDS's own default."""
+    chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    return str(full_path(os.path.expanduser(chosen)))
 
 
 def find_prepared(name: str, data_dir: str) -> str:
@@ -93,42 +86,33 @@ def find_prepared(name: str, data_dir: str) -> str:
     Args:
       name: `name`, `name/config`, each with an optional `:1.2.3`. Without a version, the newest
         one that is there; without a config, the only one that is there.
-      data_dir: folder to look in, also gs://BUCKET/FOLDER; "" for TFDS's default.
+      data_dir: folder to look in, see `data_root`; also gs://BUCKET/FOLDER.
 
     Raises:
       UserError: nothing of that name is there, or several configs are.
     """
     match = NAME.fullmatch(name)
-    if match is None or len(name) > _LONGEST:
-        shown = name[:_LONGEST]
-        raise UserError(f"dataset.name={shown!r} is no TFDS name; write NAME[/CONFIG][:1.2.3].")
-    root = data_dir or default_data_dir()
-    root = str(full_path(os.path.expanduser(root)))
-    there = _prepared_versions(root, match["name"])
-    found = {
-        each: path
-        for each, path in there.items()
+    if match is None:
+        raise UserError(f"dataset.name={name!r} is no TFDS name; write NAME[/CONFIG][:1.2.3].")
+    root = data_root(data_dir)
+    there = {}
+    for depth in ("*", "*/*"):
+        for path in sorted(map(str, to_path(root).glob(f"{match['name']}/{depth}/{INFO_FILE}"))):
+            folder = path.removesuffix(f"/{INFO_FILE}")
+            if each := NAME.fullmatch(":".join(folder.removeprefix(f"{root}/").rsplit("/", 1))):
+                there[each] = folder
+    found = [
+        each
+        for each in there
         if match["config"] in (None, each["config"]) and match["version"] in (None, each["version"])
-    }
+    ]
     if not found:
         names = [each.string for each in there]
         raise UserError(_not_prepared(name, match["name"], root, names))
     if len({each["config"] for each in found}) > 1:
         names = [each.string for each in found]
         raise UserError(f"dataset.name={name!r}: several configs are there: {', '.join(names)}.")
-    return found[max(found, key=lambda each: tuple(map(int, each["version"].split("."))))]
-
-
-def _prepared_versions(root: str, base: str) -> dict[re.Match[str], str]:
-    """The directories of a set by its names with config and version."""
-    found = {}
-    for depth in ("*", "*/*"):
-        for path in sorted(map(str, to_path(root).glob(f"{base}/{depth}/{INFO_FILE}"))):
-            folder = path.removesuffix(f"/{INFO_FILE}")
-            parts = folder.removeprefix(f"{root}/").rsplit("/", 1)
-            if match := NAME.fullmatch(":".join(parts)):
-                found[match] = folder
-    return found
+    return there[max(found, key=lambda each: tuple(map(int, each["version"].split("."))))]
 
 
 def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
@@ -138,8 +122,8 @@ def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
         return f"{where}; prepared there: {', '.join(there)}."
     own = {"imagenet2012": "imagenet2012 FOLDER", "imagenet21k": "imagenet21k TAR_OR_FOLDER"}
     # The community register would be asked over the network, and needs TensorFlow to fail well.
-    known = registered.list_imported_builders()
-    if base not in known and base not in own:
+    known = [*registered.list_imported_builders(), *own]
+    if base not in known:
         return (
             f"dataset.name={name!r}: no such dataset; it takes 'digits', 'glyphs', the path of an "
             f"image folder, or a TFDS name.{nearest(base, [*known, 'digits', 'glyphs'])}"
@@ -153,12 +137,8 @@ def open_prepared(
 ) -> tuple[TfdsSource, tuple[str, ...]]:
     """Reads the metadata of a prepared directory, no record yet; gives source and class names.
 
-    Args:
-      directory: the folder that holds `dataset_info.json`.
-      split: split expression, with TFDS's own meaning.
-      label_key: the feature to classify, or a key of COMPUTED_LABELS; "" for the supervised
-        feature, or `label`.
-      needs_label: False, without a label_key: all labels are 0 and there are no class names.
+    `label_key` is the feature to classify, or a key of COMPUTED_LABELS; "" stands for the
+    supervised feature, or `label`, or where no label is needed for 0 everywhere.
 
     Raises:
       UserError: a bad split, no image or no class label among the features, a file format that
@@ -187,14 +167,12 @@ def open_prepared(
         raise UserError(f"dataset.split={split!r}: {reason}; write {GRAMMAR}.") from None
     if not extents:
         raise UserError(f"dataset.split={split!r} selects no example.")
-    records = Records(file_format, extents)
-    return TfdsSource(records, image, label, info.full_name), label.class_names
+    return TfdsSource(info, extents, image, label), label.class_names
 
 
-def _supervised(info: Any) -> tuple[str, str]:
+def _supervised(info: Any) -> tuple[Any, Any]:
     """Names of the image and the label feature where TFDS says what is learned from what."""
-    supervised = info.supervised_keys
-    return supervised if isinstance(supervised, tuple) and len(supervised) == 2 else ("", "")
+    return info.supervised_keys if len(info.supervised_keys or ()) == 2 else ("", "")
 
 
 def _listing(info: Any) -> str:
@@ -220,12 +198,9 @@ def _label(info: Any, label_key: str) -> Label:
     features = info.features
     where = f"dataset {info.full_name}"
     if computed := COMPUTED_LABELS.get(label_key):
-        if info.name == computed.dataset and set(computed.features) <= set(features):
+        if info.name == computed.dataset:
             return computed
-        raise UserError(
-            f"{where}: dataset.label_key={label_key!r} is computed from "
-            f"{' and '.join(computed.features)} of {computed.dataset}."
-        )
+        raise UserError(f"{where}: dataset.label_key={label_key!r} is for {computed.dataset}.")
     labels = [key for key, each in features.items() if isinstance(each, tfds.features.ClassLabel)]
     # The last is that of imagenet2012_real, whose supervised key is a list of labels.
     usual = [label_key] if label_key else [_supervised(info)[1], "label", "original_label"]

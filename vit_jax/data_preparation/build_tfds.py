@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import tensorflow_datasets as tfds
@@ -30,7 +29,7 @@ def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
     if match is None or match["name"] not in known:
         raise UserError(f"{name!r} is no set of TFDS.{nearest(name.split('/')[0], known)}")
     check_local("--data_dir", data_dir)
-    root = os.path.abspath(os.path.expanduser(data_dir or tfds_reader.default_data_dir()))
+    root = tfds_reader.data_root(data_dir)
     config = tfds.download.DownloadConfig(manual_dir=manual_dir or None, try_download_gcs=False)
     logging.info("TFDS prepares %s in %s", name, root)
     try:

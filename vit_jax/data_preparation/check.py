@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
+from tqdm import tqdm
 
 from vit_jax.data import tfds_reader
 from vit_jax.data.decode import decodes
-from vit_jax.data.threads import map_threads
-from vit_jax.data_preparation.examples import image_of
-from vit_jax.data_preparation.progress import Progress
+from vit_jax.data.sources import map_threads
+from vit_jax.data_preparation.shards import image_of
 from vit_jax.errors import UserError
 from vit_jax.files.manifest import MANIFEST, digest, read_manifest
 
@@ -37,51 +36,42 @@ def check_prepared(directory: str, *, full: bool = False) -> list[Damage]:
     manifest = read_manifest(folder)
     if manifest is None:
         return [Damage(MANIFEST, "is damaged itself")]
-    damage = list(_compare(folder, manifest["files"]))
-    intact = set(manifest["files"]) - {each.file for each in damage}
-    if full and tfds_reader.INFO_FILE in intact:
+    files, lengths = manifest["files"], manifest["note"]["records"]
+    image_key = ""
+    if full and not _changed(folder / tfds_reader.INFO_FILE, *files[tfds_reader.INFO_FILE]):
         image_key = tfds_reader.image_key(tfds.builder_from_directory(str(folder)).info)
-        lengths = manifest["note"]["records"]
-        shards = {name: lengths[name] for name in sorted(intact & set(lengths))}
-        damage += _undecodable(folder, shards, image_key)
-    return sorted(damage)
-
-
-def _compare(folder: Path, files: Mapping[str, list[Any]]) -> Iterator[Damage]:
-    """Files that are missing or differ from their checksums."""
 
     def reason(name: str) -> str:
-        try:
-            size, sha256 = digest(folder / name)
-        except OSError as error:
-            return error.strerror or str(error)
-        if size != files[name][0]:
-            return f"has {size} bytes instead of {files[name][0]}"
-        return "" if sha256 == files[name][1] else "its bytes have changed"
+        changed = _changed(folder / name, *files[name])
+        if changed or not image_key or name not in lengths:
+            return changed
+        return _undecodable(folder / name, lengths[name], image_key)
 
-    progress = Progress("checksums", sum(size for size, _ in files.values()) / 1e6, "MB")
-    for name, found in zip(files, map_threads(reason, files, chunk=1), strict=True):
-        progress.add(files[name][0] / 1e6)
-        if found:
-            yield Damage(name, found)
+    reasons = tqdm(
+        map_threads(reason, files, chunk=1), "checking files", len(files), mininterval=10
+    )
+    return sorted(Damage(name, why) for name, why in zip(files, reasons, strict=True) if why)
 
 
-def _undecodable(folder: Path, shards: Mapping[str, int], image_key: str) -> Iterator[Damage]:
-    """Shards, given with their lengths, that cannot be read or whose images do not decode."""
+def _changed(path: Path, size: int, sha256: str) -> str:
+    """How a file differs from its checksum; "" if it does not."""
+    try:
+        found = digest(path)
+    except OSError as error:
+        return error.strerror or str(error)
+    if found[0] != size:
+        return f"has {found[0]} bytes instead of {size}"
+    return "" if found[1] == sha256 else "its bytes have changed"
 
-    def reason(name: str) -> str:
-        try:
-            reader = array_record_module.ArrayRecordReader(str(folder / name))
-            for index in range(shards[name]):
-                if not decodes(image_of(reader.read([index])[0], image_key)):
-                    return f"the image of record {index} cannot be decoded"
-            reader.close()
-        except (RuntimeError, ValueError, IndexError) as error:
-            return str(error).split(";")[0]
-        return ""
 
-    progress = Progress("decoding", sum(shards.values()), "images")
-    for name, found in zip(shards, map_threads(reason, shards, chunk=1), strict=True):
-        progress.add(shards[name])
-        if found:
-            yield Damage(name, found)
+def _undecodable(shard: Path, length: int, image_key: str) -> str:
+    """Why a shard cannot be read, or which of its images cannot be decoded; "" for neither."""
+    try:
+        reader = array_record_module.ArrayRecordReader(str(shard))
+        for index in range(length):
+            if not decodes(image_of(reader.read([index])[0], image_key)):
+                return f"the image of record {index} cannot be decoded"
+        reader.close()
+    except (RuntimeError, ValueError, IndexError) as error:
+        return str(error).split(";")[0]
+    return ""

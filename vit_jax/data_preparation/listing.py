@@ -1,4 +1,4 @@
-"""What a prepared set will hold, and where each image lies now: byte ranges of files.
+"""What a prepared set will hold, and where each image lies now: byte ranges of files, also of tars.
 
 A listing is small beside the images (about 50 bytes for each). It is kept on disk, so that an
 interrupted preparation need not list its source again.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-from collections.abc import Iterator, Sequence
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +18,9 @@ from numpy.typing import ArrayLike
 
 from vit_jax.data.folder import EXTENSIONS
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import UNFINISHED, sync
+from vit_jax.files.atomic import replacing
 
 FilesAndRows = tuple[np.ndarray, np.ndarray]  # paths, bytes [F]; rows [N], see make_rows
-
-# Sources consist of these; a log that is written beside them is no change.
-_ENDINGS = "|".join(map(re.escape, (".tar", *EXTENSIONS)))
-_SOURCE_FILE = re.compile(rf"[^.].*({_ENDINGS})", re.IGNORECASE)
 
 
 class Listing(NamedTuple):
@@ -36,13 +32,9 @@ class Listing(NamedTuple):
 
     def save(self, path: Path) -> None:
         """Writes one file, whole or not at all."""
-        temporary = path.with_name(f"{path.name}{UNFINISHED}")
         arrays: dict[str, Any] = {f"split {name}": rows for name, rows in self.splits.items()}
-        with open(temporary, "wb") as file:
+        with replacing(path) as temporary, open(temporary, "wb") as file:
             np.savez(file, class_names=np.array(self.class_names, str), files=self.files, **arrays)
-        sync(temporary)
-        temporary.rename(path)
-        sync(path.parent)
 
     @classmethod
     def load(cls, path: Path) -> Listing:
@@ -113,9 +105,55 @@ def fingerprint(source: str, parts: Sequence[str]) -> str:
 
 
 def _files(path: bytes) -> Iterator[bytes]:
+    """The images and tars below a folder; a log that is written beside them is no change."""
+    endings = (".tar", *EXTENSIONS)
     if os.path.isfile(path):
         yield path
     for folder, _, names in os.walk(path, followlinks=True):
         for name in names:
-            if _SOURCE_FILE.fullmatch(os.fsdecode(name)):
+            if not name.startswith(b".") and os.fsdecode(name).lower().endswith(endings):
                 yield os.path.join(folder, name)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is called as images are."""
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+
+
+def list_tar(
+    path: str,
+    wanted: Callable[[str], object],
+    start: int = 0,
+    size: int | None = None,
+    *,
+    name: str = "",
+) -> list[tarfile.TarInfo]:
+    """The members, by name, that are `wanted` of an uncompressed tar; reads headers only.
+
+    The tar is `path`, or `size` bytes from `start` on, an inner tar that errors call `name`.
+
+    Raises:
+      UserError: it is no tar, ends too early, or a wanted member does not lie in it as it is (a
+        link, a sparse file).
+    """
+    where = f"{path}: {name}" if name else path
+    end = os.path.getsize(path) if size is None else start + size
+    with open(path, "rb") as file:
+        file.seek(start)
+        try:
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                infos = [info for info in tar if wanted(os.path.basename(info.name))]
+                last = tar.offset
+        except tarfile.TarError as error:
+            reason = "truncated" if "unexpected end" in str(error) else f"not a tar ({error})"
+            raise UserError(f"{where}: {reason}; copy it again.") from None
+        # tarfile ends in silence where a header is damaged, and an inner tar must not run on.
+        file.seek(last)
+        if last + 512 > end or file.read(512) != bytes(512):
+            raise UserError(f"{where}: truncated or damaged at byte {last}; copy it again.")
+    if odd := [info.name for info in infos if not info.isreg() or info.issparse()]:
+        raise UserError(
+            f"{where}: {odd[0]!r} is a link or sparse; pack it again with tar --dereference "
+            "--hard-dereference, without --sparse."
+        )
+    return infos

@@ -1,18 +1,193 @@
-"""Where images come from: a row of ORIGINS per kind of source."""
+"""Where images come from: a row of ORIGINS per kind of source.
+
+ImageNet is read as it is downloaded, tars of tars, or from the folders that they unpack to.
+
+ILSVRC 2012 ("ImageNet-1k"): `ILSVRC2012_img_train.tar` holds a tar for each of 1,000 classes,
+`ILSVRC2012_img_val.tar` 50,000 images without classes, whose labels come with TFDS.
+
+ImageNet-21k: a tar of one tar per WordNet id. How many classes there are depends on the release:
+that of fall 2011 has 21,841 (14,197,122 images), that of winter 2021 has 19,167 (13,153,500; most
+of the subtree of people was withdrawn). The published 21k heads have 21,843 outputs, two more than
+the release of 2011. Labels here number the classes that the source has, sorted by WordNet id, so
+the new head fits the data; `evaluate.py` and `predict.py` match labels to the outputs of a
+published head by WordNet id, never by number.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow_datasets as tfds
+from tqdm import tqdm
 
-from vit_jax.data.folder import open_folder, split_folders
-from vit_jax.data_preparation import imagenet
-from vit_jax.data_preparation.listing import Listing, make_rows
+from vit_jax.data.folder import EXTENSIONS, open_folder, split_folders
+from vit_jax.data.sources import map_threads
+from vit_jax.data_preparation.listing import (
+    FilesAndRows,
+    Listing,
+    in_tfds_order,
+    is_image,
+    join,
+    list_tar,
+    make_rows,
+)
 from vit_jax.errors import UserError
+from vit_jax.pretrained.zoo.class_names import LABELS, wordnet_ids
+
+NUM_IMAGES = {"train": 1_281_167, "validation": 50_000}
+PLACES = {  # the first that is there counts
+    "train": ("ILSVRC2012_img_train.tar", "train"),
+    "validation": ("ILSVRC2012_img_val.tar", "validation", "val"),
+}
+
+_CLASS = re.compile(r"(n\d{8})(\.tar)?")
+_CLASS_TAR = re.compile(r"n\d{8}\.tar")
+_VALIDATION = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
+
+
+class Part(NamedTuple):
+    """Where the images of a class are: a folder, a tar, or `size` bytes of a tar of tars."""
+
+    wordnet_id: str
+    path: str
+    start: int = 0
+    size: int | None = None
+
+
+def imagenet2012_parts(source: str) -> dict[str, str]:
+    """Tar, or else folder, of each split; UserError where there is none."""
+    found = {}
+    for split, names in PLACES.items():
+        if paths := [path for name in names if os.path.exists(path := f"{source}/{name}")]:
+            found[split] = paths[0]
+    if not found:
+        raise UserError(f"{source}: holds none of {', '.join(sum(PLACES.values(), ()))}.")
+    return found
+
+
+def list_imagenet2012(source: str) -> Listing:
+    """The splits `train` and `validation`, as far as they are there, with TFDS's labels and order.
+
+    A split is its original tar, or `train/WORDNET_ID/*.JPEG` and `val/`, which holds the images
+    either flat or in such folders. UserError for a damaged tar or an unknown class.
+    """
+    ids = wordnet_ids("imagenet2012")
+    splits = {}
+    for split, path in imagenet2012_parts(source).items():
+        if classes := _classes(path):
+            if unknown := sorted({each.wordnet_id for each in classes} - set(ids)):
+                raise UserError(f"{path}: {unknown[0]} is no class of ILSVRC 2012.")
+            splits[split] = _list_classes(classes, ids)
+        elif split == "validation":
+            splits[split] = _list_validation(path, ids)
+        else:
+            raise UserError(f"{path}: holds no class folders or class tars such as n01440764.")
+        found, expected = len(splits[split][1]), NUM_IMAGES[split]
+        if found != expected:
+            logging.warning("%s: %s has %d images, not %d", source, split, found, expected)
+    return _in_order(ids, splits)
+
+
+def list_imagenet21k(source: str) -> Listing:
+    """One split, `full`, in TFDS's order: `full[:25600]` is a random sample of the classes.
+
+    Args:
+      source: the tar of class tars (`fall11_whole.tar`; `winter21_whole.tar`, after gunzip), or a
+        folder that holds a tar `n00004475.tar` or a folder `n00004475` of each class.
+    """
+    if source.endswith((".gz", ".tgz")):
+        raise UserError(f"{source}: a compressed tar has no random access; gunzip it first.")
+    classes = _classes(source)
+    if not classes:
+        raise UserError(f"{source}: holds no class tars such as n00004475.tar.")
+    ids = [each.wordnet_id for each in classes]
+    files, rows = _list_classes(classes, ids)
+    used, rows["label"] = np.unique(rows["label"], return_inverse=True)  # some have no images
+    counts = f"{len(used)} classes (fall 2011: 21841; winter 2021: 19167), {len(rows)} images"
+    logging.info("%s; published heads have %d outputs", counts, LABELS["imagenet21k"])
+    return _in_order([ids[number] for number in used], {"full": (files, rows)})
+
+
+def validation_labels() -> list[str]:
+    """WordNet ids of ILSVRC 2012's validation images 1 .. 50,000, from the TFDS package."""
+    path = Path(tfds.__file__).parent / "datasets/imagenet2012/validation_labels.txt"
+    return path.read_text(encoding="utf-8").split()
+
+
+def _classes(path: str) -> list[Part]:
+    """The classes in a tar of tars, or in a folder of tars and folders, by WordNet id."""
+    if os.path.isfile(path):
+        inner = list_tar(path, _CLASS_TAR.fullmatch)
+        return sorted(
+            Part(os.path.basename(each.name)[:9], path, each.offset_data, each.size)
+            for each in inner
+        )
+    parts = {}
+    for name in sorted(os.listdir(path)):  # a tar comes after the folder that it unpacks to
+        match = _CLASS.fullmatch(name)
+        if match and (match[2] or os.path.isdir(f"{path}/{name}")):
+            parts[match[1]] = Part(match[1], f"{path}/{name}")
+    return list(parts.values())
+
+
+def _list_classes(classes: Sequence[Part], ids: Sequence[str]) -> FilesAndRows:
+    """Files [F] and rows [N] of all classes; their labels number the WordNet ids."""
+    labels = {each: number for number, each in enumerate(ids)}
+    listed = map_threads(_list_part, classes, chunk=1)
+    found = list(tqdm(listed, "listing classes", len(classes), mininterval=10))
+    for part, (_, rows) in zip(classes, found, strict=True):
+        rows["label"] = labels[part.wordnet_id]
+    files, rows = join(found)
+    if not len(rows):
+        raise UserError(f"{classes[0].path}: there is no image that ends in {EXTENSIONS}.")
+    return files, rows
+
+
+def _list_part(part: Part) -> FilesAndRows:
+    """The images of one folder or tar; their labels are 0 yet."""
+    path = os.fsencode(part.path)
+    if os.path.isdir(part.path):
+        names = sorted(name for name in os.listdir(path) if is_image(os.fsdecode(name)))
+        files = [os.path.join(path, name) for name in names]
+        rows = make_rows(names, list(map(os.path.getsize, files)), file=np.arange(len(names)))
+        return np.array(files, np.bytes_), rows
+    members = list_tar(part.path, is_image, part.start, part.size, name=part.wordnet_id)
+    rows = make_rows(
+        [os.fsencode(os.path.basename(each.name)) for each in members],
+        [each.size for each in members],
+        offset=[each.offset_data for each in members],
+    )
+    return np.array([path], np.bytes_), rows
+
+
+def _list_validation(path: str, ids: Sequence[str]) -> FilesAndRows:
+    """Validation images without class folders; their names number them."""
+    files, rows = _list_part(Part("", path))
+    if not len(rows):
+        raise UserError(f"{path}: holds no images.")
+    labels = [ids.index(each) for each in validation_labels()]
+    for row in rows:
+        match = _VALIDATION.fullmatch(row["name"])
+        if match is None or not 1 <= int(match[1]) <= len(labels):
+            name = os.fsdecode(bytes(row["name"]))
+            raise UserError(f"{path}: {name!r} is not called ILSVRC2012_val_00000001.JPEG or so.")
+        row["label"] = labels[int(match[1]) - 1]
+    return files, rows
+
+
+def _in_order(class_names: Sequence[str], splits: dict[str, FilesAndRows]) -> Listing:
+    """Joins the splits, each in TFDS's order."""
+    parts = [(files, in_tfds_order(rows, split, files)) for split, (files, rows) in splits.items()]
+    files, rows = join(parts)
+    ends = np.cumsum([len(part) for _, part in parts])
+    ordered = dict(zip(splits, np.split(rows, ends[:-1]), strict=True))
+    return Listing(class_names, files, ordered)
 
 
 class Origin(NamedTuple):
@@ -21,16 +196,7 @@ class Origin(NamedTuple):
     name: str  # of the set that it becomes
     version: str
     parts: Sequence[str]  # the files and folders that it consists of
-    make_listing: Callable[[], Listing]
-
-
-def _imagenet2012(source: str) -> Origin:
-    parts = list(imagenet.imagenet2012_parts(source).values())
-    return Origin("imagenet2012", "5.1.0", parts, lambda: imagenet.list_imagenet2012(source))
-
-
-def _imagenet21k(source: str) -> Origin:
-    return Origin("imagenet21k", "1.0.0", [source], lambda: imagenet.list_imagenet21k(source))
+    make_listing: Callable[[str], Listing]
 
 
 def _folder(source: str) -> Origin:
@@ -38,7 +204,7 @@ def _folder(source: str) -> Origin:
     name = name if re.match(r"[A-Za-z]", name) else f"images_{name}"
     splits = split_folders(source)
     parts = sorted({f"{source}/{folder}" for folders in splits.values() for folder in folders})
-    return Origin(name, "1.0.0", parts, lambda: _list_folder(source))
+    return Origin(name, "1.0.0", parts, _list_folder)
 
 
 def _list_folder(source: str) -> Listing:
@@ -47,13 +213,12 @@ def _list_folder(source: str) -> Listing:
     splits = {}
     for split in split_folders(source):
         images, class_names = open_folder(source, split)
-        for name in class_names:  # TFDS keeps them in a text file, one per line
-            printable = name.encode("utf-8", "replace").decode()
-            if printable != name or name != name.strip() or "\n" in name:
-                raise UserError(
-                    f"{source}: {printable!r} cannot be the name of a class: it has to be UTF-8, "
-                    "on one line, without blanks at its ends. Rename the folder."
-                )
+        # TFDS keeps them in a text file, one per line.
+        if odd := [each for each in class_names if each != each.strip() or not each.isprintable()]:
+            raise UserError(
+                f"{source}: {odd[0]!r} cannot be the name of a class: it has to be UTF-8, on one "
+                "line, without blanks at its ends. Rename the folder."
+            )
         inside = b"" if images.drawn else os.fsencode(f"{split}/")
         found = [images.path(index) for index in range(len(images))]
         splits[split] = make_rows(
@@ -66,8 +231,13 @@ def _list_folder(source: str) -> Listing:
     return Listing(class_names, np.array(paths, np.bytes_), splits)
 
 
+def _imagenet2012(source: str) -> Origin:
+    parts = list(imagenet2012_parts(source).values())
+    return Origin("imagenet2012", "5.1.0", parts, list_imagenet2012)
+
+
 ORIGINS: dict[str, Callable[[str], Origin]] = {
     "imagenet2012": _imagenet2012,
-    "imagenet21k": _imagenet21k,
+    "imagenet21k": lambda source: Origin("imagenet21k", "1.0.0", [source], list_imagenet21k),
     "folder": _folder,
 }

@@ -14,32 +14,39 @@ follows from the listing alone, and its bytes do not depend on threads or interr
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
 import itertools
+import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
-from vit_jax.data.tfds_reader import NAME, default_data_dir
-from vit_jax.data.threads import map_threads
-from vit_jax.data_preparation.examples import read_images
+from vit_jax.data.sources import map_threads
+from vit_jax.data.tfds_reader import NAME, data_root
 from vit_jax.data_preparation.listing import Listing, fingerprint
-from vit_jax.data_preparation.metadata import SplitSizes, shard_name, write_image_metadata
 from vit_jax.data_preparation.origins import ORIGINS
-from vit_jax.data_preparation.progress import Progress
-from vit_jax.data_preparation.shards import Shard, Shrink, read_receipt, write_shard
-from vit_jax.data_preparation.work_folder import begin, check_finished, work_folder
+from vit_jax.data_preparation.shards import (
+    Shard,
+    read_receipt,
+    shard_name,
+    write_image_metadata,
+    write_shard,
+)
 from vit_jax.errors import UserError, check_known, check_local, counted, size_text
-from vit_jax.files.atomic import sync, write_atomically
-from vit_jax.files.manifest import write_manifest
+from vit_jax.files.atomic import UNFINISHED, sync, write_atomically
+from vit_jax.files.manifest import read_manifest, write_manifest
 
 UNREADABLE = "unreadable_images.txt"
 
-Receipts = dict[str, dict[str, dict[str, Any]]]  # {split: {file name of a shard: its receipt}}
+Receipts = dict[Shard, dict[str, Any]]  # see `write_shard`; split by split, in order
 
 
 def prepare_data(
@@ -85,18 +92,14 @@ def prepare_data(
         "quality": quality if resize else 0,
         "shard_megabytes": shard_megabytes,
     }
-    root = Path(os.path.expanduser(data_dir or default_data_dir())).absolute()
-    folder = root / name / origin.version
+    folder = Path(data_root(data_dir), name, origin.version)
     if folder.is_relative_to(source):
         raise UserError(f"{folder} would be inside its own source; give another --data_dir.")
-    if check_finished(folder, plan):
+    if _is_finished(folder, plan):
         return folder
-    with work_folder(folder) as work:
-        if check_finished(folder, plan):  # by another process, before this one got the lock
-            return folder
-        begin(work, plan)
+    with _work_folder(folder, plan) as work:
         if not (work / "listing.npz").exists():
-            origin.make_listing().save(work / "listing.npz")
+            origin.make_listing(source).save(work / "listing.npz")
         listing = Listing.load(work / "listing.npz")
         receipts = _write_shards(listing, work, name, plan, num_workers)
         _handle_unreadable(receipts, work, on_bad_image)
@@ -108,34 +111,92 @@ def prepare_data(
     return folder
 
 
+def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
+    """Whether a set is prepared already; UserError if it was made by another plan."""
+    if not folder.exists():
+        return False
+    manifest = read_manifest(folder)
+    if manifest is None or manifest["note"].get("plan") != plan:
+        raise UserError(
+            f"{folder} is there already, made of something else or with other options; delete it, "
+            "or give another --name or --data_dir."
+        )
+    shutil.rmtree(_incomplete(folder), ignore_errors=True)  # killed between renaming and cleaning
+    logging.info("%s is prepared already; --check verifies it", folder)
+    return True
+
+
+def _incomplete(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.incomplete")
+
+
+@contextlib.contextmanager
+def _work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
+    """The folder of an unfinished preparation, for this process alone; removed at the end.
+
+    Raises:
+      UserError: it cannot be written, another process is at work there, or it was begun with
+        another plan.
+    """
+    work = _incomplete(folder)
+    try:
+        for each in ("receipts", "prepared"):
+            (work / each).mkdir(parents=True, exist_ok=True)
+        # NFS locks only what is open for writing.
+        lock = open(work / "lock", "a")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UserError(f"{work}: cannot be written ({error.strerror}); see --data_dir.") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise UserError(f"{work}: another process is at work there.") from None
+        except OSError as error:  # not every file system has locks
+            logging.warning("%s: cannot be locked (%s); prepare it once at a time", work, error)
+        _resume(work, plan)
+        yield work
+    # NFS keeps a deleted file that is open under another name, so the lock is closed before.
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _resume(work: Path, plan: dict[str, Any]) -> None:
+    """Removes what a kill left half-written; writes the plan or compares it with the old one."""
+    for stale in work.rglob(f"*{UNFINISHED}"):
+        stale.unlink()
+    path = work / "plan.json"
+    if not path.exists() or not (work / "listing.npz").exists():
+        write_atomically(path, json.dumps(plan))
+        return
+    begun = json.loads(path.read_text(encoding="utf-8"))
+    for key, value in plan.items():
+        if value != begun[key]:
+            raise UserError(
+                f"{work} was begun with {key}={begun[key]!r}, not {value!r}; give the same, or "
+                "delete it to begin again."
+            )
+
+
 def _write_shards(
     listing: Listing, work: Path, name: str, plan: dict[str, Any], num_workers: int
 ) -> Receipts:
     """Writes the shards that are missing; returns the receipts of all."""
-    shrink = Shrink(plan["resize"], plan["quality"]) if plan["resize"] else None
     shards = _shards(listing, work, name, plan["shard_megabytes"])
-    receipts = {shard.path: read_receipt(shard) for shard in shards}
-    missing = [shard for shard in shards if receipts[shard.path] is None]
-    if len(missing) < len(shards):
-        logging.info("%d of %d shards are there already", len(shards) - len(missing), len(shards))
+    there = {shard: receipt for shard in shards if (receipt := read_receipt(shard))}
+    missing = [shard for shard in shards if shard not in there]
+    if there:
+        logging.info("%d of %d shards are there already", len(there), len(shards))
     total, free = sum(shard.size for shard in missing), shutil.disk_usage(work).free
-    if shrink is None and total > free:
+    if not plan["resize"] and total > free:
         raise UserError(f"{work}: {size_text(total)} needed, {size_text(free)} free there.")
-    logging.info("writing %d shards, %.1f GB of images", len(missing), total / 1e9)
-    progress = Progress("writing", total / 1e6, "MB")
-
-    def write(shard: Shard) -> dict[str, Any]:
-        examples = read_images(listing, shard.split, shard.start, shard.stop)
-        return write_shard(shard, examples, shrink)
-
+    write = functools.partial(
+        write_shard, listing=listing, short_side=plan["resize"], quality=plan["quality"]
+    )
     written = map_threads(write, missing, chunk=1, num_threads=num_workers)
-    for shard, receipt in zip(missing, written, strict=True):
-        receipts[shard.path] = receipt
-        progress.add(shard.size / 1e6)
-    by_split: Receipts = {split: {} for split in listing.splits}
-    for shard in shards:
-        by_split[shard.split][shard.path.name] = receipts[shard.path] or {}
-    return by_split
+    with tqdm(None, "writing", total, unit="B", unit_scale=True, mininterval=10) as progress:
+        for shard, receipt in zip(missing, written, strict=True):
+            there[shard] = receipt
+            progress.update(shard.size)
+    return {shard: there[shard] for shard in shards}
 
 
 def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[Shard]:
@@ -156,11 +217,7 @@ def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[S
 
 def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> None:
     """Lists the images that were left out, and refuses them unless they are to be skipped."""
-    bad: list[str] = []
-    for split, shards in receipts.items():
-        bad += [where for receipt in shards.values() for where in receipt["unreadable"]]
-        if not any(receipt["records"] for receipt in shards.values()):
-            raise UserError(f"no image of split {split!r} can be decoded, such as {bad[-1]}.")
+    bad = [where for receipt in receipts.values() for where in receipt["unreadable"]]
     if not bad:
         return
     path = work / "prepared" / UNREADABLE
@@ -175,17 +232,16 @@ def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> Non
 
 
 def _finish(
-    folder: Path,
-    version: str,
-    class_names: Sequence[str],
-    plan: dict[str, Any],
-    receipts: Receipts,
+    folder: Path, version: str, class_names: Sequence[str], plan: dict[str, Any], receipts: Receipts
 ) -> None:
     """Writes the metadata and the checksums, all safe on disk at the end."""
-    sizes = {}
-    for split, shards in receipts.items():
-        lengths = [receipt["records"] for receipt in shards.values()]
-        sizes[split] = SplitSizes(lengths, sum(each["num_bytes"] for each in shards.values()))
+    sizes: dict[str, tuple[list[int], int]] = {}
+    for split, group in itertools.groupby(receipts, lambda shard: shard.split):
+        of_split = [receipts[shard] for shard in group]
+        lengths = [receipt["records"] for receipt in of_split]
+        if not sum(lengths):
+            raise UserError(f"no image of split {split!r} can be decoded; see {folder}.")
+        sizes[split] = (lengths, sum(receipt["num_bytes"] for receipt in of_split))
         logging.info("%s: %d examples in %d shards", split, sum(lengths), len(lengths))
     description = f"Prepared from {plan['source']} ({plan['kind']})."
     if plan["resize"]:
@@ -196,7 +252,7 @@ def _finish(
     write_image_metadata(
         folder, version=version, description=description, class_names=class_names, sizes=sizes
     )
-    written = {file: receipt for shards in receipts.values() for file, receipt in shards.items()}
+    written = {shard.path.name: receipt for shard, receipt in receipts.items()}
     for path in folder.iterdir():
         if path.name not in written:  # shards are synced already
             sync(path)

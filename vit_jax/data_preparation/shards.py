@@ -1,46 +1,30 @@
-"""Writing one shard: whole or not at all, and always the same bytes."""
+"""A shard from its images: whole or not at all, and always the same bytes; the set's metadata."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
+import numpy as np
+import tensorflow_datasets as tfds
 from array_record.python import array_record_module
+from tensorflow_datasets.proto import tf_example_pb2
 
 from vit_jax.data import geometry
 from vit_jax.data.decode import decode_image, decodes
-from vit_jax.data_preparation.examples import Example, serialize
+from vit_jax.data_preparation.listing import Listing
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import UNFINISHED, sync, write_atomically
+from vit_jax.files.atomic import replacing, write_atomically
 from vit_jax.files.manifest import digest
 
 # One record per group, as Grain and TFDS want it for random access; JPEGs cannot be compressed
 # further, and trying to costs 30 us per image, at reading another 6.
 WRITER_OPTIONS = "group_size:1,uncompressed"
-
-
-class Shrink(NamedTuple):
-    """Scales an image file's short side down to `short_side` pixels, as a JPEG of `quality`.
-
-    Area interpolation; upright, as the orientation tag is lost. Smaller images stay as they are.
-    """
-
-    short_side: int
-    quality: int
-
-    def __call__(self, data: bytes) -> bytes:
-        """Raises ValueError where the file cannot be decoded."""
-        pixels = decode_image(data, channels=3, exif=True)
-        short = min(pixels.shape[:2])
-        if short <= self.short_side:
-            return data
-        height, width = (round(side * self.short_side / short) for side in pixels.shape[:2])
-        small = cv2.cvtColor(geometry.resize(pixels, height, width, "area"), cv2.COLOR_RGB2BGR)
-        return cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, self.quality])[1].tobytes()
 
 
 class Shard(NamedTuple):
@@ -54,10 +38,10 @@ class Shard(NamedTuple):
     size: int  # of the images in the source, in bytes
 
 
-def write_shard(shard: Shard, examples: Iterable[Example], shrink: Shrink | None) -> dict[str, Any]:
+def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -> dict[str, Any]:
     """Writes a shard under another name, syncs and renames it, then leaves a receipt.
 
-    Images that cannot be decoded are left out.
+    Images that cannot be decoded are left out; for `short_side` and `quality` see `shrink`.
 
     Returns:
       The receipt: {"records", "num_bytes" of them, "bytes" and "sha256" of the file, "unreadable":
@@ -66,24 +50,32 @@ def write_shard(shard: Shard, examples: Iterable[Example], shrink: Shrink | None
     Raises:
       UserError: the source cannot be read or the shard cannot be written.
     """
-    found = sorted((each.position, _record(each, shrink), each.where) for each in examples)
-    records = [record for _, record, _ in found if record]
-    temporary = shard.path.with_name(shard.path.name + UNFINISHED)
+    found: list[tuple[int, bytes, str]] = []  # position, record, where the image is
+    for position, image, where in _read_images(listing, shard):
+        row = listing.splits[shard.split][position]
+        record = b""
+        try:
+            if short_side:
+                image = shrink(image, short_side, quality)
+            if short_side or decodes(image):
+                record = serialize(image, int(row["label"]), bytes(row["name"]))
+        except ValueError:
+            pass
+        found.append((position, record, where))
+    records = [record for _, record, _ in sorted(found) if record]
     try:
-        writer = array_record_module.ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
-        for record in records:
-            writer.write(record)
-        writer.close()
-        sync(temporary)
-        size, sha256 = digest(temporary)
-        temporary.rename(shard.path)
-        sync(shard.path.parent)
+        with replacing(shard.path) as temporary:
+            writer = array_record_module.ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
+            for record in records:
+                writer.write(record)
+            writer.close()
+            size, sha256 = digest(temporary)
         receipt = {
             "records": len(records),
             "num_bytes": sum(map(len, records)),
             "bytes": size,
             "sha256": sha256,
-            "unreadable": [where for _, record, where in found if not record],
+            "unreadable": [where for _, record, where in sorted(found) if not record],
         }
         write_atomically(shard.receipt, json.dumps(receipt))
     except (OSError, RuntimeError) as error:  # RuntimeError: array_record's
@@ -91,21 +83,7 @@ def write_shard(shard: Shard, examples: Iterable[Example], shrink: Shrink | None
         raise UserError(
             f"{shard.path}: cannot be written ({reason}); the same command resumes from here."
         ) from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return receipt
-
-
-def _record(example: Example, shrink: Shrink | None) -> bytes:
-    """The record that goes into the shard; empty where the image cannot be decoded."""
-    image = example.image
-    if shrink is None and not decodes(image):
-        return b""
-    try:
-        image = shrink(image) if shrink else image
-    except ValueError:
-        return b""
-    return serialize(image, example.label, example.name)
 
 
 def read_receipt(shard: Shard) -> dict[str, Any] | None:
@@ -115,3 +93,94 @@ def read_receipt(shard: Shard) -> dict[str, Any] | None:
         return receipt if os.path.getsize(shard.path) == receipt["bytes"] else None
     except (OSError, ValueError):
         return None
+
+
+def _read_images(listing: Listing, shard: Shard) -> Iterator[tuple[int, bytes, str]]:
+    """Position in the split, file and place of each image, in the order in which they lie on disk.
+
+    Raises:
+      UserError: a file cannot be read, or ends too early.
+    """
+    rows = listing.splits[shard.split][shard.start : shard.stop]
+    in_file_order = np.lexsort((rows["offset"], rows["file"])).tolist()
+    for number, group in itertools.groupby(in_file_order, lambda position: rows["file"][position]):
+        path = os.fsdecode(bytes(listing.files[number]))
+        try:
+            with open(path, "rb") as file:
+                for position in group:
+                    row = rows[position]
+                    name = os.fsdecode(bytes(row["name"]))
+                    where = path if path.endswith(f"/{name}") else f"{path}: {name}"
+                    file.seek(row["offset"])
+                    image = file.read(row["size"])
+                    if len(image) != row["size"]:
+                        raise UserError(f"{where}: truncated; copy it again.")
+                    yield shard.start + position, image, where
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}.") from None
+
+
+def shrink(data: bytes, short_side: int, quality: int) -> bytes:
+    """Scales an image file's short side down to `short_side` pixels, as a JPEG of `quality`.
+
+    Area interpolation; upright, as the orientation tag is lost. Smaller images stay as they are.
+    ValueError where the file cannot be decoded.
+    """
+    pixels = decode_image(data, channels=3, exif=True)
+    short = min(pixels.shape[:2])
+    if short <= short_side:
+        return data
+    height, width = (round(side * short_side / short) for side in pixels.shape[:2])
+    small = cv2.cvtColor(geometry.resize(pixels, height, width, "area"), cv2.COLOR_RGB2BGR)
+    return cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()
+
+
+def serialize(image: bytes, label: int, file_name: bytes) -> bytes:
+    """A `tf.train.Example` of `image`, `label` and `file_name`, the features of `imagenet2012`."""
+    example = tf_example_pb2.Example()
+    feature = example.features.feature
+    feature["image"].bytes_list.value.append(image)
+    feature["label"].int64_list.value.append(label)
+    feature["file_name"].bytes_list.value.append(file_name)
+    return example.SerializeToString(deterministic=True)
+
+
+def image_of(record: bytes, image_key: str) -> bytes:
+    """The image file in a serialized example."""
+    example = tf_example_pb2.Example.FromString(record)
+    return example.features.feature[image_key].bytes_list.value[0]
+
+
+def shard_name(name: str, split: str, number: int, count: int) -> str:
+    return f"{name}-{split}.array_record-{number:05d}-of-{count:05d}"
+
+
+def write_image_metadata(
+    folder: Path,
+    *,
+    version: str,
+    description: str,
+    class_names: Sequence[str],
+    sizes: Mapping[str, tuple[list[int], int]],
+) -> None:
+    """Metadata for the shards in a folder, with the features of `imagenet2012`.
+
+    `sizes`: of each split the records per shard, and the bytes of all records.
+    """
+    features = {
+        "image": tfds.features.Image(encoding_format="jpeg"),
+        "label": tfds.features.ClassLabel(names=list(class_names)),
+        "file_name": tfds.features.Text(),
+    }
+    tfds.folder_dataset.write_metadata(
+        data_dir=folder,
+        version=version,
+        description=description,
+        features=tfds.features.FeaturesDict(features),
+        supervised_keys=("image", "label"),
+        split_infos=[
+            tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=num_bytes)
+            for split, (lengths, num_bytes) in sizes.items()
+        ],
+        check_data=False,
+    )

@@ -1,15 +1,25 @@
-"""The kinds of evaluators by name."""
+"""The kinds of evaluators by name, and those of a run, each with its data."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from jax.sharding import Mesh
+
+from vit_jax.data.datasets import Dataset
+from vit_jax.errors import UserError, as_user_error
 from vit_jax.evaluators.average_precision import AveragePrecisionEvaluator
 from vit_jax.evaluators.classification import ClassificationEvaluator
 from vit_jax.evaluators.few_shot import FewShotEvaluator
+from vit_jax.evaluators.frozen_features import Features, feature_step
 from vit_jax.evaluators.linear_probe import LinearProbeEvaluator
 from vit_jax.evaluators.nearest_neighbors import NearestNeighborsEvaluator
 from vit_jax.evaluators.objective import ObjectiveEvaluator
+from vit_jax.evaluators.stream import Reader
+from vit_jax.parameters.sharding import check_batch_size
 
 # Each has `metric_names`, and returns `{metric: float}` when called with parameters.
 # These are built as `Kind(objective, reader, *, key=default, ...)`,
@@ -25,3 +35,166 @@ OF_FEATURES: dict[str, Any] = {
     "nearest_neighbors": NearestNeighborsEvaluator,
 }
 EVALUATORS = {**OF_OUTPUTS, **OF_FEATURES}
+# Of an evaluator: what decides on its data, besides `train_split`.
+_OF_DATA = ("dataset", "data_dir", "split", "label_key", "preprocess")
+
+
+def evaluator_keys(
+    *,
+    split: str = "test",
+    dataset: str = "",
+    data_dir: str = "",
+    label_key: str = "",
+    preprocess: str = "",
+    batch_size: int = 0,
+    every_steps: int = 0,
+    at_start: bool = False,
+) -> None:
+    """What all evaluators have.
+
+    Args:
+      split: split expression.
+      dataset: name or path of a data set of its own; "" is that of the training.
+      data_dir: where that lies; "" is dataset.data_dir.
+      label_key: feature that holds its label; "" is dataset.label_key.
+      preprocess: ops; "" is dataset.eval_preprocess.
+      batch_size: 0 is dataset.batch_size.
+      every_steps: between two evaluations; 0 is only after the last step.
+      at_start: also before the first update.
+    """
+
+
+_SHARED = ("name", *inspect.signature(evaluator_keys).parameters)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """An evaluator of a run, and when it is due.
+
+    Attributes:
+      evaluator: called with parameters and `on_batch`, returns `{metric: float}`.
+      datasets: what it reads.
+      every_steps, at_start: see `evaluator_keys`.
+    """
+
+    evaluator: Any
+    datasets: Mapping[str, Dataset]
+    every_steps: int
+    at_start: bool
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        if step == 0:
+            return self.at_start
+        return step == total_steps or bool(self.every_steps and step % self.every_steps == 0)
+
+
+def open_eval_data(
+    sections: Mapping[str, Mapping[str, Any]],
+    training: Mapping[str, Any],
+    open_dataset: Callable[..., Dataset],
+    image_shape: tuple[int, int, int],
+) -> dict[str, dict[str, Dataset]]:
+    """The data of each evaluator: its own, or else that of the training.
+
+    Those of features read two splits: `KEY` and `KEY/train`.
+
+    Args:
+      sections: `config.evaluators`.
+      training: `config.dataset`.
+      open_dataset: `create_dataset`, or what replaces it.
+      image_shape: of the training's images, [H, W, C].
+
+    Raises:
+      UserError: see `create_dataset`; or images of another shape.
+    """
+    opened: dict[str, dict[str, Dataset]] = {}
+    for key, section in sections.items():
+        splits, label = {key: section["split"]}, {}
+        if section["name"] in OF_FEATURES:  # whatever the training needs
+            splits[f"{key}/train"], label = section["train_split"], {"needs_label": True}
+        label_key = section["label_key"] or ("" if section["dataset"] else training["label_key"])
+        opened[key] = {}
+        for name, split in splits.items():
+            try:
+                dataset = open_dataset(
+                    name=section["dataset"] or training["name"],
+                    data_dir=section["data_dir"] or training["data_dir"],
+                    split=split,
+                    label_key=label_key,
+                    preprocess=section["preprocess"] or training["eval_preprocess"],
+                    on_bad_image=training["on_bad_image"],
+                    **label,
+                )
+            except UserError as error:
+                # The reader's message names dataset.split, but means the evaluator's.
+                message = f"evaluators.{key} (split={split!r}): {error}"
+                raise as_user_error(message, error) from error
+            if dataset.image_shape != image_shape:
+                raise UserError(
+                    f"evaluators.{key} reads images of {dataset.image_shape}, training of "
+                    f"{image_shape}; make dataset.eval_preprocess="
+                    f"{training['eval_preprocess']!r} give the same size."
+                )
+            opened[key][name] = dataset
+    return opened
+
+
+def create_evaluations(
+    sections: Mapping[str, Mapping[str, Any]],
+    datasets: Mapping[str, Mapping[str, Dataset]],
+    *,
+    objective: Any,
+    mesh: Mesh,
+    batch_size: int,
+    loader: Mapping[str, Any],
+    feature_of: Callable[[str, str], Callable[..., Any]],
+    with_classes: Callable[[str, Dataset], Dataset],
+) -> dict[str, Evaluation]:
+    """The evaluators of a run by their keys.
+
+    Those of one feature share a program, and those of its data the arrays.
+
+    Args:
+      sections: `config.evaluators`.
+      datasets: from `open_eval_data`.
+      objective: of the training.
+      batch_size: of evaluators that do not state theirs.
+      loader: how the host reads.
+      feature_of: (name, config key for errors) -> function of (params, batch), [B, D].
+      with_classes: (key, dataset) -> the dataset with the training's classes as labels.
+
+    Raises:
+      UserError: classes that the training does not have, a feature that the model does not have, or
+        a batch that does not divide over the devices.
+    """
+    evaluations: dict[str, Evaluation] = {}
+    steps: dict[str, Any] = {}  # by feature
+    features: dict[Any, Features] = {}  # by feature and data
+    for key, section in sections.items():
+        batch = section["batch_size"] or batch_size
+        check_batch_size(f"evaluators.{key}.batch_size", batch, mesh)
+        own_keys = {name: value for name, value in section.items() if name not in _SHARED}
+        source: tuple[Any, ...]
+        if section["name"] in OF_FEATURES:
+            feature = section["feature"]
+            if feature not in steps:
+                function = feature_of(feature, f"evaluators.{key}.feature")
+                steps[feature] = feature_step(function, mesh)
+            data = feature, batch, *(section[name] for name in _OF_DATA), section["train_split"]
+            if data not in features:
+                readers = [
+                    Reader(each, mesh, batch, dict(loader)) for each in datasets[key].values()
+                ]
+                features[data] = Features(steps[feature], *readers)
+            source = (features[data],)
+        else:
+            dataset = with_classes(key, datasets[key][key])
+            source = objective, Reader(dataset, mesh, batch, dict(loader), objective.example_keys)
+        try:
+            evaluator = EVALUATORS[section["name"]](*source, **own_keys)
+        except UserError as error:
+            raise as_user_error(f"evaluators.{key}: {error}", error) from error
+        evaluations[key] = Evaluation(
+            evaluator, datasets[key], section["every_steps"], section["at_start"]
+        )
+    return evaluations

@@ -8,9 +8,7 @@ from typing import Any
 import jax
 from clu import metrics as clu_metrics
 
-from vit_jax.data.device import RunAhead
 from vit_jax.evaluators.stream import Reader
-from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import compiler_options, keep_batch_sharding, replicated
 
 
@@ -47,14 +45,12 @@ class ObjectiveEvaluator:
           on_batch: called before each batch, by every process; its errors pass through.
         """
         total: Any = None
-        run_ahead = RunAhead()
         with self._reader.batches() as batches:
             for batch in batches:
                 on_batch()
-                values = self._eval_step(params, batch)
+                values, before = self._eval_step(params, batch), total
                 total = values if total is None else self._merge(total, values)
-                run_ahead.started(total)
-                watchdog.note("reading a batch to evaluate")
+                jax.block_until_ready(before)  # the host is at most two batches ahead
         total = jax.device_get(total)
         means = {name: float(value.compute()) for name, value in total.items()}
         count = int(next(iter(total.values())).count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.data.device import DeviceBatch, device_batches, local_rows
-from vit_jax.data.pipeline import Examples, eval_batches
+from vit_jax.data.pipeline import Batch, Examples, eval_batches
+from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import (
     batch_sharding,
     compiler_options,
@@ -54,7 +55,15 @@ class Reader:
         with eval_batches(
             self.dataset, batch_size=self.batch_size, rows=rows, **loader
         ) as host_batches:
-            yield device_batches(host_batches, sharding, batch_size=self.batch_size, keys=self.keys)
+            watched = _tell_watchdog(host_batches)
+            yield device_batches(watched, sharding, batch_size=self.batch_size, keys=self.keys)
+
+
+def _tell_watchdog(host_batches: Iterable[Batch]) -> Iterator[Batch]:
+    watchdog.note("reading a batch to evaluate")
+    for batch in host_batches:
+        yield batch
+        watchdog.note("reading a batch to evaluate")
 
 
 OutputStep = Callable[[Any, DeviceBatch], dict[str, jax.Array]]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ import numpy as np
 from vit_jax.data import preprocess
 from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.errors import UserError, check_known
-from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.export.card import write_card
+from vit_jax.inference.load import load_model
+from vit_jax.inference.model import Model
 from vit_jax.models.create import create_model, role_of
 from vit_jax.parameters.names import flatten_names, unflatten_names
-from vit_jax.pretrained.cards.card import write_card
-from vit_jax.pretrained.formats.table import FORMATS, lost_conventions
+from vit_jax.pretrained.formats.table import FORMATS
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.description import MODEL_FILE, Description, InputSettings
 
@@ -29,6 +32,7 @@ FORMAT_NAMES = (*FORMATS, ORBAX)
 # big_vision's class token is the sum of two parameters of ours, so that float32 rounds differently
 # once; everything else is moved and not computed.
 LOGITS_TOLERANCE = 1e-5
+_SUFFIXES = (".npz", ".json", ".md")  # of a file, what describes it, and its card
 
 
 def convert_checkpoint(
@@ -36,20 +40,17 @@ def convert_checkpoint(
     destination: str,
     *,
     format: str,
-    image_size: int | tuple[int, int] | None = None,
-    num_heads: int | None = None,
-    grid: tuple[int, int] | None = None,
     drop_head: bool = False,
+    **model_options: Any,
 ) -> dict[str, Any]:
     """Reads `source`, writes `destination`, reads that again and compares.
 
     Args:
-      source: see `vit_jax.pretrained.load.read_source`.
+      source: of the model, see `load_model`, which takes `model_options`: `image_size` to
+        interpolate positions; `num_heads` and `grid` where the file does not tell.
       destination: a file NAME.npz, beside which NAME.json and NAME.md (the model card) are written;
         or, for timm, huggingface and orbax, a folder. It must not exist.
       format: one of `FORMAT_NAMES`.
-      image_size: interpolate the position embeddings for images of this size.
-      num_heads, grid: what the file does not tell, see `read_source`.
       drop_head: leave head and pre_logits out; the model gives its representation.
 
     Returns:
@@ -64,34 +65,22 @@ def convert_checkpoint(
     check_known("--format", format, FORMAT_NAMES)
     target = Path(os.path.expanduser(destination))
     check_destination(target, format)
-    model = load_model(source, image_size=image_size, num_heads=num_heads, grid=grid)
+    model = load_model(source, **model_options)
     if drop_head:
         model = without_head(model)
     flat = flatten_names(model.params)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
-        written = Path(scratch) / target.name
-        notes = write(written, format, flat, model.description)
-        check = compare(model, load_model(written))
-        write_card(
-            written,
-            description=model.description,
-            format=format,
-            source=source,
-            report=model.report,
-        )
-        # By renaming, the weights last.
-        names = sorted(os.listdir(scratch), key=lambda name: name == target.name)
-        for name in names:
-            os.replace(Path(scratch) / name, target.parent / name)
-    files = target.rglob("*") if target.is_dir() else [target.parent / name for name in names]
+    with unfinished(target) as path:
+        notes = write(path, format, flat, model.description)
+        check = compare(model, load_model(path))
+        write_card(path, model, format)
+    files = target.rglob("*") if target.is_dir() else map(target.with_suffix, _SUFFIXES)
     return {
         "source": source,
         "source_format": model.format,
         "destination": str(target),
         "format": format,
         "num_parameters": sum(array.size for array in flat.values()),
-        "arrays": dataclasses.asdict(model.report),
+        "arrays": model.report,
         "notes": [*lost_conventions(format, model.description), *notes],
         "files": sorted(str(file) for file in files if file.is_file()),
         **check,
@@ -104,8 +93,8 @@ def check_destination(target: Path, format: str) -> None:
     if is_file != (target.suffix == ".npz"):
         what = "a file, call it NAME.npz" if is_file else "a folder; leave the ending out"
         raise UserError(f"{target}: --format={format} writes {what}.")
-    for path in (target, target.with_suffix(".json"), target.with_suffix(".md")):
-        if path.exists() and (is_file or path == target):
+    for path in map(target.with_suffix, _SUFFIXES if is_file else [target.suffix]):
+        if path.exists():
             raise UserError(f"{path} exists; remove it, or choose another destination.")
 
 
@@ -189,7 +178,35 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
     return settings, notes
 
 
-def without_head(model: PretrainedModel) -> PretrainedModel:
+def lost_conventions(name: str, description: Description) -> list[str]:
+    """What a reader of the format other than ours will not know of the model, in sentences."""
+    model = description.model
+    if "gelu" not in model:
+        return []  # a ResNet has none of what follows
+    classifier, epsilon = model["classifier"], model["layer_norm_epsilon"]
+    fixed = model["position_embedding"] == "sincos2d"
+    notes = []
+    if name in ("npz_published", "big_vision", "npz"):
+        if model["gelu"] != "tanh":
+            notes += [f"gelu={model['gelu']} is said beside the file only; Google's has tanh."]
+        if classifier.endswith("unpooled"):
+            notes += [f"classifier={classifier} is said beside the file only."]
+    if name != "huggingface" and epsilon != 1e-6:
+        notes += [f"layer_norm_epsilon={epsilon:g} has no place in this format (1e-6)."]
+    if name == "npz_published" and classifier == "map":
+        notes += ["The official code has no attention pooling; big_vision has."]
+    if name == "big_vision" and (classifier == "token" or fixed):
+        notes += ["timm reads big_vision's files without class token, with learned positions."]
+    if name in ("timm", "huggingface") and fixed:
+        notes += ["The fixed positions are written as learned ones: this format has no others."]
+    if name != "huggingface" and description.probabilities_by != "softmax":
+        notes += [f"probabilities_by={description.probabilities_by} is said beside the file only."]
+    if name == "huggingface" and len(set(description.class_names)) < len(description.class_names):
+        notes += ["Classes of one name share an entry of label2id; id2label has them all."]
+    return notes
+
+
+def without_head(model: Model) -> Model:
     """The same model up to its representation."""
     flat = flatten_names(model.params)
     dropped = {
@@ -200,11 +217,11 @@ def without_head(model: PretrainedModel) -> PretrainedModel:
     if not dropped:
         raise UserError(f"--drop_head: {model.source} has no head.")
     sizes = {**model.description.model, "num_classes": 0, "representation_size": None}
-    report = dataclasses.replace(
-        model.report,
-        loaded=tuple(name for name in model.report.loaded if name not in dropped),
-        dropped={**model.report.dropped, **dropped},
-    )
+    report = {
+        **model.report,
+        "loaded": [name for name in model.report["loaded"] if name not in dropped],
+        "dropped": {**model.report["dropped"], **dropped},
+    }
     return dataclasses.replace(
         model,
         module=create_model(**sizes),
@@ -214,7 +231,7 @@ def without_head(model: PretrainedModel) -> PretrainedModel:
     )
 
 
-def compare(expected: PretrainedModel, found: PretrainedModel) -> dict[str, Any]:
+def compare(expected: Model, found: Model) -> dict[str, Any]:
     """Whether two models hold the same parameters, and how far their logits are apart.
 
     Returns:
@@ -230,7 +247,7 @@ def compare(expected: PretrainedModel, found: PretrainedModel) -> dict[str, Any]
     shape = (2, *expected.description.image_shape)
     images = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
     before, after = (
-        np.asarray(_logits(model.module, model.params, images)) for model in (expected, found)
+        np.asarray(compute_logits(each.module, each.params, images)) for each in (expected, found)
     )
     difference = float(np.max(np.abs(before - after)))
     if not difference <= LOGITS_TOLERANCE * max(1.0, float(np.std(before))):
@@ -241,6 +258,20 @@ def compare(expected: PretrainedModel, found: PretrainedModel) -> dict[str, Any]
     return {"parameters_identical": identical, "max_logits_difference": difference}
 
 
+@contextlib.contextmanager
+def unfinished(target: Path) -> Iterator[Path]:
+    """A path of the same name in a folder beside it, of which all files are moved to the target's.
+
+    The target itself comes last, and after an error nothing does.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+        yield Path(scratch) / target.name
+        for name in sorted(os.listdir(scratch), key=lambda name: name == target.name):
+            os.replace(Path(scratch) / name, target.parent / name)
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def _logits(module: Any, params: Any, images: np.ndarray) -> jax.Array:
+def compute_logits(module: Any, params: Any, images: Any) -> jax.Array:
+    """Of the model's input [B, H, W, C]: float32 [B, K]."""
     return module.apply({"params": params}, images, train=False)

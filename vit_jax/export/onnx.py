@@ -11,6 +11,7 @@ writes max pooling that ONNX Runtime refuses; PyTorch has no twin for BiT, nor f
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +22,7 @@ import numpy as np
 from jax.extend import core
 
 from vit_jax.errors import UserError, import_extra
-from vit_jax.export.onnx_graph import Constant, Graph, Operand, element_type, integers
-from vit_jax.export.settings import INPUT_NAME
+from vit_jax.export.onnx_graph import INPUT_NAME, Constant, Graph, Operand, element_type, integers
 
 OPSET = 18  # the first in which all reductions take their axes in one way
 # Protocol buffers end at 2 GiB; beyond, constants stand in a file of their own.
@@ -57,7 +57,7 @@ def write_onnx(
     graph = Graph()
     # Dicts are flattened in the order of their sorted keys.
     arguments: list[Operand] = [Constant(np.asarray(params[name]), name) for name in sorted(params)]
-    [output] = _inline(graph, closed, [*arguments, INPUT_NAME])
+    [output] = _inline(graph, closed.jaxpr, closed.consts, [*arguments, INPUT_NAME])
     graph.add("Identity", output, output=output_name)
 
     def info(name: str, spec: jax.ShapeDtypeStruct) -> Any:
@@ -65,10 +65,9 @@ def write_onnx(
         return helper.make_tensor_value_info(name, element_type(spec.dtype), shape)
 
     opsets = [helper.make_opsetid("", OPSET)]
+    ends = [info(INPUT_NAME, images)], [info(output_name, result)]
     model = helper.make_model(
-        helper.make_graph(
-            graph.nodes, "vit_jax", [info(INPUT_NAME, images)], [info(output_name, result)]
-        ),
+        helper.make_graph(graph.nodes, "vit_jax", *ends),
         opset_imports=opsets,
         # The oldest, so that older runtimes read it too.
         ir_version=helper.find_min_ir_version_for(opsets),
@@ -77,22 +76,19 @@ def write_onnx(
     helper.set_model_props(model, dict(metadata))
     for name, value in graph.constants.items():  # last: the helpers above copy what they are given
         model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    onnx.save_model(
-        model,
-        path,
-        save_as_external_data=sum(x.nbytes for x in graph.constants.values()) > MAX_SINGLE_FILE,
-        location=path.name + ".data",
-    )
+    is_large = sum(value.nbytes for value in graph.constants.values()) > MAX_SINGLE_FILE
+    data_file = path.name + ".data"
+    onnx.save_model(model, path, save_as_external_data=is_large, location=data_file)
     del model  # the checker makes copies of its own
     onnx.checker.check_model(str(path), full_check=True)
 
 
-def _inline(graph: Graph, called: Any, arguments: Sequence[Operand]) -> list[Operand]:
-    """Adds the equations of a jaxpr, closed or without constants; returns its results."""
-    jaxpr, consts = getattr(called, "jaxpr", called), getattr(called, "consts", ())
+def _inline(
+    graph: Graph, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Operand]
+) -> list[Operand]:
+    """Adds the equations of a jaxpr; returns its results."""
     known: dict[Any, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
-    for variable, value in zip(jaxpr.constvars, consts, strict=True):
-        known[variable] = Constant(np.asarray(value))
+    known |= {v: Constant(np.asarray(x)) for v, x in zip(jaxpr.constvars, consts, strict=True)}
 
     def read(atom: Any) -> Operand:
         if isinstance(atom, core.Literal):
@@ -109,8 +105,11 @@ def _inline(graph: Graph, called: Any, arguments: Sequence[Operand]) -> list[Ope
 def _convert(graph: Graph, eqn: Any, inputs: Sequence[Operand]) -> list[Operand]:
     """The results of one equation."""
     name = eqn.primitive.name
-    if name in CALLS:
-        return _inline(graph, eqn.params[CALLS[name]], inputs)
+    if name in CALLS:  # a jaxpr, closed or without constants
+        called = eqn.params[CALLS[name]]
+        return _inline(
+            graph, getattr(called, "jaxpr", called), getattr(called, "consts", ()), inputs
+        )
     constants = [x for x in inputs if isinstance(x, Constant)]
     is_sized = all(isinstance(size, int) for size in eqn.outvars[0].aval.shape)
     if len(constants) == len(inputs) and is_sized and not eqn.primitive.multiple_results:
@@ -157,29 +156,25 @@ def _broadcast_in_dim(graph: Graph, eqn: Any, x: Operand) -> Operand:
 
 def _slice(graph: Graph, eqn: Any, x: Operand) -> Operand:
     """`x[:, 0]` where the batch is fixed."""
-    shape, starts = eqn.invars[0].aval.shape, eqn.params["start_indices"]
-    return _cut(graph, x, shape, starts, eqn.outvars[0].aval.shape)
+    return _cut(graph, eqn, x, eqn.params["start_indices"], eqn.outvars[0].aval.shape)
 
 
 def _gather(graph: Graph, eqn: Any, x: Operand, index: Operand) -> Operand:
     """`x[:, 0]` where the batch is free: one constant index, for the axes that are mapped."""
     assert isinstance(index, Constant)
-    shape, mapped = eqn.invars[0].aval.shape, eqn.params["dimension_numbers"].start_index_map
-    given = dict(zip(mapped, index.value.tolist(), strict=True))
-    starts = [given.get(axis, 0) for axis in range(len(shape))]
-    x = _cut(graph, x, shape, starts, eqn.params["slice_sizes"])
+    starts = np.zeros(len(eqn.invars[0].aval.shape), int)
+    starts[list(eqn.params["dimension_numbers"].start_index_map)] = index.value
+    x = _cut(graph, eqn, x, starts.tolist(), eqn.params["slice_sizes"])
     return graph.reshape(x, eqn.outvars[0].aval.shape)
 
 
-def _cut(graph: Graph, x: Operand, shape: Any, starts: Any, sizes: Any) -> Operand:
-    axes = [axis for axis, size in enumerate(sizes) if size != shape[axis]]
-    begin = [starts[axis] for axis in axes]
-    end = [starts[axis] + sizes[axis] for axis in axes]
+def _cut(graph: Graph, eqn: Any, x: Operand, starts: Any, sizes: Any) -> Operand:
+    axes = [axis for axis, size in enumerate(eqn.invars[0].aval.shape) if size != sizes[axis]]
+    begin, end = [starts[axis] for axis in axes], [starts[axis] + sizes[axis] for axis in axes]
     return graph.add("Slice", x, integers(begin), integers(end), integers(axes))
 
 
-def _reduce(graph: Graph, eqn: Any, x: Operand) -> Operand:
-    op_type = {"reduce_max": "ReduceMax", "reduce_sum": "ReduceSum"}[eqn.primitive.name]
+def _reduce(op_type: str, graph: Graph, eqn: Any, x: Operand) -> Operand:
     return graph.add(op_type, x, integers(eqn.params["axes"]), keepdims=0)
 
 
@@ -260,8 +255,8 @@ EMITTERS: dict[str, Callable[..., Operand]] = {
     "gather": _gather,
     "integer_pow": _integer_pow,
     "name": lambda _, __, x: x,
-    "reduce_max": _reduce,
-    "reduce_sum": _reduce,
+    "reduce_max": functools.partial(_reduce, "ReduceMax"),
+    "reduce_sum": functools.partial(_reduce, "ReduceSum"),
     "reduce_window_max": _reduce_window_max,
     "reshape": lambda graph, eqn, x: graph.reshape(x, eqn.outvars[0].aval.shape),
     "rsqrt": lambda graph, _, x: graph.add("Reciprocal", graph.add("Sqrt", x)),

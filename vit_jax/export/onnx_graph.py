@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.export.settings import INPUT_NAME
+INPUT_NAME = "images"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

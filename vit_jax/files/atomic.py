@@ -37,15 +37,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
     try:
-        try:
-            yield temporary
-            sync(temporary)
-            temporary.rename(path)
-            sync(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+        yield temporary
+        sync(temporary)
+        temporary.rename(path)
+        sync(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -115,8 +114,7 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     except OSError as error:
         # Some network file systems cannot do it for folders, and need not.
-        unsupported = error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-        if not (unsupported and path.is_dir()):
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
     finally:
         os.close(descriptor)

@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 
 from vit_jax.errors import may_pass
 from vit_jax.files.atomic import write_atomically
-from vit_jax.files.paths import known_md5, names_below
+from vit_jax.files.paths import known_digests, names_below
 
 MANIFEST = "checksums.json"
 _THREADS = 8
-_MD5 = "md5:"
 T = TypeVar("T")
 
 
@@ -37,7 +36,7 @@ def write_manifest(
       note: anything that JSON can hold.
       known: digests of files that the caller has read itself; the others are read here.
     """
-    known = dict(known or _known_digests(folder))
+    known = known or known_digests(folder)
     names = names_below(folder)
     names = [name for name in names if not name.startswith(MANIFEST)]  # nor what a kill left of one
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -53,16 +52,12 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     Raises:
       OSError: it cannot be read now, which says nothing about what it holds.
     """
-    content = read_or_none((folder / MANIFEST).read_bytes)
-    if content is None:
-        return None
     try:
-        manifest = json.loads(content)
+        manifest = json.loads(read_or_none((folder / MANIFEST).read_bytes) or b"")
         intact = manifest.pop("sha256") == _digest_of_json(manifest)
-        whole = isinstance(manifest["files"], dict) and isinstance(manifest["note"], dict)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return manifest if intact and whole else None
+    return manifest if intact else None
 
 
 def read_or_none(read: Callable[[], T]) -> T | None:
@@ -97,17 +92,15 @@ def damaged_files(folder: Path) -> list[str]:
     manifest = read_manifest(folder)
     if manifest is None:
         return [MANIFEST]
-
-    known = _known_digests(folder)
+    known, wanted = known_digests(folder), manifest["files"]
 
     def intact(name: str) -> bool:
-        wanted = manifest["files"][name]
-        if known.get(name) == wanted:
+        if known.get(name) == wanted[name]:
             return True
-        kind = "md5" if _MD5 in str(wanted) else "sha256"
-        return read_or_none(functools.partial(digest, folder / name, kind)) == wanted
+        kind = "md5" if "md5:" in wanted[name][1] else "sha256"
+        return read_or_none(functools.partial(digest, folder / name, kind)) == wanted[name]
 
-    names = sorted(manifest["files"])
+    names = sorted(wanted)
     with ThreadPoolExecutor(_THREADS) as pool:
         return [name for name, good in zip(names, pool.map(intact, names), strict=True) if not good]
 
@@ -116,12 +109,7 @@ def digest(path: Path, kind: str = "sha256") -> list[Any]:
     """[size in bytes, hash in hex] of a file; `md5:` goes before an MD5."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, kind).hexdigest()  # type: ignore[arg-type]
-        return [file.tell(), _MD5 + found if kind == "md5" else found]
-
-
-def _known_digests(folder: Path) -> dict[str, list[Any]]:
-    """What the bucket of a folder knows; {} on this machine."""
-    return {name: [size, _MD5 + md5] for name, (size, md5) in known_md5(folder).items()}
+        return [file.tell(), f"md5:{found}" if kind == "md5" else found]
 
 
 def _digest_of_json(content: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Paths of this machine, and of buckets: gs://BUCKET/FOLDER through etils.epath and gcsfs.
 
-Both have the methods of pathlib. What a bucket does otherwise is here: it has no rename, but an
+Both have the methods of pathlib. What a bucket does differently is here: it has no rename, but an
 object has its old content or the new one; and it knows the MD5 of what it holds.
 """
 
@@ -12,9 +12,8 @@ import os
 import re
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,12 +44,12 @@ def to_path(path: str | os.PathLike[str]) -> Path:
         raise missing_package(text, "gcsfs", "gcs")
     # Read when the first path is used. TensorFlow, where it is installed, has another client.
     os.environ.setdefault("EPATH_USE_TF", "0")
-    # Plain buckets: the API that tells other kinds needs rights of its own.
+    # Plain buckets: the API that recognises other kinds needs permissions of its own.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import fsspec
     from etils import epath
 
-    # Other processes write too: what a folder held a moment ago says nothing.
+    # Other processes write too, so an earlier listing of a folder says nothing.
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
     return cast(Path, epath.Path(text))
 
@@ -78,39 +77,26 @@ def size_of(path: Path) -> int:
     return bucket_files().size(str(path)) if is_bucket(path) else path.stat().st_size
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copies a file, or a folder with all that is in it; in a bucket on the server's side."""
-    if is_bucket(source):
-        found = bucket_files().find(str(source))
-        base = str(source).removeprefix(BUCKET)
-        bucket_files().copy(found, [f"{target}{name.removeprefix(base)}" for name in found])
-    elif source.is_dir():
-        shutil.copytree(source, target)
-    else:
-        shutil.copy2(source, target)
-
-
 def move(source: Path, target: Path) -> None:
-    """Moves a file or a folder, to another disk if need be."""
-    if is_bucket(source):
-        copy(source, target)
-        remove(source)
-    else:
+    """Moves a file or a folder, to another disk if need be; in a bucket on the server's side."""
+    if not is_bucket(source):
         shutil.move(source, target)
+        return
+    found = bucket_files().find(str(source))
+    base = str(source).removeprefix(BUCKET)
+    bucket_files().copy(found, [f"{target}{name.removeprefix(base)}" for name in found])
+    remove(source)
 
 
 def remove(path: Path) -> None:
-    """Removes a file, or a folder with all that is in it; a step stops to count as one at once."""
-    if not is_bucket(path):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return
-    files = bucket_files()
-    # A request is repeated if its reply was lost, and then finds nothing.
-    for each in (path / COMMITTED, path):
-        try:
-            files.rm(str(each), recursive=each == path)
-        except FileNotFoundError:
-            continue
+    """Removes a file, or a folder with all that is in it."""
+    if is_bucket(path):
+        with suppress(FileNotFoundError):  # a request repeated because its reply was lost
+            bucket_files().rm(str(path), recursive=True)
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 @contextmanager
@@ -127,7 +113,7 @@ def uploaded(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def local_copy(path: Path) -> Iterator[Path]:
-    """A file of this machine with the content of `path`, which it is itself outside a bucket."""
+    """A file of this machine with the content of `path`; `path` itself outside a bucket."""
     if not is_bucket(path):
         yield path
         return
@@ -139,10 +125,8 @@ def local_copy(path: Path) -> Iterator[Path]:
 
 def cache_dir() -> Path:
     """The folder that downloads are kept in; it need not exist."""
-    if folder := os.environ.get("VIT_JAX_CACHE"):
-        return Path(os.path.expanduser(folder))
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(base)) / "vit_jax"
+    return Path(os.path.expanduser(os.environ.get("VIT_JAX_CACHE") or f"{base}/vit_jax"))
 
 
 def cached_copy(path: Path) -> Path:
@@ -161,12 +145,10 @@ def cached_copy(path: Path) -> Path:
             "set VIT_JAX_CACHE to a larger disk, or prepare the set as array_record, of which only "
             "what is needed is read."
         )
-    unfinished = local.with_name(f"{local.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
-    try:
+    with tempfile.TemporaryDirectory(dir=local.parent) as folder:
+        unfinished = Path(folder) / local.name
         bucket_files().get_file(str(path), str(unfinished))
         unfinished.rename(local)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return local
 
 
@@ -189,13 +171,13 @@ def names_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def known_md5(folder: Path) -> dict[str, tuple[int, str]]:
-    """Size and MD5 (hex) by relative name of the files below a folder, as its bucket knows them.
+def known_digests(folder: Path) -> dict[str, list[Any]]:
+    """[size, "md5:HEX"] by relative name of the files below a folder, as its bucket knows them.
 
-    Objects that were put together from parts have none. Empty for a folder of this machine.
+    Objects that were composed of parts have none. Empty for a folder of this machine.
     """
     return {
-        name: (int(each["size"]), base64.b64decode(each["md5Hash"]).hex())
+        name: [int(each["size"]), f"md5:{base64.b64decode(each['md5Hash']).hex()}"]
         for name, each in (_objects(folder) if is_bucket(folder) else {}).items()
         if each.get("md5Hash")
     }

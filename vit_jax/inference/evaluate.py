@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,13 +25,13 @@ from vit_jax.evaluators.classification import (
 )
 from vit_jax.files.atomic import write_json
 from vit_jax.inference.class_order import match_classes, relabel
-from vit_jax.inference.inputs import create_reader, example_names, input_chain
-from vit_jax.inference.load import PretrainedModel, load_model
+from vit_jax.inference.images import example_names, input_chain
+from vit_jax.inference.load import load_model
+from vit_jax.inference.model import Model
 from vit_jax.inference.real_labels import real_labels
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.multi_label import MultiLabel
 from vit_jax.objectives.objective import Task
-from vit_jax.parameters.sharding import replicated
 
 _ROWS = {
     "mAP": "mAP                {:9.2%}",
@@ -85,6 +86,7 @@ def evaluate(
     check_known("--classes", classes, ("all", "present"))
     model = load_model(source, **model_options)
     input_chain(model.description)
+    logging.info("Preprocessing: %s", model.description.eval_preprocess)
     data = create_dataset(
         name=dataset,
         split=split,
@@ -159,7 +161,7 @@ def present_outputs(data: Dataset, outputs: np.ndarray) -> np.ndarray:
 
 
 def measure_examples(
-    model: PretrainedModel,
+    model: Model,
     data: Dataset,
     outputs: np.ndarray,
     *,
@@ -180,16 +182,16 @@ def measure_examples(
     evaluator: Any
     if kept is not None:
         places = np.searchsorted(kept, outputs).clip(max=len(kept) - 1)
-        reader = create_reader(relabel(data, places, len(kept)), batch_size)
+        reader = model.reader(relabel(data, places, len(kept)), batch_size)
         evaluator = ClassificationEvaluator(_OfSomeClasses(task, kept, **kwargs), reader)
     else:
-        reader = create_reader(relabel(data, outputs, num_outputs), batch_size)
+        reader = model.reader(relabel(data, outputs, num_outputs), batch_size)
         if several:
             task = dataclasses.replace(task, class_names=data.class_names)
             evaluator = AveragePrecisionEvaluator(MultiLabel(task), reader)
         else:
             evaluator = ClassificationEvaluator(Classification(task, **kwargs), reader)
-    arrays = evaluator.examples(jax.device_put(model.params, replicated(reader.mesh)))
+    arrays = evaluator.examples(model.placed_params)
     if kept is not None:
         arrays |= {name: kept[arrays[name]] for name in ("label", "prediction")}
     return arrays

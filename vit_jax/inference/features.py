@@ -1,59 +1,28 @@
-"""What a model computes on the way to its logits, for images or whole datasets.
-
-B: batch, T: tokens (class and distillation token first, then the grid row by row), D: hidden size.
-
-| feature          | shape  | what it is                                                      |
-|------------------|--------|-----------------------------------------------------------------|
-| `logits`         | [K]    | the head's answer                                               |
-| `pre_logits`     | [D]    | what the head sees: pooled tokens after the last layer norm; of |
-|                  |        | models with a pre-training head its tanh layer, [R]             |
-| `cls`, `dist`    | [D]    | class and distillation token after the last layer norm          |
-| `gap`            | [D]    | mean over the grid's tokens after the last layer norm           |
-| `tokens`         | [T, D] | all tokens after the last layer norm                            |
-| `block_3_tokens` | [T, D] | all tokens after block 3, counted from 0: the residual stream,  |
-|                  |        | before any layer norm that follows                              |
-| `block_3`        | [D]    | of these the class token, or the mean where there is none       |
-
-A ResNet (`model.name=bit`) has `logits`, `pre_logits` and `gap`, its mean over the feature map,
-which is what its head sees.
-"""
+"""Features of images or whole datasets, written into a file."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
-import re
-from collections.abc import Callable, Iterable, Sequence
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.errors import UserError, nearest
-from vit_jax.evaluators.stream import compile_outputs, stream_outputs
-from vit_jax.inference.feature_file import write_rows
-from vit_jax.inference.inputs import (
-    create_reader,
-    example_names,
-    file_source,
-    find_images,
-    input_chain,
-)
+from vit_jax.data.folder import FolderSource
+from vit_jax.errors import UserError, size_text
+from vit_jax.files.atomic import replacing
+from vit_jax.inference.images import example_names, find_images, input_chain
 from vit_jax.inference.load import load_model
-from vit_jax.objectives.objective import scale_images
-from vit_jax.parameters.initial import abstract_params
-from vit_jax.parameters.sharding import replicated
-from vit_jax.workdir.description import Description
-
-# (params, batch) -> features by name
-FeatureFunction = Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]
-
-_BLOCK = re.compile(r"block_(\d+)(_tokens)?")
+from vit_jax.models.features import check_features, feature_function
 
 
 def extract_features(
@@ -78,7 +47,7 @@ def extract_features(
       source: of the model, see `load_model`, which takes `model_options`.
       images: with a `split`, the name or folder of one dataset; else image files, and folders of
         which all images are taken.
-      features: names of the table above.
+      features: names of `models/features.py`.
       output: path of the `.npz`.
       split, data_dir, label_key, on_bad_image: see `create_dataset`.
       batch_size: over all devices; rounded up to what they can share.
@@ -93,156 +62,84 @@ def extract_features(
         raise UserError(f"--output={output}: name a file that ends in .npz.")
     model = load_model(source, **model_options)
     names = check_features(model.module, features)
-    data = _open_images(
-        images,
-        split,
-        model.description,
-        data_dir=data_dir,
-        label_key=label_key,
-        on_bad_image=on_bad_image,
-    ).check()
+    chain, image = input_chain(model.description)
+    logging.info("Preprocessing: %s", model.description.eval_preprocess)
+    if split:
+        if len(images) != 1:
+            raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
+        data = create_dataset(
+            name=images[0],
+            split=split,
+            preprocess=model.description.eval_preprocess,
+            data_dir=data_dir,
+            label_key=label_key,
+            on_bad_image=on_bad_image,
+        )
+    else:
+        paths = find_images(images)
+        if missing := [path for path in paths if not os.path.exists(path)]:
+            raise UserError(f"{missing[0]}: no such file or folder; a dataset needs a --split.")
+        encoded = np.array([os.fsencode(path) for path in paths], np.bytes_)
+        source_of_files = FolderSource("", encoded, np.zeros(len(encoded), np.int32))
+        data = Dataset("images", "", source_of_files, chain, (), on_bad_image)
+    data = data.check()
+    function = feature_function(model.module, names)
+    inputs = jax.ShapeDtypeStruct((data.num_examples, *image.shape), np.float32)
+    specs = dict(jax.eval_shape(function, model.params, inputs))
     others = {"names": np.array(example_names(data.source, data.split))}
     if split:
+        label = data.element_spec["label"]
+        specs["labels"] = jax.ShapeDtypeStruct((data.num_examples, *label.shape), np.int32)
         others["class_names"] = np.array(data.class_names)
-    reader = create_reader(data, batch_size)
-    params = jax.device_put(model.params, replicated(reader.mesh))
-    function = feature_function(model.module, [*names, "labels"] if split else names)
-    image, label = (data.element_spec[key] for key in ("image", "label"))
-    images_spec = jax.ShapeDtypeStruct((1, *image.shape), image.dtype)
-    batch = {"image": images_spec, "label": np.zeros((1, *label.shape), int)}
-    specs = {
-        name: jax.ShapeDtypeStruct((data.num_examples, *rows.shape[1:]), rows.dtype)
-        for name, rows in jax.eval_shape(function, params, batch).items()
-    }
-    step = compile_outputs(function, reader.mesh)
-    write_rows(Path(output), specs, stream_outputs(step, params, reader), **others)
+    _write_rows(Path(output), specs, model.stream(list(specs), data, batch_size), **others)
     shapes = {name: specs[name].shape for name in names}
     logging.info("Wrote %s: %s", output, shapes)
     return shapes
 
 
-def _open_images(
-    images: list[str], split: str, description: Description, **options: Any
-) -> Dataset:
-    """The dataset of that name, or image files as one without labels."""
-    chain, _ = input_chain(description, encoded=not split)
-    if not split:
-        paths = find_images(images)
-        if missing := [path for path in paths if not os.path.exists(path)]:
-            raise UserError(f"{missing[0]}: no such file or folder; a dataset needs a --split.")
-        return Dataset("images", "", file_source(paths), chain, (), options["on_bad_image"])
-    if len(images) != 1:
-        raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
-    preprocess = description.eval_preprocess
-    return create_dataset(name=images[0], split=split, preprocess=preprocess, **options)
+def _write_rows(
+    path: Path,
+    specs: Mapping[str, jax.ShapeDtypeStruct],
+    parts: Iterable[Mapping[str, np.ndarray]],
+    **others: np.ndarray,
+) -> None:
+    """Writes an `.npz` whose large arrays arrive in parts; it appears as a whole or not at all.
 
-
-def available_features(module: Any) -> list[str]:
-    """The features that a model has, by the names of the table above."""
-    names = ["logits"] if module.num_classes else []
-    if len(module.prefix_tokens) < 2:  # else each of two heads sees a token of its own
-        names.append("pre_logits")
-    if module.num_layers is None:
-        return [*names, "gap"] if module.classifier == "gap" else names
-    if module.num_layers:
-        names += [*module.prefix_tokens, "gap", "tokens"]
-        for i in range(module.num_layers):
-            names += [f"block_{i}", f"block_{i}_tokens"]
-    return names
-
-
-def check_features(module: Any, features: Iterable[str], key: str = "--features") -> list[str]:
-    """The names without repetition; UserError for one that the model does not have."""
-    known = available_features(module)
-    names = list(dict.fromkeys(name.strip() for name in features if name.strip()))
-    listing = ", ".join(name for name in known if not _BLOCK.fullmatch(name))
-    if module.num_layers:
-        last = module.num_layers - 1
-        listing += f", block_0 to block_{last}, block_0_tokens to block_{last}_tokens"
-    if not names:
-        raise UserError(f"{key} is empty; this model has {listing}.")
-    for name in names:
-        if name not in known:
-            raise UserError(
-                f"{key}: this model has no {name!r}.{nearest(name, known)} It has {listing}."
-            )
-    return names
-
-
-def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
-    """`(params, batch) -> {name: float32 [B, ...]}`, to be compiled.
-
-    It takes batches with an `image`, as the objectives do, and parameters in the module's form, for
-    features of single blocks in loop form. Nothing else is kept of what the model computes.
+    Rows wait in one file per array, in a hidden folder beside the target: while it is packed, the
+    disk holds one of the arrays twice.
 
     Args:
-      module: a Vision Transformer or a ResNet.
-      names: from `check_features`; also `labels`, the batch's own, int32.
-    """
-    if any(map(_BLOCK.fullmatch, names)):  # one by one, so that a single one can be kept
-        module = module.clone(scan=False, remat="none")
-    sources = {name: _module_of(module, name) for name in names if name != "labels"}
-
-    def wanted(submodule: nn.Module, method: str) -> bool:
-        return method == "__call__" and submodule.name in sources.values()
-
-    def function(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        logits, state = module.apply(
-            {"params": params},
-            scale_images(batch["image"]),
-            train=False,
-            capture_intermediates=wanted,
-            mutable=["intermediates"],
-        )
-        captured = flatten_dict(state.get("intermediates", {}))
-        outputs = {path[-2]: value[0] for path, value in captured.items() if "__call__" in path}
-        outputs["logits"] = logits
-        values = {name: _feature(module, name, outputs[sources[name]]) for name in sources}
-        found = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
-        if "labels" in names:
-            found["labels"] = jnp.asarray(batch["label"], jnp.int32)
-        return found
-
-    return function
-
-
-def one_feature(
-    module: Any, name: str, image_shape: tuple[int, int, int], key: str = "--feature"
-) -> Callable[[Any, Any], jax.Array]:
-    """`(params, batch) -> float32 [B, D]`, see `feature_function`.
+      path: its folder is made, a file of that name is replaced.
+      specs: shape [N, ...] and dtype of every large array.
+      parts: the next rows [n, ...] of all of them; N in all.
+      others: small arrays.
 
     Raises:
-      UserError: it is unknown, or not one vector per image.
+      UserError: no room on the disk.
     """
-    check_features(module, [name], key)
-    function = feature_function(module, [name])
-    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.uint8)
-    params = abstract_params(module, image_shape)
-    rows = jax.eval_shape(function, params, {"image": image})[name]
-    if len(rows.shape) != 2:
-        raise UserError(f"{key}={name!r} is {rows.shape[1:]} per image, not one vector.")
-    return lambda params, batch: function(params, batch)[name]
-
-
-def _module_of(module: Any, feature: str) -> str:
-    """The submodule whose output a feature is made of, or "logits"."""
-    if module.num_layers is None and feature == "gap":  # of a ResNet both are one
-        return "pre_logits"
-    if feature in ("logits", "pre_logits"):
-        return feature
-    match = _BLOCK.fullmatch(feature)
-    return f"encoderblock_{match[1]}" if match else "Transformer"
-
-
-def _feature(module: Any, name: str, output: jax.Array) -> jax.Array:
-    if name == "pre_logits":
-        return nn.tanh(output) if module.representation_size is not None else output
-    prefix = module.prefix_tokens
-    if name == "logits" or name.endswith("tokens") or module.num_layers is None:
-        return output
-    if name in prefix:
-        return output[:, prefix.index(name)]  # [B, D]
-    if name == "gap" or not prefix:
-        # Averages of many tokens are taken in float32 whatever the model computes in.
-        return jnp.mean(output[:, len(prefix) :], axis=1, dtype=jnp.float32)  # [B, D]
-    return output[:, 0]  # [B, D], the class token after a block
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sizes = [math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values()]
+    needed, free = sum(sizes) + max(sizes), shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise UserError(
+            f"--output={path}: needs {size_text(needed)}, the disk has {size_text(free)} left."
+        )
+    with contextlib.ExitStack() as stack:
+        folder = tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.")
+        rows_folder, files = Path(stack.enter_context(folder)), {}
+        for name, spec in specs.items():
+            files[name] = stack.enter_context(open(rows_folder / name, "wb"))
+            descr = np.lib.format.dtype_to_descr(spec.dtype)
+            header = {"descr": descr, "fortran_order": False, "shape": spec.shape}
+            np.lib.format.write_array_header_1_0(files[name], header)
+        for part in parts:
+            for name, file in files.items():
+                file.write(np.ascontiguousarray(part[name], specs[name].dtype).data)
+        with replacing(path) as unfinished, zipfile.ZipFile(unfinished, "w") as archive:
+            for name, file in files.items():
+                file.close()
+                archive.write(file.name, f"{name}.npy")
+                os.remove(file.name)
+            for name, array in others.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)

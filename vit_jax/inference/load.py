@@ -1,47 +1,28 @@
-"""Any weights as a model that is ready to use."""
+"""Weights of any format as a model that is ready to use, or as the teacher of another."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from vit_jax.errors import UserError
-from vit_jax.inference.inputs import at_image_size
+import jax
+import numpy as np
+
+from vit_jax.errors import UserError, as_user_error
+from vit_jax.inference.class_order import match_classes
+from vit_jax.inference.images import at_image_size, input_range
+from vit_jax.inference.model import Model
 from vit_jax.models.create import create_model
-from vit_jax.parameters.initial import abstract_params
-from vit_jax.parameters.names import flatten_names, unflatten_names
+from vit_jax.parameters.names import abstract_params, flatten_names, unflatten_names
 from vit_jax.pretrained.fit.adapt import adapt_params
-from vit_jax.pretrained.fit.report import LoadReport
-from vit_jax.pretrained.formats.json_values import reading
+from vit_jax.pretrained.formats.stored import reading
 from vit_jax.pretrained.infer import infer_description
 from vit_jax.pretrained.load import read_source
-from vit_jax.workdir.description import Description
 
 # How a model is trained and computed, not what it is.
 _TRAINING = ("remat", "scan", "dtype", "attention", "position_stddev")
-
-
-@dataclasses.dataclass(frozen=True)
-class PretrainedModel:
-    """A model and its parameters.
-
-    Attributes:
-      module: linen module; `module.apply({"params": params}, images, train=False)` takes floats
-        [B, H, W, C] and gives logits [B, K] float32.
-      params: nested dict of numpy float32 arrays, loop form of the blocks.
-      description: sizes, classes, and how an image file becomes an input.
-      format: in which the weights were found.
-      source: where.
-      report: what became of every array.
-    """
-
-    module: Any
-    params: Any = dataclasses.field(repr=False)
-    description: Description
-    format: str
-    source: str
-    report: LoadReport = dataclasses.field(repr=False)
 
 
 def load_model(
@@ -53,7 +34,7 @@ def load_model(
     posemb: str = "bilinear",
     dtype: str = "float32",
     preprocess: str = "",
-) -> PretrainedModel:
+) -> Model:
     """Loads weights of any format together with the model that they are for.
 
     Sizes come from what lies beside the weights (our `model.json`, a `config.json`), from the zoo,
@@ -103,7 +84,7 @@ def load_model(
         dropped=stored.dropped,
         changed=stored.changed,
     )
-    return PretrainedModel(
+    return Model(
         module=module,
         params=unflatten_names(flat),
         description=description,
@@ -118,3 +99,40 @@ def attributes(module: Any, name: str) -> dict[str, Any]:
     fields = (field.name for field in dataclasses.fields(module))
     left_out = ("parent", "name", *_TRAINING)
     return {"name": name, **{f: getattr(module, f) for f in fields if f not in left_out}}
+
+
+def load_teacher(
+    key: str, source: str, *, image_shape: tuple[int, ...], class_names: Sequence[str], dtype: str
+) -> tuple[Callable[[Any, jax.Array], jax.Array], Any]:
+    """A model of any format for images of that shape and these classes, to train another with.
+
+    Args:
+      key: of the config, for errors.
+      source: see `load_model`.
+      image_shape: [H, W, C]; position embeddings are interpolated.
+      class_names: of the data, found among the model's in any order.
+      dtype: of its computations.
+
+    Returns:
+      (params, images in [-1, 1]) -> logits [B, K] in the order of `class_names`, to be compiled;
+      and its parameters, on the host.
+
+    Raises:
+      UserError: see `load_model`; also other channels, or not the classes of the data.
+    """
+    try:
+        model = load_model(source, image_size=(image_shape[0], image_shape[1]), dtype=dtype)
+        found = model.description
+        if found.image_shape != image_shape:
+            raise UserError(f"it takes images of {found.image_shape}, the data have {image_shape}.")
+        outputs = match_classes(class_names, found.class_names, found.model["num_classes"])
+    except UserError as error:
+        raise as_user_error(f"{key}={source!r}: {error}", error) from error
+    black, white = (x.reshape(1, 1, 1, -1) for x in input_range(found))
+
+    def logits(params: Any, images: jax.Array) -> jax.Array:
+        if np.any(black != -1.0) or np.any(white != 1.0):
+            images = (images + 1.0) / 2.0 * (white - black) + black
+        return model.module.apply({"params": params}, images, train=False)[:, outputs]
+
+    return logits, model.params

@@ -1,61 +1,69 @@
-"""A loaded model as most people use it: images in, classes, features or attention out."""
+"""A model that is ready to use: images in, classes, features or attention out."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data.decode import decode_image, pillow_pixels
-from vit_jax.data.ops import Decode
 from vit_jax.errors import UserError
-from vit_jax.inference import load
-from vit_jax.inference.features import check_features, feature_function
-from vit_jax.inference.inputs import input_chain
+from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
+from vit_jax.inference.images import Images, Inputs
+from vit_jax.models.features import check_features, feature_function
 from vit_jax.models.look import look
 from vit_jax.objectives.classification import PROBABILITIES
-from vit_jax.objectives.objective import scale_images
-
-Image = Any  # see `Model`
+from vit_jax.objectives.objective import of_batches, scale_images
+from vit_jax.parameters.sharding import BATCH_AXES, create_mesh, replicated
+from vit_jax.workdir.description import Description
 
 
 @dataclasses.dataclass(frozen=True)
-class Model(load.PretrainedModel):
-    """A model and its parameters.
+class Model:
+    """A model and its parameters; `inference.load.load_model` makes it.
 
     An image is the path of a file, its bytes, a Pillow image, or uint8 pixels [H, W, C] or [H, W],
     of any size; images are one, a list of them, or uint8 [B, H, W, C]. Float arrays [B, H, W, C]
     are taken as what `preprocess` returned.
+
+    Attributes:
+      module: linen module; `module.apply({"params": params}, images, train=False)` takes floats
+        [B, H, W, C] and gives logits [B, K] float32.
+      params: nested dict of numpy float32 arrays, loop form of the blocks.
+      description: sizes, classes, and how an image file becomes an input.
+      format: in which the weights were found.
+      source: where.
+      report: what became of every array, see `fit.adapt.adapt_params`.
     """
+
+    module: Any
+    params: Any
+    description: Description
+    format: str
+    source: str
+    report: dict[str, Any]
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Of the outputs; () if they are not known."""
         return self.description.class_names
 
-    def preprocess(self, images: Image | Sequence[Image]) -> np.ndarray:
+    def preprocess(self, images: Any) -> np.ndarray:
         """The model's input: float32 [B, H, W, C]; one image is a batch of one.
 
         Raises:
           UserError: an image cannot be read.
         """
-        chain, _ = self._chain
-        found = []
-        for number, image in enumerate(images if _is_batch(images) else [images]):
-            try:
-                pixels = self._stored(image)
-                example = chain({"image": pixels, "label": 0}, np.random.default_rng(0))
-            except (ValueError, OSError) as error:
-                name = image if isinstance(image, str | os.PathLike) else f"image {number}"
-                raise UserError(f"{name}: {error}") from error
-            found.append(example["image"])
+        examples = Images(images if _is_batch(images) else [images], self.description)
+        rng = np.random.default_rng(0)
+        found = [examples.example(i, rng)["image"] for i in range(examples.num_examples)]
+        _raise_first_failure(examples)
         return np.asarray(scale_images(jnp.asarray(np.stack(found))), np.float32)
 
     def logits(self, images: Any, *, batch_size: int = 32) -> np.ndarray:
@@ -71,29 +79,37 @@ class Model(load.PretrainedModel):
         num_outputs = self.description.model["num_classes"]
         if not num_outputs:
             raise UserError("the model has no head, so it names no class; see `features`.")
-        to_probabilities = PROBABILITIES[self.description.probabilities_by or "softmax"]
-        probabilities = np.asarray(to_probabilities(jnp.asarray(self.logits(images))))
         names = self.class_names or tuple(f"class {i}" for i in range(num_outputs))
-        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+        outputs, values = self.best(self.logits(images), top)
         found = [
-            [(names[k], float(row[k])) for k in order]
-            for row, order in zip(probabilities, best, strict=True)
+            [(names[k], float(value)) for k, value in zip(*row, strict=True)]
+            for row in zip(outputs, values, strict=True)
         ]
         return found if _is_batch(images) else found[0]
+
+    def best(self, logits: np.ndarray, top: int, loss: str = "") -> tuple[np.ndarray, np.ndarray]:
+        """The most probable outputs of logits [B, K], and their probabilities: [B, top] each.
+
+        `loss`: `softmax`, where the probabilities of all classes add up to 1, or `sigmoid`, one
+        probability for each; "" for the one that the model was trained with, if that is known.
+        """
+        to_probabilities = PROBABILITIES[loss or self.description.probabilities_by or "softmax"]
+        probabilities = np.asarray(to_probabilities(jnp.asarray(logits)))
+        outputs = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+        return outputs, np.take_along_axis(probabilities, outputs, axis=1)
 
     def features(
         self, images: Any, name: str = "pre_logits", *, batch_size: int = 32
     ) -> np.ndarray:
-        """A feature of `scripts/extract_features.py`, float32 [B, ...].
+        """A feature of `models/features.py`, float32 [B, ...].
 
         Raises:
           UserError: the model does not have it, or an image cannot be read.
         """
-        function = self._function(name)
-        parts = [
-            function(self.params, {"image": part}) for part in self._batches(images, batch_size)
-        ]
-        return np.concatenate([np.asarray(part[name]) for part in parts])
+        examples = self._examples(images)
+        parts = [part[name] for part in self.stream([name], examples, batch_size, key="name")]
+        _raise_first_failure(examples)
+        return np.concatenate(parts)
 
     def attention(self, images: Any, *, batch_size: int = 8) -> np.ndarray:
         """Attention weights of every block: float32 [L, B, heads, N, N].
@@ -108,22 +124,105 @@ class Model(load.PretrainedModel):
     def look(
         self, images: Any, what: str | Sequence[str] = "attention", *, batch_size: int = 8
     ) -> dict[str, np.ndarray]:
-        """What happens inside every block: float32 arrays, those of `models/look.py`.
+        """What happens inside every block: float32 arrays [L, B, ...], those of `models/look.py`.
 
         Raises:
           UserError: an unknown name, a model without attention, or an image cannot be read.
         """
         names = (what,) if isinstance(what, str) else tuple(what)
-        if names not in self._functions:
-            self._functions[names] = jax.jit(functools.partial(look, self.module, what=names))
-        parts = [
-            {
-                name: np.asarray(array, np.float32)
-                for name, array in self._functions[names](self.params, part).items()
-            }
-            for part in self._batches(images, batch_size)
-        ]
-        return {name: np.concatenate([part[name] for part in parts], axis=1) for name in names}
+
+        def function(params: Any, images: jax.Array) -> dict[str, jax.Array]:
+            found = look(self.module, params, images, names)
+            return {n: jnp.asarray(x.swapaxes(0, 1), jnp.float32) for n, x in found.items()}
+
+        examples = self._examples(images)
+        parts = list(self._outputs(("look", *names), lambda: function, examples, batch_size))
+        _raise_first_failure(examples)
+        return {n: np.concatenate([part[n] for part in parts]).swapaxes(0, 1) for n in names}
+
+    def stream(
+        self, names: Sequence[str], examples: Any, batch_size: int, key: str = "--features"
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Features of examples, a few at a time, on all devices: `{name: float32 [n, ...]}`.
+
+        With `labels` among the names also the examples' own, int32.
+
+        Args:
+          names: of `models/features.py`.
+          examples: see `pipeline.Examples`, such as a `Dataset` or `Images`.
+          batch_size: over all devices; rounded up to what they can share.
+          key: for errors.
+        """
+        features = check_features(self.module, [name for name in names if name != "labels"], key)
+        make = functools.partial(feature_function, self.module, features)
+        labels = "labels" in names
+        return self._outputs(("features", *names), make, examples, batch_size, labels=labels)
+
+    def reader(self, dataset: Any, batch_size: int) -> Reader:
+        """Reads examples on all devices, with a thread for every core.
+
+        Raises:
+          UserError: `batch_size` is not positive.
+        """
+        if batch_size < 1:
+            raise UserError(f"--batch_size={batch_size} must be at least 1.")
+        shards = math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
+        count = dataset.num_examples
+        fitting = -(-min(batch_size, count) // shards) * shards
+        threads = min(os.cpu_count() or 1, 16) if count > 1 else 0
+        loader = {"num_threads": threads, "num_workers": 0, "prefetch": 2}
+        return Reader(dataset, self.mesh, fitting, loader)
+
+    @functools.cached_property
+    def mesh(self) -> Any:
+        """All devices, each with all parameters."""
+        return create_mesh()
+
+    @functools.cached_property
+    def placed_params(self) -> Any:
+        """The parameters on the devices."""
+        return jax.device_put(self.params, replicated(self.mesh))
+
+    def _examples(self, images: Any) -> Any:
+        """Images as a user gives them, for the pipeline."""
+        if isinstance(images, np.ndarray | jax.Array) and np.issubdtype(images.dtype, np.floating):
+            size = self.description.image_shape
+            if images.shape[1:] != size:
+                raise UserError(
+                    f"float images are the model's input, [B, {', '.join(map(str, size))}], not "
+                    f"{list(images.shape)}; `preprocess` takes uint8 pixels of any size."
+                )
+            examples: Any = Inputs(np.asarray(images))
+        else:
+            examples = Images(images if _is_batch(images) else [images], self.description)
+        if not examples.num_examples:
+            raise UserError("there are no images.")
+        return examples
+
+    def _outputs(
+        self,
+        key: Any,
+        make: Callable[[], Callable[[Any, jax.Array], dict[str, jax.Array]]],
+        examples: Any,
+        batch_size: int,
+        *,
+        labels: bool = False,
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Outputs of `make()(params, images)`, which is compiled once for each `key`."""
+        if key not in self._steps:
+            function = of_batches(make())
+
+            def step(params: Any, batch: Any) -> dict[str, jax.Array]:
+                found = function(params, batch)
+                return {**found, "labels": batch["label"]} if labels else found
+
+            self._steps[key] = compile_outputs(step, self.mesh)
+        reader = self.reader(examples, batch_size)
+        return stream_outputs(self._steps[key], self.placed_params, reader)
+
+    @functools.cached_property
+    def _steps(self) -> dict[Any, Any]:
+        return {}
 
     def __repr__(self) -> str:
         size, grid = self.description.image_shape, self.description.grid
@@ -133,69 +232,11 @@ class Model(load.PretrainedModel):
             f"tokens {grid[0]}x{grid[1]}, {self.description.model['num_classes']} outputs)"
         )
 
-    def _stored(self, image: Image) -> bytes | np.ndarray:
-        """The image as the first op takes it."""
-        if isinstance(image, str | os.PathLike):
-            image = Path(image).read_bytes()
-        decode = self._chain[0].ops[0]
-        if hasattr(image, "convert"):
-            image = pillow_pixels(image, exif=getattr(decode, "exif", True))
-        stored: Any = image if isinstance(image, bytes) else np.asarray(image)
-        if isinstance(decode, Decode):
-            return stored
-        return decode_image(stored, channels=self.description.image_shape[2], exif=True)
-
-    @functools.cached_property
-    def _chain(self) -> Any:
-        return input_chain(self.description)
-
-    @functools.cached_property
-    def _functions(self) -> dict[Any, Any]:
-        return {}  # compiled, by feature, or by what `look` is to show
-
-    def _function(self, name: str) -> Any:
-        if name not in self._functions:
-            check_features(self.module, [name], "name")
-            self._functions[name] = jax.jit(feature_function(self.module, [name]))
-        return self._functions[name]
-
-    def _batches(self, images: Any, batch_size: int) -> Iterator[np.ndarray]:
-        size = self.description.image_shape
-        is_input = isinstance(images, np.ndarray | jax.Array) and np.issubdtype(
-            images.dtype, np.floating
-        )
-        if is_input:
-            images = np.asarray(images)
-            if images.shape[1:] != size:
-                raise UserError(
-                    f"float images are the model's input, [B, {', '.join(map(str, size))}], not "
-                    f"{list(images.shape)}; `preprocess` takes uint8 pixels of any size."
-                )
-        elif not _is_batch(images):
-            images = [images]
-        if not len(images):
-            raise UserError("there are no images.")
-        for start in range(0, len(images), batch_size):
-            part = images[start : start + batch_size]
-            yield part if is_input else self.preprocess(part)
-
 
 def _is_batch(images: Any) -> bool:
     return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
 
 
-def load_model(source: str | os.PathLike[str], **options: Any) -> Model:
-    """Loads weights of any format together with the model that they are for.
-
-    Args:
-      source: a work directory, a file or folder of weights, gs://, https://, hf://owner/name, or a
-        name of `list_models`.
-      options: of `vit_jax.inference.load.load_model`, such as `image_size=384`.
-
-    Raises:
-      UserError: there is nothing there, or nothing that can be read.
-    """
-    loaded = load.load_model(source, **options)
-    return Model(
-        **{field.name: getattr(loaded, field.name) for field in dataclasses.fields(loaded)}
-    )
+def _raise_first_failure(examples: Any) -> None:
+    for index in sorted(examples.failures):
+        raise UserError(f"{examples.name(index)}: {examples.failures[index]}")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
-
-import jax
 
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError, check_known, counted
 from vit_jax.evaluators.create import OF_FEATURES
 from vit_jax.evaluators.frozen_features import Features, feature_step
-from vit_jax.inference.features import one_feature
-from vit_jax.inference.inputs import create_reader, input_chain
+from vit_jax.inference.images import input_chain
 from vit_jax.inference.load import load_model
-from vit_jax.parameters.sharding import replicated
+from vit_jax.models.features import vector_feature
+from vit_jax.objectives.objective import of_batches
 
 
 def probe(
@@ -58,6 +57,7 @@ def probe(
     model = load_model(source, **model_options)
     description = model.description
     input_chain(description)
+    logging.info("Preprocessing: %s", description.eval_preprocess)
     readers = []
     for each in (split, train_split):
         data = create_dataset(
@@ -68,9 +68,9 @@ def probe(
             label_key=label_key,
             on_bad_image=on_bad_image,
         )
-        readers.append(create_reader(data.check(), batch_size))
-    feature_of = one_feature(model.module, feature, description.image_shape)
-    features = Features(feature_step(feature_of, readers[0].mesh), *readers)
+        readers.append(model.reader(data.check(), batch_size))
+    feature_of = vector_feature(model.module, feature, description.image_shape, model.params)
+    features = Features(feature_step(of_batches(feature_of), model.mesh), *readers)
     evaluators = {}
     for kind in kinds:
         options: dict[str, Any] = {"train_split": train_split, "feature": feature}
@@ -78,10 +78,9 @@ def probe(
             options["num_seeds"] = seeds
         evaluators[kind] = OF_FEATURES[kind](features, **options)
     start = time.perf_counter()
-    params = jax.device_put(model.params, replicated(readers[0].mesh))
     results: dict[str, Any] = {}
     for kind, evaluator in evaluators.items():
-        found = evaluator(params)
+        found = evaluator(model.placed_params)
         results["num_examples"] = found.pop("num_examples")
         results |= {f"{kind}/{name}": value for name, value in found.items()}
     return {

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.data.sources import CheckedSource
-from vit_jax.data.threads import map_threads
+from vit_jax.data.sources import CheckedSource, map_threads
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import read_json
 

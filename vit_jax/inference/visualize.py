@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.analysis import pictures
-from vit_jax.analysis.attention import (
+from vit_jax.errors import UserError, check_known, import_extra
+from vit_jax.inference import pictures
+from vit_jax.inference.analysis import (
+    cka_of_layers,
     class_token_attention,
     mean_distance,
+    position_similarity,
+    principal_filters,
     rollout,
     uniform_distance,
 )
-from vit_jax.analysis.filters import principal_filters
-from vit_jax.analysis.positions import position_similarity
-from vit_jax.analysis.similarity import cka_of_layers
-from vit_jax.errors import UserError, check_known, import_extra
-from vit_jax.inference.inputs import find_images, input_range
-from vit_jax.inference.model import Model, load_model
+from vit_jax.inference.images import find_images, input_range
+from vit_jax.inference.load import load_model
+from vit_jax.inference.model import Model
 from vit_jax.models.resnet import weight_standardize
 from vit_jax.models.tokens import pixels_per_token
 from vit_jax.models.vit import POSITIONS

@@ -29,9 +29,8 @@ from array_record.python import array_record_module
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data.ops import InceptionCrop
 from vit_jax.data.pipeline import train_batches
-from vit_jax.data_preparation import metadata
-from vit_jax.data_preparation.examples import image_of, serialize
-from vit_jax.data_preparation.shards import WRITER_OPTIONS, Shrink
+from vit_jax.data_preparation import shards
+from vit_jax.data_preparation.shards import image_of, serialize, shrink
 from vit_jax.errors import check_known, missing_package
 from vit_jax.measure.photos import photographs
 
@@ -110,8 +109,9 @@ def benchmark_input(
         elif peer == "dataloader":
             variants[peer] = (_measure_dataloader, ours, settings)
         else:
-            shrink = Shrink(256, 95)
-            small = _write(folder / "resized", [(shrink(data), label) for data, label in files])
+            small = _write(
+                folder / "resized", [(shrink(data, 256, 95), label) for data, label in files]
+            )
             variants[peer] = (_measure_ours, small, preprocess, settings)
     speeds: dict[str, list[Speed]] = {name: [] for name in variants}
     for _ in range(rounds):
@@ -127,18 +127,18 @@ def _write(folder: Path, examples: Iterable[tuple[bytes, int]]) -> str:
     directory.mkdir(parents=True)
     sizes = []
     for number in range(NUM_SHARDS):
-        path = directory / metadata.shard_name(_NAME, "train", number, NUM_SHARDS)
-        writer = array_record_module.ArrayRecordWriter(str(path), WRITER_OPTIONS)
+        path = directory / shards.shard_name(_NAME, "train", number, NUM_SHARDS)
+        writer = array_record_module.ArrayRecordWriter(str(path), shards.WRITER_OPTIONS)
         for record in (shard := records[number::NUM_SHARDS]):
             writer.write(record)
         writer.close()
         sizes.append(len(shard))
-    metadata.write_image_metadata(
+    shards.write_image_metadata(
         directory,
         version=_VERSION,
         description="",
         class_names=[str(number) for number in range(1000)],
-        sizes={"train": metadata.SplitSizes(sizes, sum(map(len, records)))},
+        sizes={"train": (sizes, sum(map(len, records)))},
     )
     return str(directory)
 

@@ -14,8 +14,7 @@ from vit_jax.files.atomic import write_arrays
 from vit_jax.measure.peers import import_timm
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import get_variant
-from vit_jax.parameters.initial import abstract_params
-from vit_jax.parameters.names import flatten_names
+from vit_jax.parameters.names import abstract_params, flatten_names
 from vit_jax.pretrained.formats.google import to_published
 from vit_jax.pretrained.load import load_pretrained
 

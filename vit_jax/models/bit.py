@@ -14,17 +14,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, check_known
-from vit_jax.models.layers import GroupNorm
+from vit_jax.models.layers import IdentityLayer
 from vit_jax.models.parameter_table import FIRST, LAST, Row
 from vit_jax.models.resnet import StdConv
-from vit_jax.models.vit import IdentityLayer
 
 GROUP_NORM_EPSILON = 1e-5
 WEIGHT_STANDARDIZATION_EPSILON = 1e-10
 STEM_WIDTH = 64  # channels of the stem, and of the first stage's bottleneck, at width factor 1
-# The Transformer's other policies do not save convolutions.
-REMAT = ("none", "full")
 
 PARAMETERS = (
     Row("root_block/conv_root/kernel", (None, None, None, "features"), FIRST),
@@ -59,7 +55,7 @@ def _conv(features: int, size: int, stride: int, dtype: Any, name: str) -> nn.Mo
 
 
 def _norm(dtype: Any, name: str) -> nn.Module:
-    return GroupNorm(num_groups=32, epsilon=GROUP_NORM_EPSILON, dtype=dtype, name=name)
+    return nn.GroupNorm(num_groups=32, epsilon=GROUP_NORM_EPSILON, dtype=dtype, name=name)
 
 
 class RootBlock(nn.Module):
@@ -143,19 +139,6 @@ class BiTResNet(nn.Module):
     remat: str = "none"
     dtype: Any = jnp.float32
 
-    def __post_init__(self) -> None:
-        check_known("model.remat", self.remat, REMAT)
-        layers = self.resnet_layers
-        if not isinstance(layers, tuple) or not layers or not all(_is_count(n) for n in layers):
-            raise UserError(
-                f"model.resnet_layers={layers!r} must be the units of each stage of "
-                "model.name='bit', such as (3, 4, 6, 3) for an R50."
-            )
-        if not _is_count(self.resnet_width_factor):
-            key = f"model.resnet_width_factor={self.resnet_width_factor!r}"
-            raise UserError(f"{key} must be an int of at least 1.")
-        super().__post_init__()
-
     # In the terms of `VisionTransformer`: the head sees the mean over the feature map.
     classifier = "gap"
     patch_size = None
@@ -183,7 +166,3 @@ class BiTResNet(nn.Module):
         kernel_init = nn.initializers.zeros_init()
         head = nn.Dense(self.num_classes, kernel_init=kernel_init, bias_init=bias_init, name="head")
         return head(x)  # [B, K]
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value >= 1

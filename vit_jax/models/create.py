@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from vit_jax.errors import check_keys, check_known
 from vit_jax.models import bit, deit, resnet, vit
+from vit_jax.models.checks import check_attributes
 from vit_jax.models.parameter_table import Found, find_row
 from vit_jax.models.variants import VARIANTS, get_variant
 
@@ -51,7 +52,9 @@ def create_model(name: str, *, num_classes: int, dtype: str = "float32", **kwarg
         dtype = DTYPES[dtype]
     # Lists become tuples: linen hashes a module's attributes.
     attributes = {k: tuple(v) if isinstance(v, list) else v for k, v in kwargs.items()}
-    return MODELS[name](num_classes=num_classes, dtype=dtype, **attributes)  # type: ignore[call-arg]
+    module = MODELS[name](num_classes=num_classes, dtype=dtype, **attributes)  # type: ignore[call-arg]
+    check_attributes(name, module)
+    return module
 
 
 def model_keys(name: str) -> dict[str, dataclasses.Field[Any]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError
 from vit_jax.models.parameter_table import FIRST, LAST, Row
 from vit_jax.models.vit import VisionTransformer
 
@@ -26,15 +25,6 @@ class DistilledVisionTransformer(VisionTransformer):
     Attributes are those of `VisionTransformer`; parameters are `dist` (the distillation token) and
     `head_dist` besides. The published models compute `gelu="exact"`.
     """
-
-    def __post_init__(self) -> None:
-        for key, value in (("classifier", "token"), ("representation_size", None)):
-            if getattr(self, key) != value:
-                raise UserError(
-                    f"model.{key}={getattr(self, key)!r} does not work with model.name='deit', "
-                    f"whose heads need its two tokens; leave it at {value!r}."
-                )
-        super().__post_init__()
 
     @property
     def prefix_tokens(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Layers in the form that is fast on every platform: products, dense layers, norms, dropout.
+"""Flax's layers, with the same constructors, in the form that is fast on every platform.
 
 Products: a bfloat16 product with a float32 result is a kernel of its own on CPUs with AVX512-BF16,
 two to four times as fast as one with a bfloat16 result; accelerators sum in float32 anyway. JAX's
@@ -10,20 +10,29 @@ so many for every number that it may drop: with the paper's rate of 0.1 at 25 pl
 than half of the time of a step. Here threefry draws two words per token only, and a hash of these
 and of the number of the feature makes the rest in nine operations, which XLA computes wherever they
 are read, forward and backward, so that no mask is ever in memory.
+
+What each saves is in docs/performance.md.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.errors import ScopeParamShapeError
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name as saved
+
+# What the forward pass saves; the backward pass recomputes the rest.
+REMAT_POLICIES: dict[str, Any] = {
+    "none": None,  # everything is saved
+    "full": jax.checkpoint_policies.nothing_saveable,  # only each block's input
+    # What dense layers and attention give; scores, norms and activations are cheap to repeat.
+    "dots": jax.checkpoint_policies.save_only_these_names("dense", "attention"),
+    "dots_with_no_batch_dims": jax.checkpoint_policies.save_only_these_names("dense"),
+}
 
 
 def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -59,72 +68,67 @@ def _backward(equation: str, saved: tuple[jax.Array, jax.Array], d_out: jax.Arra
 _product.defvjp(_forward, _backward)
 
 
-class _KnownShapes(nn.Module):
-    """A parameter that exists is compared with the shape that the module states.
+def dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **_: Any) -> jax.Array:
+    """`lax.dot_general` for Flax's dense layers: x W as one product of matrices.
 
-    Flax traces the initialiser to learn that shape, at every call and for every parameter: half of
-    the time of tracing a forward pass.
+    The last axes of x [B, N, ...] and the first of the kernel are multiplied, in number as
+    `dimensions` says: one to or between features, two from heads.
+    """
+    num_axes = len(dimensions[0][0])
+    rows, columns = x.shape[:-num_axes], kernel.shape[num_axes:]
+    x = jnp.reshape(x, (*rows, -1))
+    out = product("bnd,de->bne", x, jnp.reshape(kernel, (x.shape[-1], -1))).astype(x.dtype)
+    return jnp.reshape(saved(out, "dense"), (*rows, *columns))
+
+
+# x W + b, W Xavier uniform as in the official code's blocks.
+Dense = functools.partial(
+    nn.Dense, kernel_init=nn.initializers.xavier_uniform(), dot_general=dot_general
+)
+MultiHeadDotProductAttention = functools.partial(
+    nn.MultiHeadDotProductAttention,
+    kernel_init=nn.initializers.xavier_uniform(),
+    broadcast_dropout=False,
+    qkv_dot_general=dot_general,
+    out_dot_general=dot_general,
+)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=1)
+def gelu(x: jax.Array, form: str) -> jax.Array:
+    """`tanh` or `exact`, in float32.
+
+    The backward pass computes it again: a scan would save every step of it.
+    """
+    return nn.gelu(x.astype(jnp.float32), approximate=form == "tanh").astype(x.dtype)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
+def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
+    """The backward pass computes it again: x is all that is saved."""
+    x = x.astype(jnp.float32)
+    squared = jnp.square(x)  # before the mean: the gradient is summed in Flax's order
+    mean = jnp.mean(x, axis=-1, keepdims=True)
+    mean_square = jnp.mean(squared, axis=-1, keepdims=True)
+    variance = jnp.maximum(0.0, mean_square - jnp.square(mean))  # negative by rounding alone
+    factor = jax.lax.rsqrt(variance + epsilon) * jnp.reshape(scale, (1, 1, -1))
+    return (x - mean) * factor + jnp.reshape(bias, (1, 1, -1))
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over features: [B, N, D] -> [B, N, D].
+
+    In float32, as Flax's of the same name computes it, with one rounding to `dtype` at the end.
     """
 
-    @nn.nowrap
-    def param(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """`nn.Module.param(name, initialiser, shape, ...)`.
-
-        Raises:
-          ScopeParamShapeError: as Flax does, where it is another.
-        """
-        if not self.has_variable("params", name):
-            return super().param(name, *args, **kwargs)
-        value: Any = self.get_variable("params", name)
-        found, stated = jnp.shape(value), tuple(args[1])
-        if found != stated:
-            assert self.scope is not None
-            raise ScopeParamShapeError(name, self.scope.path_text, found, stated)
-        return value
-
-
-class Conv(_KnownShapes, nn.Conv):
-    """Flax's convolution."""
-
-
-class GroupNorm(_KnownShapes, nn.GroupNorm):
-    """Flax's group normalisation: mean and variance are float32 for any `dtype`."""
-
-
-class Dense(_KnownShapes):
-    """A dense layer x W + b, to or from heads as well: [B, N, D] -> [B, N, *bias_shape].
-
-    Whatever the shape of W, it is one product of matrices. Sums are float32, the result is rounded
-    once.
-
-    Attributes:
-      kernel_shape: of W; with heads (D, H, d) or (H, d, D), as Flax's DenseGeneral has it.
-      bias_shape: of b, the end of `kernel_shape`.
-      dtype: of factors and result.
-      bias_init: of b; W is Xavier uniform.
-    """
-
-    kernel_shape: tuple[int, ...]
-    bias_shape: tuple[int, ...]
-    dtype: Any
-    bias_init: Callable[..., jax.Array] = nn.initializers.zeros_init()
+    epsilon: float = 1e-6
+    dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, apart: bool = False) -> Any:
-        """`apart`: x W [B, N, E] and b [1, E], for a kernel that adds them itself."""
-        matrix = (x.shape[-1], math.prod(self.bias_shape))
-
-        def init(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-            return jnp.reshape(nn.initializers.xavier_uniform()(rng, matrix), shape)
-
-        kernel = self.param("kernel", init, self.kernel_shape)
-        bias = self.param("bias", self.bias_init, self.bias_shape)
-        x, kernel, bias = (jnp.asarray(each, self.dtype) for each in (x, kernel, bias))
-        out = product("bnd,de->bne", x, jnp.reshape(kernel, matrix))
-        if apart:
-            return saved(out.astype(self.dtype), "dense"), jnp.reshape(bias, (1, -1))
-        out = saved((out + jnp.reshape(bias, (1, 1, -1))).astype(self.dtype), "dense")
-        return jnp.reshape(out, (*x.shape[:-1], *self.bias_shape))
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones_init(), (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros_init(), (x.shape[-1],))
+        return _normalize(x, scale, bias, self.epsilon).astype(self.dtype)
 
 
 def random_words(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -142,34 +146,6 @@ def random_words(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return x ^ (x >> 16)
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
-def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-    """The backward pass computes it again: x is all that is saved."""
-    x = x.astype(jnp.float32)
-    squared = jnp.square(x)  # before the mean: the gradient is summed in Flax's order
-    mean = jnp.mean(x, axis=-1, keepdims=True)
-    mean_square = jnp.mean(squared, axis=-1, keepdims=True)
-    variance = jnp.maximum(0.0, mean_square - jnp.square(mean))  # negative by rounding alone
-    factor = jax.lax.rsqrt(variance + epsilon) * jnp.reshape(scale, (1, 1, -1))
-    return (x - mean) * factor + jnp.reshape(bias, (1, 1, -1))
-
-
-class LayerNorm(_KnownShapes):
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias over features: [B, N, D] -> [B, N, D].
-
-    In float32, as Flax's of the same name computes it, with one rounding to `dtype` at the end.
-    """
-
-    epsilon: float
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        scale = self.param("scale", nn.initializers.ones_init(), (x.shape[-1],))
-        bias = self.param("bias", nn.initializers.zeros_init(), (x.shape[-1],))
-        return _normalize(x, scale, bias, self.epsilon).astype(self.dtype)
-
-
 class Dropout(nn.Module):
     """Sets features to 0 with probability `rate` in training, and divides the others by 1 - rate.
 
@@ -179,10 +155,44 @@ class Dropout(nn.Module):
     rate: float
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        if not train or not self.rate:
+    def __call__(self, x: jax.Array, *, deterministic: bool) -> jax.Array:
+        if deterministic or not self.rate:
             return x
         words = random_words(self.make_rng("dropout"), x.shape)
         kept = words >= jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
         # Divided in float32: bfloat16(0.9) would scale all of training by 0.2 %.
         return jnp.where(kept, jnp.asarray(x, jnp.float32) / (1.0 - self.rate), 0.0).astype(x.dtype)
+
+
+def drop_rates(rate: float, num_layers: int) -> np.ndarray | None:
+    """Float32 [L], on a line from 0 for the first block to `rate` for the last; None for rate 0."""
+    rates = rate * np.arange(num_layers) / max(num_layers - 1, 1)
+    return rates.astype(np.float32) if rate else None
+
+
+class StochasticDepth(nn.Module):
+    """Drops a residual branch for single examples (1603.09382): [B, ...] -> [B, ...].
+
+    Each example and each branch (attention and MLP) draws separately, as in timm's DropPath and
+    scenic. Kept values are divided by the probability of keeping them, as in timm and unlike
+    scenic, so that evaluation needs no scaling.
+    """
+
+    @nn.compact
+    def __call__(self, x: jax.Array, rate: Any, *, deterministic: bool) -> jax.Array:
+        """`rate`: a number, also a traced one as under a scan; None draws nothing."""
+        if deterministic or rate is None:
+            return x
+        keep = 1.0 - jnp.asarray(rate, jnp.float32)
+        shape = (x.shape[0],) + (1,) * (x.ndim - 1)
+        kept = jax.random.bernoulli(self.make_rng("dropout"), keep, shape)  # [B, 1, ...]
+        # Divided in float32, as above.
+        return jnp.where(kept, jnp.asarray(x, jnp.float32) / keep, 0.0).astype(x.dtype)
+
+
+class IdentityLayer(nn.Module):
+    """Names a value among the intermediates."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x

@@ -60,14 +60,13 @@ def look(
         images,
         train=False,
         capture_intermediates=wanted,
-        mutable=["attention", "intermediates"],
+        mutable=["intermediates"],
     )
 
     def of_block(name: str, block: str) -> jax.Array:
-        if name == "attention":
-            weights = state["attention"]["Transformer"][block][_ATTENTION]
-            return weights["attention_weights"][0]
         captured = state["intermediates"]["Transformer"][block]
+        if name == "attention":
+            return captured[_ATTENTION]["attention_weights"][0]
         return (captured if name == "tokens" else captured[_ATTENTION][name])["__call__"][0]
 
     if model.scan:  # stacked already

@@ -13,7 +13,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.layers import Conv, GroupNorm
 from vit_jax.models.parameter_table import FIRST, Row
 
 GROUP_NORM_EPSILON = 1e-6
@@ -39,7 +38,7 @@ def weight_standardize(kernel: jax.Array) -> jax.Array:
     return centred / (jnp.std(centred, axis=axes, keepdims=True) + WEIGHT_STANDARDIZATION_EPSILON)
 
 
-class StdConv(Conv):
+class StdConv(nn.Conv):
     """Convolution whose kernel is standardised at every call: [B, H, W, Cin] -> [B, h, w, Cout].
 
     Attributes:
@@ -71,7 +70,7 @@ class ResidualUnit(nn.Module):
             )
 
         def norm(name: str, **kwargs: Any) -> nn.Module:
-            return GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=self.dtype, name=name, **kwargs)
+            return nn.GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=self.dtype, name=name, **kwargs)
 
         features_out = 4 * self.features
         shortcut = x
@@ -112,7 +111,7 @@ def resnet_features(x: jax.Array, layers: Sequence[int], width: int, dtype: Any)
     tree (`conv_root`, `gn_root`, `block1/unit1/...`), where published files have them.
     """
     x = StdConv(width, (7, 7), (2, 2), use_bias=False, dtype=dtype, name="conv_root")(x)
-    x = GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=dtype, name="gn_root")(x)
+    x = nn.GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=dtype, name="gn_root")(x)
     x = nn.relu(x)  # [B, H/2, W/2, width]
     x = nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="SAME")  # [B, H/4, W/4, width]
     for i, num_units in enumerate(layers):

@@ -1,12 +1,13 @@
 """The Vision Transformer of "An Image is Worth 16x16 Words" (arXiv 2010.11929).
 
 Equation numbers are those of the paper. Modules and parameters carry the names of the official
-code, so published weights load by name. B: batch, N: tokens, D: hidden size.
+code, so published weights load by name. B: batch, N: tokens, D: hidden size, M: MLP width.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -14,50 +15,167 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.errors import UserError, check_known
-from vit_jax.models import attention as attentions
-from vit_jax.models.parameter_table import FIRST, LAST, Row
+from vit_jax.models.attention.choose import attention_fn
+from vit_jax.models.layers import (
+    REMAT_POLICIES,
+    Dense,
+    Dropout,
+    IdentityLayer,
+    LayerNorm,
+    MultiHeadDotProductAttention,
+    StochasticDepth,
+    drop_rates,
+    gelu,
+)
+from vit_jax.models.parameter_table import BLOCK, FIRST, LAST, Row
 from vit_jax.models.resnet import resnet_features
 from vit_jax.models.tokens import patch_shape, pixels_per_token, sincos2d
-from vit_jax.models.transformer import (
-    REMAT_POLICIES,
-    BlockConfig,
-    Encoder,
-    MAPHead,
-    attention_rows,
-)
-
-CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
-# Google's weights were trained with the tanh form; timm and Hugging Face compute the error function
-# itself. Logits of B/16 differ by about 4e-4.
-GELUS = ("tanh", "exact")
-POSITION_EMBEDDINGS = ("learned", "sincos2d")
-
-POSITIONS = "Transformer/posembed_input/pos_embedding"
-
-PARAMETERS = (
-    Row("cls", (None, None, "embed"), FIRST, role="token"),
-    Row("mask_embedding", (None, None, "embed"), FIRST, role="training"),
-    Row("embedding/kernel", (None, None, None, "embed"), FIRST),
-    Row("embedding/bias", ("embed",), FIRST),
-    Row(POSITIONS, (None, None, "embed"), FIRST, role="positions"),
-    *attention_rows(r"Transformer/encoderblock(?:_(?P<block>\d+))?"),
-    Row("Transformer/encoder_norm/(?:scale|bias)", ("embed",), LAST),
-    Row("MAPHead_0/probe", (None, None, "embed"), LAST),
-    *attention_rows("MAPHead_0", LAST),
-    Row("pre_logits/kernel", ("embed", None), LAST, role="pre_logits"),
-    Row("pre_logits/bias", (None,), LAST, role="pre_logits"),
-    Row("head/kernel", ("embed", "classes"), LAST, role="head"),
-    Row("head/bias", ("classes",), LAST, role="head"),
-)
 
 
-class IdentityLayer(nn.Module):
-    """Names a value among the intermediates."""
+@dataclasses.dataclass(frozen=True)
+class BlockConfig:
+    """What all blocks of a Transformer share; see `VisionTransformer`."""
+
+    mlp_dim: int
+    num_heads: int
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    gelu: str = "tanh"
+    layer_norm_epsilon: float = 1e-6
+    attention: str = "auto"
+    dtype: Any = jnp.float32
+
+    def norm(self, name: str | None = None) -> nn.Module:
+        return LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)
+
+    def msa(self, *, train: bool) -> nn.Module:
+        """Equations 5 to 8."""
+        return MultiHeadDotProductAttention(
+            num_heads=self.num_heads,
+            dropout_rate=self.attention_dropout_rate,
+            deterministic=not train,
+            attention_fn=attention_fn(self.attention, train=train),
+            dtype=self.dtype,
+        )
+
+
+class MlpBlock(nn.Module):
+    """MLP(x) = gelu(x W1 + b1) W2 + b2 with dropout after each layer: [B, N, D] -> [B, N, D]."""
+
+    config: BlockConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        c = self.config
+        dense = functools.partial(Dense, dtype=c.dtype, bias_init=nn.initializers.normal(1e-6))
+        y = dense(c.mlp_dim)(x)  # [B, N, M]
+        y = gelu(y, c.gelu)
+        y = Dropout(c.dropout_rate)(y, deterministic=not train)
+        y = dense(x.shape[-1])(y)  # [B, N, D]
+        return Dropout(c.dropout_rate)(y, deterministic=not train)
+
+
+class Encoder1DBlock(nn.Module):
+    """One Transformer layer, [B, N, D] -> [B, N, D]; equations 2 and 3.
+
+    z' = MSA(LN(z)) + z; z = MLP(LN(z')) + z'. Training drops each branch with probability
+    `drop_rate` (stochastic depth); None draws nothing.
+    """
+
+    config: BlockConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, drop_rate: Any = None, *, train: bool) -> jax.Array:
+        c = self.config
+        y = c.norm()(x)
+        y = c.msa(train=train)(y, sow_weights=True)
+        y = Dropout(c.dropout_rate)(y, deterministic=not train)
+        x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
+
+        y = c.norm()(x)
+        y = MlpBlock(c)(y, train=train)
+        x = x + StochasticDepth()(y, drop_rate, deterministic=not train)
+        return nn.with_logical_constraint(x, ("batch", None, None))
+
+
+class AddPositionEmbs(nn.Module):
+    """Adds a learned embedding per token, E_pos of equation 1: [B, N, D] -> [B, N, D]."""
+
+    stddev: float = 0.02
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x
+        init = nn.initializers.normal(self.stddev)
+        pos_embedding = self.param("pos_embedding", init, (1, *x.shape[1:]))
+        return x + jnp.asarray(pos_embedding, self.dtype)
+
+
+class Encoder(nn.Module):
+    """Position embeddings, `num_layers` blocks and the last layer norm: [B, N, D] -> [B, N, D].
+
+    With `scan` XLA compiles one block as the body of a loop; its parameters are those of the loop
+    form stacked along a leading axis (`parameters.names.stack_blocks`).
+    """
+
+    config: BlockConfig
+    num_layers: int
+    stochastic_depth_rate: float = 0.0
+    position_stddev: float = 0.02
+    remat: str = "none"
+    scan: bool = False
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, positions: np.ndarray | None = None, *, train: bool
+    ) -> jax.Array:
+        """`positions` [1, N, D] are added; None: learned ones."""
+        c = self.config
+        if positions is None:
+            x = AddPositionEmbs(self.position_stddev, c.dtype, name="posembed_input")(x)
+        else:
+            x = x + jnp.asarray(positions, c.dtype)
+        x = Dropout(c.dropout_rate)(x, deterministic=not train)
+
+        def apply_block(block: nn.Module, x: jax.Array, drop_rate: Any) -> jax.Array:
+            return block(x, drop_rate, train=train)
+
+        if self.remat != "none":
+            # Inside a scan the loop itself keeps XLA from merging the two forward passes.
+            policy = REMAT_POLICIES[self.remat]
+            apply_block = nn.remat(apply_block, prevent_cse=not self.scan, policy=policy)
+        rates = drop_rates(self.stochastic_depth_rate, self.num_layers)  # [L], or None
+        if self.scan:
+            scan = nn.scan(
+                lambda block, x, drop_rate: (apply_block(block, x, drop_rate), None),
+                variable_axes={"params": 0, "intermediates": 0},
+                split_rngs={"params": True, "dropout": True},
+                length=self.num_layers,
+            )
+            x, _ = scan(Encoder1DBlock(c, name="encoderblock"), x, rates)
+        else:
+            for i in range(self.num_layers):
+                block = Encoder1DBlock(c, name=f"encoderblock_{i}")
+                x = apply_block(block, x, None if rates is None else rates[i])
+        return c.norm("encoder_norm")(x)  # equation 4
+
+
+class MAPHead(nn.Module):
+    """Multihead attention pooling by a learned probe: [B, N, D] -> [B, D].
+
+    x = MSA(probe, tokens); x + MLP(LN(x)) ("Scaling Vision Transformers", 2106.04560, section 3).
+    """
+
+    config: BlockConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        c = dataclasses.replace(self.config, dropout_rate=0.0, attention_dropout_rate=0.0)
+        probe = self.param("probe", nn.initializers.xavier_uniform(), (1, 1, x.shape[-1]))
+        probe = jnp.tile(jnp.asarray(probe, c.dtype), (x.shape[0], 1, 1))  # [B, 1, D]
+        x = c.msa(train=train)(probe, x)  # [B, 1, D]
+        y = c.norm()(x)
+        return (x + MlpBlock(c)(y, train=train))[:, 0]  # [B, D]
 
 
 class VisionTransformer(nn.Module):
@@ -67,8 +185,7 @@ class VisionTransformer(nn.Module):
       num_classes: number of logits; 0 returns the representation instead.
       patch_size: side of a patch in pixels, or (height, width); for a hybrid, in cells of the
         ResNet's feature map. Incomplete patches at the border are dropped.
-      hidden_size, num_layers, mlp_dim, num_heads: table 1 of the paper; `num_layers=None` is no
-        Transformer at all (the official code's `transformer=None`).
+      hidden_size, num_layers, mlp_dim, num_heads: table 1 of the paper.
       dropout_rate: after every dense layer but query, key and value, and after adding the
         position embeddings (paper, B.1).
       attention_dropout_rate: of the attention weights; 0 in all published recipes.
@@ -79,13 +196,14 @@ class VisionTransformer(nn.Module):
         (attention pooling), or every token: `unpooled` (without class token) and
         `token_unpooled` (with it), which give [B, N, num_classes].
       head_bias_init: constant; -10 where the loss is a sigmoid over many classes.
-      position_embedding: `learned`, or `sincos2d`: fixed (`tokens.sincos2d`), without a parameter,
-        for any grid; a class token gets none.
+      position_embedding: `learned`, or `sincos2d`: fixed, without a parameter, for any grid; a
+        class token gets none.
       position_stddev: of learned positions at initialisation: 0.02 in the official code,
         1 / sqrt(hidden_size) in big_vision.
-      gelu: `tanh` or `exact`, see `GELUS`.
+      gelu: `tanh` as Google's weights were trained, or `exact` as timm and Hugging Face compute it
+        (logits of B/16 differ by about 4e-4).
       layer_norm_epsilon: 1e-6 in every published model but Hugging Face's own (1e-12).
-      attention: implementation of the attention, one of `attention.NAMES`.
+      attention: implementation of the attention, see `attention/choose.py`.
       resnet_layers: units per stage of a hybrid's ResNet; () is its stem alone; None no ResNet.
       resnet_width_factor: multiplies the channels of a hybrid's ResNet.
       remat: one of `REMAT_POLICIES`.
@@ -96,7 +214,7 @@ class VisionTransformer(nn.Module):
     num_classes: int
     patch_size: int | tuple[int, int]
     hidden_size: int
-    num_layers: int | None
+    num_layers: int
     mlp_dim: int
     num_heads: int
     dropout_rate: float = 0.0
@@ -116,42 +234,20 @@ class VisionTransformer(nn.Module):
     scan: bool = False
     dtype: Any = jnp.float32
 
-    def __post_init__(self) -> None:
-        check_known("model.classifier", self.classifier, CLASSIFIERS)
-        check_known("model.remat", self.remat, REMAT_POLICIES)
-        check_known("model.attention", self.attention, attentions.NAMES)
-        attentions.check_attention(self.attention, self.attention_dropout_rate)
-        check_known("model.gelu", self.gelu, GELUS)
-        check_known("model.position_embedding", self.position_embedding, POSITION_EMBEDDINGS)
-        patch_shape(self.patch_size)
-        for key in ("hidden_size", "num_heads", "mlp_dim", "num_layers", "representation_size"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise UserError(f"model.{key}={value} must be at least 1.")
-        for key in ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
-            if not 0.0 <= getattr(self, key) < 1.0:
-                raise UserError(f"model.{key}={getattr(self, key)} must be in [0, 1).")
-        if self.hidden_size % self.num_heads:
-            raise UserError(
-                f"model.hidden_size={self.hidden_size} does not divide into "
-                f"model.num_heads={self.num_heads} heads; choose a multiple."
-            )
-        super().__post_init__()
-
     @property
     def prefix_tokens(self) -> tuple[str, ...]:
         """Parameters that stand before the grid of tokens: the class token, if any."""
         return ("cls",) if self.classifier in ("token", "token_unpooled") else ()
 
     @property
-    def block_config(self) -> BlockConfig:
-        names = (field.name for field in dataclasses.fields(BlockConfig))
-        return BlockConfig(**{name: getattr(self, name) for name in names})
-
-    @property
     def pixels_per_token(self) -> tuple[int, int]:
         """Height and width of the part of the image that becomes a token."""
         return pixels_per_token(self.patch_size, self.resnet_layers)
+
+    @property
+    def block_config(self) -> BlockConfig:
+        names = (field.name for field in dataclasses.fields(BlockConfig))
+        return BlockConfig(**{name: getattr(self, name) for name in names})
 
     @nn.compact
     def __call__(
@@ -166,57 +262,25 @@ class VisionTransformer(nn.Module):
             width = 64 * self.resnet_width_factor
             x = resnet_features(x, self.resnet_layers, width, self.dtype)  # [B, H/d, W/d, C']
 
-        x = self._embed_patches(x)  # [B, h, w, D]
-        if corruption is not None:
-            x = self._corrupt(x, **corruption)
-        if self.num_layers is not None:
-            x = self._encode(x, train=train)  # [B, N, D]
-        x = self._pool(x, train=train)  # [B, D] or [B, N, D]
-        return self._classify(x)  # [B, K] or [B, N, K]
-
-    def _embed_patches(self, x: jax.Array) -> jax.Array:
-        """x_p E of equation 1, as a convolution: [B, H, W, C] -> [B, h, w, D]."""
+        # x_p E of equation 1: a convolution whose windows are the patches.
         patch = patch_shape(self.patch_size)
-        if x.shape[1] < patch[0] or x.shape[2] < patch[1]:
-            raise UserError(
-                f"model.patch_size={self.patch_size} is larger than its input of "
-                f"{x.shape[1]}x{x.shape[2]}; use larger images or a smaller patch."
-            )
-        return nn.Conv(
-            self.hidden_size, patch, patch, padding="VALID", dtype=self.dtype, name="embedding"
-        )(x)
-
-    def _corrupt(self, x: jax.Array, masked: jax.Array, source: jax.Array) -> jax.Array:
-        """Masked patch prediction (appendix B.1.2): [B, h, w, D] -> [B, h, w, D].
-
-        The learned [mask] embedding where `masked` [B, P] is true, elsewhere the embedding of patch
-        `source` [B, P] of the same image.
-        """
-        tokens = jnp.reshape(x, (x.shape[0], -1, x.shape[-1]))  # [B, P, D]
-        mask = self.param("mask_embedding", nn.initializers.normal(0.02), (1, 1, x.shape[-1]))
-        tokens = jnp.take_along_axis(tokens, source[..., None], axis=1)
-        tokens = jnp.where(masked[..., None], jnp.asarray(mask, self.dtype), tokens)
-        return jnp.reshape(tokens, x.shape)
-
-    def _encode(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Equations 1 to 4 on a grid of embeddings: [B, h, w, D] -> [B, N, D]."""
-        assert self.num_layers is not None
+        embedding = functools.partial(nn.Conv, padding="VALID", dtype=self.dtype, name="embedding")
+        x = embedding(self.hidden_size, patch, patch)(x)  # [B, h, w, D]
         batch_size, height, width, hidden_size = x.shape
         x = jnp.reshape(x, (batch_size, height * width, hidden_size))  # [B, h*w, D]
-        prefix = [
-            self.param(name, nn.initializers.zeros_init(), (1, 1, hidden_size))
-            for name in self.prefix_tokens
+        if corruption is not None:
+            x = self._corrupt(x, **corruption)
+
+        tokens = [
+            jnp.tile(jnp.asarray(token, self.dtype), (batch_size, 1, 1))  # [B, 1, D]
+            for token in map(self._token, self.prefix_tokens)
         ]
-        if prefix:
-            tokens = jnp.asarray(jnp.concatenate(prefix, axis=1), self.dtype)  # [1, P, D]
-            tokens = jnp.tile(tokens, (batch_size, 1, 1))  # [B, P, D]
-            x = jnp.concatenate([tokens, x], axis=1)  # [B, P + h*w, D]
+        x = jnp.concatenate([*tokens, x], axis=1)  # [B, N, D]
         positions = None
         if self.position_embedding == "sincos2d":
-            no_position = np.zeros((1, len(prefix), hidden_size), np.float32)
-            table = sincos2d((height, width), hidden_size)
-            positions = np.concatenate([no_position, table], axis=1)  # [1, P + h*w, D]
-        return Encoder(
+            table = sincos2d((height, width), hidden_size)  # [1, h*w, D]
+            positions = np.pad(table, ((0, 0), (len(tokens), 0), (0, 0)))  # [1, N, D]
+        x = Encoder(
             self.block_config,
             num_layers=self.num_layers,
             stochastic_depth_rate=self.stochastic_depth_rate,
@@ -225,15 +289,29 @@ class VisionTransformer(nn.Module):
             scan=self.scan,
             name="Transformer",
         )(x, positions, train=train)
+        return self._classify(self._pool(x, train=train))
+
+    def _token(self, name: str) -> jax.Array:
+        """A token that is learned, [1, 1, D]."""
+        return self.param(name, nn.initializers.zeros_init(), (1, 1, self.hidden_size))
+
+    def _corrupt(self, x: jax.Array, masked: jax.Array, source: jax.Array) -> jax.Array:
+        """Masked patch prediction (appendix B.1.2): [B, P, D] -> [B, P, D].
+
+        The learned [mask] embedding where `masked` [B, P] is true, elsewhere the embedding of patch
+        `source` [B, P] of the same image.
+        """
+        mask = self.param("mask_embedding", nn.initializers.normal(0.02), (1, 1, x.shape[-1]))
+        x = jnp.take_along_axis(x, source[..., None], axis=1)
+        return jnp.where(masked[..., None], jnp.asarray(mask, self.dtype), x)
 
     def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:
         """[B, N, D] -> [B, D], or all tokens for the unpooled classifiers."""
         if self.classifier == "token":
             return x[:, 0]
         if self.classifier == "gap":
-            return jnp.mean(x, axis=tuple(range(1, x.ndim - 1)))
+            return jnp.mean(x, axis=1)
         if self.classifier == "map":
-            x = jnp.reshape(x, (x.shape[0], -1, x.shape[-1]))  # also when there is no Transformer
             return MAPHead(self.block_config)(x, train=train)
         return x
 
@@ -242,18 +320,46 @@ class VisionTransformer(nn.Module):
         if self.representation_size is None:
             x = IdentityLayer(name="pre_logits")(x)
         else:
-            pre_logits = nn.Dense(self.representation_size, dtype=self.dtype, name="pre_logits")
-            x = nn.tanh(pre_logits(x))  # [..., R]
+            dense = nn.Dense(self.representation_size, dtype=self.dtype, name="pre_logits")
+            x = nn.tanh(dense(x))  # [..., R]
         x = jnp.asarray(x, jnp.float32)
-        if not self.num_classes:
-            return x
-        return self._head("head", x)
+        return self._head("head", x) if self.num_classes else x
 
     def _head(self, name: str, x: jax.Array) -> jax.Array:
         """[..., D] -> [..., K], zero at first but for its bias."""
-        return nn.Dense(
-            self.num_classes,
-            kernel_init=nn.initializers.zeros_init(),
-            bias_init=nn.initializers.constant(self.head_bias_init),
-            name=name,
-        )(x)
+        zeros, bias = nn.initializers.zeros_init(), nn.initializers.constant(self.head_bias_init)
+        return nn.Dense(self.num_classes, kernel_init=zeros, bias_init=bias, name=name)(x)
+
+
+def attention_rows(prefix: str, depth: str = BLOCK) -> tuple[Row, ...]:
+    """Parameters of the attention below `prefix`, and of the MLP and its norm beside it."""
+    attention, mlp = f"{prefix}/MultiHeadDotProductAttention_0", f"{prefix}/MlpBlock_0"
+    return (
+        Row(f"{attention}/(?:query|key|value)/kernel", ("embed", "heads", None), depth),
+        Row(f"{attention}/(?:query|key|value)/bias", ("heads", None), depth),
+        Row(f"{attention}/out/kernel", ("heads", None, "embed"), depth),
+        Row(f"{attention}/out/bias", ("embed",), depth),
+        Row(f"{mlp}/Dense_0/kernel", ("embed", "mlp"), depth),
+        Row(f"{mlp}/Dense_0/bias", ("mlp",), depth),
+        Row(f"{mlp}/Dense_1/kernel", ("mlp", "embed"), depth),
+        Row(f"{mlp}/Dense_1/bias", ("embed",), depth),
+        Row(f"{prefix}/LayerNorm_[01]/(?:scale|bias)", ("embed",), depth),
+    )
+
+
+POSITIONS = "Transformer/posembed_input/pos_embedding"
+PARAMETERS = (
+    Row("cls", (None, None, "embed"), FIRST, role="token"),
+    Row("mask_embedding", (None, None, "embed"), FIRST, role="training"),
+    Row("embedding/kernel", (None, None, None, "embed"), FIRST),
+    Row("embedding/bias", ("embed",), FIRST),
+    Row(POSITIONS, (None, None, "embed"), FIRST, role="positions"),
+    *attention_rows(r"Transformer/encoderblock(?:_(?P<block>\d+))?"),
+    Row("Transformer/encoder_norm/(?:scale|bias)", ("embed",), LAST),
+    Row("MAPHead_0/probe", (None, None, "embed"), LAST),
+    *attention_rows("MAPHead_0", LAST),
+    Row("pre_logits/kernel", ("embed", None), LAST, role="pre_logits"),
+    Row("pre_logits/bias", (None,), LAST, role="pre_logits"),
+    Row("head/kernel", ("embed", "classes"), LAST, role="head"),
+    Row("head/bias", ("classes",), LAST, role="head"),
+)

@@ -2,9 +2,12 @@
 
 JAX's own heartbeats notice a death, not a hang, and abort the other processes with a number in
 place of a name. So the processes report to each other, through the key-value store of JAX's
-coordination service (no port but JAX's own): a thread of each writes its `Record` a few times per
-timeout; that of process 0, where the service runs, judges all records and writes the state of the
-run, which the others read. Whatever is wrong ends in a verdict that ends every process.
+coordination service (no port but JAX's own): each writes its `Record` a few times per timeout and
+reads that of process 0, which reads all. What process 0 finds becomes the verdict in its own
+record, which ends every process.
+
+The service is a part of process 0. When that is killed, XLA aborts the others within a second:
+nothing can be said in time, and JAX has no setting that prevents it.
 
 A process alone has only itself to watch: it ends when it makes no progress.
 """
@@ -20,35 +23,30 @@ import os
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax._src.distributed import global_state  # known before the devices start
 
-from vit_jax.multihost.coordination import coordination_client, num_processes, process_id
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, STOPPING, ChangeTimer, Record, judge
+from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, Record, Seen, judge
 
 _LOG = logging.getLogger(__name__)
 _RECORDS = "vit_jax/records"
-_STATE = "vit_jax/state"
 _FOREVER_MILLISECONDS = 7 * 24 * 3600 * 1000  # longer than anything that is watched
+# From a verdict to the end of a process. Process 0 goes last: XLA aborts those that it leaves.
+_EXIT_SECONDS, _LAST_EXIT_SECONDS = 1.0, 6.0
 
 
 class Watchdog:
-    """Watches over this process and its peers from a thread, between `start` and `stop`.
+    """Watches over this process and its peers from threads, between `start` and `stop`.
 
-    Args:
-      exit_process: ends the process at once, with a status.
+    `num_processes` and `process_id` are known from `start` on.
     """
 
-    def __init__(self, exit_process: Callable[[int], Any] = os._exit):
-        self._exit_process = exit_process
-        self._lock = threading.Lock()
+    def __init__(self) -> None:
+        self.num_processes, self.process_id = 1, 0
         self._record = Record("", 0)
-        self._coordinator = Record("an unknown host", 0)  # of process 0, as last read
         self._threads: list[threading.Thread] = []
-        self.verdict: tuple[str, int] | None = None  # what ends this process, and its status
 
     def start(
         self,
@@ -69,24 +67,21 @@ class Watchdog:
         self._step_timeout = step_timeout_seconds
         self._start_timeout = start_timeout_seconds if step_timeout_seconds else 0.0
         self._interval = min(max(heartbeat_timeout_seconds / 20, 0.1), 1.0)
-        self._id, self._num_processes = process_id(), num_processes()
+        self._client: Any = global_state.client
+        self.num_processes, self.process_id = global_state.num_processes, global_state.process_id
         self._record = Record(socket.gethostname(), os.getpid())
-        self._last_contact = time.monotonic()  # with process 0
-        self._timer = ChangeTimer()
-        self._stopped, self._ended = threading.Event(), threading.Event()
-        self._client: Any = coordination_client()
+        self._records = {0: self._record} if self.num_processes == 1 else {}
+        self._stopped = threading.Event()
         # Apart from each other: calls of the client may hang when the network does.
-        several = self._num_processes > 1
-        loops = [self._report, self._watch_coordinator] if several else [self._watch_alone]
+        loops = [self._watch, self._report] if self.num_processes > 1 else [self._watch]
         self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
 
     def expect_progress(self, expected: bool) -> None:
         """From here on the main thread is to call `note`; or it no longer is."""
-        with self._lock:
-            self._record.progress += 1
-            self._record.limit_seconds = self._start_timeout if expected and self._threads else 0.0
+        self._record.progress += 1
+        self._record.limit_seconds = self._start_timeout if expected and self._threads else 0.0
 
     def note(
         self, doing: str, step: int | None = None, *, waits: bool = False, started: bool = False
@@ -99,34 +94,31 @@ class Watchdog:
           waits: for others, or the devices: then it is not to blame.
           started: the first update is done.
         """
-        with self._lock:
-            self._record.progress += 1
-            self._record.doing, self._record.waits = doing, waits
-            if step is not None:
-                self._record.step = step
-            if started and self._threads:
-                self._record.limit_seconds = self._step_timeout
+        self._record.progress += 1
+        self._record.doing, self._record.waits = doing, waits
+        if step is not None:
+            self._record.step = step
+        if started and self._threads:
+            self._record.limit_seconds = self._step_timeout
 
     def fail(self, failure: str, exit_code: int) -> None:
         """Tells the others that this process ends, why, and with which status they should."""
-        with self._lock:
-            self._record.failure, self._record.exit_code = failure, exit_code
+        if not self._record.verdict:
+            self._record.exit_code = exit_code
+            self._record.verdict = f"{self._record.name(self.process_id)} failed: {failure}"
         self.wait_for_verdict()
 
     def wait_for_verdict(self) -> None:
         """After an error: returns only if no verdict comes, which ends this process itself."""
-        if (
-            self._threads
-            and self._stopped.wait(2 * self._heartbeat_timeout)
-            and self.verdict is not None
-        ):
-            self._ended.wait()
+        if self._threads:
+            self._stopped.wait(2 * self._heartbeat_timeout + _LAST_EXIT_SECONDS)
 
     def leave(self) -> None:
         """Waits, still watched, until all processes have got here; then nobody is watched."""
-        if self._threads and self._num_processes > 1:
+        if self._threads and self.num_processes > 1:
             self.note("finished", waits=True)
-            self._wait_at_barrier("end", _FOREVER_MILLISECONDS)
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                self._client.wait_at_barrier("vit_jax/end", _FOREVER_MILLISECONDS)
         self.stop()
 
     def stop(self) -> None:
@@ -137,91 +129,51 @@ class Watchdog:
             thread.join(timeout=5)
         self._threads = []
 
-    def coordinator_is_lost(self, why: str) -> str:
-        """The verdict on process 0."""
-        record = self._coordinator
-        return (
-            f"process 0 (the coordinator, pid {record.pid} on {record.host}) is lost: {why}. "
-            f"It was {record.doing} (step {record.step})."
-        )
-
-    def _end(self, verdict: str, exit_code: int, alive: Sequence[int] = ()) -> None:
-        """Logs why, and ends this process together with those that are `alive`."""
-        with self._lock:
-            if self._stopped.is_set():
-                return
-            self.verdict = verdict, exit_code
-            self._stopped.set()
-        # Whatever happens: the main thread may hold the lock of the log while it hangs.
-        timer = threading.Timer(10.0, self._exit_process, [exit_code])
-        timer.daemon = True
-        timer.start()
-        if f"process {self._id} (" in verdict and "has been" in verdict:
-            with contextlib.suppress(Exception):
-                faulthandler.dump_traceback(file=sys.stderr)  # where it hangs
-        if not self._record.failure:  # else it has been printed
-            _LOG.error("%s", verdict)
-        if exit_code == REQUEUE_EXIT_CODE:
-            _LOG.error(STOPPING)
-        logging.shutdown()
-        if self._id in alive:  # JAX aborts those that process 0 leaves behind
-            self._wait_at_barrier("verdict", 5000, alive)
-        self._exit_process(exit_code)
-        self._ended.set()
-
-    def _watch_alone(self) -> None:
+    def _watch(self) -> None:
+        """Judges what is known, until there is a verdict."""
+        seen: Seen = {}
+        num_known = self.num_processes if self.process_id == 0 else 1
         while not self._stopped.wait(self._interval):
-            record = dataclasses.replace(self._record, beat=time.monotonic_ns())
-            if found := judge({0: record}, 1, self._timer, self._heartbeat_timeout):
+            self._record.beat += 1
+            found = judge(self._records, num_known, seen, self._heartbeat_timeout)
+            if found and not self._stopped.is_set():
                 self._end(*found)
-
-    def _watch_coordinator(self) -> None:
-        while not self._stopped.wait(self._interval):
-            if time.monotonic() - self._last_contact >= self._heartbeat_timeout:
-                why = f"no heartbeat for {self._heartbeat_timeout:.0f} s"
-                self._end(self.coordinator_is_lost(why), REQUEUE_EXIT_CODE)
+                break
 
     def _report(self) -> None:
+        """Writes the record of this process; reads those that it judges by."""
+        folder = _RECORDS if self.process_id == 0 else f"{_RECORDS}/0"
         while not self._stopped.wait(self._interval):
-            # `_watch_coordinator` counts how long errors go on.
+            # `_watch` counts for how long errors last.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                with self._lock:
-                    self._record.beat += 1
-                self._set(f"{_RECORDS}/{self._id}", dataclasses.asdict(self._record))
-                state = self._judge_all() if self._id == 0 else self._get(_STATE).get(0)
-                if state is None:  # process 0 has not come so far
-                    continue
-                record = Record(**state["coordinator"])
-                if record.beat != self._coordinator.beat:
-                    self._coordinator, self._last_contact = record, time.monotonic()
-                if state["verdict"]:
-                    verdict, exit_code = state["verdict"]
-                    self._end(verdict, exit_code, state["alive"])
+                content = json.dumps(dataclasses.asdict(self._record))
+                key = f"{_RECORDS}/{self.process_id}/record"
+                self._client.key_value_set(key, content, allow_overwrite=True)
+                found = self._client.key_value_dir_get(f"{folder}/")
+                records = {
+                    int(key.split("/")[-2]): Record(**json.loads(text)) for key, text in found
+                }
+                if self.process_id > 0 and records:
+                    records[0].limit_seconds = 0.0  # who hangs is judged by all records, or not
+                self._records = records
 
-    def _judge_all(self) -> dict[str, Any]:
-        """Process 0: writes and returns the state that follows from all records."""
-        records = {i: Record(**value) for i, value in self._get(_RECORDS).items()}
-        silent = {i: self._timer.unchanged_seconds(("beat", i), r.beat) for i, r in records.items()}
-        state = {
-            "coordinator": dataclasses.asdict(self._record),
-            "verdict": judge(records, self._num_processes, self._timer, self._heartbeat_timeout),
-            "alive": [i for i, seconds in silent.items() if seconds < 5 * self._interval],
-        }
-        self._set(f"{_STATE}/0", state)
-        return state
-
-    def _set(self, key: str, value: dict[str, Any]) -> None:
-        self._client.key_value_set(key, json.dumps(value), allow_overwrite=True)
-
-    def _get(self, folder: str) -> dict[int, dict[str, Any]]:
-        found = self._client.key_value_dir_get(f"{folder}/")
-        return {int(key.rpartition("/")[2]): json.loads(value) for key, value in found}
-
-    def _wait_at_barrier(
-        self, name: str, milliseconds: int, peers: Sequence[int] | None = None
-    ) -> None:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            self._client.wait_at_barrier(f"vit_jax/{name}", milliseconds, peers)
+    def _end(self, verdict: str, exit_code: int) -> None:
+        """Says why, and ends this process, even if the log is locked by one that hangs."""
+        is_left = self.process_id == 0 and self.num_processes > 1
+        seconds = _LAST_EXIT_SECONDS if is_left else _EXIT_SECONDS
+        timer = threading.Timer(seconds, os._exit, [exit_code])
+        timer.daemon = True
+        timer.start()
+        has_been_told = bool(self._record.verdict)  # by this process, which failed
+        self._record.exit_code, self._record.verdict = exit_code, verdict  # for the others
+        if verdict.startswith("No progress") and self._record.name(self.process_id) in verdict:
+            with contextlib.suppress(Exception):
+                faulthandler.dump_traceback(file=sys.stderr)  # where it hangs
+        if not has_been_told:
+            _LOG.error("%s", verdict)
+        if exit_code == REQUEUE_EXIT_CODE:
+            _LOG.error("Stopping; the same command resumes from the last checkpoint.")
+        logging.shutdown()
 
 
 # Of this process: the parts of a run report to it without being handed it.

@@ -43,10 +43,10 @@ class Distillation(Classification):
             )
         if not 0.0 <= weight <= 1.0:
             raise UserError(f"objective.weight={weight} must be in [0, 1].")
-        assert task.load_model is not None
-        self._teacher = task.load_model(teacher)
+        assert task.load_teacher is not None
+        self._teacher_logits, params = task.load_teacher(teacher)
         self._weight = weight
-        self.constants = {"teacher": self._teacher.params}
+        self.constants = {"teacher": params}
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """The mean over the real examples; `accuracy` is that of the class head."""
@@ -57,7 +57,7 @@ class Distillation(Classification):
         outputs = {name: sown[0] for name, sown in state.get("outputs", {}).items()}
         logits = outputs.get("class_logits", mean)  # [B, K]
         student = outputs.get("distillation_logits", mean)  # [B, K]
-        answers = jax.lax.stop_gradient(self._teacher.logits(params["teacher"], images))
+        answers = jax.lax.stop_gradient(self._teacher_logits(params["teacher"], images))
         values = self.values(logits, batch, label_smoothing=self._label_smoothing)
         values["distillation_loss"] = self._distill(student, answers)
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}

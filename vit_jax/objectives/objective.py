@@ -8,37 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from vit_jax.errors import UserError
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class FrozenModel:
-    """A model that is used but not trained, such as a teacher.
-
-    Attributes:
-      module: linen module from images to logits.
-      params: its parameters, on the host.
-      black, white: its input values for these pixels, [C]; -1 and 1 for Google's models.
-      outputs: the index of its output for each class of the data, int32 [K].
-    """
-
-    module: Any
-    params: Any
-    black: np.ndarray
-    white: np.ndarray
-    outputs: np.ndarray
-
-    def logits(self, params: Any, images: jax.Array) -> jax.Array:
-        """Images in [-1, 1], [B, H, W, C] -> [B, K], in the order of the data's classes."""
-        if np.any(self.black != -1.0) or np.any(self.white != 1.0):
-            black, white = (x.reshape(1, 1, 1, -1) for x in (self.black, self.white))
-            images = (images + 1.0) / 2.0 * (white - black) + black
-        return self.module.apply({"params": params}, images, train=False)[:, self.outputs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +22,8 @@ class Task:
     build_model: Callable[[int], Any]  # from the number of outputs
     image_shape: tuple[int, int, int] = (0, 0, 0)  # [H, W, C]
     class_names: tuple[str, ...] = ()  # of the data, in the order of the labels
-    load_model: Callable[[str], FrozenModel] | None = None  # from a source, for these images
+    # From a source: (params, images in [-1, 1]) -> logits [B, K] of the classes; the params.
+    load_teacher: Callable[[str], tuple[Callable[..., jax.Array], Any]] | None = None
 
     @classmethod
     def of(cls, model: Any) -> Task:
@@ -123,3 +98,8 @@ def scale_images(images: jax.Array) -> jax.Array:
     if images.dtype == jnp.uint8:
         return jnp.asarray(images, jnp.float32) / 127.5 - 1.0
     return images
+
+
+def of_batches(function: Callable[[Any, jax.Array], Any]) -> Callable[[Any, Batch], Any]:
+    """A function of parameters and a model's input as one of parameters and a batch."""
+    return lambda params, batch: function(params, scale_images(batch["image"]))

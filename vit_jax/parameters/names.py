@@ -14,6 +14,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
@@ -139,3 +140,19 @@ def repeat_block(shapes: Any, depth: int, *, stacked: bool) -> dict[str, Any]:
         else:
             flat |= {f"{match['head']}_{i}/{match['tail']}": leaf for i in range(depth)}
     return unflatten_names(flat)
+
+
+def abstract_params(model: Any, image_shape: tuple[int, ...]) -> dict[str, Any]:
+    """Shapes and types of a model's parameters, for images [H, W, C].
+
+    Blocks are alike: one is traced instead of all.
+    """
+
+    def init(model: Any) -> Any:
+        images = jnp.zeros((1, *image_shape))
+        return jax.eval_shape(lambda: model.init(jax.random.key(0), images, train=False)["params"])
+
+    if not getattr(model, "num_layers", None):
+        return init(model)
+    shapes = init(model.clone(num_layers=1, scan=False))
+    return repeat_block(shapes, model.num_layers, stacked=model.scan)

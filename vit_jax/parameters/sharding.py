@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,7 +19,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
-from vit_jax.models.attention import Kernel
 from vit_jax.models.create import parameter_row
 from vit_jax.parameters.devices import (
     all_devices,
@@ -215,45 +214,14 @@ def _log_fallbacks(abstract_params: Any, shardings: Any, mesh: Mesh) -> None:
 
 
 def keep_batch_sharding() -> AbstractContextManager[None]:
-    """A context in which every module's output [B, ...] stays split over the batch.
+    """A context in which the models' logical axes of activations are those of the mesh.
 
     Enter it wherever a model is traced for a mesh. Otherwise the compiler, which finds both the
     batch and the width of parameters split over `fsdp`, chooses the width in the body of a scan:
     every device then computes on the whole batch, with several times the memory
-    (tests/test_layouts.py). No effect without `jax.set_mesh` or where the batch does not divide.
+    (tests/test_layouts.py). No effect without `jax.set_mesh`.
     """
-    return nn.intercept_methods(_split_over_batch)
-
-
-def _split_over_batch(
-    method: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
-) -> Any:
-    mesh = jax.sharding.get_abstract_mesh()
-    if isinstance(context.module, Kernel) and not mesh.empty:
-        return _on_each_device(method, mesh, args, context.module.head_dim)
-    value = method(*args, **kwargs)
-    if mesh.empty or context.method_name != "__call__" or not isinstance(value, jax.Array):
-        return value
-    shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    if value.ndim < 2 or value.shape[0] % shards:
-        return value
-    others = [PartitionSpec.UNCONSTRAINED] * (value.ndim - 1)
-    return jax.lax.with_sharding_constraint(value, PartitionSpec(BATCH_AXES, *others))
-
-
-def _on_each_device(
-    method: Callable[..., Any], mesh: Any, args: tuple[jax.Array, ...], head_dim: int
-) -> Any:
-    """A kernel's method, on the images and heads of each device; see `Kernel`."""
-    *arrays, bias = args
-    num_heads = bias.shape[-1] // head_dim
-    shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    batch = BATCH_AXES if arrays[0].shape[0] % shards == 0 else None
-    heads = "tensor" if num_heads % mesh.shape["tensor"] == 0 else None
-    tokens = PartitionSpec(batch, None, heads)
-    specs = (*[tokens] * len(arrays), PartitionSpec(None, heads))
-    # The kernel's own outputs do not say over which axes they vary.
-    return jax.shard_map(method, in_specs=specs, out_specs=tokens, check_vma=False)(*args)
+    return nn.logical_axis_rules((("batch", BATCH_AXES), ("heads", "tensor")))
 
 
 def with_shardings(abstract_tree: Any, shardings: Any) -> Any:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.models.tokens import pixels_per_token, token_grid
-from vit_jax.pretrained.fit.posemb import POSEMB, find_source_grid
+from vit_jax.pretrained.fit.resize import find_source_grid
 from vit_jax.pretrained.fit.sizes import (
     BIT_STEM_KERNEL,
     PATCH_KERNEL,
+    POSEMB,
     axis_of,
+    grid_of_images,
     image_kernel,
     model_sizes,
     num_prefix_tokens,
@@ -77,9 +78,7 @@ def infer_description(
     size = stored.image_size or image_size
     if POSEMB in stored.params:
         tokens, shape = num_prefix_tokens(stored.params), stored.params[POSEMB].shape
-        guess = (1, 1)
-        with contextlib.suppress(UserError):  # not divided: it is of other images
-            guess = token_grid(size, patch, layers) if size and patch else guess
+        guess = grid_of_images(stored.params, size) or (1, 1)
         grid = find_source_grid(shape, guess, tokens, grid or known_grid(stored))
     elif grid is None or patch is None:
         if size is None:
@@ -128,12 +127,8 @@ def known_grid(stored: Stored) -> tuple[int, int] | None:
     """Rows and columns of tokens, where something beside the arrays tells them."""
     if stored.description is not None:
         return stored.description.grid
-    posemb, kernel = (stored.params.get(name) for name in (POSEMB, PATCH_KERNEL))
-    if stored.image_size is None or posemb is None or kernel is None:
-        return None
-    if posemb.ndim != 3 or kernel.ndim != 4:
-        return None  # damaged: named as a mismatch
-    pixels = pixels_per_token(kernel.shape[:2], model_sizes(stored.params)["resnet_layers"])
-    grid = stored.image_size[0] // pixels[0], stored.image_size[1] // pixels[1]
+    grid, posemb = grid_of_images(stored.params, stored.image_size), stored.params.get(POSEMB)
+    if grid is None or posemb is None or posemb.ndim != 3:
+        return None  # not told, or damaged: named as a mismatch
     num_tokens = posemb.shape[1] - num_prefix_tokens(stored.params)
     return grid if num_tokens == grid[0] * grid[1] else None

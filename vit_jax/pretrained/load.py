@@ -20,13 +20,11 @@ from vit_jax.parameters.names import (
     unflatten_names,
     unstack_blocks,
 )
-from vit_jax.pretrained.files.containers import open_container
-from vit_jax.pretrained.fit.adapt import adapt_params
-from vit_jax.pretrained.fit.posemb import POSEMB, find_source_grid
-from vit_jax.pretrained.fit.report import LoadReport
-from vit_jax.pretrained.fit.sizes import model_sizes, num_prefix_tokens
+from vit_jax.pretrained.fit.adapt import adapt_params, report_text
+from vit_jax.pretrained.fit.resize import find_source_grid
+from vit_jax.pretrained.fit.sizes import POSEMB, model_sizes, num_prefix_tokens
 from vit_jax.pretrained.formats.stored import Stored
-from vit_jax.pretrained.formats.table import TORCH_FILE, WEIGHTS_FILE, read_container
+from vit_jax.pretrained.formats.table import TORCH_FILE, WEIGHTS_FILE, read_weights
 from vit_jax.pretrained.infer import check_description, infer_model, known_grid
 from vit_jax.pretrained.zoo.class_names import class_names
 from vit_jax.pretrained.zoo.entry import ZooEntry
@@ -44,7 +42,7 @@ def load_pretrained(
     num_heads: int | None = None,
     model: Mapping[str, Any] | None = None,
     **options: Any,
-) -> tuple[dict[str, Any], LoadReport]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Loads published or own weights into the shape of a model.
 
     Args:
@@ -60,8 +58,8 @@ def load_pretrained(
         adapted, see `adapt_params`.
 
     Returns:
-      (nested dict of numpy float32 arrays with the structure and shapes of `like`, report). Leaves
-      that are reset are those of `like` itself.
+      (nested dict of numpy float32 arrays with the structure and shapes of `like`, report as of
+      `adapt_params`). Leaves that are reset are those of `like` itself.
 
     Raises:
       UserError: nothing there, unreadable, damaged, or it does not fit; every array that is
@@ -86,7 +84,7 @@ def load_pretrained(
         changed=stored.changed,
         **options,
     )
-    logging.info("%s (%s):\n%s", source, stored.format, report)
+    logging.info("%s (%s):\n%s", source, stored.format, report_text(report))
     tree = unflatten_names(flat)
     return (stack_blocks(tree) if scanned else tree), report
 
@@ -124,8 +122,8 @@ def read_source(
         # Our own description knows the grid of positions that are no square.
         grid = grid or (description.grid if description else None)
         heads = {"num_heads": num_heads, "default_heads": default_heads}
-        with local_copy(path) as local, open_container(local) as container:
-            stored = read_container(container, **heads, grid=grid)
+        with local_copy(path) as local:
+            stored = read_weights(local, **heads, grid=grid)
         stored.description = description
     if (entry := describe_source(source)) is not None:
         _add_entry(stored, entry)

@@ -5,7 +5,8 @@ for (const chart of document.querySelectorAll(".chart")) {
   const values = chart.querySelectorAll(".legend b"), last = [...values].map((b) => b.textContent);
   const rows = [...chart.querySelectorAll("tbody tr")];
   const steps = rows.map((row) => Number(row.cells[0].textContent));
-  const [left, right, end] = ["left", "right", "end"].map((key) => Number(svg.dataset[key]));
+  const axis = svg.querySelector(".grid"), end = steps[steps.length - 1] || 1;
+  const [left, right] = ["x1", "x2"].map((key) => Number(axis.getAttribute(key)));
   let at = rows.length - 1;
   const show = (row) => {
     at = Math.min(Math.max(row, 0), rows.length - 1);

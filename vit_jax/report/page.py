@@ -25,13 +25,15 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
         for key, value in attributes.items()
     )
     if name in _VOID:
-        return Html(f"<{name}{given}>")
+        return Html(f"<{name}{given}/>")
     return Html(f"<{name}{given}>{''.join(map(_escaped, children))}</{name}>")
 
 
-def join(parts: Iterable[object], separator: str = "") -> Html:
-    """Several elements as one."""
-    return Html(_escaped(separator).join(map(_escaped, parts)))
+def _escaped(value: object) -> str:
+    if isinstance(value, Html):
+        return value
+    # Names of files need not be text.
+    return html.escape(str(value).encode(errors="surrogateescape").decode(errors="replace"))
 
 
 def table(
@@ -41,20 +43,21 @@ def table(
 
     Args:
       columns: headers.
-      rows: of as many cells; those that are elements stand for themselves.
+      rows: of as many values; a `td` element stands for itself.
       label: what a screen reader calls it.
       kind: CSS classes, such as `text` or `numbers` (aligned to the right).
     """
+
+    def cell(value: object) -> Html:
+        if isinstance(value, Html) and value.startswith("<td"):
+            return value
+        return tag("td", value)
+
     head = tag("tr", *(tag("th", each, scope="col") for each in columns))
-    body = [tag("tr", tag("th", first, scope="row"), *map(_cell, cells)) for first, *cells in rows]
+    body = [tag("tr", tag("th", first, scope="row"), *map(cell, cells)) for first, *cells in rows]
     found = tag("table", tag("thead", head), tag("tbody", *body), class_=kind)
     # Focusable, so that arrow keys scroll it.
     return tag("div", found, class_="box", tabindex=0, role="region", aria_label=label)
-
-
-def cell(value: object, **attributes: object) -> Html:
-    """A cell of `table` with attributes of its own."""
-    return tag("td", value, **attributes)
 
 
 def note(text: object) -> Html:
@@ -73,15 +76,8 @@ def picture(data: bytes, *, kind: str, alt: str, caption: object, class_: str = 
     return tag("figure", tag("img", src=source, alt=alt), tag("figcaption", caption), class_=class_)
 
 
-def section(name: str, title: str, content: Iterable[object]) -> tuple[str, str, Html]:
-    """Id, title and element of a section, as `page` takes them."""
-    heading = tag("h2", title, id=f"{name}-title")
-    found = tag("section", heading, *content, id=name, aria_labelledby=f"{name}-title")
-    return name, title, found
-
-
-def page(title: str, summary: str, sections: Sequence[tuple[str, str, Html]]) -> str:
-    """The whole document: it asks no host for anything."""
+def page(title: str, summary: str, sections: Sequence[tuple[str, str, Iterable[object]]]) -> str:
+    """The whole document, which asks no host for anything; `sections`: id, title and content."""
     style, script = (
         Html((_FOLDER / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js")
     )
@@ -93,25 +89,17 @@ def page(title: str, summary: str, sections: Sequence[tuple[str, str, Html]]) ->
         tag("title", f"{title}: training report"),
         tag("style", style),
     )
-    links = (tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in sections)
+    links = [tag("li", tag("a", heading, href=f"#{key}")) for key, heading, _ in sections]
+    elements = [
+        tag("section", tag("h2", heading), *content, id=key, aria_label=heading)
+        for key, heading, content in sections
+    ]
     body = tag(
         "body",
         tag("a", "Skip to the results", href="#main", class_="skip"),
         tag("header", tag("h1", title), tag("p", summary, class_="summary")),
         tag("nav", tag("ul", *links), aria_label="Sections"),
-        tag("main", *(element for _, _, element in sections), id="main", tabindex=-1),
+        tag("main", *elements, id="main", tabindex=-1),
         tag("script", script),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
-
-
-def _cell(value: object) -> Html:
-    return value if isinstance(value, Html) and value.startswith("<td") else tag("td", value)
-
-
-def _escaped(value: object) -> str:
-    if isinstance(value, Html):
-        return value
-    # Names of files need not be text.
-    text = str(value).encode(errors="surrogateescape").decode(errors="replace")
-    return html.escape(text)

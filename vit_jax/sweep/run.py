@@ -8,31 +8,41 @@ back, so a sweep can be killed, continued, and shared out over processes and arr
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError
-from vit_jax.files.atomic import write_atomically, write_json
+from vit_jax.config import flatten
+from vit_jax.errors import UserError, check_known
+from vit_jax.files.atomic import read_object, write_atomically, write_json
 from vit_jax.files.paths import make_folder, to_path
 from vit_jax.multihost.first_process import run_on_first_process
-from vit_jax.sweep.plan import (
-    DIVERGED_FILE,
-    Outcome,
-    SweepRun,
-    best_learning_rate,
-    plan_final,
-    plan_grid,
-    plan_rates,
-    read_outcome,
-)
-from vit_jax.sweep.report import summarize, table
-from vit_jax.train import train_and_evaluate
-from vit_jax.training.session import TrainingDivergedError
+from vit_jax.train import RUNTIME_KEYS, train_and_evaluate
+from vit_jax.training.log import TrainingDivergedError
+from vit_jax.workdir.description import RESULTS_FILE
+
+DIVERGED_FILE = "diverged.json"
+
+# `run`, `learning_rate`, `seed` and `state`: "finished" (with `accuracy`), "diverged" (with
+# `message`) or "missing".
+Outcome = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepRun:
+    """One training of a sweep: its folder below the sweep's, and what it is scored by."""
+
+    name: str
+    config: ConfigDict
+    metric: str
 
 
 def run_sweep(
@@ -75,27 +85,22 @@ def run_sweep(
             execute(run, folder, resume)
         return run_on_first_process(read)
 
-    planned = plan_grid(config)
-    grid = complete(planned)
-    learning_rate = None if planned else plan_rates(config)[0]
-    if planned and all(outcome["state"] != "missing" for outcome in grid):
+    grid = complete(plan_grid(config))
+    learning_rate = None if grid else plan_rates(config)[0]
+    if grid and all(outcome["state"] != "missing" for outcome in grid):
         learning_rate = best_learning_rate(grid)
     runs = [] if learning_rate is None else plan_final(config, learning_rate, seeds)
     summary = summarize(config, grid, learning_rate, complete(runs))
     if jax.process_index() == 0:
-        _report(summary, folder)
+        text = table(summary)
+        print(text)
+        make_folder(folder)
+        write_json(folder / "sweep.json", summary)
+        write_atomically(folder / "sweep.txt", text + "\n")
     return summary
 
 
-def _report(summary: dict[str, Any], folder: Path) -> None:
-    text = table(summary)
-    print(text)
-    make_folder(folder)
-    write_json(folder / "sweep.json", summary)
-    write_atomically(folder / "sweep.txt", text + "\n")
-
-
-def execute(run: SweepRun, workdir: Path, resume: str = "auto") -> None:
+def execute(run: SweepRun, workdir: Path, resume: str) -> None:
     """Trains one run to its end; that it diverged is an outcome too, and is written down."""
     diverged = workdir / run.name / DIVERGED_FILE
     run_on_first_process(lambda: diverged.unlink(missing_ok=True))
@@ -105,6 +110,182 @@ def execute(run: SweepRun, workdir: Path, resume: str = "auto") -> None:
         message = str(error)
         logging.warning("%s diverged: %s", run.name, message)
         run_on_first_process(lambda: write_json(diverged, {"message": message}))
+
+
+def plan_rates(config: ConfigDict) -> list[float]:
+    """The candidates in rising order.
+
+    Raises:
+      UserError: there are none, or some are not different positive numbers.
+    """
+    rates = config.sweep.learning_rates
+    positive = all(isinstance(rate, int | float) and 0 < rate < math.inf for rate in rates)
+    if not rates or not positive or len(set(rates)) < len(rates):
+        as_in = "as in --config.sweep.learning_rates=0.01,0.03"
+        raise UserError(
+            f"sweep.learning_rates={rates} must be different positive numbers, {as_in}."
+        )
+    return sorted(map(float, rates))
+
+
+def plan_grid(config: ConfigDict) -> list[SweepRun]:
+    """One run per learning rate on a part of train; none where there is no choice.
+
+    Raises:
+      UserError: see `plan_rates`; no evaluator `test`; no held-out part to choose on.
+    """
+    rates, sweep = plan_rates(config), config.sweep
+    check_known("a sweep reports the evaluator", "test", config.evaluators)
+    if len(rates) == 1:
+        return []
+    if not (sweep.train_split and sweep.validation_split):
+        example = "sweep.train_split='train[:90%]' and sweep.validation_split='train[90%:]'"
+        raise UserError(f"choosing a learning rate needs a held-out part of train, as {example}.")
+    runs = []
+    for rate in rates:
+        planned = config.copy_and_resolve_references()
+        planned.optimizer.learning_rate, planned.dataset.split = rate, sweep.train_split
+        validation = config.evaluators.test.copy_and_resolve_references()
+        validation.update(split=sweep.validation_split, every_steps=0, at_start=False)
+        with planned.unlocked():  # the test set is not looked at before the choice is made
+            planned.evaluators = ConfigDict({"validation": validation})
+        planned.checkpoint.best_metric = ""
+        runs.append(SweepRun(f"grid/lr_{rate!r}", planned, f"validation/{metric(config)}"))
+    return runs
+
+
+def metric(config: ConfigDict) -> str:
+    """What runs are scored by.
+
+    Raises:
+      UserError: the evaluator `test` does not measure it.
+    """
+    objective, evaluator = config.objective.name, config.evaluators.test.name
+    if (objective == "multi_label") != (evaluator == "average_precision"):
+        raise UserError(
+            f"a sweep of objective.name={objective!r} is not scored by evaluators.test.name="
+            f"{evaluator!r}; 'average_precision' goes with 'multi_label'."
+        )
+    return "mAP" if evaluator == "average_precision" else "accuracy"
+
+
+def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[SweepRun]:
+    """The runs on all of train, one per seed from `config.seed` on."""
+    runs = []
+    for seed in range(config.seed, config.seed + seeds):
+        planned = config.copy_and_resolve_references()
+        planned.optimizer.learning_rate, planned.seed = learning_rate, seed
+        name = f"final/lr_{learning_rate!r}_seed_{seed}"
+        runs.append(SweepRun(name, planned, f"test/{metric(config)}"))
+    return runs
+
+
+def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:
+    """What its folder says has become of a run.
+
+    Raises:
+      UserError: the folder belongs to a run of another config, and `resume` is not "force".
+    """
+    folder = workdir / run.name
+    rate, seed = run.config.optimizer.learning_rate, run.config.seed
+    outcome = {"run": run.name, "learning_rate": rate, "seed": seed, "state": "missing"}
+    finished, diverged = folder / RESULTS_FILE, folder / DIVERGED_FILE
+    if not finished.exists() and not diverged.exists():
+        return outcome
+    if _identity(read_object(folder / "config.json")) != _identity(run.config.to_dict()):
+        if resume == "force":
+            return outcome
+        way_out = "Choose another --workdir, or --resume=force to run it again."
+        raise UserError(f"{folder} is of a sweep with another config. {way_out}")
+    if finished.exists():
+        return {**outcome, "state": "finished", "accuracy": read_object(finished)[run.metric]}
+    return {**outcome, "state": "diverged", "message": read_object(diverged)["message"]}
+
+
+def _identity(config: dict[str, Any]) -> dict[str, Any]:
+    """A config as config.json has it, less what may differ between two starts of a run."""
+    values = flatten(json.loads(json.dumps(config)))
+    return {key: value for key, value in values.items() if not key.startswith(RUNTIME_KEYS)}
+
+
+def best_learning_rate(candidates: Sequence[Mapping[str, Any]]) -> float:
+    """Of the most accurate candidate; the smaller rate where two are equal; diverged is worst.
+
+    Raises:
+      UserError: all diverged.
+    """
+    finished = [each for each in candidates if each["state"] == "finished"]
+    if not finished:
+        raise UserError("every learning rate diverged; try smaller sweep.learning_rates.")
+    best = max(finished, key=lambda each: (each["accuracy"], -each["learning_rate"]))
+    return best["learning_rate"]
+
+
+def summarize(
+    config: ConfigDict,
+    grid: Sequence[Outcome],
+    learning_rate: float | None,
+    final: Sequence[Outcome],
+) -> dict[str, Any]:
+    """Everything about a sweep, finished or not, for JSON.
+
+    `learning_rate` is None before the grid is complete. `mean` and `std` (of a sample, None for
+    one run) are over the final runs that finished, in percent of the test set.
+    """
+    percents = percents_of(final)
+    missing = [each["run"] for each in (*grid, *final) if each["state"] == "missing"]
+    return {
+        "complete": not missing and bool(final),
+        "missing": missing,
+        "validation_split": config.sweep.validation_split,
+        "grid": list(grid),
+        "learning_rate": learning_rate,
+        "metric": metric(config),
+        "test_split": config.evaluators.test.split,
+        "final": list(final),
+        "mean": statistics.fmean(percents) if percents else None,
+        "std": statistics.stdev(percents) if len(percents) > 1 else None,
+        "published": config.sweep.published,
+    }
+
+
+def percents_of(outcomes: Sequence[Outcome]) -> list[float]:
+    """Accuracies of the runs that finished."""
+    return [100 * each["accuracy"] for each in outcomes if each["state"] == "finished"]
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """The summary as text."""
+    lines = []
+    if summary["grid"]:
+        lines.append(f"{'learning rate':16}{summary['metric']} on {summary['validation_split']}")
+    for each in summary["grid"]:
+        chosen = "  <- chosen" if each["learning_rate"] == summary["learning_rate"] else ""
+        lines.append(f"{each['learning_rate']:<16g}{_result(each)}{chosen}")
+    if summary["final"]:
+        rate = f"rate {summary['learning_rate']:g}"
+        lines.append(f"{rate:16}{summary['metric']} on {summary['test_split']}")
+    lines += [f"seed {each['seed']:<11}{_result(each)}" for each in summary["final"]]
+    if summary["mean"] is not None:
+        spread = "" if summary["std"] is None else f" +- {summary['std']:.2f}"
+        count = len(percents_of(summary["final"]))
+        note = f"mean and standard deviation of {count} of {len(summary['final'])} seeds"
+        lines.append(f"{'this sweep':16}{summary['mean']:.2f}{spread} ({note})")
+    if summary["published"]:
+        lines.append(f"{'published':16}{summary['published']}")
+    if not summary["complete"]:
+        stage = "" if summary["final"] else "; the final runs come after the grid"
+        missing = ", ".join(summary["missing"]) or "nothing else"
+        lines.append(f"Not complete; missing: {missing}{stage}. The same command resumes.")
+    return "\n".join(lines)
+
+
+def _result(outcome: Outcome) -> str:
+    if outcome["state"] == "finished":
+        return f"{100 * outcome['accuracy']:.2f}"
+    if outcome["state"] == "diverged":
+        return f"diverged at {outcome['message'].partition(';')[0]}"
+    return outcome["state"]
 
 
 def task_number(task: int | None, num_tasks: int, environ: Mapping[str, str]) -> int:

@@ -7,57 +7,59 @@ command resumes, and several tasks share the work.
 
 from __future__ import annotations
 
-import dataclasses
+import csv
 import hashlib
+import io
 import logging
 import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
-from ml_collections import ConfigDict
 
 from vit_jax import command_line
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError, as_user_error
 from vit_jax.evaluators.few_shot import confidence95
-from vit_jax.files.atomic import read_object, write_json
+from vit_jax.files.atomic import read_object, write_atomically, write_json
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.probe import probe
 from vit_jax.parameters.names import flatten_names
-from vit_jax.sweep.run import run_sweep
-from vit_jax.sweep.suite_table import Row, means, write_report
+from vit_jax.sweep.run import percents_of, run_sweep
 
 MODEL_FILE = "evaluated_model.json"
-_CLASSIFICATION = ("accuracy", "accuracy_top5", "calibration_error")
 
 
-@dataclasses.dataclass(frozen=True)
-class SuiteTask:
-    """One thing to measure.
+# As configs/suites.py gives it: `name`, in the table and of its file; `kind`, which is `few_shot`,
+# `evaluate` or `fine_tune`; `settings`, arguments of `probe` or `evaluate`, or the `config` of a
+# sweep; `group`, of tasks whose mean is reported too; `published`, a number with its source.
+Task = Mapping[str, Any]
 
-    Attributes:
-      name: in the table, and of its file; its data set for short.
-      kind: a key of `KINDS`.
-      settings: of the kind: arguments of `probe` or `evaluate`, or the `config` of a sweep.
-      group: of tasks whose mean is reported too.
-      published: the number of a paper with its source, or "".
+
+class Row(NamedTuple):
+    """A line of the table; `ours` and `ci95`, half of the 95 % interval, are in percent.
+
+    `of` says of what the interval is; `state` is `finished`, `missing`, `diverged`, or why there
+    is no number.
     """
 
-    name: str
-    kind: str
-    settings: Mapping[str, Any]
-    group: str = ""
+    group: str
+    task: str
+    metric: str = ""
+    ours: float | None = None
+    ci95: float | None = None
+    of: str = ""
     published: str = ""
+    state: str = "finished"
 
 
 def evaluate_suite(
     model: Any,
-    tasks: Sequence[SuiteTask],
+    tasks: Sequence[Task],
     workdir: str,
     *,
     seeds: int = 3,
@@ -85,49 +87,41 @@ def evaluate_suite(
     folder = Path(workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, model)
-    shared = {"data_dir": data_dir, "batch_size": batch_size, "seeds": seeds}
-    absent = {each.name: error for each in tasks if (error := _absence(each, data_dir))}
+    absent = {each["name"]: error for each in tasks if (error := _absence(each, data_dir))}
     for name, error in absent.items():
         logging.info("Left out: %s: %s", name, error)
     if len(absent) == len(tasks):
-        raise UserError(
-            f"no data set of the suite is there; the first: {next(iter(absent.values()))}"
-        )
-    mine = [each for i, each in enumerate(tasks) if i % num_tasks == task]
+        first = next(iter(absent.values()))
+        raise UserError(f"no data set of the suite is there; the first: {first}")
+
+    mine = tasks[task::num_tasks]
     for number, each in enumerate(mine, start=1):
-        if each.name in absent or _read(each, folder, shared) is not None:
-            continue
-        logging.info("Task %d of %d: %s", number, len(mine), each.name)
-        found = KINDS[each.kind].measure(each, model.source, folder, shared)
-        if found is not None:
-            write_json(_file(each, folder), {"settings": _identity(each, shared), **found})
-        write_report(folder, _rows(tasks, folder, shared, absent), model.source)
-    rows = _rows(tasks, folder, shared, absent)
+        if each["name"] not in absent and _read(each, folder, seeds) is None:
+            logging.info("Task %d of %d: %s", number, len(mine), each["name"])
+            _measure(each, model.source, folder, seeds, data_dir, batch_size)
+            write_report(folder, _rows(tasks, folder, seeds, absent), model.source)
+    rows = _rows(tasks, folder, seeds, absent)
     write_report(folder, rows, model.source)
     return rows
 
 
-def create_tasks(
-    specs: Sequence[Mapping[str, Any]], overrides: Sequence[str] = ()
-) -> list[SuiteTask]:
-    """Tasks from the attributes of `SuiteTask`, after `--config.KEY=VALUE` of the command line.
+def override_tasks(tasks: Sequence[Task], overrides: Sequence[str]) -> list[Task]:
+    """The tasks after `--config.KEY=VALUE` of the command line.
 
     Raises:
       UserError: a mistake in an override, or nothing is trained.
     """
-    tasks = []
-    for spec in specs:
-        task = SuiteTask(**spec)
-        if task.kind == "fine_tune":
-            flag_values = flags.FlagValues()
-            config = command_line.override(task.settings["config"], [*overrides], flag_values)
-            task = dataclasses.replace(task, settings={"config": config})
+    found = []
+    for task in tasks:
+        if task["kind"] == "fine_tune":
+            config = task["settings"]["config"]
+            config = command_line.override(config, list(overrides), flags.FlagValues())
+            task = {**task, "settings": {"config": config}}
         elif overrides:
-            raise UserError(
-                f"unexpected arguments: {' '.join(overrides)}; nothing is trained here."
-            )
-        tasks.append(task)
-    return tasks
+            given = " ".join(overrides)
+            raise UserError(f"unexpected arguments: {given}; nothing is trained here.")
+        found.append(task)
+    return found
 
 
 def _claim(folder: Path, model: Any) -> None:
@@ -139,162 +133,146 @@ def _claim(folder: Path, model: Any) -> None:
     if not path.exists():
         write_json(path, mine)
     elif (found := read_object(path))["sha256"] != mine["sha256"]:
-        raise UserError(
-            f"{folder} has evaluations of other parameters ({found['model']}). Choose another "
-            "--workdir."
-        )
+        other = f"{folder} has evaluations of other parameters ({found['model']})."
+        raise UserError(f"{other} Choose another --workdir.")
 
 
-def _absence(task: SuiteTask, data_dir: str) -> str:
+def _absence(task: Task, data_dir: str) -> str:
     """Why the data of a task cannot be read; "" if it can."""
+    settings = task["settings"]
+    if task["kind"] == "fine_tune":
+        data, sweep = settings["config"].dataset, settings["config"].sweep
+        shared = {"name": data.name, "label_key": data.label_key, "data_dir": data.data_dir}
+        splits = [data.split, settings["config"].evaluators.test.split]
+        if len(sweep.learning_rates) > 1:
+            splits += [sweep.train_split, sweep.validation_split]
+    else:
+        shared = {"name": settings["dataset"]}
+        splits = [settings[key] for key in ("train_split", "split") if key in settings]
+    shared |= {"data_dir": data_dir} if data_dir else {}
     try:
-        for arguments in KINDS[task.kind].data(task.settings, data_dir):
-            create_dataset(**arguments)
+        for split in splits:
+            create_dataset(**shared, split=split, preprocess="decode")
     except UserError as error:
         return str(error)
     return ""
 
 
-def _file(task: SuiteTask, folder: Path) -> Path:
-    return folder / f"{_safe(task.name)}.json"
+def _measure(
+    task: Task, source: str, folder: Path, seeds: int, data_dir: str, batch_size: int
+) -> None:
+    """Leaves the result in `folder`."""
+    options: dict[str, Any] = {"data_dir": data_dir, "batch_size": batch_size, **task["settings"]}
+    if task["kind"] == "fine_tune":
+        config = task["settings"]["config"].copy_and_resolve_references()
+        config.pretrained.source = source
+        config.dataset.data_dir = data_dir or config.dataset.data_dir
+        try:
+            run_sweep(config, str(folder / _file(task)), seeds=seeds)
+        except UserError as error:
+            raise as_user_error(f"{task['name']}: {error}", error) from error
+        return
+    if task["kind"] == "few_shot":
+        found = probe(source, kinds=["few_shot"], seeds=seeds, **options)
+    else:
+        found = evaluate(source, **options)
+    write_json(folder / f"{_file(task)}.json", {"settings": _identity(task, seeds), **found})
 
 
-def _safe(name: str) -> str:
-    """The name of a task, which may be a path, as that of a file."""
-    return re.sub(r"[^\w.=-]+", "_", name).strip("_.")
+def _file(task: Task) -> str:
+    """The name, which may be a path, as that of a file or folder."""
+    return re.sub(r"[^\w.=-]+", "_", task["name"]).strip("_.")
 
 
-def _identity(task: SuiteTask, shared: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(task: Task, seeds: int) -> dict[str, Any]:
     """What a result depends on besides the model."""
-    return {"kind": task.kind, **task.settings, "seeds": shared["seeds"]}
+    return {"kind": task["kind"], **task["settings"], "seeds": seeds}
 
 
-def _read(task: SuiteTask, folder: Path, shared: Mapping[str, Any]) -> dict[str, Any] | None:
+def _read(task: Task, folder: Path, seeds: int) -> dict[str, Any] | None:
     """The result of a task that is finished with these settings."""
-    path = (
-        folder / _safe(task.name) / "sweep.json"
-        if task.kind == "fine_tune"
-        else _file(task, folder)
-    )
+    tuned = task["kind"] == "fine_tune"
+    path = folder / _file(task) / "sweep.json" if tuned else folder / f"{_file(task)}.json"
     if not path.exists():
         return None
     found = read_object(path)
-    if task.kind == "fine_tune":  # a sweep checks its config itself
-        return found if found["complete"] and len(found["final"]) == shared["seeds"] else None
-    return found if found.pop("settings") == _identity(task, shared) else None
+    if tuned:  # a sweep checks its config itself
+        return found if found["complete"] and len(found["final"]) == seeds else None
+    return found if found.pop("settings") == _identity(task, seeds) else None
 
 
-def _rows(
-    tasks: Sequence[SuiteTask], folder: Path, shared: Mapping[str, Any], absent: Mapping[str, str]
-) -> list[Row]:
+def _rows(tasks: Sequence[Task], folder: Path, seeds: int, absent: Mapping[str, str]) -> list[Row]:
     rows = []
     for task in tasks:
-        found = None if task.name in absent else _read(task, folder, shared)
-        if found is not None:
-            rows += KINDS[task.kind].rows(task, found)
-            continue
-        state = absent.get(task.name, "missing")
-        rows.append(Row(task.group, task.name, "", None, None, "", task.published, state))
-    return [*rows, *means(rows)]
+        found = None if task["name"] in absent else _read(task, folder, seeds)
+        numbers = {} if found is None else _numbers(task, found)
+        if not numbers:
+            state = absent.get(task["name"], "missing" if found is None else "diverged")
+            rows.append(Row(task["group"], task["name"], published=task["published"], state=state))
+        for metric, number in numbers.items():
+            rows.append(Row(task["group"], task["name"], metric, *number, task["published"]))
+    return rows + means(rows)
 
 
-def _named_data(settings: Mapping[str, Any], data_dir: str) -> list[dict[str, Any]]:
-    splits = [settings[key] for key in ("train_split", "split") if key in settings]
-    shared = {"name": settings["dataset"], "data_dir": data_dir, "preprocess": "decode"}
-    return [{**shared, "split": split} for split in splits]
-
-
-def _few_shot(
-    task: SuiteTask, source: str, _folder: Path, shared: Mapping[str, Any]
-) -> dict[str, Any]:
-    return probe(
-        source,
-        kinds=["few_shot"],
-        seeds=shared["seeds"],
-        data_dir=shared["data_dir"],
-        batch_size=shared["batch_size"],
-        **task.settings,
-    )
-
-
-def _few_shot_rows(task: SuiteTask, found: Mapping[str, Any]) -> list[Row]:
-    rows, of = [], f"{found['seeds']} seeds"
+def _numbers(task: Task, found: Mapping[str, Any]) -> dict[str, tuple[float, float | None, str]]:
+    """By metric: percent, half of the 95 % interval, and of what that is; {} if all diverged."""
+    if task["kind"] == "fine_tune":
+        percents = percents_of(found["final"])
+        number = found["mean"], confidence95(percents), f"{len(percents)} seeds"
+        return {found["metric"]: number} if percents else {}
+    numbers: dict[str, tuple[float, float | None, str]] = {}
+    if task["kind"] == "evaluate":
+        for metric in [key for key in ("accuracy", "accuracy_top5") if key in found]:
+            p, n = found[metric], found["num_examples"]
+            # The normal approximation of a binomial proportion.
+            numbers[metric] = 100 * p, 196 * math.sqrt(p * (1 - p) / n), f"{n} images"
+        return numbers | {"calibration_error": (100 * found["calibration_error"], None, "")}
     for name, value in found.items():
         metric = name.removeprefix("few_shot/accuracy_")
         if metric != name and not metric.endswith("_ci95"):
             ci95 = found.get(f"{name}_ci95")
-            spread = None if ci95 is None else 100 * ci95
-            rows.append(Row(task.group, task.name, metric, 100 * value, spread, of, task.published))
-    return rows
+            interval = None if ci95 is None else 100 * ci95
+            numbers[metric] = 100 * value, interval, f"{found['seeds']} seeds"
+    return numbers
 
 
-def _evaluate(
-    task: SuiteTask, source: str, _folder: Path, shared: Mapping[str, Any]
-) -> dict[str, Any]:
-    return evaluate(
-        source, data_dir=shared["data_dir"], batch_size=shared["batch_size"], **task.settings
-    )
+def means(rows: Sequence[Row]) -> list[Row]:
+    """Means over the tasks of each group, and over all, by metric."""
+    groups = list(dict.fromkeys(row.group for row in rows))
+    found = []
+    for group in [*groups, None] if len(groups) > 1 else groups:
+        members = [row for row in rows if group in (None, row.group)]
+        count = len({row.task for row in members})
+        for metric in dict.fromkeys(row.metric for row in members if row.ours is not None):
+            values = [row.ours for row in members if row.metric == metric and row.ours is not None]
+            if count > 1 and metric != "calibration_error":
+                of = f"mean of {len(values)} of {count} tasks"
+                name = f"mean {group or ''}".strip()
+                found.append(Row("", name, metric, statistics.fmean(values), of=of))
+    return found
 
 
-def _evaluate_rows(task: SuiteTask, found: Mapping[str, Any]) -> list[Row]:
-    rows = []
-    for metric in _CLASSIFICATION:
-        if metric in found:
-            p, n = found[metric], found["num_examples"]
-            # The normal approximation of a binomial proportion; the calibration error is none.
-            spread = None if metric == "calibration_error" else 196 * math.sqrt(p * (1 - p) / n)
-            of = "" if spread is None else f"{n} images"
-            published = task.published if metric == "accuracy" else ""
-            rows.append(Row(task.group, task.name, metric, 100 * p, spread, of, published))
-    return rows
+def write_report(folder: Path, rows: Sequence[Row], source: str) -> None:
+    """The rows as `suite.md`, `suite.csv` and `suite.json`."""
+    write_atomically(folder / "suite.md", markdown(rows, source) + "\n")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([Row._fields, *rows])
+    write_atomically(folder / "suite.csv", text.getvalue())
+    write_json(folder / "suite.json", {"model": source, "rows": [row._asdict() for row in rows]})
 
 
-def _fine_tune_data(settings: Mapping[str, Any], data_dir: str) -> list[dict[str, Any]]:
-    config: ConfigDict = settings["config"]
-    data = config.dataset
-    splits = [data.split, config.evaluators.test.split]
-    if len(config.sweep.learning_rates) > 1:
-        splits += [config.sweep.train_split, config.sweep.validation_split]
-    shared = {
-        "name": data.name,
-        "data_dir": data_dir or data.data_dir,
-        "label_key": data.label_key,
-        "preprocess": data.eval_preprocess,
-    }
-    return [{**shared, "split": split} for split in splits]
-
-
-def _fine_tune(task: SuiteTask, source: str, folder: Path, shared: Mapping[str, Any]) -> None:
-    """Leaves its result in the sweep's own folder."""
-    config = task.settings["config"].copy_and_resolve_references()
-    config.pretrained.source = source
-    config.dataset.data_dir = shared["data_dir"] or config.dataset.data_dir
-    try:
-        run_sweep(config, str(folder / _safe(task.name)), seeds=shared["seeds"])
-    except UserError as error:
-        raise as_user_error(f"{task.name}: {error}", error) from error
-
-
-def _fine_tune_rows(task: SuiteTask, found: Mapping[str, Any]) -> list[Row]:
-    percents = [100 * each["accuracy"] for each in found["final"] if each["state"] == "finished"]
-    if not percents:
-        return [Row(task.group, task.name, "", None, None, "", task.published, "diverged")]
-    spread, of = confidence95(percents), f"{len(percents)} seeds"
-    mean = statistics.fmean(percents)
-    return [Row(task.group, task.name, found["metric"], mean, spread, of, task.published)]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """`data`: arguments of `create_dataset` that a task needs; `measure` and `rows`: see above."""
-
-    data: Any
-    measure: Any
-    rows: Any
-
-
-KINDS = {
-    "few_shot": _Kind(_named_data, _few_shot, _few_shot_rows),
-    "evaluate": _Kind(_named_data, _evaluate, _evaluate_rows),
-    "fine_tune": _Kind(_fine_tune_data, _fine_tune, _fine_tune_rows),
-}
+def markdown(rows: Sequence[Row], source: str) -> str:
+    """The rows as a table, and below it why some have no number."""
+    lines = [
+        f"{source}, in percent ± half of the 95 % interval.",
+        "",
+        "| group | task | metric | ours | over | published |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        spread = "" if row.ci95 is None else f" ± {row.ci95:.2f}"
+        ours = "-" if row.ours is None else f"{row.ours:.2f}{spread}"
+        cells = (row.group, row.task, row.metric, ours, row.of, row.published)
+        lines.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
+    why = [f"{row.task}: {row.state}" for row in rows if row.state != "finished"]
+    return "\n".join([*lines, *(["", "Without a number:", ""] if why else []), *why])

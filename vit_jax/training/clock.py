@@ -11,54 +11,14 @@ from typing import Any
 
 import jax
 
+from vit_jax.multihost.watchdog import watchdog
+
 # What wall time is booked as; the rest is training.
 KINDS = ("start", "compile", "evaluation", "checkpoint", "profile", "data_wait", "lost")
 
 
-class DataWait:
-    """Measures how long the devices were idle because the next batch was not ready.
-
-    The host may wait for a batch while the devices still compute. So a thread notes when each
-    update is done, and only the part of the host's wait after that counts.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._queue: queue.SimpleQueue[tuple[float, float, Any] | None] = queue.SimpleQueue()
-        self._waited = (0.0, 0.0)
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around the host's wait for a batch."""
-        start = time.monotonic()
-        yield
-        self._waited = (start, time.monotonic())
-
-    def dispatched(self, output: jax.Array) -> None:
-        """The update of that batch is under way; `output` is one of its results."""
-        self._queue.put((*self._waited, output))
-
-    def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join(timeout=5)
-
-    def _follow(self) -> None:
-        done: float | None = None  # when the devices finished the update before
-        while (item := self._queue.get()) is not None:
-            wait_start, wait_end, output = item
-            if done is not None:
-                self.seconds += max(0.0, wait_end - max(wait_start, done))
-            try:
-                output.block_until_ready()
-            except Exception:  # the loop meets the error too, and reports it
-                return
-            done = time.monotonic()
-
-
 class Clock:
-    """Books the time of a run, and estimates speed and remaining time.
+    """Books the time of a run and estimates its speed, and tells the watchdog what is being done.
 
     Images per second count training time only, which includes waiting for data.
 
@@ -66,10 +26,10 @@ class Clock:
       start_step: finished updates at the start.
       total_steps: updates in all.
       batch_size: examples per update.
-      began: `time.monotonic()` at which the session began; None: now. Booked as `start`.
+      began: `time.monotonic()` at which the session began; what has passed is booked as `start`.
       earlier: what `totals` gave when earlier sessions of this run ended.
-      flops_per_second: peak of all devices together; None: no `mfu`.
       flops_per_image: of forward and backward pass.
+      peak_flops: per second, of all devices together; None: no `mfu`.
     """
 
     def __init__(
@@ -78,57 +38,92 @@ class Clock:
         start_step: int,
         total_steps: int,
         batch_size: int,
-        began: float | None = None,
-        earlier: Mapping[str, float] | None = None,
-        flops_per_second: float | None = None,
+        began: float,
+        earlier: Mapping[str, float],
         flops_per_image: float = 0.0,
+        peak_flops: float | None = None,
     ):
-        self._start_step = start_step
-        self._total_steps = total_steps
-        self._batch_size = batch_size
-        self._earlier = earlier or {}
-        self._peak = flops_per_second
-        self._flops_per_image = flops_per_image
-        now = time.monotonic()
-        self._start = now if began is None else began
-        self._booked = {**dict.fromkeys(KINDS, 0.0), "start": now - self._start}
+        self._total_steps, self._batch_size = total_steps, batch_size
+        self._flops_per_image, self._peak_flops = flops_per_image, peak_flops
+        self._earlier = earlier
+        self._began, now = began, time.monotonic()
+        self._booked = {**dict.fromkeys(KINDS, 0.0), "start": now - began}
         self._compiled = (start_step, now)  # step and time at which the first update was done
         self._window = (start_step, 0.0, 0.0)  # step, training and waiting at the last `report`
-        self.data_wait = DataWait()
+        self._updates: queue.Queue[Any] = queue.Queue()
+        self._wait = (0.0, 0.0)  # of the host for its last batch: from, to
+        self._thread = threading.Thread(target=self._follow_devices, daemon=True)
+        self._thread.start()
 
     @contextlib.contextmanager
-    def book(self, kind: str) -> Iterator[None]:
-        """Books the time spent inside as `kind`."""
+    def book(self, kind: str, doing: str, step: int) -> Iterator[None]:
+        """Books the time spent inside as `kind`; `doing` is shown where the run hangs."""
+        watchdog.note(doing, step, waits=True)
         start = time.monotonic()
         try:
             yield
         finally:
             self._booked[kind] += time.monotonic() - start
 
+    @contextlib.contextmanager
+    def waiting_for_data(self, step: int) -> Iterator[None]:
+        """Around the host's wait for the batch of update `step`."""
+        watchdog.note("reading a batch", step)
+        start = time.monotonic()
+        yield
+        self._wait = (start, time.monotonic())
+        watchdog.note("updating", step, waits=True)
+
+    def dispatched(self, output: jax.Array) -> None:
+        """The update of that batch was started, `output` is one of its results.
+
+        Waits for the update before: while one runs, the next is prepared. Without that bound the
+        host would be dozens of updates ahead of a slow device, and what it is asked to do, to stop
+        for one, would come after all of these.
+        """
+        self._updates.join()
+        self._updates.put((*self._wait, output))
+
+    def _follow_devices(self) -> None:
+        """Adds up how long the devices were idle because the next batch was not ready.
+
+        The host may wait for a batch while the devices still compute. So this thread notes when
+        each update is done, and only the part of the host's wait after that counts.
+        """
+        done: float | None = None  # when the devices finished the update before
+        while (update := self._updates.get()) is not None:
+            wait_start, wait_end, output = update
+            if done is not None:
+                self._booked["data_wait"] += max(0.0, wait_end - max(wait_start, done))
+            with contextlib.suppress(Exception):  # the loop meets the error too, and reports it
+                output.block_until_ready()
+            done = time.monotonic()
+            self._updates.task_done()
+
+    def close(self) -> None:
+        self._updates.put(None)
+        self._thread.join(timeout=5)
+
     def first_step_done(self, step: int) -> float:
         """Books the time not booked so far as compilation; returns its seconds."""
+        watchdog.note("updating", step, waits=True, started=True)
         seconds = self._training_seconds()
         self._booked["compile"] += seconds
-        self._window = (step, self._training_seconds(), self.data_wait.seconds)
+        self._window = (step, self._training_seconds(), self._booked["data_wait"])
         self._compiled = (step, time.monotonic())
         return seconds
-
-    @property
-    def elapsed_seconds(self) -> float:
-        """Wall seconds of this run, earlier sessions included."""
-        return self._earlier.get("elapsed_seconds", 0.0) + time.monotonic() - self._start
 
     def totals(self) -> dict[str, float]:
         """Seconds of this run by kind, `elapsed_seconds`, and `goodput`, the share of training.
 
-        `lost_seconds` went into updates that a session after a crash had to compute again.
+        Earlier sessions are included; `lost_seconds` went into updates that a session after a crash
+        had to compute again.
         """
-        booked = {**self._booked, "data_wait": self.data_wait.seconds}
         totals = {
             f"{kind}_seconds": seconds + self._earlier.get(f"{kind}_seconds", 0.0)
-            for kind, seconds in booked.items()
+            for kind, seconds in self._booked.items()
         }
-        elapsed = self.elapsed_seconds
+        elapsed = self._earlier.get("elapsed_seconds", 0.0) + time.monotonic() - self._began
         goodput = 1.0 - sum(totals.values()) / max(elapsed, 1e-9)
         return {"elapsed_seconds": elapsed, **totals, "goodput": min(max(goodput, 0.0), 1.0)}
 
@@ -140,28 +135,23 @@ class Clock:
         is given where the peak of the devices is known.
         """
         step_before, training_before, wait_before = self._window
-        self._window = (step, self._training_seconds(), self.data_wait.seconds)
+        self._window = (step, self._training_seconds(), self._booked["data_wait"])
         training = max(self._window[1] - training_before, 1e-9)
-        report = {"eta_seconds": self._eta(step), **self.totals()}
+        first, since = self._compiled
+        pace = (time.monotonic() - since) / max(step - first, 1)  # evaluations included
+        report = {"eta_seconds": (self._total_steps - step) * pace, **self.totals()}
         if step > step_before:
             speed = (step - step_before) * self._batch_size / training
             report["images_per_second"] = speed
             report["data_wait"] = min((self._window[2] - wait_before) / training, 1.0)
-            if self._peak:
-                report["mfu"] = speed * self._flops_per_image / self._peak
+            if self._peak_flops:
+                report["mfu"] = speed * self._flops_per_image / self._peak_flops
         return report
 
-    def close(self) -> None:
-        self.data_wait.close()
-
     def _training_seconds(self) -> float:
-        return time.monotonic() - self._start - sum(self._booked.values())
-
-    def _eta(self, step: int) -> float:
-        """The remaining updates at the pace so far, evaluations and checkpoints included."""
-        first, since = self._compiled
-        pace = (time.monotonic() - since) / max(step - first, 1)
-        return (self._total_steps - step) * pace
+        """Waiting for data included."""
+        booked = sum(seconds for kind, seconds in self._booked.items() if kind != "data_wait")
+        return time.monotonic() - self._began - booked
 
 
 def format_seconds(seconds: float) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend import core
 
 from vit_jax.errors import UserError
-from vit_jax.parameters.initial import draw
 from vit_jax.parameters.names import flatten_names, unflatten_names
-from vit_jax.workdir.checkpoints import CheckpointManager
 
 
 @flax.struct.dataclass
@@ -33,7 +31,7 @@ class TrainState:
 
 
 def create_train_state(
-    params: Any, tx: optax.GradientTransformation, *, polyak_decay: float
+    params: Any, *, tx: optax.GradientTransformation, polyak_decay: float
 ) -> TrainState:
     """State before the first update; the average starts at the parameters.
 
@@ -50,34 +48,54 @@ def create_train_state(
     )
 
 
+class Initial(NamedTuple):
+    """Random parameters that are not drawn yet.
+
+    Attributes:
+      program: a key -> the arrays, in the order of the leaves of `shapes`.
+      shapes: nested dict of jax.ShapeDtypeStruct.
+    """
+
+    program: core.ClosedJaxpr
+    shapes: Any
+
+
+def trace_initial(init: Callable[[jax.Array], Any]) -> Initial:
+    """Traces `init`, from a key to a tree of parameters: the only time that a start does."""
+    traced = jax.jit(init).trace(jax.eval_shape(lambda: jax.random.key(0)))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), traced.out_info)
+    return Initial(traced.jaxpr, shapes)
+
+
 def initial_state(
-    checkpoints: CheckpointManager,
+    initial: Initial,
+    start_state: Callable[[Any], TrainState],
     abstract_state: TrainState,
     *,
-    init_params: Callable[[jax.Array], Any],
-    start_state: Callable[[Any], TrainState],
-    load_params: Callable[[], Any] | None,
     seed: int,
+    loaded: Any = None,
 ) -> TrainState:
-    """The last checkpoint of the work directory, or pre-trained parameters, or random ones.
+    """The state before the first update, on the devices.
 
     Args:
-      abstract_state: shapes with shardings.
-      init_params: rng -> random parameters; pure.
+      initial: random parameters.
       start_state: parameters -> the state before their first update; pure.
-      load_params: returns a tree of host arrays, with shapes where a random array is wanted (a new
-        head); None without pre-trained parameters.
+      abstract_state: shapes with shardings.
+      seed: of the random parameters.
+      loaded: a tree of host arrays to start from, with shapes where a random array is wanted (a
+        new head); None: all are random.
     """
-    restored = checkpoints.restore(abstract_state)
-    if restored is not None:
-        step, state = restored
-        logging.info("Resuming from the checkpoint of step %d.", step)
-        return state
+    arrays = flatten_names(initial.shapes if loaded is None else loaded)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    loaded = load_params() if load_params else abstract_state.params
-    arrays, places = flatten_names(loaded), flatten_names(shardings.params)
-    new = {n: places[n] for n, leaf in arrays.items() if isinstance(leaf, jax.ShapeDtypeStruct)}
-    params = draw(lambda rng: flatten_names(init_params(rng)), jax.random.key(seed), new)
+    places = flatten_names(shardings.params)
+    new = [name for name in places if isinstance(arrays[name], jax.ShapeDtypeStruct)]
+
+    def draw(rng: jax.Array) -> dict[str, jax.Array]:
+        drawn = core.jaxpr_as_fun(initial.program)(rng)
+        return {name: array for name, array in zip(places, drawn, strict=True) if name in new}
+
+    out_shardings = {name: places[name] for name in new}
+    params = jax.jit(draw, out_shardings=out_shardings)(jax.random.key(seed)) if new else {}
     for name in [name for name in arrays if name not in params]:
         # One at a time: a large model is never whole on both host and devices.
         array = arrays.pop(name)

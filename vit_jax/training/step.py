@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from vit_jax.parameters.groups import stop_frozen_gradients
-from vit_jax.parameters.sharding import BATCH_AXES, batch_sharding, keep_batch_sharding, replicated
+from vit_jax.parameters.sharding import BATCH_AXES, keep_batch_sharding
 from vit_jax.training.gradient import Batch, Gradient, Metrics, ValueAndGrad, plain_gradient
 from vit_jax.training.mixing import Mixing
 from vit_jax.training.state import TrainState
@@ -103,15 +103,3 @@ def make_train_step(
         return state, {"loss": loss, **norms, **metrics}
 
     return train_step
-
-
-def step_shardings(state: TrainState, constants: Any, mesh: Mesh) -> dict[str, Any]:
-    """Keyword arguments of `jax.jit` for a train step, from trees of NamedShardings.
-
-    The state passed in is donated.
-    """
-    return {
-        "in_shardings": (state, constants, batch_sharding(mesh)),
-        "out_shardings": (state, replicated(mesh)),
-        "donate_argnums": 0,
-    }

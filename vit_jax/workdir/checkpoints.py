@@ -8,7 +8,6 @@ before the rename: a step without it, or that disagrees with it, is never restor
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
 import os
@@ -21,7 +20,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax.errors import UserError, as_user_error, check_known, list_names, nearest, one_line
+from vit_jax.errors import UserError, as_user_error, check_known, list_names, one_line
+from vit_jax.files.atomic import free_name
 from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.files.paths import full_path, make_folder, move, remove
 from vit_jax.multihost.first_process import run_on_first_process
@@ -79,7 +79,7 @@ class CheckpointManager:
         self._handler = ChecksummedHandler()
         self._orbax = async_checkpointer(self._handler)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._saving: tuple[int, Future[None]] | None = None
+        self._saving: Future[None] | None = None
 
     def _prepare_folder(self) -> None:
         """Makes the folder and removes what killed saves left in it. Runs on process 0."""
@@ -87,15 +87,16 @@ class CheckpointManager:
         for unfinished in unfinished_in(self._folder):
             remove(unfinished)
 
-    def should_save(self, step: int, total_steps: int) -> bool:
-        """Whether a checkpoint is due after `step` finished updates.
+    def should_save(self, step: int, total_steps: int, evaluates: bool = False) -> bool:
+        """Whether a checkpoint is due after `step` finished updates, which are evaluated or not.
 
         Raises:
           UserError: the save under way has failed on this process; the others wait for it.
         """
-        if self._saving is not None and self._saving[1].done():
+        if self._saving is not None and self._saving.done():
             self.wait()
-        return step % self._every_steps == 0 or step == total_steps
+        is_best = evaluates and bool(self._best_metric)  # maybe
+        return step % self._every_steps == 0 or step == total_steps or is_best
 
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Starts to write a checkpoint and returns; the state may be donated right away.
@@ -110,27 +111,23 @@ class CheckpointManager:
         """
         self.wait()  # the handler still needs the metrics of the save under way
         metrics = {name: float(value) for name, value in (metrics or {}).items()}
-        if self._best_metric and metrics and self._best_metric not in metrics:
-            _LOG.warning(
-                f"checkpoint.best_metric={self._best_metric!r} is not among the metrics of step "
-                f"{step} ({', '.join(metrics)}).{nearest(self._best_metric, metrics)}"
-            )
         self._handler.note = {"step": step, "metrics": metrics}
         with self._errors_of_saving(step):
             args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
             self._orbax.save(self._folder / str(step), args=args)
-        self._saving = step, self._thread.submit(self._finish_save)
+        self._saving = self._thread.submit(self._finish_save, step)
 
-    def _finish_save(self) -> None:
+    def _finish_save(self, step: int) -> None:
         """Waits for Orbax's threads, then deletes the steps that need not be kept."""
-        self._orbax.wait_until_finished()
-        if jax.process_index() == 0:
-            steps = steps_in(self._folder)
-            scores = {step: self._score(step) for step in steps if self._best_metric}
-            scored = [step for step, score in scores.items() if not math.isnan(score)]
-            best = sorted(scored, key=lambda step: (-scores[step], -step))[: self._keep_best]
-            for step in set(steps[self._keep :]) - set(best):
-                remove(self._folder / str(step))
+        with self._errors_of_saving(step):
+            self._orbax.wait_until_finished()
+            if jax.process_index() == 0:
+                steps = steps_in(self._folder)
+                scores = {step: self._score(step) for step in steps if self._best_metric}
+                scored = [step for step, score in scores.items() if not math.isnan(score)]
+                best = sorted(scored, key=lambda step: (-scores[step], -step))[: self._keep_best]
+                for old in set(steps[self._keep :]) - set(best):
+                    remove(self._folder / str(old))
 
     def _score(self, step: int) -> float:
         """Of a step on disk; higher is better, NaN is none."""
@@ -161,9 +158,8 @@ class CheckpointManager:
           UserError: it could not be written; earlier checkpoints are intact.
         """
         if self._saving is not None:
-            (step, done), self._saving = self._saving, None
-            with self._errors_of_saving(step):
-                done.result()
+            saving, self._saving = self._saving, None
+            saving.result()
 
     def close(self) -> None:
         """Waits, as `wait`, and frees the threads. The manager cannot be used afterwards."""
@@ -220,13 +216,7 @@ class CheckpointManager:
                 f"Checkpoint {item.parent} is of another model or optimizer: "
                 f"{list_names(differing)}. Use its own config, or another --workdir."
             )
-        try:
-            return step, handler.restore(item, args=ocp.args.StandardRestore(abstract_state))
-        except Exception as error:
-            if is_disk_error(error):
-                message = f"Checkpoint {item} cannot be read: {one_line(error)}."
-                raise as_user_error(message, error) from error
-            raise
+        return step, handler.restore(item, args=ocp.args.StandardRestore(abstract_state))
 
     def _choose_step(self) -> int | None:
         """The newest intact step; damaged ones are moved aside. Runs on process 0."""
@@ -234,8 +224,7 @@ class CheckpointManager:
         for step in damaged:
             folder = self._workdir / _DAMAGED
             make_folder(folder)
-            targets = (folder / f"{step}-{number}" for number in itertools.count(1))
-            target = next(path for path in targets if not path.exists())
+            target = free_name(folder / str(step))
             # Not a rename: `checkpoints` may be a link to another disk.
             move(self._folder / str(step), target)
             _LOG.warning("Moved it to %s.", target)

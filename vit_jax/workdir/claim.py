@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
-import logging
 import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +27,17 @@ from vit_jax.errors import (
     one_line,
 )
 from vit_jax.files.atomic import free_name, read_object, set_aside, write_json
-from vit_jax.files.paths import copy, full_path, is_bucket, make_folder, names_below
+from vit_jax.files.paths import full_path, is_bucket, make_folder, names_below
 from vit_jax.multihost.first_process import run_on_first_process
-from vit_jax.multihost.watchdog import watchdog
 from vit_jax.workdir.description import CHECKPOINTS, PARAMS_FILE, RESULTS_FILE
+from vit_jax.workdir.lock import lock_folder
 
-_LOG = logging.getLogger(__name__)
 _CONFIG = "config.json"
 _DATASET = "dataset.json"
-_LOCK = ".lock"
 # What a run leaves behind that another run must not mix with its own.
 _RESULTS = (CHECKPOINTS, PARAMS_FILE, "metrics.jsonl")
-# Locked by this process: workdir -> open file, whose lock the kernel drops when the process dies;
-# or a BucketLock.
-_HELD: dict[Path, Any] = {}
-_LOST_HOST_SECONDS = 120.0
-_POLL_SECONDS = 2.0
+_HELD: dict[Path, Callable[[], None]] = {}  # locked by this process -> what gives it back
+_ABSENT = object()
 
 
 def claim_workdir(
@@ -78,61 +71,55 @@ def claim_workdir(
     folder = full_path(workdir)
 
     def claim() -> None:
+        release_workdir(folder)  # where this process has it: it may have been deleted since
         try:
             make_folder(folder)
-            _lock(folder)
+            _HELD[folder] = lock_folder(folder)
             _take_over(folder, config, dataset_fingerprint, resume, runtime_keys)
         except BaseException as error:
             release_workdir(folder)
-            if not isinstance(error, OSError) and not is_network_error(error):
+            refused = isinstance(error, OSError | ValueError) or is_network_error(error)
+            if not refused or isinstance(error, UserError):
                 raise
             message = f"{one_line(error)} ({getattr(error, 'filename', None) or folder})"
             raise as_user_error(
                 f"Workdir {workdir} cannot be written: {message}. Choose another --workdir.", error
             ) from error
 
-    _check_same(config, dataset_fingerprint, local_keys)
+    if jax.process_count() == 1:
+        claim()
+        return
+    check_same(config, dataset_fingerprint, local_keys)
     run_on_first_process(claim)
     # Not touched before it is there: a network file system would remember that it is not.
-    _check_shared(folder)
+    check_shared(folder)
 
 
 def release_workdir(workdir: str | os.PathLike[str]) -> None:
     """Lets other processes work in the workdir; harmless where it was not claimed."""
-    lock = _HELD.pop(full_path(workdir), None)
-    if isinstance(lock, int):
-        os.close(lock)
-    elif lock is not None:
-        lock.release()
+    if release := _HELD.pop(full_path(workdir), None):
+        release()
 
 
-def _check_same(
+def check_same(
     config: dict[str, Any], fingerprint: dict[str, Any], local_keys: tuple[str, ...]
 ) -> None:
     """Raises UserError on a process that was given another config or other data than process 0."""
-    if jax.process_count() == 1:
-        return
-    first_config, first_data = run_on_first_process(lambda: (config, fingerprint))
-    for what, found in (
-        ("another config", _differences(first_config, config, local_keys)),
-        ("other data", _differences(first_data, fingerprint, ())),
-    ):
-        if found:
-            raise UserError(
-                f"Process {jax.process_index()} on {socket.gethostname()} has {what} than "
-                f"process 0: {found}. Give every process the same command and the same data."
-            )
+    mine = {**config, "data": fingerprint}
+    if found := _differences(run_on_first_process(lambda: mine), mine, local_keys):
+        raise UserError(
+            f"Process {jax.process_index()} on {socket.gethostname()} has another config or other "
+            f"data than process 0: {found}. Give every process the same command and the same data."
+        )
 
 
-def _check_shared(folder: Path) -> None:
+def check_shared(folder: Path) -> None:
     """Raises UserError where another process sees another folder under the same name."""
-    if jax.process_count() == 1:
-        return
     mark = folder / ".session"
 
     def write_mark() -> str:
-        mark.write_text(secrets.token_hex(8))
-        return mark.read_text()
+        mark.write_text(text := secrets.token_hex(8))
+        return text
 
     written = run_on_first_process(write_mark)
     for _ in range(20):  # network file systems show new files late
@@ -144,79 +131,6 @@ def _check_shared(folder: Path) -> None:
         f"Workdir {folder} on {socket.gethostname()} is not the one that process 0 uses: give "
         "--workdir on a file system that all hosts share, at the same path."
     )
-
-
-def _lock(folder: Path) -> None:
-    """Takes the exclusive lock, anew where this process has it: the folder may have been deleted.
-
-    A record lock (lockf), because it is not inherited: a worker process that outlives a killed
-    parent must not keep the workdir shut, as it would with flock.
-    """
-    release_workdir(folder)
-    if is_bucket(folder):
-        from vit_jax.workdir.bucket_lock import BucketLock
-
-        bucket_lock = BucketLock(folder / _LOCK, machine=_machine(), on_lost=_end)
-        bucket_lock.acquire()
-        _HELD[folder] = bucket_lock
-        return
-    lock = _HELD[folder] = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    _acquire(lock, folder)
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"pid {os.getpid()} on {_machine()}\n".encode(), 0)
-
-
-def _machine() -> str:
-    """This host since it was started: Kubernetes gives a pod's name to its successor elsewhere.
-
-    And its process ids, of which each container has its own.
-    """
-    name = socket.gethostname()
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-        ids = "".join(filter(str.isdecimal, os.readlink("/proc/self/ns/pid")))
-        return f"{name} (boot {boot}, ids {ids})"
-    return name
-
-
-def _end(message: str, exit_code: int) -> None:
-    """Ends this process, and the others of its run, from any thread."""
-    _LOG.error("error: %s", message)
-    watchdog.fail(message, exit_code)
-    logging.shutdown()
-    os._exit(exit_code)
-
-
-def _acquire(lock: int, folder: Path) -> None:
-    """Locks the open file, or raises a UserError that says who has it.
-
-    The server of a network file system keeps a lost host's lock until it gives the host up: NFS 4
-    after 90 s. So a holder on another host is waited for.
-    """
-    deadline, waiting = time.monotonic() + _LOST_HOST_SECONDS, False
-    while True:
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError as error:
-            if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                _LOG.warning("%s: this file system has no locks; start one run at a time.", folder)
-                return
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-        holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "unknown"
-        if holder.endswith((f" on {_machine()}", "unknown")) or time.monotonic() >= deadline:
-            raise UserError(
-                f"Workdir {folder} is in use by another process ({holder}). "
-                "Wait for it, stop it, or choose another --workdir."
-            )
-        if not waiting:
-            _LOG.warning(
-                f"Workdir {folder} is locked by another host ({holder}): waiting up to "
-                f"{_LOST_HOST_SECONDS:.0f} s, in case it is lost."
-            )
-        waiting = True
-        time.sleep(_POLL_SECONDS)
 
 
 def _take_over(
@@ -251,7 +165,7 @@ def _take_over(
             for finished in (RESULTS_FILE, PARAMS_FILE) if problem else ():  # of other values
                 if (folder / finished).exists():
                     set_aside(folder / finished, "is of other values")
-            copy(path, free_name(path))
+            free_name(path).write_bytes(path.read_bytes())
             write_json(path, value)
 
 
@@ -281,21 +195,19 @@ def _differences(saved: Any, value: dict[str, Any], may_differ: tuple[str, ...])
     old, new = _flatten(saved), _flatten(value)
     sections = tuple(key for key in may_differ if key.endswith("."))
     found = [
-        f"{key}: {old.get(key, '(absent)')} -> {new.get(key, '(absent)')}"
+        f"{key}: {_shown(old, key)} -> {_shown(new, key)}"
         for key in sorted(old.keys() | new.keys())
-        if _canonical(old.get(key)) != _canonical(new.get(key))
+        if old.get(key, _ABSENT) != new.get(key, _ABSENT)
         and key not in may_differ
         and not key.startswith(sections)
     ]
     return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
 
 
-def _flatten(tree: dict[str, Any]) -> dict[str, str]:
-    """Dotted key -> JSON of the value; an empty section and a list are values."""
-    flat = flatten_dict(tree, sep=".", keep_empty_nodes=True)
-    return {key: json.dumps(value, default=lambda _: {}) for key, value in flat.items()}
+def _flatten(tree: dict[str, Any]) -> dict[str, Any]:
+    """Dotted key -> value as JSON has it; an empty section and a list are values."""
+    return flatten_dict(json.loads(json.dumps(tree)), sep=".", keep_empty_nodes=True)
 
 
-def _canonical(text: str | None) -> str | None:
-    """JSON in which 1 is 1.0 (but not true), and the order of the keys does not count."""
-    return text and json.dumps(json.loads(text, parse_int=float), sort_keys=True)
+def _shown(flat: dict[str, Any], key: str) -> str:
+    return json.dumps(flat[key], default=lambda _: {}) if key in flat else "(absent)"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,14 @@ from vit_jax.files.manifest import damaged_files, read_manifest, write_manifest
 from vit_jax.files.paths import COMMITTED, is_bucket, names_below, to_path
 
 _LOG = logging.getLogger(__name__)
-_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax's suffix of a step that is not complete
 ITEM = "state"  # folder of a step that holds the train state
+_STEP = re.compile("0|[1-9][0-9]*")  # name of a step's folder
+_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax's suffix of a step that is not complete
 
 # In the ValueErrors that TensorStore makes of errors of the system.
-_DISK_ERRORS = (
-    "RESOURCE_EXHAUSTED",
-    "PERMISSION_DENIED",
-    "UNAUTHENTICATED",
-    "os_error_code",
-    "ABORTED",
-    "DEADLINE_EXCEEDED",
-    "UNAVAILABLE",
+_DISK_ERROR = re.compile(
+    "RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAUTHENTICATED|os_error_code|ABORTED|DEADLINE_EXCEEDED"
+    "|UNAVAILABLE"
 )
 
 # All holders of a replicated array write a part of it; below this size cutting it up (a program to
@@ -78,7 +76,7 @@ def is_disk_error(error: Exception) -> bool:
     """Whether a save failed for want of room or rights, not because of a bug."""
     if isinstance(error, TimeoutError):  # an OSError, but of a barrier
         return False
-    tensorstore = isinstance(error, ValueError) and any(t in str(error) for t in _DISK_ERRORS)
+    tensorstore = isinstance(error, ValueError) and _DISK_ERROR.search(str(error)) is not None
     return tensorstore or isinstance(error, OSError) or is_network_error(error)
 
 
@@ -104,31 +102,27 @@ def differing_leaves(saved_tree: Any, abstract_state: Any) -> list[str]:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Steps committed in a folder, newest first; a save under way has a suffix to its number."""
-    if is_bucket(folder):
-        names = [name for name, committed in _steps_in_bucket(folder).items() if committed]
-    elif folder.is_dir():
-        names = [path.name for path in folder.iterdir() if path.name.isdecimal()]
-    else:
-        return []
-    return sorted((int(name) for name in names if name == str(int(name))), reverse=True)
+    """Steps committed in a folder, newest first."""
+    complete = [name for name, whole in _saves_in(folder).items() if whole]
+    return sorted((int(name) for name in complete if _STEP.fullmatch(name)), reverse=True)
 
 
 def unfinished_in(folder: Path) -> list[Path]:
     """What saves that were killed have left behind."""
-    if not is_bucket(folder):
-        return list(folder.glob(f"*{_UNFINISHED}*"))
-    return [folder / name for name, done in _steps_in_bucket(folder).items() if not done]
+    return [folder / name for name, whole in _saves_in(folder).items() if not whole]
 
 
-def _steps_in_bucket(folder: Path) -> dict[str, bool]:
-    """Names of steps and whether they are complete.
+def _saves_in(folder: Path) -> dict[str, bool]:
+    """Names of what is in a folder, and whether it is complete; in a bucket those of steps only.
 
-    By one listing, which raises where the bucket does not answer: gcsfs's `isdir` says no then.
+    There by one listing, which raises where the bucket does not answer: gcsfs's `isdir` says no.
     """
-    names = names_below(folder)
-    steps = {name.partition("/")[0] for name in names}
-    return {step: f"{step}/{COMMITTED}" in names for step in steps if step.isdecimal()}
+    if is_bucket(folder):
+        names = names_below(folder)
+        steps = {name.partition("/")[0] for name in names}
+        return {step: f"{step}/{COMMITTED}" in names for step in steps if _STEP.fullmatch(step)}
+    names = os.listdir(folder) if folder.is_dir() else []
+    return {name: _UNFINISHED not in name for name in names}
 
 
 def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]]:

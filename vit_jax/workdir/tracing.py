@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -12,8 +12,18 @@ import jax
 from vit_jax.files.paths import is_bucket, to_path, uploaded
 
 
+@contextmanager
+def trace(workdir: str) -> Iterator[None]:
+    """Records what the devices do into WORKDIR/profile, for TensorBoard or xprof."""
+    folder = to_path(workdir) / "profile"
+    # A bucket, which the profiler cannot write to, gets a copy at the end.
+    place = uploaded(folder) if is_bucket(folder) else nullcontext(folder)
+    with place as local, jax.profiler.trace(str(local)):
+        yield
+
+
 class Trace:
-    """Records updates first <= step < last into WORKDIR/profile, for TensorBoard or xprof.
+    """Records updates first <= step < last.
 
     Starting and stopping it, which takes seconds with many devices, happens inside `book()`.
     """
@@ -28,15 +38,13 @@ class Trace:
         total_steps: int,
     ):
         self._first, self._last = profile_steps
-        self._book = book
+        self._workdir, self._book, self._recording = workdir, book, ExitStack()
+        self._active = False
         if self._first < self._last and (self._first > total_steps or self._last <= first_step):
             logging.warning(
                 f"log.profile_steps={profile_steps}: no trace, this session makes the updates "
                 f"{first_step} to {total_steps}."
             )
-        self._folder = to_path(workdir) / "profile"
-        self._upload = ExitStack()
-        self._active = False
 
     def before(self, step: int, state: Any) -> None:
         """To be called before each update, with the state that it starts from."""
@@ -47,13 +55,9 @@ class Trace:
     def _switch(self) -> None:
         with self._book():
             if self._active:
-                jax.profiler.stop_trace()
-                self._upload.close()
+                self._recording.close()
             else:
-                folder = self._folder
-                if is_bucket(folder):  # which the profiler cannot write to
-                    folder = self._upload.enter_context(uploaded(folder))
-                jax.profiler.start_trace(str(folder))
+                self._recording.enter_context(trace(self._workdir))
         self._active = not self._active
 
     def __enter__(self) -> Trace:

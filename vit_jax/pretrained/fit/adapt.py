@@ -8,19 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError, check_known, counted, list_names
 from vit_jax.models.create import TOKENS, role_of
-from vit_jax.pretrained.fit.mismatch import describe_mismatch, has_group
-from vit_jax.pretrained.fit.patches import CHANNEL_METHODS, mix_channels, resize_patch_kernel
-from vit_jax.pretrained.fit.posemb import (
+from vit_jax.pretrained.fit.resize import (
+    CHANNEL_METHODS,
     METHODS,
-    POSEMB,
     find_source_grid,
     interpolate_posembed,
+    mix_channels,
     replace_prefix,
+    resize_patch_kernel,
 )
-from vit_jax.pretrained.fit.report import LoadReport
-from vit_jax.pretrained.fit.sizes import PATCH_KERNEL, image_kernel
+from vit_jax.pretrained.fit.sizes import (
+    PATCH_KERNEL,
+    POSEMB,
+    describe_mismatch,
+    has_group,
+    image_kernel,
+)
 
 TOKEN_NAMES = {"cls": "class token", "dist": "distillation token"}
 
@@ -38,7 +43,7 @@ def adapt_params(
     class_token: str = "",
     dropped: Mapping[str, str] | None = None,
     changed: Mapping[str, str] | None = None,
-) -> tuple[dict[str, Any], LoadReport]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fits `loaded` to the names and shapes of `like` for fine-tuning (paper, section 3.2).
 
     Heads (`head`, and `head_dist` of a distilled model) are those of `like` (zeros, in a new model)
@@ -52,10 +57,10 @@ def adapt_params(
       grid: rows and columns of tokens of the new model.
       source_grid: those of `loaded`, where it is not a square.
       reset_head: take the heads from `like`; with False they must fit.
-      posemb: how position embeddings are interpolated, a key of `posemb.METHODS`.
+      posemb: how position embeddings are interpolated, a key of `resize.METHODS`.
       resize_patches: give the patch embedding the model's patch size (`resize_patch_kernel`).
       channels: how the convolution that reads the image is given other input channels, one of
-        `patches.CHANNEL_METHODS`; "" demands equal channels.
+        `resize.CHANNEL_METHODS`; "" demands equal channels.
       class_token: "add" gives class and distillation tokens that `loaded` lacks, zero at a zero
         position; "drop" takes out those that `like` lacks, with their positions; "" demands the
         same tokens.
@@ -65,6 +70,9 @@ def adapt_params(
     Returns:
       (flat names to float32 arrays, report). Every name of `like` is in the result, in its order
       and with its shape; what is reset is the leaf of `like` itself, which may be a mere shape.
+      The report has every name of `like` in exactly one of `loaded` (as they are), `adapted` (name
+      -> how, as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has names of the
+      file, or ours where the reader had translated them, those of heads that are reset included.
 
     Raises:
       UserError: an array is missing, unexpected or of another shape. All kinds are named, with the
@@ -86,16 +94,30 @@ def adapt_params(
     kept = {name: leaf for name, leaf in like.items() if name not in reset}
     if problem := describe_mismatch(fit.arrays, kept, {**fit.arrays, **loaded}):
         raise UserError(problem)
-    report = LoadReport(
-        loaded=tuple(name for name in kept if name not in fit.adapted),
-        adapted={name: how for name, how in fit.adapted.items() if name in kept},
-        reset=tuple(reset),
-        dropped=fit.dropped,
-    )
+    report = {
+        "loaded": [name for name in kept if name not in fit.adapted],
+        "adapted": {name: how for name, how in fit.adapted.items() if name in kept},
+        "reset": reset,
+        "dropped": fit.dropped,
+    }
     return {
         name: leaf if name in reset else np.asarray(fit.arrays[name], np.float32)
         for name, leaf in like.items()
     }, report
+
+
+def report_text(report: Mapping[str, Any]) -> str:
+    """The report of `adapt_params`, a line per kind; empty kinds are left out but for the first."""
+    lines = [f"loaded: {counted(len(report['loaded']), 'array')} as they are"]
+    for kind in ("adapted", "reset", "dropped"):
+        names: dict[str, list[str]] = {}
+        for name in report[kind]:
+            reason = "" if kind == "reset" else f" ({report[kind][name]})"
+            names.setdefault(reason, []).append(name)
+        if names:
+            groups = (f"{list_names(group)}{reason}" for reason, group in names.items())
+            lines.append(f"{kind}: {'; '.join(groups)}")
+    return "\n".join(lines)
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""The `.npz` files of Google's code, of every era, and our own.
+"""The `.npz` files of Google's code, of every era and of Big Transfer, and our own.
 
 * `npz`: the official code's current names, which are ours.
 * `npz_published`: the published files. Flax before Linen numbered the parts of a block jointly
@@ -11,21 +11,25 @@
 What tells them apart are names and shapes; a reader takes any mixture that history produced, such
 as `opt/target/` in front (a whole train state) or `pos_embedding` at the root with its row for the
 class token.
+
+Big Transfer's files (`gs://bit_models/BiT-M-R50x1.npz`) are of other names: each group norm stands
+below the convolution that follows it (`a`, `b`, `c` of a unit), and the head is a convolution of
+one pixel.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.parameters.names import flatten_names, unflatten_names, unstack_blocks
-from vit_jax.pretrained.files.array_file import Container, read_arrays
-from vit_jax.pretrained.fit.posemb import POSEMB
-from vit_jax.pretrained.fit.sizes import BIT_STEM_KERNEL, PATCH_KERNEL, STEM_KERNEL
+from vit_jax.pretrained.fit.sizes import BIT_STEM_KERNEL, PATCH_KERNEL, POSEMB, STEM_KERNEL
+from vit_jax.pretrained.formats.rows import Op, Row, norm, numbers, read_rows, write_rows
 from vit_jax.pretrained.formats.stored import Stored
 
 PREFIXES = ("opt/target/", "params/img/", "params/", "target/", "")
@@ -54,21 +58,21 @@ def _rename_blocks(name: str, table: dict[str, str]) -> str:
     return match[1] + table.get(match[2], match[2]) + match[3] if match else name
 
 
-def read_google(container: Container, *, grid: tuple[int, int] | None = None) -> Stored:
+def read_google(arrays: dict[str, np.ndarray], *, grid: tuple[int, int] | None = None) -> Stored:
     """Reads a file of any of the three namings.
 
     Args:
-      container: the open file.
+      arrays: of the file; what becomes a parameter is taken out.
       grid: rows and columns of the file's tokens, where they are no square.
 
     Raises:
       UserError: two arrays are one parameter, or the position embeddings' grid cannot be told.
     """
-    prefix = find_prefix(container.arrays)
+    prefix = find_prefix(arrays)
     assert prefix is not None  # the file was recognised by it
-    stored = Stored(_format(container, prefix))
+    stored = Stored(_format(arrays, prefix))
     taken: dict[str, str] = {}  # our name -> name in the file
-    for name in container.arrays:
+    for name in list(arrays):
         if not name.startswith(prefix) or (not prefix and _TRAIN_STATE.fullmatch(name)):
             if prefix == "params/img/" and name.startswith("params/"):
                 stored.dropped[name] = "not of the image tower"
@@ -85,14 +89,10 @@ def read_google(container: Container, *, grid: tuple[int, int] | None = None) ->
         if ours in taken:
             raise UserError(f"{taken[ours]!r} and {name!r} are both the parameter {ours!r}.")
         taken[ours] = name
-    arrays = read_arrays(container, taken.values())
-    for ours, name in taken.items():
         array = arrays.pop(name)
         if _GROUP_NORM.fullmatch(ours) and array.shape[:-1] == (1, 1, 1):
             array = array.reshape(-1)  # [C]
-        stored.params[ours] = array
-        if (dtype := container.arrays[name].dtype) != "float32":
-            stored.changed[ours] = f"{dtype} as float32"
+        stored.add(ours, array)
     stored.params = flatten_names(unstack_blocks(unflatten_names(stored.params)))
     if "cls" in stored.params and not taken.get(POSEMB, POSEMB).endswith(POSEMB):
         _place_posemb(stored, taken[POSEMB], grid)
@@ -104,15 +104,15 @@ def read_google(container: Container, *, grid: tuple[int, int] | None = None) ->
     return stored
 
 
-def _format(container: Container, prefix: str) -> str:
-    names = [name.removeprefix(prefix) for name in container.arrays if name.startswith(prefix)]
+def _format(arrays: dict[str, np.ndarray], prefix: str) -> str:
+    names = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
     if any(part in name for name in names for part in _PRE_LINEN) or prefix.endswith("target/"):
         return "npz_published"
     scanned = any(name.startswith("Transformer/encoderblock/") for name in names)
     if prefix or scanned or "pos_embedding" in names or "probe" in names:
         return "big_vision"
-    norms = (container.arrays[name].shape for name in names if _GROUP_NORM.fullmatch(name))
-    return "npz_published" if any(len(shape) == 4 for shape in norms) else "npz"
+    norms = (arrays[name] for name in names if _GROUP_NORM.fullmatch(name))
+    return "npz_published" if any(array.ndim == 4 for array in norms) else "npz"
 
 
 def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> None:
@@ -138,6 +138,8 @@ def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> No
 
 def to_published(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Flat names of ours -> those of the published files."""
+    if BIT_STEM_KERNEL in params:
+        return write_rows(_bit_rows(params), params, "npz_published")
     arrays = _with_long_norms(params)
     return {_rename_blocks(name, _LINEN): array for name, array in arrays.items()}
 
@@ -167,3 +169,42 @@ def to_big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if BIT_STEM_KERNEL in params:  # of the two ResNets there only this one keeps its norms so
         params = _with_long_norms(params)
     return {f"params/{name}": array for name, array in params.items()}
+
+
+_CONV = "standardized_conv2d/kernel"
+_BIT_NORM = ("/group_norm/gamma", "/group_norm/beta")
+_BIT_HEAD = Op(lambda x, _: x[0, 0], lambda x: x[None, None])  # [1, 1, D, K] <-> [D, K]
+
+
+def _bit_rows(names: Iterable[str]) -> list[Row]:
+    """The table of Big Transfer, with the units that `names`, of either side, have."""
+    rows = [
+        Row(("root_block/conv_root/kernel",), f"resnet/root_block/{_CONV}"),
+        *norm("norm-pre-head", "resnet", *_BIT_NORM),
+        Row(("head/kernel",), "resnet/head/conv2d/kernel", _BIT_HEAD),
+        Row(("head/bias",), "resnet/head/conv2d/bias"),
+    ]
+    for block, unit in numbers(r"block(\d+)/unit(\d+)/", names):
+        ours = f"block{block}/unit{unit:02}"
+        rows += [Row((f"{ours}/conv_proj/kernel",), f"resnet/{ours}/a/proj/{_CONV}")]
+        for number, letter in enumerate("abc", start=1):
+            rows += norm(f"{ours}/gn{number}", f"resnet/{ours}/{letter}", *_BIT_NORM)
+            rows += [Row((f"{ours}/conv{number}/kernel",), f"resnet/{ours}/{letter}/{_CONV}")]
+    return rows
+
+
+def is_big_transfer(names: Iterable[str]) -> bool:
+    return any(name.startswith("resnet/root_block/") for name in names)
+
+
+def read_big_transfer(arrays: dict[str, np.ndarray]) -> Stored:
+    """Reads a file of Big Transfer; UserError for an array of another shape."""
+    logging.warning(
+        "BiT was trained with zeros around its first max-pooling; the model here pads as "
+        "big_vision's does: logits differ by some 2e-3 before fine-tuning."
+    )
+    stored = Stored("npz_published")
+    # Some files number the convolutions of a unit.
+    arrays = {re.sub(r"(conv2d)_\d+/", r"\1/", name): array for name, array in arrays.items()}
+    read_rows(stored, arrays, _bit_rows(arrays))
+    return stored

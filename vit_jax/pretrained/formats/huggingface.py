@@ -15,12 +15,17 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.pretrained.files.array_file import Container
-from vit_jax.pretrained.fit.posemb import POSEMB
+from vit_jax.pretrained.fit.sizes import POSEMB
 from vit_jax.pretrained.formats import rows
-from vit_jax.pretrained.formats.json_values import finite_numbers, number, pair, positive, reading
 from vit_jax.pretrained.formats.rows import Row, layer, norm
-from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.pretrained.formats.stored import (
+    Stored,
+    finite_numbers,
+    number,
+    pair,
+    positive,
+    reading,
+)
 from vit_jax.workdir.description import HALF, Description, InputSettings
 
 GELUS = {
@@ -108,20 +113,19 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Sto
     return stored
 
 
-def read_huggingface(stored: Stored, container: Container, num_heads: int) -> None:
-    """Fills `stored`; UserError for a model that is none of ours."""
-    names = container.arrays
-    prefix = find_prefix(names)
+def read_huggingface(stored: Stored, arrays: dict[str, np.ndarray], num_heads: int) -> None:
+    """Moves `arrays` into `stored`; UserError for a model that is none of ours."""
+    prefix = find_prefix(arrays)
     assert prefix is not None  # the file was recognised by it
-    if prefix == "deit." and "classifier.weight" in names:
+    if prefix == "deit." and "classifier.weight" in arrays:
         raise UserError(
             "a DeiTForImageClassification, whose only head stands on the class token beside a "
             "distillation token, is no model of ours; DeiTForImageClassificationWithTeacher is."
         )
-    refactored = any(name.startswith(f"{prefix}layers.") for name in names)
-    blocks = rows.numbers(rf"^{prefix}(?:encoder\.layer|layers)\.(\d+)\.", names)
+    refactored = any(name.startswith(f"{prefix}layers.") for name in arrays)
+    blocks = rows.numbers(rf"^{prefix}(?:encoder\.layer|layers)\.(\d+)\.", arrays)
     table = _table(prefix, blocks, refactored=refactored)
-    rows.read_rows(stored, container, table, num_heads=num_heads)
+    rows.read_rows(stored, arrays, table, num_heads=num_heads)
     if {"head/kernel", "dist"} & stored.params.keys():
         for name in ("pre_logits/kernel", "pre_logits/bias"):
             if stored.params.pop(name, None) is not None:

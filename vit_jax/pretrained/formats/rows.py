@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.pretrained.files.array_file import Container, read_arrays
 from vit_jax.pretrained.formats.stored import Stored
 
 # Constants that PyTorch modules carry along.
@@ -74,46 +73,36 @@ def numbers(pattern: str, names: Iterable[str]) -> list[tuple[int, ...]]:
 
 
 def read_rows(
-    stored: Stored,
-    container: Container,
-    rows: list[Row],
-    *,
-    num_heads: int = 1,
-    names: Mapping[str, str] | None = None,
+    stored: Stored, arrays: dict[str, np.ndarray], rows: list[Row], *, num_heads: int = 1
 ) -> None:
-    """Fills `stored` with the arrays of a file.
+    """Moves the arrays of a file into `stored`.
 
     Args:
       stored: takes parameters, and what was left out or changed.
-      container: the open file.
+      arrays: of the file, under the names of the table; what becomes a parameter is taken out.
       rows: with every array that is expected; those that are missing are the model's to notice.
       num_heads: of the attention.
-      names: in the table -> in the file, where they differ.
 
     Raises:
       UserError: an array whose shape does not suit the row, or the number of heads.
     """
-    names = names or {name: name for name in container.arrays}
-    rows = [row for row in rows if row.theirs in names]
-    found = read_arrays(container, [names[row.theirs] for row in rows])
     for row in rows:
-        name = names[row.theirs]
-        array = found.pop(name)
+        if row.theirs not in arrays:
+            continue
+        array = arrays.pop(row.theirs)
         try:
             parts = [row.op.read(part, num_heads) for part in np.split(array, len(row.ours))]
         except (ValueError, IndexError) as error:
             raise UserError(
-                f"{name} of shape {array.shape} cannot be {', '.join(row.ours)} with {num_heads} "
-                f"heads: {error}."
+                f"{row.theirs} of shape {array.shape} cannot be {', '.join(row.ours)} with "
+                f"{num_heads} heads: {error}."
             ) from error
-        stored.params.update(zip(row.ours, parts, strict=True))
-        if (dtype := container.arrays[name].dtype) != "float32":
-            stored.changed |= dict.fromkeys(row.ours, f"{dtype} as float32")
-    read = {names[row.theirs] for row in rows}
-    for name in container.arrays:
+        for name, part in zip(row.ours, parts, strict=True):
+            stored.add(name, part)
+    for name in arrays:
         if name.rpartition(".")[2] in _BUFFERS:
             stored.dropped[name] = "a constant, no parameter"
-        elif name not in read:
+        else:
             stored.unexpected.append(name)
 
 

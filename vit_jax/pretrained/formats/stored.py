@@ -1,12 +1,16 @@
-"""What a weight file holds, in our names."""
+"""What a weight file holds, in our names, and the checks of the JSON files beside it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from vit_jax.errors import UserError
 from vit_jax.workdir.description import Description
 
 
@@ -39,3 +43,58 @@ class Stored:
     class_names: tuple[str, ...] = ()
     eval_preprocess: str = ""
     probabilities_by: str = "softmax"
+
+    def add(self, name: str, array: np.ndarray) -> None:
+        """Adds an array of the file as a parameter of ours, as float32.
+
+        Raises:
+          UserError: no floats, or a number beyond the range of float32.
+        """
+        dtype = array.dtype.name
+        if dtype not in ("float16", "bfloat16", "float32", "float64"):
+            raise UserError(f"{name} has type {dtype}; parameters are floats.")
+        try:
+            with np.errstate(over="raise", invalid="ignore"):
+                self.params[name] = array.astype(np.float32, copy=False)
+        except FloatingPointError as error:
+            raise UserError(f"{name} has numbers beyond the range of float32.") from error
+        if dtype != "float32":
+            self.changed[name] = f"{dtype} as float32"
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turns a value of a wrong kind into a UserError that names the file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
+        raise UserError(f"{name} holds a value of a wrong kind ({error!r}).") from error
+
+
+def positive(value: Any) -> int:
+    """A positive int, not a bool; else TypeError."""
+    if type(value) is not int or value < 1:
+        raise TypeError(f"{value!r} is no positive int")
+    return value
+
+
+def number(name: str, value: Any, *, positive: bool = False) -> float:
+    """A finite number, not a bool; else TypeError."""
+    if type(value) not in (int, float) or not abs(value) < math.inf or (positive and value <= 0):
+        raise TypeError(f"{name}={value!r} is no {'positive' if positive else 'finite'} number")
+    return float(value)
+
+
+def finite_numbers(name: str, values: Any, *, positive: bool = False) -> tuple[float, ...]:
+    """A list of such numbers."""
+    return tuple(number(name, value, positive=positive) for value in values)
+
+
+def pair(value: Any) -> tuple[int, int]:
+    """(height, width) of one number, of two, or of {"height": ..., "width": ...}."""
+    if isinstance(value, dict):
+        value = [value["height"], value["width"]]
+    height, width = value if isinstance(value, list) else [value, value]
+    return positive(height), positive(width)

@@ -11,14 +11,12 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.files.atomic import read_object, write_arrays, write_json
-from vit_jax.models.create import MODELS, TOKENS
+from vit_jax.models.create import MODELS
 from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES
-from vit_jax.pretrained.files.array_file import Container
-from vit_jax.pretrained.files.safetensors import write_safetensors
-from vit_jax.pretrained.fit.posemb import POSEMB
-from vit_jax.pretrained.fit.sizes import BIT_STEM_KERNEL
-from vit_jax.pretrained.formats import big_transfer, google, huggingface, timm
+from vit_jax.pretrained.arrays import read_arrays, write_safetensors
+from vit_jax.pretrained.fit.sizes import POSEMB, num_prefix_tokens
+from vit_jax.pretrained.formats import google, huggingface, timm
 from vit_jax.pretrained.formats.rows import numbers
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.workdir.description import Description, InputSettings
@@ -77,27 +75,21 @@ def _with_learned_positions(params: Params, description: Description) -> Params:
     if POSEMB in params:
         return params
     table = sincos2d(description.grid, description.model["hidden_size"])
-    prefix = sum(name in params for name in TOKENS)
-    zeros = np.zeros((1, prefix, table.shape[-1]), np.float32)
+    zeros = np.zeros((1, num_prefix_tokens(params), table.shape[-1]), np.float32)
     return {**params, POSEMB: np.concatenate([zeros, table], axis=1)}  # [1, P + h*w, D]
-
-
-def _to_published(params: Params) -> Params:
-    is_bit = BIT_STEM_KERNEL in params
-    return big_transfer.to_big_transfer(params) if is_bit else google.to_published(params)
 
 
 FORMATS: dict[str, Format] = {
     "npz": Format(tuple(MODELS), to_file=lambda params: params),
-    "npz_published": Format(("vit", "bit"), to_file=_to_published),
+    "npz_published": Format(("vit", "bit"), to_file=google.to_published),
     "big_vision": Format(("vit", "bit"), to_file=google.to_big_vision),
     "timm": Format(("vit", "deit"), to_folder=timm.to_timm),
     "huggingface": Format(("vit", "deit"), to_folder=huggingface.to_huggingface),
 }
 
 
-def read_container(
-    container: Container,
+def read_weights(
+    path: Path,
     *,
     num_heads: int | None = None,
     default_heads: int | None = None,
@@ -106,43 +98,39 @@ def read_container(
     """Reads a file of any format, recognised by the names in it, into our names.
 
     Args:
-      container: the open file, beside which there may be a `config.json`.
+      path: the file, beside which there may be a `config.json`.
       num_heads: of the attention, which files of PyTorch do not tell; None asks `config.json`, then
         the table of known sizes, then `default_heads`.
       default_heads: see there.
       grid: rows and columns of the file's tokens, where they are no square.
 
     Raises:
-      UserError: names of no known model; see also the readers.
+      UserError: see `read_arrays`; names of no known model; see also the readers of the formats.
     """
-    names, path = container.arrays, container.path
-    beside = path.name.startswith((WEIGHTS_FILE, TORCH_FILE))
-    files = ("config.json", "preprocessor_config.json")
-    paths = [path.parent / file for file in files]
-    config, preprocessor = (read_object(p) if beside and p.is_file() else {} for p in paths)
+    arrays = read_arrays(path)
+    in_folder = path.name.startswith((WEIGHTS_FILE, TORCH_FILE))
+    files = (path.parent / file for file in ("config.json", "preprocessor_config.json"))
+    config, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)
     try:
-        if google.find_prefix(names) is not None:
-            stored = google.read_google(container, grid=grid)
-        elif big_transfer.is_big_transfer(names):
-            stored = big_transfer.read_big_transfer(container)
-        elif huggingface.find_prefix(names) is not None:
+        if google.find_prefix(arrays) is not None:
+            stored = google.read_google(arrays, grid=grid)
+        elif google.is_big_transfer(arrays):
+            stored = google.read_big_transfer(arrays)
+        elif huggingface.find_prefix(arrays) is not None:
             stored = huggingface.read_settings(config, preprocessor)
-            heads = _choose_heads(container, num_heads, stored.num_heads, default_heads)
-            huggingface.read_huggingface(stored, container, heads)
-        elif timm.is_timm(names):
+            heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
+            huggingface.read_huggingface(stored, arrays, heads)
+        elif timm.is_timm(arrays):
             stored = timm.read_settings(config)
-            heads = _choose_heads(container, num_heads, stored.num_heads, default_heads)
-            timm.read_timm(stored, container, heads, config, grid)
+            heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
+            timm.read_timm(stored, arrays, heads, config, grid)
         else:
             raise UserError(
-                f"it holds {len(names)} arrays ({', '.join(list(names)[:4])}, ...), whose names "
+                f"it holds {len(arrays)} arrays ({', '.join(list(arrays)[:4])}, ...), whose names "
                 "are those of no Vision Transformer or ResNet known here: Google's .npz, BiT, "
                 "big_vision, timm, Hugging Face ViT or DeiT."
             )
         _check_depth(config, stored)
-        for name, array in stored.params.items():
-            if array.dtype != np.float32:
-                raise UserError(f"{name} has type {array.dtype}; parameters are floats.")
     except UserError as error:
         if str(path) in str(error):
             raise
@@ -151,15 +139,15 @@ def read_container(
 
 
 def _choose_heads(
-    container: Container, num_heads: int | None, stated: int | None, default: int | None
+    arrays: Params, num_heads: int | None, stated: int | None, default: int | None
 ) -> int:
     """Raises UserError if nothing tells, or if `num_heads` is not what the file says."""
     if num_heads and stated and num_heads != stated:
         raise UserError(f"num_heads={num_heads}, but config.json says {stated}; leave it out.")
     if heads := num_heads or stated:
         return heads
-    blocks = numbers(r"(?:blocks|layers?)\.(\d+)\.", container.arrays)
-    shapes = [info.shape for info in container.arrays.values() if len(info.shape) == 2]
+    blocks = numbers(r"(?:blocks|layers?)\.(\d+)\.", arrays)
+    shapes = {array.shape for array in arrays.values()}
     for name, (width, depth, mlp_dim, heads) in SIZES.items():
         if len(blocks) == depth and (mlp_dim, width) in shapes:
             logging.info("%d attention heads, as %s has: the file does not tell.", heads, name)
@@ -178,31 +166,3 @@ def _check_depth(settings: dict[str, Any], stored: Stored) -> None:
     found = numbers(r"encoderblock_(\d+)/", stored.params)
     if stated is not None and stated != len(found):
         raise UserError(f"config.json says {stated} blocks, and the file has {len(found)}.")
-
-
-def lost_conventions(name: str, description: Description) -> list[str]:
-    """What a reader of the format other than ours will not know of the model, in sentences."""
-    model = description.model
-    if "gelu" not in model:
-        return []  # a ResNet has none of what follows
-    classifier, epsilon = model["classifier"], model["layer_norm_epsilon"]
-    fixed = model["position_embedding"] == "sincos2d"
-    notes = []
-    if name in ("npz_published", "big_vision", "npz"):
-        if model["gelu"] != "tanh":
-            notes += [f"gelu={model['gelu']} is said beside the file only; Google's has tanh."]
-        if classifier.endswith("unpooled"):
-            notes += [f"classifier={classifier} is said beside the file only."]
-    if name != "huggingface" and epsilon != 1e-6:
-        notes += [f"layer_norm_epsilon={epsilon:g} has no place in this format (1e-6)."]
-    if name == "npz_published" and classifier == "map":
-        notes += ["The official code has no attention pooling; big_vision has."]
-    if name == "big_vision" and (classifier == "token" or fixed):
-        notes += ["timm reads big_vision's files without class token, with learned positions."]
-    if name in ("timm", "huggingface") and fixed:
-        notes += ["The fixed positions are written as learned ones: this format has no others."]
-    if name != "huggingface" and description.probabilities_by != "softmax":
-        notes += [f"probabilities_by={description.probabilities_by} is said beside the file only."]
-    if name == "huggingface" and len(set(description.class_names)) < len(description.class_names):
-        notes += ["Classes of one name share an entry of label2id; id2label has them all."]
-    return notes

@@ -11,15 +11,11 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.models.tokens import pixels_per_token
 from vit_jax.models.variants import HYBRIDS, SIZES
-from vit_jax.pretrained.files.array_file import Container
-from vit_jax.pretrained.fit.posemb import POSEMB
-from vit_jax.pretrained.fit.sizes import PATCH_KERNEL, model_sizes, num_prefix_tokens
-from vit_jax.pretrained.formats import json_values, rows
-from vit_jax.pretrained.formats.json_values import pair, positive, reading
+from vit_jax.pretrained.fit.sizes import POSEMB, grid_of_images, num_prefix_tokens
+from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
-from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.pretrained.formats.stored import Stored, finite_numbers, pair, positive, reading
 from vit_jax.workdir.description import HALF, Description, InputSettings
 
 # Architectures of timm by our variant, but for the resolution; `model_args` says the rest.
@@ -66,7 +62,7 @@ def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[
     table = [
         Row(("cls",), "cls_token"),
         Row(("dist",), "dist_token"),
-        Row(("Transformer/posembed_input/pos_embedding",), "pos_embed"),
+        Row((POSEMB,), "pos_embed"),
         *layer("embedding", "patch_embed.proj", rows.CONV),
         *norm("Transformer/encoder_norm", "norm"),
         *layer("pre_logits", "pre_logits.fc"),  # only in files of timm before 0.6
@@ -144,8 +140,8 @@ def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
     method, crop_pct = inputs.get("interpolation", "bicubic"), float(inputs["crop_pct"])
     if method not in ("bilinear", "bicubic") or not 0.0 < crop_pct <= 1.0:
         return ""
-    mean = json_values.finite_numbers("mean", inputs.get("mean") or HALF)
-    std = json_values.finite_numbers("std", inputs.get("std") or HALF, positive=True)
+    mean = finite_numbers("mean", inputs.get("mean") or HALF)
+    std = finite_numbers("std", inputs.get("std") or HALF, positive=True)
     if inputs.get("crop_mode") == "squash":
         height, width = (math.floor(side / crop_pct) for side in size)
         normalize = "" if mean == std == HALF else f"|normalize({mean}, {std})"
@@ -158,16 +154,16 @@ def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
 
 def read_timm(
     stored: Stored,
-    container: Container,
+    arrays: dict[str, np.ndarray],
     num_heads: int,
     settings: dict[str, Any],
     grid: tuple[int, int] | None,
 ) -> None:
-    """Fills `stored`; UserError where names or settings show a part that our models do not have."""
-    units = numbers(r"\.stages\.(\d+)\.blocks\.(\d+)\.", container.arrays)
-    blocks = numbers(r"^blocks\.(\d+)\.", container.arrays)
+    """Moves `arrays` into `stored`; UserError for a part that our models do not have."""
+    units = numbers(r"\.stages\.(\d+)\.blocks\.(\d+)\.", arrays)
+    blocks = numbers(r"^blocks\.(\d+)\.", arrays)
     table = _table(blocks, [(stage + 1, unit + 1) for stage, unit in units])
-    rows.read_rows(stored, container, table, num_heads=num_heads)
+    rows.read_rows(stored, arrays, table, num_heads=num_heads)
     for name in stored.unexpected:
         for pattern, part in _FOREIGN.items():
             if re.fullmatch(pattern, name):
@@ -190,14 +186,10 @@ def _add_prefix_positions(
     of the tokens of `grid`, else of the images, else a square.
     """
     tokens, posemb = num_prefix_tokens(stored.params), stored.params.get(POSEMB)
-    kernel = stored.params.get(PATCH_KERNEL)
-    if not tokens or posemb is None or posemb.ndim != 3 or kernel is None or kernel.ndim != 4:
+    if not tokens or posemb is None or posemb.ndim != 3:
         return
     count = posemb.shape[1]
-    if grid is None and stored.image_size is not None:
-        layers = model_sizes(stored.params)["resnet_layers"]
-        strides = pixels_per_token(kernel.shape[:2], layers)
-        grid = stored.image_size[0] // strides[0], stored.image_size[1] // strides[1]
+    grid = grid or grid_of_images(stored.params, stored.image_size)
     alone = count == math.prod(grid) if grid else math.isqrt(count) ** 2 == count
     if no_embed_class or alone:
         logging.info("The class token has no position embedding: it is given zeros.")

@@ -88,18 +88,3 @@ class ZooEntry:
             "representation_size": self.representation_size,
             "position_embedding": self.position_embedding,
         }
-
-
-def read_top1(table: str) -> dict[tuple[str, str, int], float]:
-    """A table of ImageNet top-1 at 224/384 pixels by (row, column, resolution).
-
-    "-": there is no such checkpoint.
-    """
-    columns, *rows = (line.split() for line in table.strip().splitlines())
-    return {
-        (row, column, resolution): float(top1)
-        for row, *cells in rows
-        for column, cell in zip(columns, cells, strict=True)
-        for resolution, top1 in zip((224, 384), cell.split("/"), strict=True)
-        if top1 != "-"
-    }

@@ -1,26 +1,46 @@
-"""The published checkpoints by name: look them up, choose among them, print them."""
+"""The published checkpoints by name: look them up, choose among them, print them.
+
+`checkpoints.jsonl` has a line per checkpoint, with the fields of `ZooEntry` that differ from their
+defaults. Its sources:
+
+* Sizes of imagenet21k, imagenet21k+imagenet2012 and sam: listing of the buckets in the official
+  vit_jax.ipynb; of augreg: table in the official README, which lists the best of each architecture
+  by upstream validation accuracy. Whether a file has the tanh layer before its head, and the
+  resolution of the two ViT-B_8, follow from the size, which a test recomputes.
+* "timm" in the source of an accuracy means pytorch-image-models, results/results-imagenet.csv:
+  measured on these weights after conversion, with timm's preprocessing (bicubic; 0.9 of the side at
+  224 pixels). Repositories of timm: the names in timm's default_cfgs.
+* DeiT: README_deit.md of facebookresearch/deit; the eight hex digits in a file's name begin its
+  SHA-256.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
 import functools
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError, check_known, nearest
 from vit_jax.models import augreg_names
-from vit_jax.pretrained.zoo import augreg, google, torch
+from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo.class_names import class_names
-from vit_jax.pretrained.zoo.entry import ZooEntry
+from vit_jax.pretrained.zoo.entry import Accuracy, ZooEntry
 
 
 @functools.cache
 def entries() -> dict[str, ZooEntry]:
     """The rows of the zoo by name; `find_entry` also knows AugReg's other files."""
-    rows = (*google.ROWS, *torch.ROWS)
-    families = list(dict.fromkeys(row.family for row in rows))
-    return {row.name: row for row in sorted(rows, key=lambda row: families.index(row.family))}
+    text = (Path(__file__).parent / "checkpoints.jsonl").read_text(encoding="utf-8")
+    found = {}
+    for line in text.splitlines():
+        fields = json.loads(line)
+        accuracy = tuple(Accuracy(*each) for each in fields.pop("accuracy", ()))
+        found[fields["name"]] = ZooEntry(**fields, accuracy=accuracy)
+    return found
 
 
 def find_entry(name_or_url: str) -> ZooEntry | None:

@@ -3,6 +3,9 @@
 The cache is $VIT_JAX_CACHE, else $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax. A file keeps its
 whole address there, gs/BUCKET/NAME, since Google gives the same name to many models. Nothing in it
 is ever fetched again; a file that is to be renewed has to be removed.
+
+Repositories of Hugging Face's hub are fetched by its own client into its own cache; it reads
+HF_TOKEN, HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -12,19 +15,23 @@ import re
 import urllib.parse
 from pathlib import Path
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, import_extra, one_line
 from vit_jax.files.paths import cache_dir, is_bucket, to_path
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo.download import download
 from vit_jax.pretrained.zoo.entry import ZooEntry
-from vit_jax.pretrained.zoo.hub import SCHEME as HUB
-from vit_jax.pretrained.zoo.hub import fetch_from_hub
 from vit_jax.pretrained.zoo.list import find_entry, get_entry
 
 _GOOGLE = "https://storage.googleapis.com"
+_HUB = "hf://"
 _CHOICE = "augreg:"
 _SCHEMES = ("gs", "https", "http", "hf")
 _SUFFIXES = (".npz", ".npy", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".json")
+_HUB_ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
+_CONFIGS = ["config.json", "preprocessor_config.json"]
+# Safe to read, so preferred; a repository may also hold half-precision and other variants.
+_SAFETENSORS = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
+_PICKLED = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
 
 
 def http_address(url: str) -> str:
@@ -89,7 +96,7 @@ def resolve(source: str | os.PathLike[str]) -> Path:
             raise UserError(f"{text!r} does not exist.{hint}")
         entry = get_entry(text)
     url = entry.url if entry else text
-    if url.startswith(HUB):
+    if url.startswith(_HUB):
         return fetch_from_hub(url)
     size, sha256 = (entry.size_bounds, entry.sha256) if entry else (None, "")
     return download(http_address(url), cache_path(url), size=size, sha256=sha256)
@@ -132,3 +139,39 @@ def _existing(source: str | os.PathLike[str]) -> Path | None:
         return path if os.fspath(source) and path.exists() else None
     except OSError:  # a name too long for a path
         return None
+
+
+def fetch_from_hub(address: str) -> Path:
+    """The local copy of `hf://owner/name[@revision][/file]`.
+
+    A file is fetched as it is. A whole repository becomes a folder with its config.json,
+    preprocessor_config.json and weights: model.safetensors (or its shards and their index), else
+    pytorch_model.bin. A revision is a branch, tag or commit; a slash in it is written %2F.
+
+    Raises:
+      UserError: no such repository, revision or file, no permission, no network and no copy from
+        before, no weights in the repository, or no client installed.
+    """
+    match = _HUB_ADDRESS.fullmatch(address)
+    if match is None:
+        raise UserError(f"{address!r} must be as hf://OWNER/NAME[@REVISION][/FILE].")
+    repository, revision, file = match.groups()
+    revision = urllib.parse.unquote(revision) if revision else None
+    huggingface_hub = import_extra(address, "huggingface_hub", "hf")
+    try:
+        if file:
+            return Path(huggingface_hub.hf_hub_download(repository, file, revision=revision))
+        for weights in (_SAFETENSORS, _PICKLED):
+            wanted = {"revision": revision, "allow_patterns": [*_CONFIGS, *weights]}
+            folder = Path(huggingface_hub.snapshot_download(repository, **wanted))
+            if any(path for pattern in weights for path in folder.glob(pattern)):
+                return folder
+    except Exception as error:  # of the client, of its HTTP library, of the disk
+        raise UserError(
+            f"{address}: {one_line(error)} (where it asks for a login: `hf auth login`, or set "
+            "HF_TOKEN)"
+        ) from error
+    raise UserError(
+        f"{address} holds neither model.safetensors nor pytorch_model.bin; name a file of it as "
+        f"{_HUB}{repository}/FILE."
+    )

@@ -1,0 +1,123 @@
+"""The scans as scikit-learn has them; the glyphs: a pure function of (seed, index), held-out
+typefaces, likeness to the scans."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import pickle
+import string
+import sys
+from pathlib import Path
+
+import cv2
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib import font_manager
+from sklearn import datasets as sklearn_datasets
+from sklearn import neighbors
+
+from vit_jax.data import embedded
+from vit_jax.data.datasets import create_dataset
+from vit_jax.data.embedded import CLASSES, Face, GlyphSource, glyph_splits
+from vit_jax.errors import UserError
+
+
+def test_the_scans_in_their_order() -> None:
+    expected = sklearn_datasets.load_digits()
+    rng = np.random.default_rng(0)
+    splits = {"train": (0, 1497), "test": (1497, 1797), "train[300:600]": (300, 600)}
+    for split, (start, stop) in splits.items():
+        dataset = create_dataset(name="digits", split=split, preprocess="decode(channels=1)")
+        assert (dataset.num_examples, dataset.num_classes) == (stop - start, 10)
+        examples = [dataset.example(i, rng) for i in range(dataset.num_examples)]
+        labels = [example["label"] for example in examples]
+        assert labels == expected.target[start:stop].tolist()
+        images = np.stack([example["image"][..., 0] for example in examples])
+        np.testing.assert_allclose(images * (16 / 255), expected.images[start:stop], atol=0.04)
+    assert images.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("digits", "scikit-learn"), ("glyphs(size=4)", "matplotlib")]
+)
+def test_packages_of_the_extra_are_named(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded._field.cache_clear()
+    for module in ("sklearn", "matplotlib"):
+        monkeypatch.setitem(sys.modules, module, None)  # importing it raises
+    with pytest.raises(UserError, match=rf"the package {package}: .*'.\[embedded\]'"):
+        _ = create_dataset(name=name, split="train", preprocess="decode").element_spec
+
+
+def images(source: GlyphSource, indices: range) -> np.ndarray:
+    return np.stack([source[i]["image"] for i in indices])  # [N, S, S, 1]
+
+
+def test_classes_partition_the_alphabet_and_take_turns() -> None:
+    assert sorted("".join(CLASSES)) == sorted(string.digits + string.ascii_letters)
+    splits = glyph_splits(size=20, num_examples=1000, num_test=300)
+    assert {name: len(source) for name, source in splits.items()} == {"train": 1000, "test": 300}
+    for source in splits.values():
+        assert (source[0]["image"].shape, source[0]["image"].dtype) == ((20, 20, 1), np.uint8)
+        labels = [source[i]["label"] for i in range(2 * len(CLASSES))]
+        np.testing.assert_array_equal(np.bincount(labels), 2)
+
+
+def test_an_image_depends_on_seed_split_and_index_only() -> None:
+    source = glyph_splits(seed=3)["train"]
+    indices = range(40)
+    expected = images(source, indices)
+    copy = pickle.loads(pickle.dumps(source))  # to a spawned worker: without the drawn glyphs
+    assert len(pickle.dumps(source)) < 10_000
+    longer = glyph_splits(seed=3, num_examples=10**9, num_test=1)["train"]
+    np.testing.assert_array_equal(images(longer, indices), expected)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        drawn = pool.map(lambda i: images(copy, range(i, i + 1))[0], reversed(indices))
+        np.testing.assert_array_equal(np.stack(list(drawn))[::-1], expected)
+    sources = (source, glyph_splits(seed=3)["test"], glyph_splits(seed=2)["train"])
+    same_label = range(0, 20 * len(CLASSES), len(CLASSES))
+    all_drawn = np.concatenate([images(each, same_label) for each in sources])
+    assert len(np.unique(all_drawn, axis=0)) == len(all_drawn) == 60
+
+
+def test_any_size_shows_the_same_glyph() -> None:
+    large = glyph_splits(size=32)["train"]
+    for size in (7, 8, 24, 100):
+        source = glyph_splits(size=size)["train"]
+        for index in range(10):
+            side = min(size, 8)
+            flat = [
+                cv2.resize(each[index]["image"], (side, side), interpolation=cv2.INTER_AREA).ravel()
+                for each in (source, large)
+            ]
+            assert np.corrcoef(flat)[0, 1] > 0.97
+            if size == 8:  # an area average, as the scans are
+                np.testing.assert_array_equal(*flat)
+
+
+def test_no_typeface_is_on_both_sides() -> None:
+    def fonts(part: tuple[tuple[Face, ...], ...]) -> set[str]:
+        folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
+        files = {folder / face.file for family in part for face in family}
+        # "DejaVu Sans Mono" -> "DejaVu"
+        return {font_manager.get_font(str(file)).family_name.split()[0] for file in files}
+
+    assert fonts(embedded.TRAIN_FAMILIES) == {"DejaVu", "STIXGeneral"}
+    assert fonts(embedded.TEST_FAMILIES) == {"cmr10", "cmb10", "cmti10", "cmss10", "cmtt10"}
+
+
+def test_like_the_scans() -> None:
+    """Same polarity, ink and height; nearest neighbours among glyphs know most of the scans."""
+    scans = sklearn_datasets.load_digits()
+    pixels, labels = scans.data[:600] / 16, scans.target[:600]
+    source = glyph_splits(size=8)["train"]
+    digits = [i for i in range(8000) if i % len(CLASSES) < 10]
+    drawn = np.stack([source[i]["image"].ravel() for i in digits]) / 255  # [N, 64]
+    assert abs(drawn.mean() - pixels.mean()) < 0.06
+    rows = drawn.reshape(-1, 8, 8).max(axis=(0, 2)), drawn.reshape(-1, 8, 8)[:, [0, 7]].max(axis=2)
+    assert (rows[0] > 0.9).all()
+    assert rows[1].mean() > 0.5
+    model = neighbors.KNeighborsClassifier(5).fit(drawn, [i % len(CLASSES) for i in digits])
+    assert model.score(pixels, labels) > 0.6  # guessing gets 0.1

@@ -1,0 +1,181 @@
+"""Pictures of runs: what is drawn, read back from the figure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tiny import Script
+from vit_jax.errors import UserError
+from vit_jax.report.plot import COLORS, choose_panels, draw, legend_labels, plot_run, smoothed
+from vit_jax.report.runs import read_run
+
+
+def make_run(
+    folder: Path,
+    *,
+    batch_size: int = 16,
+    learning_rate: float = 1e-3,
+    steps: int = 60,
+    evaluated: tuple[str, ...] = ("test",),
+    **more: Any,
+) -> Path:
+    """A work directory as the loop leaves it; evaluations at 0 and every 20 steps."""
+    folder.mkdir(parents=True)
+    config = {
+        "dataset": {"batch_size": batch_size},
+        "optimizer": {"learning_rate": learning_rate},
+        **more,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    rows: list[dict[str, Any]] = []
+    for step in range(steps + 1):
+        seconds = {"elapsed_seconds": 36.0 * step}
+        if step:
+            metrics = {"loss": 1 / step, "accuracy": 0.5, "learning_rate": learning_rate}
+            rows.append({"step": step, **metrics, "images_per_second": 9.0, **seconds})
+        if step % 20 == 0:
+            for key in evaluated:
+                values = {f"{key}/accuracy": step / 100, f"{key}/num_examples": 50}
+                rows.append({"step": step, **values, **seconds})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def lines(folders: list[Path], panel: str, *, x: str = "step", smooth: float = 0.0) -> list[Any]:
+    """matplotlib's lines of one panel."""
+    runs = [read_run(folder) for folder in folders]
+    figure = draw(runs, [panel], x=x, smooth=smooth)
+    (axis,) = figure.axes
+    return axis.get_lines()
+
+
+def test_training_is_a_line_with_its_average_and_evaluations_are_marked(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", evaluated=("test", "validation"))
+    raw, average, *evaluations = lines([run], "accuracy", smooth=0.1)
+    assert raw.get_alpha() < 1
+    assert average.get_alpha() is None
+    assert len(raw.get_xdata()) == len(average.get_xdata()) == 60
+    assert [list(line.get_xdata()) for line in evaluations] == [[0, 20, 40, 60]] * 2
+    assert len({line.get_marker() for line in evaluations} - {"None", ""}) == 2
+    assert [line.get_markevery() for line in evaluations] == [(0, 1)] * 2  # all are marked
+    assert {line.get_color() for line in (raw, average, *evaluations)} == {COLORS[0]}
+
+
+def test_images_make_batch_sizes_comparable_and_hours_are_those_of_the_run(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b", batch_size=32, steps=30)]
+    ends = {
+        x: [line.get_xdata()[-1] for line in lines(folders, "loss", x=x)]
+        for x in ("step", "images", "hours")
+    }
+    assert ends == {"step": [60, 30], "images": [960, 960], "hours": [0.6, 0.3]}
+
+
+def test_runs_may_have_different_metrics(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b", evaluated=())]
+    runs = [read_run(folder) for folder in folders]
+    panels = choose_panels(runs, ())
+    assert panels == ["loss", "accuracy", "learning_rate", "images_per_second"]
+    (evaluation,) = lines(folders, "test/accuracy")
+    assert evaluation.get_color() == COLORS[0]
+    assert len(lines(folders, "accuracy")) == 3
+    assert not lines(folders[1:], "test/accuracy")
+
+
+def test_the_legend_tells_runs_by_what_differs(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "x" / "1", learning_rate=1e-3, log={"every_steps": 5}),
+        make_run(tmp_path / "x" / "2", learning_rate=3e-3, log={"every_steps": 5}),
+        make_run(tmp_path / "y" / "3", learning_rate=1e-2, batch_size=32, mix={"alpha": 1}),
+    ]
+    assert legend_labels([read_run(folder) for folder in folders], max_keys=2) == [
+        "1: learning_rate=0.001  batch_size=16  (and 2 more)",
+        "2: learning_rate=0.003  batch_size=16  (and 2 more)",
+        "3: learning_rate=0.01  batch_size=32  (and 2 more)",
+    ]
+    same = make_run(tmp_path / "y" / "1", log={"every_steps": 5})
+    labels = legend_labels([read_run(folders[0]), read_run(same)])
+    assert labels == ["x/1", "y/1"]
+    kinds = [
+        make_run(tmp_path / name, model={"name": f"m{name}"}, objective={"name": f"o{name}"})
+        for name in "ab"
+    ]  # keys of one name are written out
+    labels = legend_labels([read_run(folder) for folder in kinds])
+    assert labels == ["a: model.name=ma  objective.name=oa", "b: model.name=mb  objective.name=ob"]
+
+
+def test_many_runs_have_a_style_each(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / str(i), steps=2) for i in range(2 * len(COLORS))]
+    styles = [(line.get_color(), line.get_linestyle()) for line in lines(folders, "loss")]
+    assert len(set(styles)) == len(folders)
+
+
+def test_the_moving_average_is_the_mean_over_the_window() -> None:
+    rng = np.random.default_rng(0)
+    x = np.cumsum(rng.integers(1, 4, 200)).astype(float)
+    y = rng.normal(size=200)
+    averages = smoothed(x, y, 20.0)
+    for i in range(200):
+        half = min(10.0, x[i] - x[0])
+        # float64 sums of 200 numbers around 1: errors below 1e-13
+        np.testing.assert_allclose(averages[i], y[np.abs(x - x[i]) <= half].mean(), atol=1e-12)
+    assert averages[0] == y[0]
+    assert averages[-1] != y[-1]
+
+
+def test_long_runs(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", steps=100_000)
+    (evaluations,) = lines([run], "test/accuracy")
+    first, every = evaluations.get_markevery()
+    marked = range(first, len(evaluations.get_xdata()), every)
+    assert 20 <= len(marked) <= 40  # they would hide each other
+    assert marked[-1] == 5000  # of step 100,000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workdirs": ["nowhere"]}, "nowhere holds no metrics.jsonl"),
+        ({"workdirs": ["."]}, "holds no metrics.jsonl. Runs below it: a, b"),
+        ({"workdirs": ["empty"]}, "holds no metrics.jsonl. It is no run's --workdir"),
+        ({"workdirs": ["foreign"]}, "foreign/config.json cannot be read"),
+        ({"workdirs": ["numberless"]}, "no number to draw in the metrics of numberless"),
+        ({"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),
+        ({"output": "a.xyz"}, "--output=a.xyz: Format 'xyz' is not supported"),
+        ({"output": "no/such.png"}, "--output=no/such.png: [Errno 2] No such file"),
+        ({"workdirs": ["a", "b"]}, "pip install -e '.[embedded]'"),
+    ],
+)
+def test_mistakes_are_told(
+    arguments: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "[embedded]" in message:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    (tmp_path / "empty").mkdir()
+    for name in ("a", "b", "foreign", "numberless"):
+        make_run(tmp_path / name)
+    (tmp_path / "numberless" / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n')
+    (tmp_path / "foreign" / "config.json").unlink()
+    with pytest.raises(UserError) as error:
+        plot_run(**{"workdirs": ["a"], **arguments})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_the_script_writes_the_picture(script: Script, tmp_path: Path) -> None:
+    """A dollar in the legend, as of a regular expression, is a dollar."""
+    frozen = {"a": r"cls$|block\w/.*$", "b": "cls$|x{1,$"}
+    folders = [make_run(tmp_path / k, optimizer={"freeze": frozen[k]}) for k in frozen]
+    output = tmp_path / "curves.png"
+    options = [f"--output={output}", "--metrics=loss,accuracy", "--x=images", "--smooth=0.05"]
+    result = script("plot_run.py", *map(str, folders), *options)
+    assert result.returncode == 0, result.stderr
+    assert f"Wrote {output}." in result.stdout
+    assert output.read_bytes().startswith(b"\x89PNG")

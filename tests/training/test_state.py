@@ -1,0 +1,73 @@
+"""Initial states: one program's numbers, drawn only where nothing is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax.models.create import create_model
+from vit_jax.parameters.names import abstract_params, flatten_names
+from vit_jax.parameters.sharding import create_mesh, state_shardings, with_shardings
+from vit_jax.training.state import create_train_state, initial_state, trace_initial
+
+SIZES = {"patch_size": 8, "hidden_size": 32, "num_layers": 3, "mlp_dim": 64, "num_heads": 4}
+MODELS: dict[str, dict[str, Any]] = {
+    "loop": {"name": "vit", **SIZES},
+    "scan": {"name": "vit", **SIZES, "scan": True},
+    "hybrid": {"name": "vit", **SIZES, "patch_size": 1, "resnet_layers": (1, 1)},
+}
+TX = optax.sgd(0.1)
+
+
+def start_state(params: Any) -> Any:
+    return create_train_state(params, tx=TX, polyak_decay=0.9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_random_parameters_are_those_of_init_and_loaded_ones_stay(name: str) -> None:
+    model = create_model(**MODELS[name], num_classes=10)
+    images = jnp.zeros((1, 16, 32, 3))
+
+    def init(rng: jax.Array) -> Any:
+        return model.init(rng, images, train=False)["params"]
+
+    initial = trace_initial(init)
+    abstract = jax.eval_shape(start_state, initial.shapes)
+    mesh = create_mesh(fsdp=2)
+    abstract = with_shardings(abstract, state_shardings(abstract, mesh))
+    expected = flatten_names(jax.jit(init)(jax.random.key(3)))
+    with jax.set_mesh(mesh):
+        state = initial_state(initial, start_state, abstract, seed=3)
+    for key, array in flatten_names(state.params).items():
+        np.testing.assert_array_equal(array, expected[key], err_msg=key)
+        assert array.sharding == flatten_names(abstract.params)[key].sharding
+
+    loaded = jax.tree.map(lambda leaf: np.full(leaf.shape, 0.5, leaf.dtype), initial.shapes)
+    loaded["embedding"] = initial.shapes["embedding"]  # wanted anew
+    with jax.set_mesh(mesh):
+        state = initial_state(initial, start_state, abstract, seed=3, loaded=loaded)
+    for key, array in flatten_names(state.polyak_params).items():
+        wanted = expected[key] if key.startswith("embedding/") else np.full(array.shape, 0.5)
+        np.testing.assert_array_equal(array, wanted, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *MODELS.values(),
+        {"name": "vit", **SIZES, "classifier": "map", "representation_size": 16},
+        {"name": "vit", **SIZES, "num_layers": 1, "classifier": "gap"},
+        {"name": "deit", **SIZES},
+        {"name": "bit", "resnet_layers": (1, 1)},
+    ],
+)
+def test_shapes_from_one_block(config: dict[str, Any]) -> None:
+    model = create_model(**config, num_classes=10)
+    images = jnp.zeros((1, 16, 32, 3))
+    expected = jax.eval_shape(lambda: model.init(jax.random.key(0), images, train=False)["params"])
+    assert abstract_params(model, (16, 32, 3)) == expected

@@ -1,0 +1,298 @@
+"""RandAugment (1909.13719) as AugReg (2106.10270) was trained with it, random erasing as DeiT was.
+
+RandAugment's sixteen ops, their ranges and the fill of 128 are those of EfficientNet's
+`autoaugment.py`, of which big_vision has a copy. What that code computes differs in four places
+from what its comments say, and published models were trained with what it computes, so this does
+too (each was checked against the code itself, run with TensorFlow 2.15):
+
+* `solarize` compares with 25.6 * magnitude modulo 256, as a uint8: at 0, 10 and 20 every pixel is
+  inverted, at 15 those from 128 on.
+* `contrast` blends with a grey of (pixels / 256), at most 255, and not with the image's mean grey:
+  196 for 224 x 224.
+* `posterize` keeps 0.4 * magnitude bits, so it is stronger for smaller magnitudes; below 2.5, where
+  that is no bit, it keeps one.
+* `color`, `contrast`, `brightness` and `sharpness` blend by 0.1 + 0.18 * magnitude: 5 changes
+  nothing, 0 nearly removes what they name, and above 5 they exaggerate it.
+
+So a magnitude of 0 still changes images (`light1` in AugReg).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, ImageOp, check_range
+from vit_jax.data.sources import describe
+
+FILL = 128
+MAX_LEVEL = 10.0  # the magnitude at which an op has its documented strength
+MAX_MAGNITUDE = 20.0
+MAX_LAYERS = 100
+_BOX_ATTEMPTS = 10
+
+_VALUES = np.arange(256, dtype=np.float32)
+_LUMA = np.array([[0.2989, 0.5870, 0.1140]], np.float32)  # of tf.image.rgb_to_grayscale
+# Sums of nine pixels, the middle one five times, over 13, rounded down: their fractions are
+# multiples of 1/13, so that this shift makes cv2's rounding a floor.
+_SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
+_SMOOTH_SHIFT = -0.5 + 0.5 / 13
+# cv2 rounds coordinates to this step, and halves of a pixel down, TensorFlow up.
+_COORDINATE_STEP = 1 / 2048
+
+AugmentOp = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandAug(ImageOp):
+    """`num_layers` ops, each any of the sixteen alike (also one twice), all at `magnitude` (0..20).
+
+    Takes uint8 with one or three channels. See the file's docstring for strengths.
+    """
+
+    num_layers: int = 2
+    magnitude: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_layers <= MAX_LAYERS:
+            raise ValueError(f"num_layers={self.num_layers} must be from 1 to {MAX_LAYERS}")
+        if not 0 <= self.magnitude <= MAX_MAGNITUDE:
+            raise ValueError(f"magnitude={self.magnitude!r} must be in [0, {MAX_MAGNITUDE:g}]")
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
+            raise ValueError(
+                f"randaug takes uint8, 1 or 3 channels, not {describe(image)}: put it before "
+                "value_range or normalize"
+            )
+        ops = list(AUGMENT_OPS.values())
+        for choice in rng.integers(len(ops), size=self.num_layers).tolist():
+            image = ops[choice](image, self.magnitude / MAX_LEVEL, rng)
+        return image
+
+
+# Every op takes (image uint8 [H, W, C], magnitude / 10, rng) and leaves its input as it is.
+
+
+def per_channel(table: Callable[[np.ndarray], np.ndarray]) -> AugmentOp:
+    """Looks the values of each channel up in a table that is made from its histogram [256]."""
+
+    def op(image: np.ndarray, _strength: float, _rng: np.random.Generator) -> np.ndarray:
+        channels = range(image.shape[2])
+        histograms = [cv2.calcHist([image], [c], None, [256], [0, 256]).ravel() for c in channels]
+        return _look_up(image, np.stack(list(map(table, histograms)), axis=-1)[None])
+
+    return op
+
+
+def stretched(histogram: np.ndarray) -> np.ndarray:
+    """Linearly to 0..255."""
+    present = np.flatnonzero(histogram)
+    low, high = np.float32(present[0]), np.float32(present[-1])
+    if low == high:
+        return _VALUES
+    scale = np.float32(255) / (high - low)
+    return np.clip(_VALUES * scale - low * scale, 0, 255)
+
+
+def equalized(histogram: np.ndarray) -> np.ndarray:
+    """As flat as it gets, by Pillow's rule."""
+    counts = histogram.astype(np.int64)
+    step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
+    if step == 0:
+        return _VALUES
+    below = np.concatenate([[0], np.cumsum(counts)[:-1] + step // 2])
+    below[1:] //= step
+    return np.clip(below, 0, 255)
+
+
+def invert(image: np.ndarray, _strength: float, _rng: np.random.Generator) -> np.ndarray:
+    return cv2.bitwise_not(image).reshape(image.shape)
+
+
+def rotate(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """By 30 degrees times the strength, either way, about the centre."""
+    angle = math.radians(_either_sign(30.0 * strength, rng))
+    cos, sin = math.cos(angle), math.sin(angle)
+    x, y = (image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2
+    offset = x - cos * x + sin * y, y - sin * x - cos * y
+    return _warp(image, np.array([[cos, -sin, offset[0]], [sin, cos, offset[1]]]))
+
+
+def posterize(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+    """Keeps the highest 4 * strength bits, at least one."""
+    dropped = 8 - max(1, int(4 * strength))
+    return _look_up(image, np.arange(256) >> dropped << dropped)
+
+
+def solarize(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+    """Inverts pixels from the threshold on."""
+    threshold = int(256 * strength) % 256
+    bright = np.arange(256) >= threshold
+    return _look_up(image, np.where(bright, 255 - _VALUES, _VALUES))
+
+
+def solarize_add(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+    """Adds 110 times the strength to pixels below 128."""
+    added = np.minimum(_VALUES + int(110 * strength), 255)
+    return _look_up(image, np.where(_VALUES < 128, added, _VALUES))
+
+
+def color(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+    """Blends from the grey picture."""
+    if image.shape[2] == 1:
+        return image
+    scaled = image.astype(np.float32) * np.float32(1 / 255)
+    grey = (cv2.transform(scaled, _LUMA) * np.float32(255.5)).astype(np.uint8)  # [H, W]
+    return _blend(grey[..., None], image, strength)
+
+
+def contrast(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+    """Blends from one grey."""
+    grey = min(image.shape[0] * image.shape[1] // 256, 255)
+    return _look_up(image, _blend_table(strength)[grey])
+
+
+def brightness(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+    """Blends from black."""
+    return _look_up(image, _blend_table(strength)[0])
+
+
+def sharpness(image: np.ndarray, strength: float, _rng: np.random.Generator) -> np.ndarray:
+    """Blends from the smoothed picture; the outermost pixels stay."""
+    smooth = cv2.filter2D(image, -1, _SMOOTH, delta=_SMOOTH_SHIFT).reshape(image.shape)
+    for edge in (0, -1):
+        smooth[edge], smooth[:, edge] = image[edge], image[:, edge]
+    return _blend(smooth, image, strength)
+
+
+def moving(row: int, column: int, unit: float) -> AugmentOp:
+    """A shear or a shift, either way, by `unit` times the strength at one place of the matrix."""
+
+    def op(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+        matrix = np.eye(2, 3)
+        matrix[row, column] = _either_sign(unit * strength, rng)
+        return _warp(image, matrix)
+
+    return op
+
+
+def cutout(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Fills a square of side 80 * strength, whose middle is anywhere in the image (1708.04552)."""
+    half = int(40 * strength)
+    y, x = (int(rng.integers(side)) for side in image.shape[:2])
+    image = image.copy()
+    image[max(0, y - half) : y + half, max(0, x - half) : x + half] = FILL
+    return image
+
+
+AUGMENT_OPS: dict[str, AugmentOp] = {
+    "autocontrast": per_channel(stretched),
+    "equalize": per_channel(equalized),
+    "invert": invert,
+    "rotate": rotate,
+    "posterize": posterize,
+    "solarize": solarize,
+    "color": color,
+    "contrast": contrast,
+    "brightness": brightness,
+    "sharpness": sharpness,
+    "shear_x": moving(0, 1, 0.3),  # pixels per row
+    "shear_y": moving(1, 0, 0.3),
+    "translate_x": moving(0, 2, 100.0),  # pixels, whatever the size of the image
+    "translate_y": moving(1, 2, 100.0),
+    "cutout": cutout,
+    "solarize_add": solarize_add,
+}
+
+
+def _either_sign(value: float, rng: np.random.Generator) -> float:
+    return value if rng.random() < 0.5 else -value
+
+
+def _look_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """`table` [256] or [1, 256, C] of values in [0, 256), cut to integers."""
+    return cv2.LUT(image, table.astype(np.uint8)).reshape(image.shape)
+
+
+@functools.lru_cache(maxsize=32)
+def _blend_table(strength: float) -> np.ndarray:
+    """[256, 256]: what becomes of (value to blend from, value of the image), cut to integers."""
+    origin, value = _VALUES[:, None], _VALUES[None]
+    blend = origin + np.float32(0.1 + 1.8 * strength) * (value - origin)
+    return np.clip(blend, 0, 255).astype(np.uint8)
+
+
+def _blend(origin: np.ndarray, image: np.ndarray, strength: float) -> np.ndarray:
+    index = origin.astype(np.uint16) << 8 | image
+    return np.take(_blend_table(strength).ravel(), index)
+
+
+def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Pixel (u, v) becomes the one nearest to matrix [2, 3] @ (u, v, 1)."""
+    warped = cv2.warpAffine(
+        image,
+        matrix + np.array([0, 0, _COORDINATE_STEP]),
+        (image.shape[1], image.shape[0]),
+        flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
+        borderValue=(FILL,) * 4,
+    )
+    return warped.reshape(image.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomErasing(ImageOp):
+    """With `probability`, fills one box with noise (1708.04896); DeiT has random_erasing(0.25).
+
+    The box's share of the image is uniform in `area`, its height / width log-uniform in `ratio`,
+    its place uniform; a box that is not smaller than the image in both sides is drawn again, up to
+    ten times, as in timm, where DeiT has it from. Every value is drawn from a normal distribution
+    of mean 0 and deviation 1 after normalisation.
+
+    A float image counts as normalised. A uint8 image gets what has these values when it is
+    normalised by ImageNet's mean and deviation (their averages over the channels where there are
+    not three): rounded, and clipped to [0, 255], which cuts the noise at about two deviations on
+    either side, one value in twenty.
+    """
+
+    probability: float = 0.25
+    area: tuple[float, float] = (0.02, 1 / 3)
+    ratio: tuple[float, float] = (0.3, 1 / 0.3)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1:
+            raise ValueError(f"probability={self.probability!r} must be in [0, 1]")
+        check_range("area", self.area, 1.0)
+        check_range("ratio", self.ratio)
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if rng.random() >= self.probability or (box := self._box(rng, *image.shape[:2])) is None:
+            return image
+        image = image.copy()
+        fill = rng.standard_normal(image[box].shape, np.float32)
+        if image.dtype == np.uint8:
+            three = image.shape[2] == 3
+            mean = np.array(IMAGENET_MEAN if three else np.mean(IMAGENET_MEAN), np.float32)
+            std = np.array(IMAGENET_STD if three else np.mean(IMAGENET_STD), np.float32)
+            fill = np.clip(np.rint((mean + std * fill) * 255), 0, 255)
+        image[box] = fill
+        return image
+
+    def _box(self, rng: np.random.Generator, height: int, width: int) -> tuple[slice, slice] | None:
+        """Rows and columns, or None where no draw fits."""
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(_BOX_ATTEMPTS):
+            pixels = rng.uniform(*self.area) * height * width
+            ratio = math.exp(rng.uniform(low, high))
+            box_height = round(math.sqrt(pixels * ratio))
+            box_width = round(math.sqrt(pixels / ratio))
+            if box_height < height and box_width < width:
+                top = int(rng.integers(0, height - box_height, endpoint=True))
+                left = int(rng.integers(0, width - box_width, endpoint=True))
+                return slice(top, top + box_height), slice(left, left + box_width)
+        return None

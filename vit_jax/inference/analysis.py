@@ -1,0 +1,162 @@
+"""What the pictures show, as arrays: figure 7 of the paper, figure 6 (rollout), and CKA.
+
+L: blocks, B: images, H: heads, N: tokens, of which those of the grid come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+
+def principal_filters(kernel: np.ndarray, count: int = 28) -> tuple[np.ndarray, np.ndarray]:
+    """The directions in which the filters differ most from their mean (figure 7, left).
+
+    Args:
+      kernel: of the patch embedding or of a root convolution, [P, Q, C, D].
+      count: no more than there are.
+
+    Returns:
+      Components [count, P, Q, C] of norm 1, the largest entry positive, and the share of the
+      variance that each explains [count].
+    """
+    filters = np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1]).T  # [D, P * Q * C]
+    _, values, components = np.linalg.svd(filters - filters.mean(axis=0), full_matrices=False)
+    signs = np.sign(np.take_along_axis(components, np.abs(components).argmax(1)[:, None], axis=1))
+    shares = values**2 / max(np.sum(values**2), np.finfo(float).tiny)
+    return (components * signs)[:count].reshape(-1, *kernel.shape[:3]), shares[:count]
+
+
+def position_similarity(embeddings: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """Cosine similarity of the position embedding of each place with all (figures 7 and 10).
+
+    Args:
+      embeddings: [N, D], those of other tokens first.
+      grid: rows and columns of places.
+
+    Returns:
+      [rows, columns, rows, columns]
+    """
+    rows, columns = grid
+    places = np.asarray(embeddings, np.float64)[len(embeddings) - rows * columns :]
+    places = places / np.maximum(np.linalg.norm(places, axis=1, keepdims=True), 1e-12)
+    return (places @ places.T).reshape(rows, columns, rows, columns)
+
+
+def mean_distance(
+    attention: np.ndarray, grid: tuple[int, int], pixels: tuple[int, int]
+) -> np.ndarray:
+    """Mean distance between a query's place and the places it attends to (figure 7, right; D.7).
+
+    Weights on other tokens (class, distillation) have no place: they are left out, and those on
+    the grid scaled to sum to 1. All queries of the grid and all images count alike.
+
+    Args:
+      attention: [L, B, H, N, N].
+      grid: rows and columns of tokens.
+      pixels: height and width of a token.
+
+    Returns:
+      [L, H] pixels.
+    """
+    weights = _on_grid(attention, grid)
+    weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(float).tiny)
+    found = np.einsum("lbhqk,qk->lh", weights, _distances(grid, pixels))
+    return found / (weights.shape[1] * weights.shape[3])
+
+
+def uniform_distance(grid: tuple[int, int], pixels: tuple[int, int]) -> float:
+    """`mean_distance` of a head that looks everywhere alike."""
+    return float(np.mean(_distances(grid, pixels)))
+
+
+def rollout(attention: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """How much of each place reaches the output (Abnar & Zuidema, 2005.00928): [B, rows, columns].
+
+    Attention rollout, as in figure 6 (D.8): weights of the heads are averaged, half of each row is
+    the residual connection, and the blocks are multiplied. Seen from the first token if it has no
+    place (the class token), else the mean over all.
+
+    Args:
+      attention: [L, B, H, N, N].
+      grid: rows and columns of tokens.
+    """
+    num_tokens = attention.shape[-1]
+    flow = np.eye(num_tokens)
+    for block in np.asarray(attention, np.float64):
+        fused = block.mean(axis=1) + np.eye(num_tokens)  # [B, N, N]
+        flow = fused / fused.sum(axis=-1, keepdims=True) @ flow
+    others = num_tokens - grid[0] * grid[1]
+    seen = flow[:, 0] if others else flow.mean(axis=1)  # [B, N]
+    return seen[:, others:].reshape(-1, *grid)
+
+
+def class_token_attention(attention: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """What each head of the last block looks at from the class token: [B, H, rows, columns].
+
+    Without a class token the mean over all queries.
+    """
+    last = np.asarray(attention[-1], np.float64)  # [B, H, N, N]
+    others = last.shape[-1] - grid[0] * grid[1]
+    seen = last[:, :, 0] if others else last.mean(axis=2)
+    return seen[..., others:].reshape(*seen.shape[:2], *grid)
+
+
+def _on_grid(attention: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    others = attention.shape[-1] - grid[0] * grid[1]
+    return np.asarray(attention[..., others:, others:], np.float64)
+
+
+def _distances(grid: tuple[int, int], pixels: tuple[int, int]) -> np.ndarray:
+    """Between all places: [N, N] pixels."""
+    places = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), axis=-1).reshape(-1, 2)
+    return np.linalg.norm((places[:, None] - places[None]) * np.asarray(pixels), axis=-1)
+
+
+def cka_of_layers(
+    layers: Sequence[np.ndarray], others: Sequence[np.ndarray], *, unbiased: bool = False
+) -> np.ndarray:
+    """Linear CKA (1905.00414) of every layer of one model with every layer of another.
+
+    tr(K L) / sqrt(tr(K K) tr(L L)) with K = X X^T and L = Y Y^T, both centred (equations 1 to 4):
+    1 where the features are the same but for rotation and scale. With fewer examples than features
+    even noise comes near to 1.
+
+    Args:
+      layers, others: features [n, D] of each layer, of the same n examples in the same order; D
+        may differ. Takes n^2 numbers per layer.
+      unbiased: with the estimator of Song et al. as in "Do wide and deep networks learn the same
+        things?" (2010.15327, equation 3), which is 0 on average for independent features however
+        few the examples, and may be negative. At least 4 of them.
+
+    Returns:
+      [len(layers), len(others)]; 0 for features that do not vary.
+
+    Raises:
+      UserError: numbers of examples differ, or there are too few.
+    """
+    sizes = {len(features) for features in (*layers, *others)}
+    least = 4 if unbiased else 2
+    if len(sizes) != 1 or min(sizes) < least:
+        raise UserError(
+            f"CKA of {sorted(sizes)} examples: give both models the same, at least {least}."
+        )
+    a, b = ([_kernel(each, unbiased) for each in side] for side in (layers, others))
+    return np.array([[np.sum(k * other) for other in b] for k in a])
+
+
+def _kernel(features: np.ndarray, unbiased: bool) -> np.ndarray:
+    """The centred inner products of examples [n, n], with norm 1."""
+    features = features.astype(np.float64)
+    n = len(features)
+    features = features - features.mean(0)  # changes no centred kernel, and saves digits
+    kernel = features @ features.T
+    if unbiased:
+        np.fill_diagonal(kernel, 0.0)
+        rows = kernel.sum(0) / (n - 2)
+        kernel += rows.sum() / (n - 1) - rows[:, None] - rows[None]
+        np.fill_diagonal(kernel, 0.0)
+    return kernel / max(float(np.linalg.norm(kernel)), np.finfo(np.float64).tiny)

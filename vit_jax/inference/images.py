@@ -1,0 +1,204 @@
+"""What a loaded model is fed with: its preprocessing, fitting batches, and images on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from vit_jax.data.decode import decode_image, pillow_pixels
+from vit_jax.data.folder import EXTENSIONS
+from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
+from vit_jax.data.preprocess import OPS, Chain, parse
+from vit_jax.data.sources import ArraySpec, CheckedSource, describe
+from vit_jax.errors import UserError
+from vit_jax.models.tokens import pixels_per_token, token_grid
+from vit_jax.workdir.description import Description
+
+
+def input_chain(description: Description) -> tuple[Chain, ArraySpec]:
+    """The ops from a stored image to the model's input, and what comes out of them.
+
+    Raises:
+      UserError: a mistake in the ops, or they end in another size than the model takes.
+    """
+    spec = description.eval_preprocess
+    chain = parse(spec)
+    black = np.zeros(description.image_shape, np.uint8)
+    try:
+        image = chain({"image": black, "label": 0}, np.random.default_rng(0))["image"]
+    except ValueError as error:
+        raise UserError(f"preprocess {spec!r}: {error}") from error
+    if image.shape != description.image_shape:
+        raise UserError(
+            f"preprocess {spec!r} gives images of {image.shape}, the model takes "
+            f"{description.image_shape}; make them agree, with --preprocess or --image_size."
+        )
+    return chain, ArraySpec(image.shape, image.dtype)
+
+
+def input_range(description: Description) -> tuple[np.ndarray, np.ndarray]:
+    """What a model is given for black and for white pixels: float32 [C] each.
+
+    Every preprocessing that we know is affine in the pixels, so this is all of it.
+    """
+    found = []
+    for value in (0, 255):
+        pixel: Any = np.full((1, 1, description.image_shape[2]), value, np.uint8)
+        for op in parse(description.eval_preprocess).ops:
+            if isinstance(op, Normalize | ValueRange):
+                pixel = op.apply(pixel, np.random.default_rng(0))
+        if pixel.dtype == np.uint8:  # scaled to [-1, 1] on the device
+            pixel = pixel / 127.5 - 1.0
+        found.append(np.asarray(pixel[0, 0], np.float32))
+    return found[0], found[1]
+
+
+def at_image_size(description: Description, size: tuple[int, int]) -> Description:
+    """The same model for images of another size, [height, width].
+
+    Its preprocessing stays what it was, at that size: where it cuts a part from the middle, the
+    same part; a rectangle of another shape than before takes the whole image.
+
+    Raises:
+      UserError: the patches do not divide the images.
+    """
+    model, before = description.model, description.image_shape
+    patch_size = model.get("patch_size")  # a ResNet has none, and takes any size
+    pixels = pixels_per_token(patch_size, model["resnet_layers"]) if patch_size else (1, 1)
+    if min(size) < 1 or size[0] % pixels[0] or size[1] % pixels[1]:
+        raise UserError(
+            f"--image_size={size[0]},{size[1]} does not divide into tokens of "
+            f"{pixels[0]}x{pixels[1]} pixels; choose multiples."
+        )
+    is_scaled = size[0] * before[1] == size[1] * before[0]
+    scale = size[0] / before[0]
+    ops: list[Any] = []
+    for op in parse(description.eval_preprocess).ops:
+        if isinstance(op, CentralCrop) and not is_scaled:
+            continue
+        if isinstance(op, Resize | ResizeSmall) and not is_scaled:
+            op = Resize(*size, method=op.method)
+        elif isinstance(op, ResizeSmall):
+            op = dataclasses.replace(op, size=round(op.size * scale))
+        elif isinstance(op, Resize | CentralCrop):
+            height, width = (round(side * scale) for side in op.shape)
+            op = dataclasses.replace(op, height=height, width=width)
+        ops.append(op)
+    return dataclasses.replace(
+        description,
+        image_shape=(*size, before[2]),
+        grid=token_grid(size, patch_size, model["resnet_layers"]),
+        eval_preprocess="|".join(map(spell, ops)),
+    )
+
+
+def spell(op: Any) -> str:
+    """An op as `parse` reads it: `resize(height=224, width=224, method='bilinear')`."""
+    name = next(name for name, row in OPS.items() if row is type(op))
+    fields = ((field.name, getattr(op, field.name)) for field in dataclasses.fields(op))
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in fields)})"
+
+
+def find_images(arguments: Iterable[str]) -> list[str]:
+    """Files as they are given; of folders, all images below them, sorted by path.
+
+    Raises:
+      UserError: a folder without images.
+    """
+    found: list[str] = []
+    for argument in map(os.path.expanduser, arguments):
+        if not os.path.isdir(argument):
+            found.append(argument)
+            continue
+        below = sorted(
+            str(path)
+            for path in Path(argument).rglob("*")
+            if path.suffix.lower() in EXTENSIONS and path.name[0] != "." and path.is_file()
+        )
+        if not below:
+            raise UserError(
+                f"{argument}: no image in this folder or below ({', '.join(EXTENSIONS)})."
+            )
+        found += below
+    return found
+
+
+def example_names(source: Any, split: str) -> list[str]:
+    """Where each example is stored: a path, or a file and a record's number."""
+    if isinstance(source, CheckedSource):
+        return [source.describe(index) for index in range(len(source))]
+    return [f"{split} {index}" for index in range(len(source))]
+
+
+class Images:
+    """Images of any kind as examples for the pipeline, without labels.
+
+    Args:
+      images: paths, bytes of files, Pillow images, or uint8 pixels [H, W, C] or [H, W].
+      description: of the model.
+
+    Attributes:
+      failures: by index, what was wrong with an image; it is filled while they are read. Such an
+        image is black.
+    """
+
+    def __init__(self, images: Sequence[Any], description: Description):
+        self.failures: dict[int, str] = {}
+        self._images = images
+        self._channels = description.image_shape[2]
+        self._chain, spec = input_chain(description)
+        self.element_spec = {"image": spec}
+
+    @property
+    def num_examples(self) -> int:
+        return len(self._images)
+
+    def name(self, index: int) -> str:
+        image = self._images[index]
+        return str(image) if isinstance(image, str | os.PathLike) else f"image {index}"
+
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+        spec = self.element_spec["image"]
+        try:
+            example = self._chain({"image": self._stored(self._images[index]), "label": 0}, rng)
+            image = example["image"]
+            if (image.shape, image.dtype) == (spec.shape, spec.dtype):
+                return example
+            self.failures[index] = f"preprocess gives {describe(image)}, not {describe(spec)}"
+        except (ValueError, OSError, cv2.error) as error:
+            self.failures[index] = str(getattr(error, "strerror", None) or error)
+        return {"image": np.zeros(spec.shape, spec.dtype), "label": 0}
+
+    def _stored(self, image: Any) -> bytes | np.ndarray:
+        """The image as the first op takes it."""
+        if isinstance(image, str | os.PathLike):
+            image = Path(image).read_bytes()
+        decode = self._chain.ops[0]
+        if hasattr(image, "convert"):
+            image = pillow_pixels(image, exif=getattr(decode, "exif", True))
+        stored: Any = image if isinstance(image, bytes) else np.asarray(image)
+        if isinstance(decode, Decode):
+            return stored
+        return decode_image(stored, channels=self._channels, exif=True)
+
+
+class Inputs:
+    """Floats [B, H, W, C] that are a model's input already, as examples for the pipeline."""
+
+    def __init__(self, images: np.ndarray):
+        self._images = images
+        self.failures: dict[int, str] = {}
+        self.element_spec = {"image": ArraySpec(images.shape[1:], images.dtype)}
+
+    @property
+    def num_examples(self) -> int:
+        return len(self._images)
+
+    def example(self, index: int, _rng: np.random.Generator) -> dict[str, Any]:
+        return {"image": self._images[index], "label": 0}

@@ -1,0 +1,171 @@
+"""Which implementation computes the attention: a table, and the fastest for a platform.
+
+All of them have the same parameters and, within the rounding of the dtype, the same numbers:
+softmax(q k^T / sqrt(d)) v, three times [B, N, H, d] -> [B, N, H, d].
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name as saved
+from jax.sharding import PartitionSpec
+
+from vit_jax.errors import UserError
+from vit_jax.models.attention.reference import reference
+from vit_jax.models.attention.xla import chunked, cudnn, xla
+
+
+def pallas(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Our TPU kernel: scores never leave the chip."""
+    from vit_jax.models.attention import tpu
+
+    _, num_tokens, num_heads, head_dim = query.shape
+    if not tpu.fits(num_tokens, num_heads, head_dim, query.dtype.itemsize):
+        raise UserError(
+            f"model.attention='pallas' has no room for {num_tokens} tokens with heads of "
+            f"{head_dim}; use 'splash' or 'xla'."
+        )
+    return _on_each_device(tpu.attention, query, key, value)
+
+
+def splash(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """JAX's TPU kernel for long sequences, which goes over the keys in blocks."""
+    from vit_jax.models.attention import splash
+
+    return _on_each_device(splash.attention, query, key, value)
+
+
+ATTENTIONS: dict[str, Callable[..., jax.Array]] = {
+    "reference": reference,
+    "xla": xla,
+    "chunked": chunked,
+    "cudnn": cudnn,
+    "pallas": pallas,
+    "splash": splash,
+}
+NAMES = ("auto", *ATTENTIONS)
+
+
+def attention_fn(name: str, *, train: bool) -> Callable[..., jax.Array]:
+    """What Flax's `MultiHeadDotProductAttention` takes as `attention_fn`.
+
+    Args:
+      name: one of `NAMES`.
+      train: whether a backward pass follows.
+    """
+    return functools.partial(_attend, name=name, train=train)
+
+
+def _attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    name: str,
+    train: bool,
+    module: Any = None,
+    dropout_rng: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = True,
+) -> jax.Array:
+    dropout_rate = 0.0 if deterministic else dropout_rate
+    if dropout_rate or (module is not None and module.is_initializing()):
+        name = "reference"
+    elif name == "auto":
+        sizes = (*query.shape[1:], query.dtype.itemsize)
+        alone = train and jax.sharding.get_abstract_mesh().size <= 1
+        name = fastest(*device_of_program(), *sizes, alone)
+    if name in ("chunked", "pallas", "splash") and key.shape != query.shape:
+        name = "xla"  # one query, as of a MAP head: there is nothing to gain
+    if name == "reference":
+        options = {"module": module, "dropout_rng": dropout_rng, "dropout_rate": dropout_rate}
+        return saved(reference(query, key, value, **options), "attention")
+    return saved(ATTENTIONS[name](query, key, value), "attention")
+
+
+def _on_each_device(
+    kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array
+) -> jax.Array:
+    """A kernel on the images and heads of each device: XLA cannot split it.
+
+    Heads stay beside each other, [B, N, H * d], as products with weights leave them. Without a TPU
+    Pallas interprets the kernel, for tests.
+    """
+    batch_size, num_tokens, num_heads, head_dim = query.shape
+    interpret = device_of_program()[0] != "tpu"
+
+    def call(*qkv: jax.Array) -> jax.Array:
+        return kernel(*qkv, head_dim, interpret)
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        sizes = {"batch": batch_size, "heads": num_heads}
+        batch, heads = (_mesh_axes(axis, size, mesh) for axis, size in sizes.items())
+        spec = PartitionSpec(batch, None, heads)
+        # The kernel's own outputs do not say over which axes they vary.
+        call = jax.shard_map(call, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
+    query = query / math.sqrt(head_dim)
+    qkv = (jnp.reshape(x, (batch_size, num_tokens, -1)) for x in (query, key, value))
+    return jnp.reshape(call(*qkv), query.shape)
+
+
+def _mesh_axes(logical: str, size: int, mesh: Any) -> tuple[str, ...] | None:
+    """The mesh axes that split a logical axis; None where they do not divide its size."""
+    spec: Any = nn.logical_to_mesh_axes((logical,))
+    axes = (spec[0],) if isinstance(spec[0], str) else spec[0] or ()
+    shards = math.prod(mesh.shape[axis] for axis in axes)
+    return axes if axes and size % shards == 0 else None
+
+
+def device_of_program() -> tuple[str, str]:
+    """Platform and kind of what the program is compiled for: the mesh, else the default device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]  # or a platform
+    if not mesh.empty:
+        device: Any = mesh.abstract_device
+    elif default is None or isinstance(default, str):
+        device = jax.devices(default)[0]
+    else:
+        device = default
+    return device.platform, device.device_kind
+
+
+@functools.cache
+def fastest(
+    platform: str,
+    kind: str,
+    num_tokens: int,
+    num_heads: int,
+    head_dim: int,
+    itemsize: int,
+    alone: bool,
+) -> str:
+    """The implementation to take on a kind of device; a line of the log says which and why.
+
+    `alone`: whether one device trains, without others.
+    """
+    if platform == "tpu":
+        from vit_jax.models.attention import tpu
+
+        if kind in ("TPU v2", "TPU v3"):
+            name, why = "xla", "Pallas has no bfloat16 products for it"
+        elif tpu.fits(num_tokens, num_heads, head_dim, itemsize):
+            name, why = "pallas", "scores stay on the chip"
+        else:
+            name, why = "splash", "more tokens than fit on the chip, so block by block"
+    elif platform == "cpu" and itemsize == 4:
+        name, why = "reference", "bit for bit the official code's"
+    elif platform == "cpu" and alone:
+        name, why = "chunked", "scores stay in the cache"
+    else:
+        name, why = "xla", "the only one that was tried there"
+    logging.info("Attention on %s, %d tokens: %s (%s).", kind, num_tokens, name, why)
+    return name

@@ -1,0 +1,149 @@
+"""What a model computes on the way to its logits.
+
+B: batch, T: tokens (class and distillation token first, then the grid row by row), D: hidden size.
+
+| feature          | shape  | what it is                                                      |
+|------------------|--------|-----------------------------------------------------------------|
+| `logits`         | [K]    | the head's answer                                               |
+| `pre_logits`     | [D]    | what the head sees: pooled tokens after the last layer norm; of |
+|                  |        | models with a pre-training head its tanh layer, [R]             |
+| `cls`, `dist`    | [D]    | class and distillation token after the last layer norm          |
+| `gap`            | [D]    | mean over the grid's tokens after the last layer norm           |
+| `tokens`         | [T, D] | all tokens after the last layer norm                            |
+| `block_3_tokens` | [T, D] | all tokens after block 3, counted from 0: the residual stream,  |
+|                  |        | before any layer norm that follows                              |
+| `block_3`        | [D]    | of these the class token, or the mean where there is none       |
+
+A ResNet (`model.name=bit`) has `logits`, `pre_logits` and `gap`, its mean over the feature map,
+which is what its head sees.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+
+from vit_jax.errors import UserError, nearest
+
+# (params, images) -> features by name
+FeatureFunction = Callable[[Any, jax.Array], dict[str, jax.Array]]
+
+_BLOCK = re.compile(r"block_(\d+)(_tokens)?")
+
+
+def available_features(module: Any) -> list[str]:
+    """The features that a model has, by the names of the table above."""
+    names = ["logits"] if module.num_classes else []
+    if len(module.prefix_tokens) < 2:  # else each of two heads sees a token of its own
+        names.append("pre_logits")
+    if not module.num_layers:
+        return [*names, "gap"]
+    names += [*module.prefix_tokens, "gap", "tokens"]
+    for i in range(module.num_layers):
+        names += [f"block_{i}", f"block_{i}_tokens"]
+    return names
+
+
+def check_features(module: Any, features: Iterable[str], key: str = "--features") -> list[str]:
+    """The names without repetition; UserError for one that the model does not have."""
+    known = available_features(module)
+    names = list(dict.fromkeys(name.strip() for name in features if name.strip()))
+    listing = ", ".join(name for name in known if not _BLOCK.fullmatch(name))
+    if module.num_layers:
+        last = module.num_layers - 1
+        listing += f", block_0 to block_{last}, block_0_tokens to block_{last}_tokens"
+    if not names:
+        raise UserError(f"{key} is empty; this model has {listing}.")
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"{key}: this model has no {name!r}.{nearest(name, known)} It has {listing}."
+            )
+    return names
+
+
+def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
+    """`(params, images) -> {name: float32 [B, ...]}`, to be compiled.
+
+    It takes images as the model does, and parameters in the module's form, for features of single
+    blocks in loop form. Nothing else is kept of what the model computes.
+
+    Args:
+      module: a Vision Transformer or a ResNet.
+      names: from `check_features`.
+    """
+    if any(map(_BLOCK.fullmatch, names)):  # one by one, so that a single one can be kept
+        module = module.clone(scan=False, remat="none")
+    sources = {name: _module_of(module, name) for name in names}
+
+    def wanted(submodule: nn.Module, method: str) -> bool:
+        return method == "__call__" and submodule.name in sources.values()
+
+    def function(params: Any, images: jax.Array) -> dict[str, jax.Array]:
+        logits, state = module.apply(
+            {"params": params},
+            images,
+            train=False,
+            capture_intermediates=wanted,
+            mutable=["intermediates"],
+        )
+        captured = flatten_dict(state.get("intermediates", {}))
+        outputs = {path[-2]: value[0] for path, value in captured.items() if "__call__" in path}
+        outputs["logits"] = logits
+        values = {name: _feature(module, name, outputs[sources[name]]) for name in sources}
+        return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+
+    return function
+
+
+def vector_feature(
+    module: Any, name: str, image_shape: tuple[int, int, int], params: Any, key: str = "--feature"
+) -> Callable[[Any, jax.Array], jax.Array]:
+    """`(params, images) -> float32 [B, D]`, see `feature_function`.
+
+    Args:
+      module, name: see there.
+      image_shape: [H, W, C].
+      params: of the module; shapes will do.
+      key: for errors.
+
+    Raises:
+      UserError: it is unknown, or not one vector per image.
+    """
+    check_features(module, [name], key)
+    function = feature_function(module, [name])
+    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    rows = jax.eval_shape(function, params, images)[name]
+    if len(rows.shape) != 2:
+        raise UserError(f"{key}={name!r} is {rows.shape[1:]} per image, not one vector.")
+    return lambda params, images: function(params, images)[name]
+
+
+def _module_of(module: Any, feature: str) -> str:
+    """The submodule whose output a feature is made of, or "logits"."""
+    if feature == "gap" and not module.num_layers:  # of a ResNet both are one
+        return "pre_logits"
+    if feature in ("logits", "pre_logits"):
+        return feature
+    match = _BLOCK.fullmatch(feature)
+    return f"encoderblock_{match[1]}" if match else "Transformer"
+
+
+def _feature(module: Any, name: str, output: jax.Array) -> jax.Array:
+    prefix = module.prefix_tokens
+    if name == "pre_logits" and module.representation_size is not None:
+        return nn.tanh(output)
+    if name in ("logits", "pre_logits") or name.endswith("tokens") or not module.num_layers:
+        return output
+    if name in prefix:
+        return output[:, prefix.index(name)]  # [B, D]
+    if name == "gap" or not prefix:
+        # Averages of many tokens are taken in float32 whatever the model computes in.
+        return jnp.mean(output[:, len(prefix) :], axis=1, dtype=jnp.float32)  # [B, D]
+    return output[:, 0]  # [B, D], the class token after a block

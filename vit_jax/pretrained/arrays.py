@@ -1,0 +1,227 @@
+"""Files of weights as named arrays: `.npz`, safetensors, PyTorch's, and the index of several.
+
+A file is recognised by its content, never by its name. Whatever it is, the result is its true
+arrays or a UserError of one line: pickled code is never run, and nothing much larger than the file
+is allocated because the file claims to need it. `.npz` and zipped `.pth` files are verified by
+checksums; safetensors files and `.pth` files in the stream format of torch < 1.6 have none, so
+that a flipped bit inside an array goes unnoticed there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zipfile
+from pathlib import Path
+from typing import BinaryIO
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from vit_jax.errors import UserError, as_user_error
+from vit_jax.files.atomic import replacing
+from vit_jax.pretrained import torch_file
+
+Arrays = dict[str, np.ndarray]
+
+_MAX_INDEX = 16 << 20  # bytes
+_MAX_NAME = 1024
+# Trained weights shrink to 0.9 when compressed, a small file of zeros a thousandfold.
+_MAX_EXPANSION = 20
+_FREE_EXPANSION_BYTES = 512 << 20
+# By version of the .npy format; the third is for records.
+_NPY_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+_BFLOAT16 = ("<V2", "|V2")  # numpy has none of its own: it writes the bytes without their type
+# How other files begin (in lower case), and what they are.
+_OTHERS = {
+    b"version https://git-lfs": "a Git LFS pointer; fetch the file itself with git lfs pull",
+    b"<": "an HTML or XML page, as a failed download leaves; fetch the file again",
+    b"\x93numpy": "a single array of numpy (.npy), without names",
+    b"\x89hdf": "an HDF5 file, as Keras and TensorFlow write",
+    b"\x1f\x8b": "gzip-compressed; unpack it first",
+    b"\x80": "a pickle, and pickled code is never run",
+    b"\x81": "a msgpack file, as flax.serialization writes",
+}
+
+
+def read_arrays(path: str | os.PathLike[str]) -> Arrays:
+    """Reads all arrays of a file, in the types in which they are stored (`bfloat16` included).
+
+    The index of a model in several files (Hugging Face's `model.safetensors.index.json`) gives the
+    arrays of all of them.
+
+    Raises:
+      UserError: no such file, something else than weights (the error says what, where that can be
+        told), or damaged.
+    """
+    path = Path(path)
+    try:
+        # Asked first: opening a pipe would wait for a writer.
+        if path.exists() and not path.is_file():
+            raise UserError("it is a folder or a device, not a file")
+        arrays = _read_shards(path) if _is_index(path) else _read_file(path)
+        _check(arrays)
+        return arrays
+    except UserError as error:
+        raise as_user_error(f"cannot read {path}: {str(error).rstrip('.')}.", error) from error
+    except OSError as error:
+        raise as_user_error(f"cannot read {path}: {error.strerror or error}.", error) from error
+    except Exception as error:  # a hostile file makes the libraries raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"cannot read {path}: it is incomplete or damaged, fetch it again ({reason!r:.90})."
+        ) from error
+
+
+def as_float32(array: np.ndarray) -> np.ndarray:
+    """Floats as float32, without a copy where they are; other types as they are.
+
+    Raises:
+      UserError: a number beyond the range of float32.
+    """
+    if array.dtype.kind != "f" and array.dtype != ml_dtypes.bfloat16:
+        return array
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(np.float32, copy=False)
+    except FloatingPointError as error:
+        raise UserError("it has numbers beyond the range of float32") from error
+
+
+def _check(arrays: Arrays) -> None:
+    """Raises UserError for no arrays at all, names of no use, or other types than numbers."""
+    if not arrays:
+        raise UserError("it holds no arrays")
+    for name, array in arrays.items():
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) < _MAX_NAME:
+            raise UserError(f"{name!r:.80} is no name of an array")
+        if array.dtype.kind not in "biuf" and array.dtype != ml_dtypes.bfloat16:
+            raise UserError(f"array {name!r:.80} has type {array.dtype}; only numbers are read")
+
+
+def _is_index(path: Path) -> bool:
+    with open(path, "rb") as file:
+        head = file.read(64)
+        return head.lstrip().startswith(b"{") and b'"weight_map"' in head + file.read(_MAX_INDEX)
+
+
+def _read_shards(path: Path) -> Arrays:
+    """Reads the files that an index beside them names.
+
+    Raises:
+      UserError: the index names files elsewhere, or does not agree with the files.
+    """
+    index = json.loads(path.read_bytes())["weight_map"]
+    arrays: Arrays = {}
+    places: dict[str, str] = {}
+    for file in sorted(set(index.values())):
+        # A plain name: a hostile index must not reach files outside its folder.
+        if file != Path(file).name or file == path.name:
+            raise UserError(f"it names {file!r:.80}, not a file of weights beside it")
+        found = read_arrays(path.parent / file)
+        places |= dict.fromkeys(found, file)
+        arrays |= found
+    if wrong := sorted(places.items() ^ index.items()):
+        raise UserError(f"it and its files disagree, first about {wrong[0][0]!r:.80}")
+    return {name: arrays[name] for name in index}
+
+
+def _read_file(path: Path) -> Arrays:
+    """Reads a file that holds arrays itself."""
+    with open(path, "rb") as file:
+        head = file.read(512)
+        file.seek(0)
+        if head.startswith(b"PK"):
+            archive = _open_zip(file)
+            is_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
+            return torch_file.read_zip(archive) if is_torch else _read_npz(archive)
+        if head.startswith(torch_file.STREAM_MAGIC):
+            return torch_file.read_stream(file)
+    # The length of the header comes first; as text it would be an absurd one.
+    if head[8:9] == b"{" and not head[:8].decode("latin-1").isprintable():
+        # Not through a mapping: a disk that fails would end the process.
+        with safe_open(path, framework="np", backend="pread") as tensors:
+            return {name: tensors.get_tensor(name) for name in tensors.offset_keys()}
+    kind = f"of no known kind, or damaged; it begins with {head[:40]!r}" if head else "empty"
+    for magic, text in _OTHERS.items():
+        kind = text if head.lstrip().lower().startswith(magic) else kind
+    raise UserError(
+        f"it is {kind}; .npz, .safetensors and PyTorch's .pth/.pt/.bin files are read, and the "
+        ".json index of several"
+    )
+
+
+def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
+    """A zip file, once it is known not to be a bomb.
+
+    Raises:
+      UserError: its directory is damaged, or it claims to expand to more than 20 times its size
+        and 512 MiB.
+    """
+    archive = zipfile.ZipFile(file)
+    members = archive.infolist()
+    # `zipfile` does not compare: a damaged length in the directory makes members disappear.
+    file.seek(-12 - len(archive.comment), os.SEEK_END)
+    if int.from_bytes(file.read(2), "little") not in (len(members), 0xFFFF):
+        raise UserError("its zip directory is damaged, fetch it again")
+    # Only the readers of these two methods take a limit.
+    if any(m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for m in members):
+        raise UserError("its zip members are neither stored nor deflated")
+    size = os.fstat(file.fileno()).st_size
+    expanded = sum(member.file_size for member in members)
+    if expanded > max(_FREE_EXPANSION_BYTES, _MAX_EXPANSION * size):
+        raise UserError(f"its {size} bytes claim to expand to {expanded}, as weights never do")
+    return archive
+
+
+def _read_npz(archive: zipfile.ZipFile) -> Arrays:
+    """Reads an `.npz` file, plain or compressed, whose arrays are checked against their CRC-32.
+
+    `bfloat16` is recognised in the form in which numpy stores it (two bytes without a type), which
+    is that of big_vision's files.
+    """
+    arrays = {}
+    for member in archive.infolist():
+        name = member.filename.removesuffix(".npy")
+        if name == member.filename:
+            raise UserError(f"it is a zip file of {name!r:.80} and the like")
+        with archive.open(member) as stream:
+            shape, _, dtype = _NPY_HEADERS[np.lib.format.read_magic(stream)](stream)
+            num_bytes = member.file_size - stream.tell()
+        if dtype.hasobject:
+            raise UserError("it holds pickled Python objects, which are never loaded")
+        if math.prod(shape) * dtype.itemsize != num_bytes:
+            raise UserError(f"array {name!r:.80} of shape {shape} cannot have {num_bytes} bytes")
+        with archive.open(member) as stream:
+            array = np.lib.format.read_array(stream, allow_pickle=False)
+        arrays[name] = array.view(ml_dtypes.bfloat16) if dtype.str in _BFLOAT16 else array
+    return arrays
+
+
+def write_safetensors(
+    path: str | os.PathLike[str], arrays: Arrays, metadata: dict[str, str]
+) -> None:
+    """Writes a safetensors file, atomically.
+
+    The same arrays in any order give the same bytes, as long as `metadata` has one entry: the
+    library writes several in a random order.
+
+    Raises:
+      UserError: a type that the format lacks, or a place that cannot be written to.
+    """
+    # The library writes the memory as it lies there.
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    with replacing(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        try:
+            save_file(contiguous, temporary, metadata)
+            temporary.chmod(mode)  # the library makes a file that only its owner may read
+        except SafetensorError as error:
+            raise UserError(f"cannot write {path}: {error}.") from error

@@ -1,0 +1,214 @@
+"""Parameters for images of another kind: position embeddings, patch embedding, input channels.
+
+Resizing along two axes is a product with two small matrices, in float64.
+
+For other channels, `M` is a mixing matrix [C, C']: the new kernel's channels are the old one's
+times M, so the new convolution of an image x' with C' channels is the old convolution of M x',
+which has C.
+
+* `sum`: M = 1 / C'. A grey image (all channels equal) keeps its tokens.
+* `mean`: M = 1 / C. Every new channel weighs as much as one of the old ones did: grey images are
+  seen C' / C times as bright.
+* `tile`: M[k, c] = C / C' where c mod C = k, else 0. Where C' is a multiple of C, an image repeated
+  along its channels keeps its tokens. With C' < C the last C - C' channels are lost.
+
+A hybrid reads the image by `conv_root`, whose kernel is standardised at every call: each output
+channel is given mean 0 and deviation 1. `tile` to a multiple of C is then still the old model, but
+for the epsilons of two norms. `sum` and `mean` are one model, whose output channels for grey images
+are the old ones times a positive factor each, which the group norm cannot take out: features are
+similar, not equal. For `tile` to anything else nothing is promised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+CHANNEL_METHODS = ("sum", "mean", "tile")
+
+
+def corner_aligned_linear(size_in: int, size_out: int) -> np.ndarray:
+    """Linear, corner-aligned: output i sits at i * (size_in - 1) / (size_out - 1). [out, in]."""
+    positions = np.arange(size_out) * ((size_in - 1) / max(size_out - 1, 1))
+    lower = np.clip(np.floor(positions).astype(int), 0, max(size_in - 2, 0))
+    fraction = positions - lower
+    matrix, rows = np.zeros((size_out, size_in)), np.arange(size_out)
+    matrix[rows, lower] = 1.0 - fraction
+    matrix[rows, np.minimum(lower + 1, size_in - 1)] += fraction
+    return matrix
+
+
+def half_pixel_linear(size_in: int, size_out: int) -> np.ndarray:
+    """Linear between pixel centres, not antialiased: output i sits at (i + 1/2) * in / out - 1/2.
+
+    The matrix of `jax.image.resize(..., "bilinear", antialias=False)` along one axis, [out, in].
+    """
+    return _normalised(np.maximum(0.0, 1.0 - np.abs(_half_pixel_offsets(size_in, size_out))))
+
+
+def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
+    """Keys' cubic with a = -1/2, widened by in / out where it shrinks, [out, in].
+
+    What PyTorch does for `mode="bicubic", antialias=True, align_corners=False`, and PIL: weights
+    that would fall outside are left out and the others scaled to sum to 1.
+    """
+    x = np.abs(_half_pixel_offsets(size_in, size_out)) / max(size_in / size_out, 1.0)
+    near = (1.5 * x - 2.5) * x**2 + 1.0
+    far = ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
+    return _normalised(np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0)))
+
+
+def _half_pixel_offsets(size_in: int, size_out: int) -> np.ndarray:
+    """Distances, in input pixels, from every output's centre to every input's. [out, in]."""
+    centres = (np.arange(size_out) + 0.5) * (size_in / size_out)
+    return (np.arange(size_in) + 0.5)[None, :] - centres[:, None]
+
+
+def _normalised(weights: np.ndarray) -> np.ndarray:
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _resize(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """[h, w, ...] -> [H, W, ...] of the same type, by `rows` [H, h] and `columns` [W, w]."""
+    height, width, *rest = x.shape
+    cells = rows @ x.astype(np.float64).reshape(height, -1)  # [H, w * ...]
+    cells = columns @ cells.reshape(len(rows), width, -1)  # [H, W, ...]
+    return cells.reshape(len(rows), len(columns), *rest).astype(x.dtype)
+
+
+# How position embeddings are interpolated: the matrix along an axis.
+METHODS: dict[str, Callable[[int, int], np.ndarray]] = {
+    "bilinear": corner_aligned_linear,
+    "bicubic": antialiased_cubic,
+}
+
+
+def interpolate_posembed(
+    posemb: np.ndarray,
+    grid: tuple[int, int],
+    num_prefix_tokens: int = 1,
+    source_grid: tuple[int, int] | None = None,
+    method: str = "bilinear",
+) -> np.ndarray:
+    """2-D interpolation of position embeddings by location in the image (paper, section 3.2).
+
+    `bilinear` has aligned corners, as the official code (scipy's zoom of order 1). `bicubic` is
+    antialiased and has pixel centres, as timm's `resample_abs_pos_embed`.
+
+    Args:
+      posemb: [1, P + h*w, D], with the P embeddings of class and distillation token first.
+      grid: rows and columns of tokens wanted.
+      num_prefix_tokens: P; these rows are kept as they are.
+      source_grid: rows and columns of `posemb`; see `find_source_grid` for the default.
+      method: a key of `METHODS`.
+
+    Returns:
+      [1, P + grid[0] * grid[1], D], of the type of `posemb`; the same array for the same grid.
+
+    Raises:
+      UserError: see `find_source_grid`.
+    """
+    source_grid = find_source_grid(posemb.shape, grid, num_prefix_tokens, source_grid)
+    if source_grid == grid:
+        return posemb
+    prefix, cells = posemb[0, :num_prefix_tokens], posemb[0, num_prefix_tokens:]
+    rows, columns = (METHODS[method](old, new) for old, new in zip(source_grid, grid, strict=True))
+    cells = _resize(cells.reshape(*source_grid, -1), rows, columns)  # [H, W, D]
+    return np.concatenate([prefix, cells.reshape(grid[0] * grid[1], -1)])[None]  # [1, P + H*W, D]
+
+
+def find_source_grid(
+    shape: tuple[int, ...],
+    grid: tuple[int, int],
+    num_prefix_tokens: int,
+    source_grid: tuple[int, int] | None = None,
+) -> tuple[int, int]:
+    """Rows and columns of tokens that position embeddings of `shape` [1, P + h*w, D] stand for.
+
+    Those given; else a square; else `grid`, where it has as many tokens.
+
+    Raises:
+      UserError: `shape` is no such shape, is no square, or does not match `source_grid`.
+    """
+    if len(shape) != 3 or shape[0] != 1:
+        raise UserError(f"position embeddings must have shape [1, N, D], not {tuple(shape)}.")
+    num_tokens = shape[1] - num_prefix_tokens
+    if source_grid is None:
+        side = math.isqrt(max(num_tokens, 0))
+        source_grid = (side, side) if side * side == num_tokens else grid
+        if not num_tokens or math.prod(source_grid) != num_tokens:
+            raise UserError(
+                f"{shape[1]} position embeddings less {num_prefix_tokens} for class tokens are no "
+                "square; give the rows and columns they stand for (pretrained.grid, --grid)."
+            )
+    if min(source_grid) < 1 or math.prod(source_grid) != num_tokens:
+        raise UserError(
+            f"pretrained.grid={tuple(source_grid)} asks for {math.prod(source_grid)} position "
+            f"embeddings; there are {num_tokens}, besides {num_prefix_tokens} for class tokens."
+        )
+    return source_grid[0], source_grid[1]
+
+
+def replace_prefix(
+    posemb: np.ndarray, tokens: Sequence[str], new_tokens: Sequence[str]
+) -> np.ndarray:
+    """Rows for other tokens before the grid: [1, P + N, D] -> [1, P' + N, D].
+
+    The first P rows belong to `tokens`; rows of tokens that are not among these are zero.
+    """
+    zero = np.zeros_like(posemb[:, :1])  # [1, 1, D]
+    rows = [posemb[:, [tokens.index(t)]] if t in tokens else zero for t in new_tokens]
+    return np.concatenate([*rows, posemb[:, len(tokens) :]], axis=1)
+
+
+def resize_patch_kernel(kernel: np.ndarray, patch: tuple[int, int]) -> np.ndarray:
+    """Kernel of a patch embedding for patches of another size ("FlexiViT", 2212.08013).
+
+    With B the matrix of the bilinear resize of a patch (pixel centres, not antialiased) the new
+    kernel is w' = pinv(B^T) w: of all kernels the one for which the token <B x, w'> of the resized
+    patch is closest to <x, w>, in the mean square over patches x of white noise. For larger patches
+    the two are equal for every x. B is a product of one matrix for rows and one for columns, hence
+    so is pinv(B^T).
+
+    A constant image keeps its token down to half the size. Below that B leaves pixels out, and the
+    token of a smooth image shrinks (to 1/4 for 16 -> 4): fine for weights trained this way, as
+    FlexiViT's, and a poor start for others.
+
+    Args:
+      kernel: [h, w, C, D].
+      patch: height and width wanted.
+
+    Returns:
+      [*patch, C, D], of the type of `kernel`; the same array where the size is unchanged.
+    """
+    if tuple(patch) == kernel.shape[:2]:
+        return kernel
+    rows, columns = (
+        np.linalg.pinv(half_pixel_linear(old, new).T)  # [new, old]
+        for old, new in zip(kernel.shape[:2], patch, strict=True)
+    )
+    return _resize(kernel, rows, columns)
+
+
+def mix_channels(kernel: np.ndarray, new_channels: int, method: str) -> np.ndarray:
+    """A kernel for images of `new_channels` channels: [h, w, C, D] -> [h, w, C', D].
+
+    As many channels as there are give back the same array.
+    """
+    if kernel.shape[2] == new_channels:
+        return kernel
+    mixing = mixing_matrix(kernel.shape[2], new_channels, method)  # [C, C']
+    return (mixing.T @ kernel.astype(np.float64)).astype(kernel.dtype)  # [h, w, C', D]
+
+
+def mixing_matrix(channels: int, new_channels: int, method: str) -> np.ndarray:
+    """`M` [channels, new_channels] of this module's docstring."""
+    if method == "tile":
+        repeated = np.arange(new_channels)[None, :] % channels == np.arange(channels)[:, None]
+        return repeated * (channels / new_channels)
+    total = new_channels if method == "sum" else channels
+    return np.full((channels, new_channels), 1.0 / total)

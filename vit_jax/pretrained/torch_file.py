@@ -1,0 +1,253 @@
+"""PyTorch's `.pth`, `.pt` and `.bin` files, without PyTorch and without running their pickles.
+
+Files of torch >= 1.6 are zip files, whose checksums are verified. The stream format before that,
+which timm's files still have, has none: a flipped bit in an array goes unnoticed there.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from typing import Any, BinaryIO, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from vit_jax.errors import UserError
+
+# What every file of the stream format begins with: a pickle of this number.
+STREAM_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+# A state dict takes some 200 bytes per array, with an optimizer's state three times that.
+_MAX_PICKLE_BYTES = 4 << 20
+# Entries that hold the parameters, in the order of preference.
+_ENTRIES = ("model", "state_dict")
+# Shared (tied) weights count once in the file and once per name here.
+_MAX_SHARING = 4
+_FREE_SHARING_BYTES = 512 << 20
+
+
+class Storage(NamedTuple):
+    """A run of numbers in the file."""
+
+    key: str
+    dtype: np.dtype
+    num_elements: int
+
+
+class Tensor(NamedTuple):
+    """A view of a storage; `offset` and `strides` count elements. Unchecked: a file may lie."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def read_zip(archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
+    """The tensors of a file of torch >= 1.6, see `_read_tensors`."""
+
+    def read(name: str) -> bytearray:
+        with archive.open(name) as stream:  # without a number of bytes it would unpack any bomb
+            return bytearray(stream.read(archive.getinfo(name).file_size))
+
+    (pickled,) = (n for n in archive.namelist() if n.endswith("/data.pkl") and n.count("/") == 1)
+    if archive.getinfo(pickled).file_size > _MAX_PICKLE_BYTES:
+        raise UserError(f"its pickle has more than {_MAX_PICKLE_BYTES} bytes")
+    folder = pickled.removesuffix("/data.pkl")
+    order = f"{folder}/byteorder"
+    is_big_endian = order in archive.namelist() and read(order) == b"big"
+
+    def load(storage: Storage) -> np.ndarray:
+        dtype = storage.dtype.newbyteorder(">" if is_big_endian else "<")
+        return np.frombuffer(read(f"{folder}/data/{storage.key}"), dtype)
+
+    root = _Unpickler(io.BytesIO(read(pickled))).load()
+    return _read_tensors(root, load, sum(member.file_size for member in archive.infolist()))
+
+
+def read_stream(file: BinaryIO) -> dict[str, np.ndarray]:
+    """The tensors of a file of torch < 1.6, see `_read_tensors`.
+
+    Five pickles: a magic number, a version, sizes of types, the object, the names of the storages;
+    then for each storage its number of elements (8 bytes) and the elements.
+    """
+    size = os.fstat(file.fileno()).st_size
+    pickles = io.BytesIO(file.read(_MAX_PICKLE_BYTES))
+    unpickler = _Unpickler(pickles)
+    _, _, system, root, keys = (unpickler.load() for _ in range(5))
+    starts, position = {}, pickles.tell()
+    for key in keys:
+        if not isinstance(key, str):
+            raise UserError(f"a storage has a name of type {type(key).__name__}")
+        _, dtype, num_elements = unpickler.storages[key]
+        starts[key] = position + 8
+        position = starts[key] + num_elements * dtype.itemsize
+    if position != size:
+        raise UserError(f"its storages end at byte {position}, and it does not")
+
+    def load(storage: Storage) -> np.ndarray:
+        file.seek(starts[storage.key])
+        dtype = storage.dtype.newbyteorder("<" if system["little_endian"] else ">")
+        return np.fromfile(file, np.uint8, storage.num_elements * dtype.itemsize).view(dtype)
+
+    return _read_tensors(root, load, size)
+
+
+def _read_tensors(
+    root: Any, load: Callable[[Storage], np.ndarray], size: int
+) -> dict[str, np.ndarray]:
+    """The tensors of the state dict that `root` is or has, see `_find_state_dict`.
+
+    Args:
+      root: the object that was saved.
+      load: reads a storage.
+      size: bytes of the file.
+
+    Raises:
+      UserError: no state dict, or a tensor beyond its storage.
+    """
+    state_dict = _find_state_dict(root)
+    if state_dict is None:
+        raise UserError(
+            "it holds no state dict, that is, no dict of tensors (code in pickles is never run); "
+            "torch.save(model.state_dict(), PATH) writes one"
+        )
+    tensors = {name: value for name, value in state_dict.items() if isinstance(value, Tensor)}
+    claimed = sum(math.prod(x.shape) * x.storage.dtype.itemsize for x in tensors.values())
+    if claimed > max(_FREE_SHARING_BYTES, _MAX_SHARING * size):
+        raise UserError(f"its tensors share {size} bytes and claim {claimed}")
+    arrays = {}
+    for name, (storage, offset, shape, strides) in tensors.items():
+        numbers = load(storage)
+        # Not left to numpy, whose sum may overflow.
+        last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        if min((offset, *shape, *strides)) < 0 or (0 not in shape and last >= len(numbers)):
+            raise UserError(f"tensor {name!r:.80} does not fit the data it points to")
+        steps = [step * numbers.itemsize for step in strides]
+        start = offset * numbers.itemsize
+        arrays[name] = np.ndarray(shape, numbers.dtype, numbers.view(np.uint8), start, steps)
+    return arrays
+
+
+def _find_state_dict(level: Any) -> dict[Any, Any] | None:
+    """The dict of tensors at `level`, in an entry of `_ENTRIES`, or in the only one that has any.
+
+    Raises:
+      UserError: several entries have tensors.
+    """
+    if not isinstance(level, dict) or _has_tensors(level):
+        return level if isinstance(level, dict) else None
+    for key in _ENTRIES:
+        if (found := _find_state_dict(level.get(key))) is not None:
+            return found
+    candidates = {key: value for key, value in level.items() if _has_tensors(value)}
+    if len(candidates) > 1:
+        names = ", ".join(map(repr, candidates))
+        raise UserError(f"it holds several state dicts ({names:.200}); save the one you want alone")
+    return next(iter(candidates.values()), None)
+
+
+def _has_tensors(value: Any) -> bool:
+    return isinstance(value, dict) and any(isinstance(x, Tensor) for x in value.values())
+
+
+class _Inert:
+    """Stands for any object that is of no interest, whatever is put into it."""
+
+    def __init__(self, *arguments: Any) -> None: ...
+
+    def append(self, item: Any) -> None: ...
+
+    def extend(self, items: Any) -> None: ...
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+
+class _Dict(dict[Any, Any]):
+    """Keeps keys that are quick to hash: nested tuples take for ever, or all of the stack."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(key, str | int):
+            super().__setitem__(key, value)
+
+
+_DTYPES = {
+    "FloatStorage": np.float32,
+    "HalfStorage": np.float16,
+    "BFloat16Storage": ml_dtypes.bfloat16,
+    "DoubleStorage": np.float64,
+    "LongStorage": np.int64,
+    "IntStorage": np.int32,
+    "ShortStorage": np.int16,
+    "CharStorage": np.int8,
+    "ByteStorage": np.uint8,
+    "BoolStorage": np.bool_,
+}
+# Functions without effects.
+_GLOBALS: dict[str, Any] = {f"torch.{name}": np.dtype(x) for name, x in _DTYPES.items()} | {
+    "collections.OrderedDict": lambda: _Dict(),
+    "torch.Size": lambda sizes: sizes,
+    "torch._utils._rebuild_tensor": Tensor,
+    "torch._utils._rebuild_tensor_v2": lambda *arguments: Tensor(*arguments[:4]),
+    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
+    "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
+}
+
+
+class _Unpickler(pickle._Unpickler):
+    """Builds what a state dict needs: dicts, lists, tuples, texts, numbers and `Tensor`.
+
+    Python's form of the unpickler: the one in C allocates gigabytes for a memo index that five
+    bytes ask for.
+
+    Attributes:
+      storages: those that the pickle mentions, by key.
+    """
+
+    stack: list[Any]
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.storages: dict[str, Storage] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Imports nothing: what training scripts leave beside the parameters becomes inert.
+
+        Raises:
+          UserError: a kind of tensor that is not read.
+        """
+        symbol = f"{module}.{name}"
+        if symbol not in _GLOBALS and symbol.startswith("torch.") and "rebuild" in name:
+            raise UserError(f"its pickle has tensors of {symbol!r:.80}, which are not read")
+        return _GLOBALS.get(symbol, _Inert)
+
+    def persistent_load(self, pid: Any) -> Any:
+        """A tensor's data, which PyTorch keeps outside of the pickle."""
+        if pid[0] != "storage":
+            return _Inert  # a class with its source
+        _, dtype, key, _location, num_elements, *view = pid
+        if not isinstance(key, str) or not isinstance(dtype, np.dtype) or any(view):
+            raise UserError("its pickle has tensors of a type that is not read")
+        self.storages[key] = Storage(key, dtype, num_elements)
+        return self.storages[key]
+
+    def _load_dict(self) -> None:
+        self.stack.append(_Dict())
+
+    def _load_build(self) -> None:
+        """Drops the state: in dicts PyTorch's version numbers, and the rest is inert."""
+        self.stack.pop()
+
+    dispatch = {
+        opcode: load
+        for opcode, load in pickle._Unpickler.dispatch.items()
+        # These build dicts and sets of any keys, and buffers of any size.
+        if opcode not in pickle.DICT + pickle.EMPTY_SET + pickle.FROZENSET + pickle.BYTEARRAY8
+    } | {  # type: ignore[assignment, operator]
+        pickle.EMPTY_DICT[0]: _load_dict,
+        pickle.BUILD[0]: _load_build,
+    }

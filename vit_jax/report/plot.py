@@ -1,0 +1,223 @@
+"""Curves of runs in one picture, a panel per metric."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from vit_jax.errors import UserError, check_known, import_extra
+from vit_jax.files.paths import full_path
+from vit_jax.report.runs import HOUSEKEEPING, Curve, Run, read_run
+
+# Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
+# their yellow. After them the same colours come again, dashed.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES: list[dict[str, Any]] = [
+    {"color": color, "ls": line} for line in ("-", "--", ":", "-.") for color in COLORS
+]
+MARKERS = "osD^vPX"  # one per evaluator
+MAX_MARKERS = 40  # per curve, or they hide each other
+X_TITLES = {"step": "step", "images": "training images", "hours": "hours"}
+_ABSENT = "(absent)"
+
+
+def plot_run(
+    workdirs: Sequence[str],
+    *,
+    output: str = "curves.png",
+    metrics: Sequence[str] = (),
+    x: str = "step",
+    smooth: float = 0.02,
+) -> Path:
+    """Draws the metrics of several runs; returns the file.
+
+    Training metrics are lines, with what was logged faintly behind their moving average;
+    evaluations are marked points, a shape per evaluator; a colour is a run.
+
+    Args:
+      workdirs: folders of runs, finished or not.
+      output: file to write: .png, .pdf or .svg.
+      metrics: a panel for each; `accuracy` shows those of training and of all evaluators,
+        `test/accuracy` of one. Empty: loss, evaluations, learning rate and speed.
+      x: `step`, `images` (comparable where batch sizes differ) or `hours` (evaluation included).
+      smooth: width of the moving average, as a share of the x axis; 0 shows what was logged.
+
+    Raises:
+      UserError: a folder is no run, nothing is called that, or matplotlib is not installed.
+    """
+    runs = [read_run(workdir) for workdir in workdirs]
+    figure = draw(runs, choose_panels(runs, metrics), x=x, smooth=smooth)
+    try:
+        figure.savefig(output)
+    except (OSError, ValueError) as error:  # ValueError: of a suffix that is no format
+        raise UserError(f"--output={output}: {error}") from error
+    return Path(output)
+
+
+def choose_panels(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
+    """What to draw: the metrics asked for, or those that most readers look at.
+
+    Raises:
+      UserError: no run has a metric of that name, or any metric.
+    """
+    names = dict.fromkeys(name for run in runs for name in run.curves)
+    last_parts = dict.fromkeys(name.rpartition("/")[2] for name in names)
+    for panel in asked:
+        check_known("--metrics", panel, {**names, **last_parts})
+    if asked:
+        return list(dict.fromkeys(asked))
+    evaluated = [name.rpartition("/")[2] for name in names if "/" in name]
+    first = ["loss", "accuracy", *(part for part in evaluated if part != "num_examples")]
+    chosen = [part for part in dict.fromkeys(first) if part in last_parts]
+    speed = [name for name in ("learning_rate", "images_per_second") if name in names]
+    if not chosen and not speed:
+        where = ", ".join(str(run.folder) for run in runs)
+        raise UserError(f"There is no number to draw in the metrics of {where}.")
+    return chosen + speed
+
+
+def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -> Any:
+    """The figure: panels in rows, the legend of runs above them."""
+    import_extra("a plot", "matplotlib", "embedded")
+    from matplotlib import font_manager, rcParams
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    columns = min(len(panels), 2 if len(panels) <= 4 else 3)
+    rows = math.ceil(len(panels) / columns)
+    # Figure instead of pyplot: nothing stays open, and no display is looked for.
+    figure = Figure(
+        figsize=(5.4 * columns + 2.1 * (columns == 1), 3.4 * rows + 0.25 * len(runs)),
+        dpi=110,
+        layout="constrained",
+    )
+    curves = {panel: [run.curves_of(panel) for run in runs] for panel in panels}
+    names = dict.fromkeys(name for found in curves.values() for each in found for name in each)
+    shown = [(run, run.curves[name]) for run in runs for name in names if name in run.curves]
+    end = max((np.nanmax(positions(run, curve, x)) for run, curve in shown), default=1.0)
+    evaluators = dict.fromkeys(name.rpartition("/")[0] for name in names if "/" in name)
+    markers = dict(zip(evaluators, itertools.cycle(MARKERS), strict=False))
+    for number, panel in enumerate(panels, start=1):
+        axis = figure.add_subplot(rows, columns, number)
+        for run, found, style in zip(runs, curves[panel], itertools.cycle(STYLES), strict=False):
+            for name, curve in found.items():
+                marker = markers.get(name.rpartition("/")[0], "")
+                width = 0.0 if name == "learning_rate" else smooth * end
+                at = positions(run, curve, x)
+                draw_curve(axis, at, curve.values, width=width, marker=marker, mec="white", **style)
+        _finish_panel(axis, panel, x, curves[panel], markers)
+        axis.set_xlim(0, 1.02 * end or 1)
+    styles = itertools.islice(itertools.cycle(STYLES), len(runs))
+    handles = [Line2D([], [], lw=2, **style) for style in styles]
+    labels = legend_labels(runs)
+    place: Any = {"loc": "outside upper left", "frameon": False, "handlelength": 3}
+    noto = (name for name in font_manager.get_font_names() if name.startswith("Noto Sans"))
+    font = {"family": [*rcParams["font.family"], *sorted(noto)]}  # for names in any script
+    legend = figure.legend(handles, labels, prop=font, **place)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a $ is one of a folder's name, or of a regular expression
+    return figure
+
+
+def positions(run: Run, curve: Curve, x: str) -> np.ndarray:
+    """Where a curve's values stand on one of the axes of `X_TITLES`, [N]."""
+    if x == "hours":
+        return curve.hours
+    return curve.steps * (run.config["dataset"]["batch_size"] if x == "images" else 1)
+
+
+def draw_curve(
+    axis: Any, x: np.ndarray, y: np.ndarray, *, width: float, marker: str = "", **style: Any
+) -> None:
+    """Draws the values y [N] at x [N], those at NaN left out.
+
+    With a marker (of evaluations) as marked points; else as a line, which is faint behind its
+    moving average of `width` (in units of x; 0: none).
+    """
+    x, y = x[np.isfinite(x)], y[np.isfinite(x)]
+    if marker:
+        every = max(1, math.ceil(len(y) / MAX_MARKERS))
+        # The last point always has a marker: it is what the run is remembered by.
+        offset = (len(y) - 1) % every
+        axis.plot(x, y, **style, marker=marker, lw=1, markevery=(offset, every))
+        return
+    if width:
+        axis.plot(x, y, **style, lw=0.7, alpha=0.25)
+        y = smoothed(x, y, width)
+    axis.plot(x, y, **style, lw=1.6)
+
+
+def smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
+    """Mean over the window of `width` around each position; x [N] rising, y [N] -> [N].
+
+    At the start, where curves are steep, the window shrinks to both sides alike; at the end it is
+    cut off, so that the last value is an average, too.
+    """
+    half = np.minimum(width / 2, x - x[:1])
+    first = np.searchsorted(x, x - half, side="left")
+    last = np.searchsorted(x, x + half, side="right")
+    sums = np.concatenate([[0.0], np.cumsum(y)])
+    return (sums[last] - sums[first]) / (last - first)
+
+
+def _finish_panel(
+    axis: Any, panel: str, x: str, curves: Sequence[Mapping[str, Curve]], markers: dict[str, str]
+) -> None:
+    """Title, number formats, grid, and which shape is which evaluator."""
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter
+
+    axis.set_title(panel, loc="left", fontsize=11)
+    axis.set_xlabel(X_TITLES[x])
+    if x != "hours":
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250, 10k, 1.5M
+    axis.grid(color="0.92")
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    sources = dict.fromkeys(name.rpartition("/")[0] for found in curves for name in found)
+    if any(sources):
+        handles = [Line2D([], [], marker=markers.get(each, ""), color="0.4") for each in sources]
+        labels = [source or "training" for source in sources]
+        axis.legend(handles, labels, fontsize=8, frameon=False)
+
+
+def legend_labels(runs: Sequence[Run], *, max_keys: int = 3) -> list[str]:
+    """One label per run: `folder: learning_rate=0.003  batch_size=512`.
+
+    Named are keys whose values differ. Those with the most different values come first, so that a
+    sweep is labelled by what it sweeps; last those that rarely say why a curve is above another.
+    """
+    names = [full_path(run.folder).name for run in runs]
+    if len(set(names)) < len(names):
+        names = ["/".join(full_path(run.folder).parts[-2:]) for run in runs]
+    flat = [flatten_dict(run.config, sep=".") for run in runs]
+    keys = dict.fromkeys(key for values in flat for key in values)
+    texts = {key: [_value_text(values.get(key, _ABSENT)) for values in flat] for key in keys}
+
+    def rank(key: str) -> tuple[bool, int]:
+        new = _ABSENT in texts[key]  # in the code, since the oldest of these runs
+        return new or key.startswith(HOUSEKEEPING), -len(set(texts[key]))
+
+    differing = sorted((key for key in keys if len(set(texts[key])) > 1), key=rank)
+    shown, more = differing[:max_keys], len(differing) - max_keys
+    last = [key.rpartition(".")[2] for key in shown]
+    labels = []
+    for number, name in enumerate(names):
+        parts = [
+            f"{short if last.count(short) == 1 else key}={texts[key][number]}"
+            for key, short in zip(shown, last, strict=True)
+        ]
+        parts += [f"(and {more} more)"] if more > 0 else []
+        labels.append(f"{name}: {'  '.join(parts)}" if parts else name)
+    return labels
+
+
+def _value_text(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 32 else f"{text[:15]}…{text[-15:]}"

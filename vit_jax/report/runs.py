@@ -1,0 +1,137 @@
+"""A run as its work directory tells it, in whatever state the run is."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.files.atomic import read_object
+from vit_jax.files.paths import to_path
+from vit_jax.training.length import to_steps
+from vit_jax.workdir.description import RESULTS_FILE
+from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
+from vit_jax.workdir.provenance import PROVENANCE_FILE
+
+# Settings in which runs differ without being better or worse for it.
+HOUSEKEEPING = (
+    *("checkpoint.", "evaluators.", "loader.", "log.", "processes.", "sweep."),
+    "dataset.data_dir",
+)
+# Which metric stands for a run: the first of these that an evaluator has, else any.
+_MAIN = ("accuracy", "mAP", "loss")
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Values of one metric in the order of training; all three arrays are [N] float64."""
+
+    steps: np.ndarray
+    hours: np.ndarray  # since the start of the run; NaN where the line does not say
+    values: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run, finished or not: its work directory, its config and the rows of `metrics.jsonl`."""
+
+    folder: Path
+    config: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    @functools.cached_property
+    def curves(self) -> dict[str, Curve]:
+        """The metrics by name: `loss`, `test/accuracy`. NaN, which cannot be drawn, is left out."""
+        points: dict[str, list[tuple[float, float, float]]] = collections.defaultdict(list)
+        for row in self.rows:
+            hours = row.get("elapsed_seconds", math.nan) / 3600
+            for name, value in row.items():
+                if name not in ("step", "elapsed_seconds") and math.isfinite(value):
+                    points[name].append((row["step"], hours, value))
+        return {name: Curve(*np.array(points[name], np.float64).T) for name in points}
+
+    @functools.cached_property
+    def results(self) -> dict[str, Any]:
+        """Of `results.json`; {} while the run has not ended."""
+        path = self.folder / RESULTS_FILE
+        return read_object(path) if path.exists() else {}
+
+    @functools.cached_property
+    def starts(self) -> list[dict[str, Any]]:
+        """The whole lines of `provenance.jsonl`: a killed run may have left part of one."""
+        path, found = self.folder / PROVENANCE_FILE, []
+        text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+
+    def curves_of(self, panel: str) -> dict[str, Curve]:
+        """What a panel shows, training first: `accuracy` of all, or `test/accuracy` alone."""
+        names = [name for name in self.curves if panel in (name, name.rpartition("/")[2])]
+        return {name: self.curves[name] for name in sorted(names, key=lambda name: "/" in name)}
+
+    @property
+    def step(self) -> int:
+        """Finished updates, as far as they are known."""
+        return int(
+            self.results["step"] if self.results else max([0, *(r["step"] for r in self.rows)])
+        )
+
+    @property
+    def length(self) -> str:
+        """How long the run is to be: `250`, or `90 epochs` where only the data could tell."""
+        duration = self.config["duration"]
+        if duration["steps"] is None and duration["examples"] is None:
+            return f"{self.step:,}" if self.results else f"{duration['epochs']:g} epochs"
+        batch_size = self.config["dataset"]["batch_size"]
+        return f"{to_steps(**duration, num_examples=0, batch_size=batch_size):,}"
+
+    @property
+    def evaluations(self) -> dict[str, tuple[int, float]]:
+        """The step and value of the last evaluation of each `NAME/METRIC`."""
+        curves = {name: curve for name, curve in self.curves.items() if "/" in name}
+        last = {
+            name: (int(each.steps[-1]), float(each.values[-1])) for name, each in curves.items()
+        }
+        ended = {name: (self.step, value) for name, value in self.results.items() if "/" in name}
+        return last | ended
+
+    @property
+    def main_metric(self) -> str:
+        """`NAME/METRIC` of the evaluation that stands for the run; "" without any."""
+        if best := self.config["checkpoint"]["best_metric"]:
+            return str(best)
+        names = sorted(self.evaluations, key=lambda name: not name.startswith("test/"))
+        of_metric = {name.partition("/")[2]: name for name in reversed(names)}
+        found = [of_metric[metric] for metric in _MAIN if metric in of_metric]
+        return next(iter(found + names), "")
+
+    @property
+    def time(self) -> dict[str, float]:
+        """`elapsed_seconds`, `goodput` and seconds by kind; {} where none were logged."""
+        if self.results:
+            return {**self.results, "elapsed_seconds": self.results["seconds"]}
+        return next((row for row in reversed(self.rows) if "elapsed_seconds" in row), {})
+
+
+def read_run(workdir: str | Path) -> Run:
+    """Reads a work directory, here or at gs://; the run may still be going on.
+
+    Raises:
+      UserError: it is no work directory, or a file is damaged.
+    """
+    folder = to_path(workdir)
+    if not (folder / METRICS_FILE).is_file():
+        below = sorted(path.parent.name for path in folder.glob(f"*/{METRICS_FILE}"))
+        found = f"Runs below it: {', '.join(below[:8])}." if below else "It is no run's --workdir."
+        raise UserError(f"{workdir} holds no {METRICS_FILE}. {found}")
+    return Run(folder, read_object(folder / "config.json"), read_metrics(folder))
