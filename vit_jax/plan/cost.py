@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from vit_jax.hardware.chips import CHIPS
 from vit_jax.hardware.flops import jaxpr_flops
-from vit_jax.models.attention import as_defined
 from vit_jax.models.variants import VARIANTS
-from vit_jax.plan.program import Traffic, collective_traffic, hbm_bytes, parse_program
-from vit_jax.plan.subject import Subject
+from vit_jax.plan.program import parse_program
 from vit_jax.plan.topology import Topology
+from vit_jax.plan.traffic import Traffic, collective_traffic, hbm_bytes
+from vit_jax.run import Run
 
 # Seconds instead of minutes; in the pairs that were compared the memory differed by up to 10 %, so
 # more than FAST_SHARE of a device is too close to call.
@@ -61,48 +62,47 @@ class CompiledStep:
     traffic: dict[str, Traffic]
 
 
-def compile_update(subject: Subject, *, full: bool) -> tuple[Any, Any]:
-    """The update as it is traced, and compiled for devices that need not be there.
+def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
+    """Compiles an update for a mesh, whose devices need not be there.
 
-    `full`: with all optimization, as the training does; else fast.
+    Args:
+      mesh: of the update.
+      update: jitted.
+      arguments: shapes with shardings, see `subject.step_arguments`.
+      full: with all optimization, as the training does; else fast.
 
     Raises:
       TooLargeError: see there.
     """
-    platform = subject.mesh.devices.flat[0].platform
+    platform = mesh.devices.flat[0].platform
     options: Any = GPU if platform == "gpu" else FAST if platform == "tpu" and not full else None
-    with jax.set_mesh(subject.mesh):
-        traced = subject.make_update().trace(*subject.arguments)
+    with jax.set_mesh(mesh):
+        traced = update.trace(*arguments)
         lowered = traced.lower()
-        logging.info("Traced; compiling for %d devices.", subject.mesh.size)
+        logging.info("Traced; compiling for %d devices.", mesh.size)
         try:
-            return traced, lowered.compile(compiler_options=options)
+            compiled = lowered.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
             message = str(error).splitlines()[0]
             if "RESOURCE_EXHAUSTED" not in message:
                 raise
             raise TooLargeError(message) from error
-
-
-def step_cost(subject: Subject, traced: Any, compiled: Any) -> CompiledStep:
-    """What the compiler says of an update that `compile_update` has compiled."""
-    stats, text, devices = compiled.memory_analysis(), compiled.as_text(), subject.mesh.devices.flat
+    stats, program = compiled.memory_analysis(), parse_program(compiled.as_text())
     memory = {
         "arguments": stats.argument_size_in_bytes,
         "outputs": stats.output_size_in_bytes,
         "aliased": stats.alias_size_in_bytes,
         "temporaries": stats.temp_size_in_bytes,
-        "peak": stats.peak_memory_in_bytes,
     }
-    memory["total"] = sum(memory.values()) - memory["peak"] - 2 * memory["aliased"]
-    program = parse_program(text)
-    group = "process_index" if devices[0].platform == "gpu" else "slice_index"  # node, or slice
-    groups_of = [getattr(device, group, None) or 0 for device in devices]
-    if "tpu_custom_call" in text:  # kernels
-        with jax.set_mesh(subject.mesh), as_defined():
-            traced = subject.make_update().trace(*subject.arguments)
-    flops, traffic = jaxpr_flops(traced.jaxpr.jaxpr), collective_traffic(program, groups_of)
-    return CompiledStep(memory, flops, hbm_bytes(program), traffic)
+    total = sum(memory.values()) - 2 * memory["aliased"]
+    group = "process_index" if platform == "gpu" else "slice_index"  # a node, or a slice
+    groups_of = [getattr(device, group, None) or 0 for device in mesh.devices.flat]
+    return CompiledStep(
+        memory=memory | {"peak": stats.peak_memory_in_bytes, "total": total},
+        executed_flops=jaxpr_flops(traced.jaxpr.jaxpr),
+        hbm_bytes=hbm_bytes(program),
+        traffic=collective_traffic(program, groups_of),
+    )
 
 
 # Share of the peak that training of ViTs reached, and where that was seen.
@@ -173,15 +173,37 @@ CORE_DAYS: dict[tuple[str, str, int], float] = {
 }
 
 
-def paper_core_days(model: Mapping[str, Any], dataset: str, epochs: int) -> float | None:
+def whole_recipe(
+    run: Run, flops_per_image: float, time: StepTime | None, topology: Topology
+) -> dict[str, float | None]:
+    """What the whole training costs, without evaluations, checkpoints and interruptions.
+
+    `days` and `chip_days` are None where nothing is known of the devices, `paper_core_days` where
+    the paper has no such training. Products are forward and backward, without what remat repeats.
+    """
+    images = run.total_steps * run.batch_size
+    days = None if time is None else time.predicted * run.total_steps / 86_400
+    epochs = round(images / run.dataset.num_examples)
+    return {
+        "steps": run.total_steps,
+        "images": images,
+        "exaflops": images * flops_per_image / 1e18,
+        "days": days,
+        "chip_days": days and days * topology.num_chips,
+        "v3_core_days": v3_core_days(images * flops_per_image),
+        "paper_core_days": paper_core_days(run.description.model, run.dataset.name, epochs),
+    }
+
+
+def v3_core_days(flops: float) -> float:
+    """Days of that arithmetic on a TPUv3 core at its published share of the peak."""
+    return flops / CHIPS["v3"].device_peak_flops / V3_SHARE / 86_400
+
+
+def paper_core_days(model: dict[str, Any], dataset: str, epochs: int) -> float | None:
     """Table 2 for a model's config; None where it has no such row."""
     for (variant, name, length), days in CORE_DAYS.items():
         sizes = {"resnet_layers": None, **VARIANTS[variant]}
         if (name, length) == (dataset, epochs) and sizes.items() <= model.items():
             return days
     return None
-
-
-def v3_core_days(flops: float) -> float:
-    """Days of that arithmetic on a TPUv3 core at its published share of the peak."""
-    return flops / CHIPS["v3"].device_peak_flops / V3_SHARE / 86_400

@@ -25,7 +25,7 @@ from vit_jax.plan.cost import (
     step_time,
     whole_recipe,
 )
-from vit_jax.plan.subject import Row, parameter_rows, plan_subject
+from vit_jax.plan.subject import Row, parameter_rows, planned_run, step_arguments
 from vit_jax.plan.topology import Topology
 
 Changes = dict[str, object]
@@ -95,26 +95,29 @@ def make_plan(
       UserError: whatever training would raise before it compiles; unknown sizes of the data; a
         topology that cannot be compiled for.
     """
-    subject = plan_subject(config, topology, **sizes)
+    run, origin = planned_run(config, topology, **sizes)
+    arguments, flops = step_arguments(run), run.train_flops_per_image()
     step, time, refusal = None, None, ""
     try:
-        step = compile_step(subject, full=full_compile)
-        time = step_time(step, topology, subject.flops_per_image * subject.batch_size)
+        step = compile_step(run.mesh, run.jit_train_step(), arguments, full=full_compile)
+        time = step_time(step, topology, flops * run.batch_size)
     except TooLargeError as error:
         refusal = str(error)
+    data, pixels = run.dataset, "x".join(map(str, run.dataset.image_shape))
+    images = f"{data.num_examples:,} images of {pixels} in {data.num_classes:,} classes"
     plan = Plan(
         topology=topology,
         full_compile=full_compile,
-        mesh=dict(subject.mesh.shape),
-        batch_size=subject.batch_size,
-        data=subject.data,
-        rows=parameter_rows(subject.arguments[0].params),
+        mesh=dict(run.mesh.shape),
+        batch_size=run.batch_size,
+        data=f"{images}: {origin}",
+        rows=parameter_rows(arguments[0].params),
         available_bytes=available_bytes(topology, hbm_gib),
         step=step,
         refusal=refusal,
-        model_flops_per_image=subject.flops_per_image,
+        model_flops_per_image=flops,
         time=time,
-        recipe=whole_recipe(subject, config, time, topology),
+        recipe=whole_recipe(run, flops, time, topology),
     )
 
     def fits(changes: Changes) -> bool:
