@@ -187,7 +187,7 @@ def benchmark(recipe, run):
             print(model + case.text())
             rows.append({"model": FLAGS.variant or config.model.name, **case.json()})
         if FLAGS.json:
-            from vit_jax.files.atomic import write_json
+            from vit_jax.files.paths import write_json
 
             write_json(FLAGS.json, {"cases": rows, **circumstances()})
 

@@ -37,7 +37,7 @@ from vit_jax.plan.topology import parse_topology
 def plan(config):
     given = flags.FLAGS
     topology = parse_topology(given.topology)
-    from vit_jax.files.atomic import write_json
+    from vit_jax.files.paths import write_json
     from vit_jax.plan.plan import make_plan
     from vit_jax.plan.report import plan_json, report_text
 

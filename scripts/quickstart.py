@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax import launch
 from vit_jax.data.datasets import create_dataset
-from vit_jax.files.atomic import write_json
+from vit_jax.files.paths import write_json
 from vit_jax.inference.load import load_model
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Task

@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import augreg_names
 from vit_jax.pretrained.zoo import augreg as augreg_files
 from vit_jax.pretrained.zoo.list import entries
-from vit_jax.training.length import to_steps
+from vit_jax.training.schedule import to_steps
 
 # Figure 4 and big_vision's configs/vit_i21k.py: RandAugment, mixup's alpha.
 AUGMENTATIONS = {

@@ -28,8 +28,8 @@ from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.load import load_pretrained
 from vit_jax.run import Run, create_run
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.length import to_steps
 from vit_jax.training.mixing import create_mixing
+from vit_jax.training.schedule import to_steps
 from vit_jax.training.step import make_train_step
 from vit_jax.workdir.checkpoints import CheckpointManager
 

@@ -223,13 +223,13 @@ def test_the_repository_keeps_its_layers() -> None:
     ("sources", "expected"),
     [
         pytest.param(
-            {"vit_jax.files.atomic": "from vit_jax.parameters.names import x"},
-            "vit_jax.files.atomic:1: imports vit_jax.parameters.names, but layer 1 imports layer 3",
+            {"vit_jax.files.paths": "from vit_jax.parameters.names import x"},
+            "vit_jax.files.paths:1: imports vit_jax.parameters.names, but layer 1 imports layer 3",
             id="upwards",
         ),
         pytest.param(
-            {"vit_jax.files.atomic": "from vit_jax import train", "vit_jax.train": ""},
-            "vit_jax.files.atomic:1: imports vit_jax.train, but layer 1 imports layer 9",
+            {"vit_jax.files.paths": "from vit_jax import train", "vit_jax.train": ""},
+            "vit_jax.files.paths:1: imports vit_jax.train, but layer 1 imports layer 9",
             id="upwards through the package",
         ),
         pytest.param(
@@ -238,13 +238,13 @@ def test_the_repository_keeps_its_layers() -> None:
             id="upwards, relative",
         ),
         pytest.param(
-            {"vit_jax.files.atomic": "def f():\n    import vit_jax.train"},
-            "vit_jax.files.atomic:2: imports vit_jax.train, but layer 1 imports layer 9",
+            {"vit_jax.files.paths": "def f():\n    import vit_jax.train"},
+            "vit_jax.files.paths:2: imports vit_jax.train, but layer 1 imports layer 9",
             id="upwards, inside a function",
         ),
         pytest.param(
-            {"vit_jax.files.atomic": "import importlib\nimportlib.import_module('vit_jax.train')"},
-            "vit_jax.files.atomic:2: imports vit_jax.train, but layer 1 imports layer 9",
+            {"vit_jax.files.paths": "import importlib\nimportlib.import_module('vit_jax.train')"},
+            "vit_jax.files.paths:2: imports vit_jax.train, but layer 1 imports layer 9",
             id="upwards, by name",
         ),
         pytest.param(
@@ -269,8 +269,8 @@ def test_the_repository_keeps_its_layers() -> None:
             id="cycle",
         ),
         pytest.param(
-            {"vit_jax.files.atomic": "try:\n    import tensorflow as tf\nexcept ImportError: ..."},
-            "vit_jax.files.atomic:2: import tensorflow inside the function",
+            {"vit_jax.files.paths": "try:\n    import tensorflow as tf\nexcept ImportError: ..."},
+            "vit_jax.files.paths:2: import tensorflow inside the function",
             id="heavy",
         ),
         pytest.param(
@@ -299,7 +299,7 @@ def test_the_checker_accepts_what_is_allowed() -> None:
             "vit_jax.models.vit": "from vit_jax.models import variants\nfrom vit_jax import errors",
             "vit_jax.models.variants": "import vit_jax.errors",
             "vit_jax.errors": "def f():\n    import matplotlib",
-            "vit_jax.files.atomic": "from typing import TYPE_CHECKING\n"
+            "vit_jax.files.paths": "from typing import TYPE_CHECKING\n"
             "if TYPE_CHECKING:\n    import tensorflow",
             "configs.b16": "from configs import finetune\nfrom vit_jax.models import variants",
         }

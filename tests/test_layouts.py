@@ -21,7 +21,7 @@ from vit_jax.data.device import to_device
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.run import Run, create_run
-from vit_jax.training.state import TrainState
+from vit_jax.training.step import TrainState
 
 STEPS = 10
 BATCH_SIZE = 16

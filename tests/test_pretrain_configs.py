@@ -17,7 +17,7 @@ from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import resolve_split
 from vit_jax.errors import UserError
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.length import to_steps
+from vit_jax.training.schedule import to_steps
 
 # Paper, table 3: epochs, learning rate, decay of the rate, weight decay, dropout.
 TABLE_3: list[tuple[str, str, tuple[int, ...], float, str, float, float]] = [

@@ -13,7 +13,7 @@ import pytest
 from configs import finetune
 from tests import fixtures_data, tiny
 from tests.pretrained import weights
-from vit_jax.files.atomic import write_arrays
+from vit_jax.files.paths import write_arrays
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.load import load_model
 from vit_jax.models.variants import get_variant

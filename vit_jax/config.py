@@ -23,8 +23,9 @@ from vit_jax.evaluators.create import EVALUATORS, evaluator_keys
 from vit_jax.models.create import MODELS, create_model, model_keys
 from vit_jax.models.variants import get_variant
 from vit_jax.objectives.create import OBJECTIVES
-from vit_jax.training.gradient import GRADIENTS
-from vit_jax.training.optimizer import OPTIMIZERS, SCHEDULES, create_optimizer, create_schedule
+from vit_jax.training.optimizer import OPTIMIZERS, create_optimizer
+from vit_jax.training.schedule import SCHEDULES, create_schedule
+from vit_jax.training.step import GRADIENTS
 
 # The sections without kinds. Each key has its default, or the type of one that may be None, and
 # what --help says of it.

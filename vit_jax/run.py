@@ -42,18 +42,18 @@ from vit_jax.parameters.sharding import (
     state_shardings,
     with_shardings,
 )
-from vit_jax.training.gradient import create_gradient
-from vit_jax.training.length import fit_warmup, to_steps
 from vit_jax.training.mixing import create_mixing
-from vit_jax.training.optimizer import Schedule, create_optimizer, create_schedule
-from vit_jax.training.state import (
+from vit_jax.training.optimizer import create_optimizer
+from vit_jax.training.schedule import Schedule, create_schedule, fit_warmup, to_steps
+from vit_jax.training.step import (
     Initial,
     TrainState,
+    create_gradient,
     create_train_state,
     initial_state,
+    make_train_step,
     trace_initial,
 )
-from vit_jax.training.step import make_train_step
 from vit_jax.workdir.description import Description
 
 

@@ -19,19 +19,22 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.device import DeviceBatch, train_batches_on
 from vit_jax.errors import PreemptedError, UserError
-from vit_jax.multihost.first_process import run_on_first_process
-from vit_jax.multihost.preemption import PreemptionNotice
+from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
 from vit_jax.run import Run, create_run
-from vit_jax.training.clock import KINDS, Clock
-from vit_jax.training.log import check_finite, update_line
-from vit_jax.training.state import TrainState
+from vit_jax.training.clock import KINDS, Clock, check_finite, update_line
+from vit_jax.training.step import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
+from vit_jax.workdir.description import (
+    earlier_times,
+    evaluations_of,
+    finished_results,
+    write_results,
+)
 from vit_jax.workdir.metrics import MetricWriter, check_wandb
 from vit_jax.workdir.provenance import describe, write_provenance
-from vit_jax.workdir.results import earlier_times, evaluations_of, finished_results, write_results
 from vit_jax.workdir.tracing import trace
 
 # The processes of a run may differ in these: where the data lie, how a host works.

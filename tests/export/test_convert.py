@@ -18,7 +18,7 @@ from tests.peers import import_timm, import_transformers
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint, input_settings
-from vit_jax.files.atomic import write_arrays
+from vit_jax.files.paths import write_arrays
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names, unflatten_names

@@ -11,7 +11,7 @@ from tests import golden
 from tests.pretrained import weights
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import write_arrays
+from vit_jax.files.paths import write_arrays
 from vit_jax.inference.images import at_image_size, spell
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model

@@ -12,8 +12,8 @@ import jax
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.multihost import preemption
-from vit_jax.multihost.preemption import PreemptionNotice, metadata_server, read_metadata
+from vit_jax.multihost import agreement
+from vit_jax.multihost.agreement import PreemptionNotice, metadata_server, read_metadata
 from vit_jax.multihost.processes import start_processes
 
 TIMEOUTS: dict[str, Any] = {
@@ -88,10 +88,10 @@ def test_only_machines_of_google_have_a_metadata_server(
 ) -> None:
     assert read_metadata("127.0.0.1:9", "preempted") is None  # one that does not answer
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
-    monkeypatch.setattr(preemption, "_PRODUCT", tmp_path / "absent")
+    monkeypatch.setattr(agreement, "_PRODUCT", tmp_path / "absent")
     assert metadata_server() == ""
     (tmp_path / "product").write_text("Google Compute Engine\n")
-    monkeypatch.setattr(preemption, "_PRODUCT", tmp_path / "product")
+    monkeypatch.setattr(agreement, "_PRODUCT", tmp_path / "product")
     assert metadata_server() == "metadata.google.internal"
 
 
@@ -108,7 +108,7 @@ def test_a_maintenance_notice_does_what_the_signal_does(monkeypatch: pytest.Monk
         def log_message(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(preemption, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(agreement, "_POLL_SECONDS", 0.05)
     with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_address[1]}")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.objectives.losses import LOSSES, one_hot_targets
+from vit_jax.objectives.objective import LOSSES, one_hot_targets
 
 LOGITS = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
 LABELS = np.array([0, 4, 2, 2])

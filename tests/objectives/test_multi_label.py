@@ -17,14 +17,14 @@ from sklearn.metrics import average_precision_score
 
 from tests import tiny
 from vit_jax.errors import UserError
-from vit_jax.evaluators.average_precision import average_precisions
+from vit_jax.evaluators.classification import average_precisions
 from vit_jax.export.convert import convert_checkpoint
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.features import extract_features
 from vit_jax.inference.load import load_model
 from vit_jax.inference.predict import predict_images
 from vit_jax.models.create import create_model
-from vit_jax.objectives.multi_label import MultiLabel
+from vit_jax.objectives.classification import MultiLabel
 from vit_jax.objectives.objective import Task
 from vit_jax.train import train_and_evaluate
 

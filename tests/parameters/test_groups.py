@@ -20,7 +20,7 @@ from vit_jax.parameters.groups import frozen_mask, layer_factors
 from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names, unstack_blocks
 from vit_jax.parameters.sharding import create_mesh, state_shardings
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.state import TrainState, create_train_state
+from vit_jax.training.step import TrainState, create_train_state
 from vit_jax.workdir.checkpoints import CheckpointManager
 
 

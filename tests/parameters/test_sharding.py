@@ -26,7 +26,7 @@ from vit_jax.parameters.sharding import (
     state_shardings,
 )
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.state import create_train_state
+from vit_jax.training.step import create_train_state
 
 
 def models() -> list:

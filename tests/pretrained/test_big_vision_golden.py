@@ -10,7 +10,7 @@ import pytest
 
 from tests import golden
 from tests.pretrained import weights
-from vit_jax.files.atomic import write_arrays
+from vit_jax.files.paths import write_arrays
 from vit_jax.inference.load import load_model
 
 PIXELS = 224

@@ -13,7 +13,7 @@ import pytest
 from tests import golden
 from tests.pretrained import weights
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import write_arrays
+from vit_jax.files.paths import write_arrays
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names, unflatten_names

@@ -22,7 +22,7 @@ from tests.peers import import_timm
 from tests.pretrained import weights
 from tests.pretrained.weights import difference, randomise
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import write_arrays
+from vit_jax.files.paths import write_arrays
 from vit_jax.inference.load import load_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import write_safetensors

@@ -17,7 +17,7 @@ from vit_jax.models.variants import VARIANTS
 from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names
 from vit_jax.parameters.sharding import create_mesh, parameter_spec, state_shardings
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.state import create_train_state
+from vit_jax.training.step import create_train_state
 
 BLOCK = "Transformer/encoderblock_"
 # Two axes of at least 32; three of which two are; one that is too small; a vector.

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.training.length import to_steps
+from vit_jax.training.schedule import to_steps
 
 
 def test_units() -> None:

@@ -18,13 +18,11 @@ from vit_jax import run as run_module
 from vit_jax import train
 from vit_jax.errors import UserError
 from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.losses import LOSSES, one_hot_targets
-from vit_jax.objectives.objective import Task
+from vit_jax.objectives.objective import LOSSES, Task, one_hot_targets
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
 from vit_jax.training.mixing import create_mixing, random_boxes
-from vit_jax.training.state import TrainState, create_train_state
-from vit_jax.training.step import make_train_step
+from vit_jax.training.step import TrainState, create_train_state, make_train_step
 
 KEY = jax.random.key(7)
 

@@ -12,7 +12,8 @@ from vit_jax.models.create import create_model
 from vit_jax.models.variants import VARIANTS
 from vit_jax.parameters.groups import decay_factors
 from vit_jax.parameters.names import flatten_names
-from vit_jax.training.optimizer import SCHEDULES, create_optimizer, create_schedule
+from vit_jax.training.optimizer import create_optimizer
+from vit_jax.training.schedule import SCHEDULES, create_schedule
 
 
 @pytest.mark.parametrize("row", golden.table("lr_schedule"), ids=lambda row: str(row)[:60])

@@ -21,9 +21,14 @@ from vit_jax.parameters.sharding import (
     state_shardings,
     to_host,
 )
-from vit_jax.training.optimizer import create_optimizer, create_schedule
-from vit_jax.training.state import create_train_state
-from vit_jax.training.step import accumulate_gradients, make_train_step, step_shardings
+from vit_jax.training.optimizer import create_optimizer
+from vit_jax.training.schedule import create_schedule
+from vit_jax.training.step import (
+    accumulate_gradients,
+    create_train_state,
+    make_train_step,
+    step_shardings,
+)
 
 LABELS = golden.arrays("accumulate_gradient")["labels"]
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 from tests import tiny
-from vit_jax.evaluators.objective import ObjectiveEvaluator
-from vit_jax.multihost.preemption import PreemptionNotice
+from vit_jax.evaluators.stream import ObjectiveEvaluator
+from vit_jax.multihost.agreement import PreemptionNotice
 from vit_jax.run import Run
 from vit_jax.train import train_and_evaluate
 from vit_jax.workdir.metrics import read_metrics

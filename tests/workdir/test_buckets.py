@@ -17,7 +17,7 @@ from tests.gcs_emulator import FAULTS, Server
 from vit_jax.errors import PassingError, PreemptedError, UserError, may_pass
 from vit_jax.files.manifest import damaged_files, write_manifest
 from vit_jax.files.paths import bucket_files, to_path
-from vit_jax.multihost.preemption import PreemptionNotice
+from vit_jax.multihost.agreement import PreemptionNotice
 from vit_jax.pretrained.load import read_source
 from vit_jax.report.runs import read_run
 from vit_jax.train import train_and_evaluate

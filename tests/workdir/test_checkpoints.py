@@ -25,8 +25,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from tests import forks, tiny
 from vit_jax.errors import PassingError, UserError
 from vit_jax.files import manifest as checksums
-from vit_jax.files.atomic import write_json
-from vit_jax.training.state import TrainState
+from vit_jax.files.paths import write_json
+from vit_jax.training.step import TrainState
 from vit_jax.workdir import orbax_parts
 from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
 from vit_jax.workdir.orbax_parts import damaged_in, is_disk_error, steps_in
@@ -471,7 +471,7 @@ jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=int(
 sys.path.insert(0, "tests/workdir")
 from test_checkpoints import *
 from vit_jax.errors import may_pass
-from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.workdir import claim
 
 workdir, mesh = Path(workdir), mesh_of(2, 4)

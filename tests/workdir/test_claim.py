@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import read_json, write_json
+from vit_jax.files.paths import read_json, write_json
 from vit_jax.workdir import lock
 from vit_jax.workdir.claim import claim_workdir, release_workdir
 

@@ -14,7 +14,7 @@ import pytest
 from tests import wandb_stand_in
 from tests.wandb_stand_in import Record
 from vit_jax.errors import PreemptedError, UserError
-from vit_jax.multihost import first_process
+from vit_jax.multihost import agreement
 from vit_jax.workdir.metrics import (
     METRICS_FILE,
     WANDB_FILE,
@@ -96,7 +96,7 @@ def test_only_process_0_writes(
 ) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(first_process, "_broadcast", lambda _: pickle.dumps((None, None)))
+    monkeypatch.setattr(agreement, "_broadcast", lambda _: pickle.dumps((None, None)))
     write(tmp_path, range(1, 3), tensorboard=True, **WANDB)
     assert not runs
     assert not list(tmp_path.iterdir())

@@ -28,9 +28,8 @@ import numpy as np
 from vit_jax.data.decode import decodes
 from vit_jax.data.sources import map_threads, select
 from vit_jax.errors import UserError, list_names
-from vit_jax.files.atomic import write_atomically
 from vit_jax.files.manifest import read_or_none
-from vit_jax.files.paths import cache_dir
+from vit_jax.files.paths import cache_dir, write_atomically
 
 # What OpenCV decodes.
 _EXTENSIONS = ".jpg .jpeg .jpe .jp2 .png .webp .gif .avif .bmp .dib .tif .tiff .pbm .pgm .ppm .pnm"

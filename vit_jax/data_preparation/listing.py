@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from vit_jax.data.folder import EXTENSIONS
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import replacing
+from vit_jax.files.paths import replacing
 
 FilesAndRows = tuple[np.ndarray, np.ndarray]  # paths, bytes [F]; rows [N], see make_rows
 

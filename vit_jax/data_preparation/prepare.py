@@ -41,8 +41,8 @@ from vit_jax.data_preparation.shards import (
     write_shard,
 )
 from vit_jax.errors import UserError, check_known, check_local, counted, size_text
-from vit_jax.files.atomic import UNFINISHED, sync, write_atomically
 from vit_jax.files.manifest import read_manifest, write_manifest
+from vit_jax.files.paths import UNFINISHED, sync, write_atomically
 
 UNREADABLE = "unreadable_images.txt"
 

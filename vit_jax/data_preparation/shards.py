@@ -19,8 +19,8 @@ from vit_jax.data import geometry
 from vit_jax.data.decode import decode_image, decodes
 from vit_jax.data_preparation.listing import Listing
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import replacing, write_atomically
 from vit_jax.files.manifest import digest
+from vit_jax.files.paths import replacing, write_atomically
 
 # One record per group, as Grain and TFDS want it for random access; JPEGs cannot be compressed
 # further, and trying to costs 30 us per image, at reading another 6.

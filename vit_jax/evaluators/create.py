@@ -11,14 +11,11 @@ from jax.sharding import Mesh
 
 from vit_jax.data.datasets import Dataset
 from vit_jax.errors import UserError, as_user_error
-from vit_jax.evaluators.average_precision import AveragePrecisionEvaluator
-from vit_jax.evaluators.classification import ClassificationEvaluator
+from vit_jax.evaluators.classification import AveragePrecisionEvaluator, ClassificationEvaluator
 from vit_jax.evaluators.few_shot import FewShotEvaluator
 from vit_jax.evaluators.frozen_features import Features, feature_step
-from vit_jax.evaluators.linear_probe import LinearProbeEvaluator
-from vit_jax.evaluators.nearest_neighbors import NearestNeighborsEvaluator
-from vit_jax.evaluators.objective import ObjectiveEvaluator
-from vit_jax.evaluators.stream import Reader
+from vit_jax.evaluators.probes import LinearProbeEvaluator, NearestNeighborsEvaluator
+from vit_jax.evaluators.stream import ObjectiveEvaluator, Reader
 from vit_jax.parameters.sharding import check_batch_size
 
 # Each has `metric_names`, and returns `{metric: float}` when called with parameters.

@@ -23,7 +23,7 @@ from vit_jax.export.card import write_card
 from vit_jax.export.convert import compute_logits, unfinished
 from vit_jax.export.onnx import OPSET, write_onnx
 from vit_jax.export.onnx_graph import INPUT_NAME
-from vit_jax.files.atomic import write_arrays
+from vit_jax.files.paths import write_arrays
 from vit_jax.inference.images import input_range
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model

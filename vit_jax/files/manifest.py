@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vit_jax.errors import may_pass
-from vit_jax.files.atomic import write_atomically
-from vit_jax.files.paths import known_digests, names_below
+from vit_jax.files.paths import known_digests, names_below, write_atomically
 
 MANIFEST = "checksums.json"
 _THREADS = 8

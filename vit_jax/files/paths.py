@@ -1,23 +1,33 @@
-"""Paths of this machine, and of buckets: gs://BUCKET/FOLDER through etils.epath and gcsfs.
+"""Paths of this machine and of buckets, and files that have their old content or the new one.
 
-Both have the methods of pathlib. What a bucket does differently is here: it has no rename, but an
-object has its old content or the new one; and it knows the MD5 of what it holds.
+A bucket is gs://BUCKET/FOLDER, through etils.epath and gcsfs, with the methods of pathlib. What it
+does differently is here: it has no rename, but an object has its old content or the new one; and it
+knows the MD5 of what it holds. Files of this machine are replaced as a whole, also after a loss of
+power.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
 import importlib.util
+import itertools
+import json
+import logging
 import os
 import re
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from vit_jax.errors import UserError, missing_package, size_text
+import numpy as np
+
+from vit_jax.errors import UserError, as_user_error, missing_package, one_line, size_text
 
 BUCKET = "gs://"
 _ADDRESS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^/?#*\[\]]+)+")
@@ -188,3 +198,105 @@ def _objects(folder: Path) -> Mapping[str, dict[str, Any]]:
     found = bucket_files().find(str(folder), detail=True)
     prefix = str(folder).removeprefix(BUCKET) + "/"
     return {name.removeprefix(prefix): each for name, each in found.items()}
+
+
+UNFINISHED = ".unfinished"  # ends the names of files that are being written
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path to write to; its file takes the place of `path` only when it is complete and on disk.
+
+    An object of a bucket is written on this machine first.
+
+    Raises:
+      OSError: names `path`; nothing is left behind.
+    """
+    if is_bucket(path):
+        with uploaded(to_path(path)) as local:
+            yield local
+        return
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.rename(path)
+        sync(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes text; names of files in it, as Linux has them, need not be text."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes `value` as JSON, see `replacing`."""
+    write_atomically(to_path(path), json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+      UserError: the file is missing, unreadable or not JSON; names the file.
+    """
+    try:
+        return json.loads(to_path(path).read_bytes())
+    except OSError as error:
+        raise as_user_error(f"{path} cannot be read: {one_line(error)}.", error) from error
+    except (ValueError, RecursionError) as error:  # ValueError: of JSON and of UTF-8
+        raise UserError(f"{path} is damaged, not a JSON file: {error}.") from error
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads a JSON file that holds an object; errors as `read_json`."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged, it holds no JSON object.")
+    return value
+
+
+def free_name(path: Path) -> Path:
+    """`config.<n>.json` with the first n not taken."""
+    numbered = (path.with_name(f"{path.stem}.{n}{path.suffix}") for n in itertools.count(1))
+    return next(candidate for candidate in numbered if not candidate.exists())
+
+
+def set_aside(path: Path, why: str) -> None:
+    """Renames what is not ours, or of no use, to its `free_name`, and says so."""
+    target = free_name(path)
+    move(path, target)
+    logging.getLogger(__name__).warning("%s %s: moved to %s.", path, why, target.name)
+
+
+def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:
+    """Writes an `.npz` of named arrays as they are; the same arrays give the same bytes.
+
+    Returns:
+      `path`.
+    """
+    # Not np.savez, which takes the names as keyword arguments: one of them may be called `file`.
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+    return to_path(path)
+
+
+def sync(path: Path) -> None:
+    """Waits until the disk has a file's bytes, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot do it for folders, and need not.
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+    finally:
+        os.close(descriptor)

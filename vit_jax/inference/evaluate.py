@@ -15,22 +15,22 @@ import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError, check_known, counted
-from vit_jax.evaluators import average_precision
-from vit_jax.evaluators.average_precision import AveragePrecisionEvaluator
 from vit_jax.evaluators.classification import (
+    AveragePrecisionEvaluator,
     ClassificationEvaluator,
+    average_precisions,
     confusion_matrix,
     real_accuracy,
     summarize,
+    summarize_ranking,
 )
-from vit_jax.files.atomic import write_json
+from vit_jax.files.paths import write_json
 from vit_jax.inference.class_order import match_classes, relabel
 from vit_jax.inference.images import example_names, input_chain
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.inference.real_labels import real_labels
-from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.multi_label import MultiLabel
+from vit_jax.objectives.classification import Classification, MultiLabel
 from vit_jax.objectives.objective import Task
 
 _ROWS = {
@@ -116,7 +116,7 @@ def evaluate(
         model, data, outputs, kept=kept, several=several, loss=loss, batch_size=batch_size
     )
     seconds = time.perf_counter() - start
-    results = average_precision.summarize(arrays) if several else summarize(arrays)
+    results = summarize_ranking(arrays) if several else summarize(arrays)
     if sets is not None:
         matched = [[int(outputs[label]) for label in each] for each in sets]
         accuracy, count = real_accuracy(arrays["prediction"], matched)
@@ -244,7 +244,7 @@ def write_classes(
       outputs: of the model, [K].
       arrays: see `AveragePrecisionEvaluator.examples`.
     """
-    precisions = average_precision.average_precisions(arrays["logits"], arrays["label"])[outputs]
+    precisions = average_precisions(arrays["logits"], arrays["label"])[outputs]
     counts = arrays["label"].sum(axis=0)[outputs]
     with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)

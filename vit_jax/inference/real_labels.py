@@ -15,7 +15,7 @@ from typing import Any
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.sources import CheckedSource, map_threads
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import read_json
+from vit_jax.files.paths import read_json
 
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 

@@ -18,12 +18,11 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.preprocess import parse
-from vit_jax.multihost.preemption import PreemptionNotice
+from vit_jax.multihost.agreement import PreemptionNotice
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, keep_batch_sharding
 from vit_jax.run import Run, create_run
 from vit_jax.train import create_clock, train
-from vit_jax.training.state import TrainState
-from vit_jax.training.step import Batch, Metrics
+from vit_jax.training.step import Batch, Metrics, TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.metrics import MetricWriter
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.files.atomic import write_arrays
+from vit_jax.files.paths import write_arrays
 from vit_jax.measure.peers import import_timm
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import get_variant

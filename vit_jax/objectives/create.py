@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.classification import Classification, MultiLabel
 from vit_jax.objectives.distillation import HardDistillation, SoftDistillation
 from vit_jax.objectives.masked_patch import MaskedPatch
-from vit_jax.objectives.multi_label import MultiLabel
 from vit_jax.objectives.objective import Objective, Task
 
 OBJECTIVES: dict[str, type[Objective]] = {

@@ -1,4 +1,4 @@
-"""What an objective is given, and what the loop asks of it."""
+"""What an objective is given, what the loop asks of it, and losses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from vit_jax.errors import UserError
 
@@ -103,3 +104,23 @@ def scale_images(images: jax.Array) -> jax.Array:
 def of_batches(function: Callable[[Any, jax.Array], Any]) -> Callable[[Any, Batch], Any]:
     """A function of parameters and a model's input as one of parameters and a batch."""
     return lambda params, batch: function(params, scale_images(batch["image"]))
+
+
+def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Binary cross-entropy summed over the classes: [B, K], [B, K] -> [B].
+
+    The loss of the released ImageNet-21k models (vision_transformer, issue 34).
+    """
+    return jnp.sum(optax.sigmoid_binary_cross_entropy(logits, targets), axis=-1)
+
+
+# Of logits and targets, [B, K] each: [B].
+LOSSES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "softmax": optax.softmax_cross_entropy,
+    "sigmoid": sigmoid_cross_entropy,
+}
+
+
+def one_hot_targets(labels: jax.Array, num_classes: int, label_smoothing: float) -> jax.Array:
+    """Integer labels [B] -> [B, K]: 1 - s + s/K for the label, s/K for the others."""
+    return optax.smooth_labels(jax.nn.one_hot(labels, num_classes), label_smoothing)

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from vit_jax.errors import UserError, as_user_error
-from vit_jax.files.atomic import replacing
+from vit_jax.files.paths import replacing
 from vit_jax.pretrained import torch_file
 
 Arrays = dict[str, np.ndarray]

@@ -14,8 +14,7 @@ from typing import Any
 from vit_jax import config as schema
 from vit_jax.command_line import ROOT, load_recipe
 from vit_jax.errors import UserError, counted
-from vit_jax.files.atomic import write_atomically
-from vit_jax.files.paths import full_path, to_path
+from vit_jax.files.paths import full_path, to_path, write_atomically
 from vit_jax.report.charts import line_chart, share_bar, swatch, value_text
 from vit_jax.report.model import inside, load_subject, predictions
 from vit_jax.report.page import Html, details, note, page, table, tag

@@ -22,11 +22,10 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import flatten
 from vit_jax.errors import UserError, check_known
-from vit_jax.files.atomic import read_object, write_atomically, write_json
-from vit_jax.files.paths import make_folder, to_path
-from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.files.paths import make_folder, read_object, to_path, write_atomically, write_json
+from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.train import RUNTIME_KEYS, train_and_evaluate
-from vit_jax.training.log import TrainingDivergedError
+from vit_jax.training.clock import TrainingDivergedError
 from vit_jax.workdir.description import RESULTS_FILE
 
 DIVERGED_FILE = "diverged.json"

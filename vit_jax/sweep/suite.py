@@ -25,7 +25,7 @@ from vit_jax import command_line
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError, as_user_error
 from vit_jax.evaluators.few_shot import confidence95
-from vit_jax.files.atomic import read_object, write_atomically, write_json
+from vit_jax.files.paths import read_object, write_atomically, write_json
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.probe import probe
 from vit_jax.parameters.names import flatten_names

@@ -1,8 +1,9 @@
-"""How fast a run goes, where its time goes, and when it will end."""
+"""How fast a run goes, where its time goes, when it will end, and what is said of an update."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 
 from vit_jax.multihost.watchdog import watchdog
+from vit_jax.workdir.checkpoints import CheckpointManager
 
 # What wall time is booked as; the rest is training.
 KINDS = ("start", "compile", "evaluation", "checkpoint", "profile", "data_wait", "lost")
@@ -164,3 +166,46 @@ def format_seconds(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02}m"
     return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
+
+
+class TrainingDivergedError(RuntimeError):
+    """Loss, gradient or parameters are NaN or infinite; the message names the step."""
+
+
+def check_finite(step: int, metrics: Mapping[str, float], checkpoints: CheckpointManager) -> None:
+    """Raises TrainingDivergedError for a value that is not finite."""
+    bad = [f"{name}={value}" for name, value in metrics.items() if not math.isfinite(value)]
+    if not bad:
+        return
+    checkpoints.wait()
+    good = checkpoints.latest_step()
+    kept = "no checkpoint yet" if good is None else f"the checkpoint of step {good} is kept"
+    raise TrainingDivergedError(
+        f"step {step}: {', '.join(bad)}; {kept}. Try a lower optimizer.learning_rate, a longer "
+        "schedule.warmup_steps, or optimizer.clip_norm=1.0."
+    )
+
+
+def update_line(step: int, total_steps: int, row: Mapping[str, float], eta_seconds: float) -> str:
+    """The line of the log for an update.
+
+    Args:
+      row: `loss`, `learning_rate`, what the objective reports, and the speed if it is known.
+      eta_seconds: until the end.
+    """
+    speed = ("images_per_second", "mfu", "data_wait")
+    left_out = ("loss", "learning_rate", "goodput", *speed)
+    others = [
+        f"{name} {value:.4g}"
+        for name, value in row.items()
+        if name not in left_out and not name.endswith("_seconds")
+    ]
+    parts = [f"step {step}/{total_steps}", f"loss {row['loss']:.4f}", *others]
+    parts.append(f"lr {row['learning_rate']:.3g}")
+    if "images_per_second" in row:
+        parts.append(f"{row['images_per_second']:.0f} images/s")
+        if "mfu" in row:
+            parts.append(f"MFU {row['mfu']:.0%}")
+        if row["data_wait"] >= 0.01:
+            parts.append(f"waited for data {row['data_wait']:.0%}")
+    return "  ".join([*parts, f"ETA {format_seconds(eta_seconds)}"])

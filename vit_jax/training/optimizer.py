@@ -1,14 +1,13 @@
-"""Learning-rate schedules and optimizers (paper, section 4.1 and tables 3 and 4).
+"""Optimizers (paper, section 4.1 and tables 3 and 4).
 
-Keyword-only parameters of a row of `SCHEDULES` and `OPTIMIZERS` are the keys of that kind in
-`config.schedule` and `config.optimizer`, besides those that `create_...` reads for all kinds.
+Keyword-only parameters of a row of `OPTIMIZERS` are the keys of that kind in `config.optimizer`,
+besides those that `create_optimizer` reads for all kinds.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +19,8 @@ from vit_jax.parameters.groups import (
     freeze_parameters,
     scale_by_layer,
 )
-from vit_jax.training.adafactor import scale_by_factored_rms
-
-Schedule = Callable[[Any], jax.Array]
+from vit_jax.parameters.names import is_stacked, path_name
+from vit_jax.training.schedule import Schedule
 
 DECAY_MASKS = {
     # Weights of dense layers, attention and convolutions; no biases, norms, cls, positions.
@@ -30,96 +28,6 @@ DECAY_MASKS = {
     "all": r".*",
 }
 MOMENTUM_DTYPES = ("float32", "bfloat16")
-
-
-class Position(NamedTuple):
-    """A point in the training; float32 scalars."""
-
-    progress: jax.Array  # p, from 0 at the end of the warm-up to 1 after the last step
-    past_warmup: jax.Array  # steps since the end of the warm-up
-
-
-def cosine(base: float, at: Position) -> jax.Array:
-    """base * (1 + cos(pi p)) / 2."""
-    return base * 0.5 * (1.0 + jnp.cos(jnp.pi * at.progress))
-
-
-def linear(base: float, at: Position, *, linear_end: float = 1e-5) -> jax.Array:
-    """From base to `linear_end` in p.
-
-    Args:
-      linear_end: the last learning rate.
-    """
-    return linear_end + (base - linear_end) * (1.0 - at.progress)
-
-
-def rsqrt(base: float, at: Position, *, timescale_steps: int = 10_000) -> jax.Array:
-    """base / sqrt(1 + steps after the warm-up / timescale).
-
-    Args:
-      timescale_steps: after so many steps the rate has fallen by a factor of sqrt(2).
-    """
-    return base / jnp.sqrt(1.0 + at.past_warmup / timescale_steps)
-
-
-def constant(base: float, at: Position) -> jax.Array:
-    """base."""
-    return jnp.full_like(at.progress, base)
-
-
-SCHEDULES: dict[str, Callable[..., jax.Array]] = {
-    "cosine": cosine,
-    "linear": linear,
-    "rsqrt": rsqrt,
-    "constant": constant,
-}
-
-
-def create_schedule(
-    name: str,
-    *,
-    learning_rate: float,
-    total_steps: int,
-    warmup_steps: int = 0,
-    cooldown_steps: int = 0,
-    **kwargs: Any,
-) -> Schedule:
-    """A function from the number of finished updates to the learning rate of the next one.
-
-    Args:
-      learning_rate: the base.
-      total_steps: updates in all.
-      warmup_steps: until then the rate is multiplied by step / warmup_steps; it is 0 in the first
-        update, as in the official code.
-      cooldown_steps: over the last updates the rate is multiplied by a line to 0.
-
-    Raises:
-      UserError: unknown name, a negative or non-finite rate, or warm-up and cool-down do not fit
-        into `total_steps`.
-    """
-    check_known("schedule.name", name, SCHEDULES)
-    if kwargs.get("timescale_steps", 1) <= 0:
-        raise UserError(f"schedule.timescale_steps={kwargs['timescale_steps']} must be positive.")
-    if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
-        raise UserError(f"optimizer.learning_rate={learning_rate} must be finite and not negative.")
-    if warmup_steps < 0 or cooldown_steps < 0 or warmup_steps + cooldown_steps >= total_steps:
-        raise UserError(
-            f"schedule.warmup_steps={warmup_steps} and schedule.cooldown_steps={cooldown_steps} "
-            f"must not be negative, and leave room in a training of {total_steps} steps."
-        )
-
-    def schedule(step: Any) -> jax.Array:
-        step = jnp.asarray(step, jnp.float32)
-        progress = jnp.clip((step - warmup_steps) / (total_steps - warmup_steps), 0.0, 1.0)
-        at = Position(progress, past_warmup=jnp.maximum(step - warmup_steps, 0.0))
-        rate = SCHEDULES[name](learning_rate, at, **kwargs)
-        if warmup_steps:
-            rate = rate * jnp.minimum(1.0, step / warmup_steps)
-        if cooldown_steps:
-            rate = rate * jnp.clip((total_steps - step) / cooldown_steps, 0.0, 1.0)
-        return rate
-
-    return schedule
 
 
 def adamw(
@@ -252,3 +160,57 @@ def _check_positive(**values: float) -> None:
     for key, value in values.items():
         if not value > 0.0:
             raise UserError(f"optimizer.{key}={value} must be positive.")
+
+
+# Of Adafactor: smaller matrices keep a second moment per entry; big_vision's value.
+MIN_FACTORED_SIZE = 32
+
+
+def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTransformation:
+    """Divides gradients by the root of a second moment that is kept as a row and a column.
+
+    In update t = 1, 2, ... the moment decays by min(decay_cap, 1 - t ** -decay): the first update
+    has no history, and the cap keeps late ones from freezing the moment (2106.04560, section 3.4).
+    For gradients G with squares S = G^2 + 1e-30, the two largest axes are factored if both are at
+    least MIN_FACTORED_SIZE: R and C are the averages of S along each of them, and the update is
+    G / sqrt(R C / mean(R)). No relative step sizes, clipping or scaling by the parameter.
+
+    The scan form is factored block by block, like the loop form. Each part of the state is a tree
+    like the parameters, so a moment's path ends in its parameter's; an unused part is one number
+    (per layer).
+    """
+
+    def moment_decay(step: jax.Array, exponent: float) -> jax.Array:
+        return jnp.minimum(decay_cap, 1.0 - (step + 1.0) ** -exponent)
+
+    one = optax.scale_by_factored_rms(
+        decay_rate=decay, min_dim_size_to_factor=MIN_FACTORED_SIZE, decay_rate_fn=moment_decay
+    )
+    per_layer = optax.FactoredState(count=None, v_row=0, v_col=0, v=0)
+
+    def gather(treedef: Any, states: Any, count: jax.Array) -> optax.FactoredState:
+        """The states of all leaves as one state of trees."""
+        parts = zip(*((state.v_row, state.v_col, state.v) for state in states), strict=True)
+        return optax.FactoredState(count, *(treedef.unflatten(part) for part in parts))
+
+    def init(params: Any) -> optax.FactoredState:
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+        stacked = jax.vmap(one.init, out_axes=per_layer)
+        states = [(stacked if is_stacked(path_name(p)) else one.init)(leaf) for p, leaf in leaves]
+        return gather(treedef, states, jnp.zeros([], jnp.int32))
+
+    def update(updates: Any, state: Any, _params: Any = None) -> tuple[Any, Any]:
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
+        stacked = jax.vmap(one.update, in_axes=(0, per_layer, 0), out_axes=(0, per_layer))
+        moments = [jax.tree.leaves(part) for part in (state.v_row, state.v_col, state.v)]
+        found = []
+        for (path, gradient), *parts in zip(leaves, *moments, strict=True):
+            leaf_update = stacked if is_stacked(path_name(path)) else one.update
+            # Of the parameter, only shape and type are asked for: the gradient has them too.
+            leaf_state = optax.FactoredState(state.count, *parts)
+            found.append(leaf_update(gradient, leaf_state, gradient))
+        new_updates, states = zip(*found, strict=True)
+        count = optax.safe_increment(state.count)
+        return jax.tree.unflatten(treedef, new_updates), gather(treedef, states, count)
+
+    return optax.GradientTransformation(init, update)

@@ -21,10 +21,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.errors import UserError, as_user_error, check_known, list_names, one_line
-from vit_jax.files.atomic import free_name
 from vit_jax.files.manifest import read_manifest, write_manifest
-from vit_jax.files.paths import full_path, make_folder, move, remove
-from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.files.paths import free_name, full_path, make_folder, move, remove
+from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.workdir.description import CHECKPOINTS
 from vit_jax.workdir.orbax_parts import (
     ITEM,

@@ -26,9 +26,17 @@ from vit_jax.errors import (
     is_network_error,
     one_line,
 )
-from vit_jax.files.atomic import free_name, read_object, set_aside, write_json
-from vit_jax.files.paths import full_path, is_bucket, make_folder, names_below
-from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.files.paths import (
+    free_name,
+    full_path,
+    is_bucket,
+    make_folder,
+    names_below,
+    read_object,
+    set_aside,
+    write_json,
+)
+from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.workdir.description import CHECKPOINTS, PARAMS_FILE, RESULTS_FILE
 from vit_jax.workdir.lock import lock_folder
 

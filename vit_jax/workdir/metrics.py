@@ -22,9 +22,18 @@ from vit_jax.errors import (
     is_network_error,
     one_line,
 )
-from vit_jax.files.atomic import free_name, read_object, write_atomically, write_json
-from vit_jax.files.paths import full_path, is_bucket, names_below, size_of, to_path
-from vit_jax.multihost.first_process import run_on_first_process
+from vit_jax.files.paths import (
+    free_name,
+    full_path,
+    is_bucket,
+    names_below,
+    read_object,
+    size_of,
+    to_path,
+    write_atomically,
+    write_json,
+)
+from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
 METRICS_FILE = "metrics.jsonl"

@@ -22,8 +22,7 @@ import jax
 from clu import parameter_overview
 
 from vit_jax.errors import counted, list_names
-from vit_jax.files.atomic import write_atomically
-from vit_jax.files.paths import to_path
+from vit_jax.files.paths import to_path, write_atomically
 from vit_jax.parameters.names import count_parameters
 from vit_jax.workdir.description import MODEL_FILE, PARAMETERS_FILE, Description
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.files.atomic import read_object, write_arrays, write_json
+from vit_jax.files.paths import read_object, write_arrays, write_json
 from vit_jax.models.create import MODELS
 from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES

@@ -15,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from vit_jax.errors import UserError, as_user_error, one_line
-from vit_jax.files.atomic import sync
+from vit_jax.files.paths import sync
 
 ATTEMPTS = 7
 PAUSE = 1.0  # seconds before the second attempt; doubled before each later one

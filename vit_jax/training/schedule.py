@@ -1,0 +1,162 @@
+"""Lengths of training, and learning-rate schedules (paper, section 4.1 and tables 3 and 4).
+
+Keyword-only parameters of a row of `SCHEDULES` are the keys of that kind in `config.schedule`,
+besides those that `create_schedule` reads for all kinds.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, check_known
+
+Schedule = Callable[[Any], jax.Array]
+
+
+def to_steps(
+    *,
+    steps: int | None = None,
+    examples: int | None = None,
+    epochs: float | None = None,
+    num_examples: int,
+    batch_size: int,
+) -> int:
+    """The number of updates by the first of `steps`, `examples` and `epochs` that is set.
+
+    `steps` comes first so that a command line can shorten any recipe. Examples and epochs are
+    rounded to the nearest whole update, as big_vision does.
+
+    Args:
+      steps: updates of `batch_size` examples.
+      examples: training examples seen, counting repeats.
+      epochs: passes over the `num_examples` of the training split.
+
+    Raises:
+      UserError: none is set, or the result is below one step.
+    """
+    given = {"steps": steps, "examples": examples, "epochs": epochs}
+    keys = [f"duration.{key}={value}" for key, value in given.items() if value is not None]
+    if steps is not None:
+        total_steps = steps
+    elif examples is not None:
+        total_steps = round(examples / batch_size)
+    elif epochs is not None:
+        total_steps = round(epochs * num_examples / batch_size)
+    else:
+        raise UserError("give one of duration.steps, duration.examples, duration.epochs.")
+    if len(keys) > 1:
+        logging.warning(f"{keys[0]} counts; {' and '.join(keys[1:])} is ignored.")
+    if total_steps < 1:
+        raise UserError(
+            f"{keys[0]} comes to {total_steps} steps of {batch_size} examples; at least 1 is "
+            "needed."
+        )
+    return total_steps
+
+
+def fit_warmup(total_steps: int, *, warmup_steps: int, cooldown_steps: int, **_: object) -> int:
+    """`warmup_steps`, or a tenth of the training where a recipe was shortened below them."""
+    key = f"schedule.warmup_steps={warmup_steps}"
+    if total_steps <= warmup_steps and not cooldown_steps:
+        short = total_steps // 10
+        logging.info(f"{key} does not fit into {total_steps} steps; warming up over {short}.")
+        return short
+    if 2 * warmup_steps > total_steps:
+        logging.warning(f"{key} is more than half of the {total_steps} steps.")
+    return warmup_steps
+
+
+class Position(NamedTuple):
+    """A point in the training; float32 scalars."""
+
+    progress: jax.Array  # p, from 0 at the end of the warm-up to 1 after the last step
+    past_warmup: jax.Array  # steps since the end of the warm-up
+
+
+def cosine(base: float, at: Position) -> jax.Array:
+    """base * (1 + cos(pi p)) / 2."""
+    return base * 0.5 * (1.0 + jnp.cos(jnp.pi * at.progress))
+
+
+def linear(base: float, at: Position, *, linear_end: float = 1e-5) -> jax.Array:
+    """From base to `linear_end` in p.
+
+    Args:
+      linear_end: the last learning rate.
+    """
+    return linear_end + (base - linear_end) * (1.0 - at.progress)
+
+
+def rsqrt(base: float, at: Position, *, timescale_steps: int = 10_000) -> jax.Array:
+    """base / sqrt(1 + steps after the warm-up / timescale).
+
+    Args:
+      timescale_steps: after so many steps the rate has fallen by a factor of sqrt(2).
+    """
+    return base / jnp.sqrt(1.0 + at.past_warmup / timescale_steps)
+
+
+def constant(base: float, at: Position) -> jax.Array:
+    """base."""
+    return jnp.full_like(at.progress, base)
+
+
+SCHEDULES: dict[str, Callable[..., jax.Array]] = {
+    "cosine": cosine,
+    "linear": linear,
+    "rsqrt": rsqrt,
+    "constant": constant,
+}
+
+
+def create_schedule(
+    name: str,
+    *,
+    learning_rate: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    cooldown_steps: int = 0,
+    **kwargs: Any,
+) -> Schedule:
+    """A function from the number of finished updates to the learning rate of the next one.
+
+    Args:
+      learning_rate: the base.
+      total_steps: updates in all.
+      warmup_steps: until then the rate is multiplied by step / warmup_steps; it is 0 in the first
+        update, as in the official code.
+      cooldown_steps: over the last updates the rate is multiplied by a line to 0.
+
+    Raises:
+      UserError: unknown name, a negative or non-finite rate, or warm-up and cool-down do not fit
+        into `total_steps`.
+    """
+    check_known("schedule.name", name, SCHEDULES)
+    if kwargs.get("timescale_steps", 1) <= 0:
+        raise UserError(f"schedule.timescale_steps={kwargs['timescale_steps']} must be positive.")
+    if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
+        raise UserError(f"optimizer.learning_rate={learning_rate} must be finite and not negative.")
+    if warmup_steps < 0 or cooldown_steps < 0 or warmup_steps + cooldown_steps >= total_steps:
+        raise UserError(
+            f"schedule.warmup_steps={warmup_steps} and schedule.cooldown_steps={cooldown_steps} "
+            f"must not be negative, and leave room in a training of {total_steps} steps."
+        )
+
+    def schedule(step: Any) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        progress = jnp.clip((step - warmup_steps) / (total_steps - warmup_steps), 0.0, 1.0)
+        at = Position(progress, past_warmup=jnp.maximum(step - warmup_steps, 0.0))
+        rate = SCHEDULES[name](learning_rate, at, **kwargs)
+        if warmup_steps:
+            rate = rate * jnp.minimum(1.0, step / warmup_steps)
+        if cooldown_steps:
+            rate = rate * jnp.clip((total_steps - step) / cooldown_steps, 0.0, 1.0)
+        return rate
+
+    return schedule
