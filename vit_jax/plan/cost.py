@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.sharding import Mesh
 
-from vit_jax.hardware.chips import CHIPS
+from vit_jax.hardware.chips import CHIPS, Chip, find_chip
 from vit_jax.hardware.flops import jaxpr_flops
 from vit_jax.models.variants import VARIANTS
-from vit_jax.plan.program import parse_program
+from vit_jax.plan.program import Computation, executions, parse_program
 from vit_jax.plan.topology import Topology
 from vit_jax.plan.traffic import Traffic, collective_traffic, hbm_bytes
 from vit_jax.run import Run
@@ -54,12 +58,16 @@ class CompiledStep:
         what an attention kernel pads and repeats is not.
       hbm_bytes: read from and written to the device's memory.
       traffic: collectives by kind.
+      cycles: of a device as the TPU compiler expects, kernels not included; 0 for other platforms.
+      kernel_cycles: see `kernel_cycles`; 0 likewise.
     """
 
     memory: dict[str, int]
     executed_flops: float
     hbm_bytes: float
     traffic: dict[str, Traffic]
+    cycles: float
+    kernel_cycles: float
 
 
 def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
@@ -97,12 +105,57 @@ def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: boo
     total = sum(memory.values()) - 2 * memory["aliased"]
     group = "process_index" if platform == "gpu" else "slice_index"  # a node, or a slice
     groups_of = [getattr(device, group, None) or 0 for device in mesh.devices.flat]
+    jaxpr, chip = traced.jaxpr.jaxpr, find_chip(mesh.devices.flat[0].device_kind)
     return CompiledStep(
         memory=memory | {"peak": stats.peak_memory_in_bytes, "total": total},
-        executed_flops=jaxpr_flops(traced.jaxpr.jaxpr),
+        executed_flops=jaxpr_flops(jaxpr),
         hbm_bytes=hbm_bytes(program),
         traffic=collective_traffic(program, groups_of),
+        cycles=compiler_cycles(program),
+        kernel_cycles=kernel_cycles(jaxpr, chip, mesh.size) if chip else 0.0,
     )
+
+
+CLOCK_HZ = 1.5e9  # in whose cycles times are told: that of v5e
+_ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')
+
+
+def compiler_cycles(program: Computation) -> float:
+    """Sum of the TPU compiler's estimates over all instructions, loops by their turns."""
+    return sum(
+        times * int(match[1])
+        for each, times, fused in executions(program)
+        if not fused and (match := _ESTIMATE.search(each.text))
+    )
+
+
+def kernel_cycles(jaxpr: Jaxpr, chip: Chip, num_devices: int) -> float:
+    """Of the kernels in a traced update, on each device; the compiler's estimate leaves them out.
+
+    Their products, all padding included, at the chip's peak, plus their bytes at the bandwidth of
+    its memory, as if neither overlapped with the other.
+    """
+    flops, num_bytes = _kernel_costs(jaxpr) / num_devices * chip.devices
+    return CLOCK_HZ * (flops / (chip.tflops * 1e12) + num_bytes / (chip.hbm_gb_s * 1e9))
+
+
+def _kernel_costs(jaxpr: Jaxpr) -> np.ndarray:
+    """Operations and bytes over all devices."""
+    total = np.zeros(2)
+    for eqn in jaxpr.eqns:
+        inner = jaxprs_in_params(eqn.params)
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        times *= eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else 1
+        if eqn.primitive.name == "pallas_call":
+            mapping, stated = eqn.params["grid_mapping"], eqn.params["cost_estimate"]
+            blocks = [each.transformed_block_aval.inner_aval for each in mapping.block_mappings]
+            moved = sum(each.size * each.dtype.itemsize for each in blocks)  # or more than it moves
+            turns = math.prod(mapping.grid)
+            flops = turns * sum(map(jaxpr_flops, inner))
+            total += flops, stated.bytes_accessed if stated else turns * moved
+        else:
+            total += times * sum(map(_kernel_costs, inner), np.zeros(2))
+    return total
 
 
 # Share of the peak that training of ViTs reached, and where that was seen.

@@ -34,7 +34,6 @@ class Array(NamedTuple):
 class Instruction:
     """One line of a program."""
 
-    name: str
     opcode: str
     shape: str  # of its result
     operands: list[Instruction]
@@ -71,19 +70,23 @@ Computation = list[Instruction]
 
 
 def parse_program(text: str) -> Computation:
-    """The entry of `compiled.as_text()`, which is written last, and hanging from it all that runs."""
+    """The entry of `compiled.as_text()`, which is written last; all that it runs hangs from it."""
     computations: dict[str, Computation] = {}
     for line in text.splitlines():
         if header := _HEADER.match(line):
-            name, known = header[1], {}
+            name = header[1]
+            known: dict[str, Instruction] = {}
             current = computations[name] = []
         elif match := _LINE.match(line):
             names = re.findall(r"%([^\s,()]+)", match["text"].partition("), ")[0])
             called = _CALLED.findall(match["text"]) if match["opcode"] in _CALLING else []
             called = re.findall(r"[^\s,{}%]+", " ".join(called))
             known[match["name"]] = instruction = Instruction(
-                **match.groupdict() | {"root": bool(match["root"])},
+                match["opcode"],
+                shape=match["shape"],
                 operands=[known[each] for each in names],
+                text=match["text"],
+                root=bool(match["root"]),
                 computation=name,
                 called=[computations[each] for each in called if each in computations],
                 trips=_trips(match["text"], computations) if match["opcode"] == "while" else 1,
