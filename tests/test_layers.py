@@ -17,10 +17,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+TOPS = ("vit_jax", "configs", "scripts", "benchmarks")
+
 # A row names a module, or a package with all its files; the longest matching row decides.
 LAYERS: dict[int, tuple[str, ...]] = {
-    11: ("scripts",),
-    10: ("vit_jax.measure", "vit_jax.sweep"),
+    11: ("benchmarks", "scripts"),
+    10: ("vit_jax.sweep",),
     9: ("vit_jax.train", "vit_jax.launch", "vit_jax.plan", "vit_jax.export"),
     8: ("vit_jax.run", "vit_jax.report"),
     # Recipes are plain numbers: they may look up names and sizes, and build nothing.
@@ -174,7 +176,7 @@ def violations(sources: dict[str, str]) -> list[str]:
         tree = ast.parse(text)
         graph[module] = set()
         for target, line in sorted(set(imports_of(module, tree, modules))):
-            if target.partition(".")[0] not in ("vit_jax", "configs", "scripts"):
+            if target.partition(".")[0] not in TOPS:
                 continue
             if target in modules:
                 graph[module].add(target)
@@ -203,8 +205,7 @@ def config_gets(tree: ast.AST) -> Iterator[int]:
 
 
 def read_sources() -> dict[str, str]:
-    tops = ("vit_jax", "configs", "scripts")
-    files = [path for top in tops for path in ROOT.glob(f"{top}/**/*.py")]
+    files = [path for top in TOPS for path in ROOT.glob(f"{top}/**/*.py")]
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
         for path in files
