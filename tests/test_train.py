@@ -348,7 +348,7 @@ def test_a_session_that_dies_at_its_start_keeps_the_times_of_those_before(
 ) -> None:
     config, workdir = tiny.config(checkpoint__every_steps=4), str(tmp_path / "run")
 
-    def dies(*_: Any) -> None:
+    def dies(*_: Any, **_kwargs: Any) -> None:
         raise RuntimeError("the power goes")
 
     dispatched, updates = Clock.dispatched, itertools.count(1)
@@ -458,10 +458,10 @@ def test_every_example_counts_once(num_examples: int) -> None:
     mesh = create_mesh()
     with jax.set_mesh(mesh):
         run = create_run(config, mesh)
-        params = jax.jit(run.init_state)(jax.random.key(0)).params
+        params = run.initial_state(0).params
         params["head"]["kernel"] = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
-        values = run.evaluators["test"](params)
-        dataset = run.eval_datasets["test"]
+        values = run.evaluations["test"].evaluator(params)
+        dataset = run.datasets["test"]
         examples = [dataset.example(i, np.random.default_rng(0)) for i in range(num_examples)]
         batch = {
             "image": np.stack([example["image"] for example in examples]),
