@@ -138,7 +138,7 @@ def measure(
 
 
 @contextlib.contextmanager
-def our_batches(directory: Path, **loader: int) -> Iterator[Iterator[Any]]:
+def our_batches(directory: Path, **loader: Any) -> Iterator[Iterator[Any]]:
     dataset = create_dataset(name=str(directory), split="train", preprocess="official_train(224)")
     with train_batches(dataset, seed=0, total_steps=2**31, **loader) as batches:
         yield (batch["image"] for batch in batches)
