@@ -1,25 +1,24 @@
 """What the update takes on a TPU that is not here, by its compiler, beside JAX peers.
 
     python benchmarks/tpu.py --variant=B/16 --against=official,big_vision --clones=peers
-    python benchmarks/tpu.py --variant=L/16 --topology=v4:2x2x1 --config.mesh.fsdp=4
+    python benchmarks/tpu.py --variant=L/16 --topology=v4:2x2x1 --largest_batch
 
 Mcycles of 1.5 GHz: the compiler's estimate of every instruction, and a model of the attention
 kernel, which it leaves out: products at the peak plus bytes at the bandwidth. GB to and from HBM;
 GiB at the peak. All of one device, with 64 images, fully optimized: a minute or more each.
+
+--largest_batch: how many images fit on a device (figure 13 of the paper, while training), and the
+figures with 64, or with those that fit.
 """
 
 from __future__ import annotations
 
-import math
-import re
+import bisect
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from jax.extend.core import Jaxpr, jaxprs_in_params
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from vit_jax import launch
@@ -29,16 +28,11 @@ sys.path.append(str(launch.ROOT))
 from benchmarks import common
 from benchmarks.peers import CLONES, check_peer, jax_peer
 from vit_jax.errors import UserError, check_known
-from vit_jax.hardware.chips import Chip
-from vit_jax.hardware.flops import jaxpr_flops
 from vit_jax.parameters.sharding import batch_sharding, replicated, with_shardings
-from vit_jax.plan.program import executions, parse_program
+from vit_jax.plan.cost import TooLargeError, compile_step
 from vit_jax.plan.subject import planned_run, step_arguments
-from vit_jax.plan.topology import parse_topology
-from vit_jax.plan.traffic import hbm_bytes
+from vit_jax.plan.topology import Topology, parse_topology
 from vit_jax.run import Run
-
-CLOCK_HZ = 1.5e9  # that of v5e
 
 
 def main(argv: Sequence[str]) -> None:
@@ -47,9 +41,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--topology", default="v5e:2x2", help="TPUs (default: v5e:2x2)")
     parser.add_argument("--against", type=common.names, default=[], help=f"of {','.join(CLONES)}")
     parser.add_argument("--clones", default="peers", help="folder of the peers' clones")
+    parser.add_argument("--largest_batch", action="store_true", help="first find what fits")
     arguments, overrides = parser.parse_known_args(argv)
     topology = parse_topology(arguments.topology)
-    if topology.kind != "tpu" or topology.chip is None:
+    if topology.kind != "tpu":
         raise UserError("--topology must name TPUs, such as v5e:2x2.")
     bfloat16 = ("--config.model.dtype=bfloat16", "--config.optimizer.momentum_dtype=bfloat16")
     config = common.create_config(
@@ -59,24 +54,34 @@ def main(argv: Sequence[str]) -> None:
         check_known("--against", peer, CLONES)
         check_peer(peer, config.model, arguments.clones)
 
-    run, _ = planned_run(
-        config, topology, num_examples=common.NUM_EXAMPLES, num_classes=common.NUM_CLASSES
-    )
-    shapes = step_arguments(run)
-    found = {"vit_jax": costs(run.mesh, run.jit_train_step(), shapes, topology.chip)}
+    cases = []
+    if arguments.largest_batch:
+        fit = largest_per_device(config, topology)
+        if not fit:
+            raise UserError("--largest_batch: not even one image fits on each device.")
+        fitting = {"vit_jax": [float(fit)]}
+        cases += common.compare(arguments.variant, "that fit on a device", "images", fitting)
+        config.dataset.batch_size = min(fit, 64) * topology.num_devices
+    run, shapes = planned(config, topology)
+    found = {"vit_jax": costs(run, run.jit_train_step(), shapes)}
     for peer in arguments.against:
-        update, theirs = peer_update(peer, config, run, shapes[2], arguments.clones)
-        found[peer] = costs(run.mesh, update, theirs, topology.chip)
+        found[peer] = costs(run, *peer_update(peer, config, run, shapes[2], arguments.clones))
 
     per_device = run.batch_size // topology.num_devices
     case = f"update, {config.model.dtype}, {per_device} images a device"
     if config.model.dropout_rate:
         case += f", dropout {config.model.dropout_rate}"
-    cases = []
     for unit in found["vit_jax"]:
         figures = {name: [each[unit]] for name, each in found.items()}
         cases += common.compare(arguments.variant, case, unit, figures)
     common.write_result(arguments.json, cases, argv)
+
+
+def planned(config: ConfigDict, topology: Topology) -> tuple[Run, Any]:
+    """A run for devices that are not here, and the shapes that its update takes."""
+    sizes = {"num_examples": common.NUM_EXAMPLES, "num_classes": common.NUM_CLASSES}
+    run, _ = planned_run(config, topology, **sizes)
+    return run, step_arguments(run)
 
 
 def peer_update(
@@ -101,48 +106,37 @@ def peer_update(
     return step, (with_shardings(state, shardings), images, labels)
 
 
-def costs(mesh: Mesh, update: Any, shapes: Sequence[Any], chip: Chip) -> dict[str, float]:
+def costs(run: Run, update: Any, shapes: Sequence[Any]) -> dict[str, float]:
     """What an update takes on each device, by unit."""
-    with jax.set_mesh(mesh):
-        traced = update.trace(*shapes)
-        compiled = traced.lower().compile()
-    program = parse_program(compiled.as_text())
-    estimate = sum(
-        times * int(match[1])
-        for each, times, fused in executions(program)
-        if not fused and (match := re.search(r'"estimated_cycles":"(\d+)"', each.text))
-    )
-    flops, num_bytes = kernel_costs(traced.jaxpr.jaxpr) / mesh.size
-    # As if neither overlapped the other.
-    seconds = flops / (chip.tflops * 1e12) + num_bytes / (chip.hbm_gb_s * 1e9)
-    kernels = seconds * chip.devices * CLOCK_HZ
-    print(f"{estimate / 1e6:.1f} Mcycles by the compiler, {kernels / 1e6:.1f} of kernels")
+    step = compile_step(run.mesh, update, shapes, full=True)
+    cycles, kernels = step.cycles / 1e6, step.kernel_cycles / 1e6
+    print(f"{cycles:.1f} Mcycles by the compiler, {kernels:.1f} of kernels")
     return {
-        "Mcycles": (estimate + kernels) / 1e6,
-        "GB": hbm_bytes(program) / 1e9,
-        "GiB": compiled.memory_analysis().peak_memory_in_bytes / 2**30,
+        "Mcycles": cycles + kernels,
+        "GB": step.hbm_bytes / 1e9,
+        "GiB": step.memory["peak"] / 2**30,
     }
 
 
-def kernel_costs(jaxpr: Jaxpr) -> np.ndarray:
-    """Operations, all padding included, and bytes of the attention kernels over all devices."""
-    total = np.zeros(2)
-    for eqn in jaxpr.eqns:
-        inner = jaxprs_in_params(eqn.params)
-        if eqn.primitive.name == "pallas_call":
-            mapping, stated = eqn.params["grid_mapping"], eqn.params["cost_estimate"]
-            blocks = [each.transformed_block_aval.inner_aval for each in mapping.block_mappings]
-            turns, block_bytes = (
-                math.prod(mapping.grid),
-                sum(x.size * x.dtype.itemsize for x in blocks),
-            )
-            num_bytes = stated.bytes_accessed if stated else turns * block_bytes
-            total += turns * sum(map(jaxpr_flops, inner)), num_bytes
-            continue
-        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        times *= eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else 1
-        total += times * sum(map(kernel_costs, inner), np.zeros(2))
-    return total
+def largest_per_device(config: ConfigDict, topology: Topology) -> int:
+    """Images on a device that fit: a power of two, or one and a half of one; 0 if not even one.
+
+    By the fast compile, whose memory is up to 10 % off.
+    """
+    sizes = sorted({size for n in range(15) for size in (2**n, 2**n * 3 // 2)})
+
+    def too_large(per_device: int) -> bool:
+        trial = config.copy_and_resolve_references()
+        trial.dataset.batch_size = per_device * topology.num_devices
+        run, shapes = planned(trial, topology)
+        try:
+            compile_step(run.mesh, run.jit_train_step(), shapes, full=False)
+        except TooLargeError:
+            return True
+        return False
+
+    count = bisect.bisect_left(sizes, True, key=too_large)
+    return sizes[count - 1] if count else 0
 
 
 if __name__ == "__main__":
