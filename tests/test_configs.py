@@ -17,6 +17,7 @@ from tests import fixtures_data, tiny
 from tests.tiny import Script
 from vit_jax import config as default
 from vit_jax import run as run_module
+from vit_jax.command_line import help_of
 from vit_jax.data.pipeline import HostBatches
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model
@@ -72,8 +73,8 @@ def all_kinds() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("key", "name"), all_kinds())
 def test_every_key_of_a_kind_has_a_type_and_a_line_of_help(key: str, name: str) -> None:
-    undocumented = [each for each, (_, _, text) in default.kind_keys(key, name).items() if not text]
-    assert not undocumented
+    texts = help_of(key, name)
+    assert not [each for each in default.kind_keys(key, name) if not texts.get(each)]
 
 
 def test_a_section_has_the_keys_of_its_kind_only() -> None:
@@ -92,11 +93,11 @@ def test_a_section_has_the_keys_of_its_kind_only() -> None:
     with config.unlocked():
         config.optimizer.b1 = 0.9
     with pytest.raises(UserError, match="optimizer.b1 is not a key of optimizer.name='adafactor'"):
-        default.check_kinds(config)
+        default.check_config(config)
     with config.unlocked():
         del config.optimizer["b1"], config.optimizer["momentum"]
     with pytest.raises(UserError, match="optimizer.momentum is missing"):
-        default.check_kinds(config)
+        default.check_config(config)
 
 
 def test_the_loop_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +117,7 @@ def test_the_loop_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return get(node, key)
 
     # These two look at everything, and use nothing.
-    monkeypatch.setattr(run_module, "check_values", lambda _: None)
+    monkeypatch.setattr(run_module, "check_config", lambda _: None)
     monkeypatch.setattr(ConfigDict, "to_dict", lambda node: {"tiny": id(node)})
     monkeypatch.setattr(ConfigDict, "__getitem__", recorded)
     train_and_evaluate(config, f"{tmp_path}/b")
@@ -165,10 +166,11 @@ def test_quickstart_stages_build(stage: str, tmp_path: Path) -> None:
     config.mesh.fsdp = 1
     config.mesh.tensor = 8  # batches of 50 do not split over the 8 devices of the tests
     run = built(config)
-    assert run.grid == ((3, 3) if stage == "pretrain" else (6, 6))
+    assert run.description.grid == ((3, 3) if stage == "pretrain" else (6, 6))
     if stage != "pretrain":
         assert run.dataset.num_examples == 300
-        assert {k: d.num_examples for k, d in run.eval_datasets.items()} == {
+        assert {k: d.num_examples for k, d in run.datasets.items()} == {
+            "train": 300,
             "validation": 300,
             "test": 300,
         }
@@ -202,7 +204,7 @@ def test_fine_tuning_builds_on_a_real_tfds_directory(variant: str, tmp_path: Pat
     config.dataset.data_dir = str(tmp_path)
     run = built(config)
     assert run.dataset.num_classes == 10
-    assert run.grid == {"Ti/16": (24, 24), "H/14": (27, 27), "R26+S/32": (12, 12)}[variant]
+    assert run.description.grid == {"Ti/16": (24, 24), "H/14": (27, 27), "R26+S/32": (12, 12)}[variant]
 
 
 @pytest.mark.parametrize("argument", ["B/16", "B/16,", "B/17,cifar10"])

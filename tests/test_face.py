@@ -94,8 +94,10 @@ def test_predictions_are_those_of_the_script(workdir: Path, model: Any) -> None:
     theirs = list(predict_images(loaded, paths, top=3))
     ours = model.predict(paths, top=3)
     for found, prediction in zip(ours, theirs, strict=True):
-        assert tuple(name for name, _ in found) == prediction.classes
-        np.testing.assert_allclose([p for _, p in found], prediction.probabilities, rtol=1e-5)
+        rows = prediction["predictions"]
+        assert [name for name, _ in found] == [row["class"] for row in rows]
+        expected = [row["probability"] for row in rows]
+        np.testing.assert_allclose([p for _, p in found], expected, rtol=1e-5)
     assert model.predict(paths[0], top=3) == ours[0]
     assert {name for name, _ in model.predict(paths[0], top=10)} == set(model.class_names)
 

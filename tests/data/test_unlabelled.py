@@ -30,7 +30,7 @@ def check_first_losses(name: str, **keys: Any) -> None:
     run = create_run(config, create_mesh())
     assert (run.dataset.num_examples, run.dataset.class_names) == (20, ())
     params = jax.jit(run.objective.init)(
-        jax.random.key(0), {"image": np.zeros((1, *run.image_shape))}
+        jax.random.key(0), {"image": np.zeros((1, *run.dataset.image_shape))}
     )
     with train_batches(run.dataset, batch_size=8, seed=0, total_steps=1) as batches:
         (batch,) = batches
