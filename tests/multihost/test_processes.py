@@ -45,7 +45,11 @@ ALONE: dict[str, Any] = {"coordinator_address": None, "num_processes": None, "pr
         ({"distributed": "on"}, "no cluster was found"),
     ],
 )
-def test_flags_that_cannot_be_meant(changes: dict[str, Any], message: str) -> None:
+def test_flags_that_cannot_be_meant(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a new process: tests before this one may have started JAX in this one.
+    monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)
     arguments = {"distributed": "auto", **ALONE, **TIMEOUTS, **changes}
     with pytest.raises(UserError, match=message):
         start_processes(**arguments)
