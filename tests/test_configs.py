@@ -204,7 +204,8 @@ def test_fine_tuning_builds_on_a_real_tfds_directory(variant: str, tmp_path: Pat
     config.dataset.data_dir = str(tmp_path)
     run = built(config)
     assert run.dataset.num_classes == 10
-    assert run.description.grid == {"Ti/16": (24, 24), "H/14": (27, 27), "R26+S/32": (12, 12)}[variant]
+    grids = {"Ti/16": (24, 24), "H/14": (27, 27), "R26+S/32": (12, 12)}
+    assert run.description.grid == grids[variant]
 
 
 @pytest.mark.parametrize("argument", ["B/16", "B/16,", "B/17,cifar10"])
