@@ -1,0 +1,126 @@
+"""The benchmarks run and write what docs/performance.md shows; how fast is no test's business."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import input as input_benchmark
+from benchmarks import step, tpu
+from benchmarks.common import compare, create_config, markdown, take_turns
+from benchmarks.peers import check_peer, create_timm, import_timm
+from tests import tiny
+from vit_jax.errors import UserError
+
+Main = Callable[[Sequence[str]], None]
+SMALL = (
+    "--config.model.hidden_size=16",
+    "--config.model.mlp_dim=16",
+    "--config.model.num_heads=2",
+    "--config.model.patch_size=56",
+)
+
+
+def cases_of(main: Main, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Runs a benchmark; returns the cases that it writes."""
+    path = tmp_path / "result.json"
+    main([*arguments, f"--json={path}"])
+    result = json.loads(path.read_text())
+    assert {"command", "machine", "python", "versions"} < set(result)
+    assert "--json" not in result["command"]
+    assert "jax" in result["versions"]
+    return result["cases"]
+
+
+def test_the_update_beside_timm(tmp_path: Path) -> None:
+    import_timm()
+    found = cases_of(
+        step.main,
+        tmp_path,
+        "--variant=mu/16",
+        "--against=timm_eager",
+        "--steps=1",
+        "--rounds=2",
+        "--config.dataset.batch_size=8",
+        "--config.model.dtype=bfloat16",
+        *SMALL,
+    )
+    assert [(case["case"], case["unit"]) for case in found] == [
+        ("update, bfloat16, batch 8, 224x224 pixels", "images/s"),
+        ("until there: initial state", "s"),
+        ("until there: first update", "s"),
+    ]
+    assert {case["peer"] for case in found} == {"timm_eager"}
+
+
+def test_the_input_pipeline_beside_torch_and_a_resized_copy(tmp_path: Path) -> None:
+    arguments = ("--num_files=8", "--batch_size=4", "--num_images=8", "--rounds=1")
+    import_timm()  # so that torch is here
+    found = cases_of(input_benchmark.main, tmp_path, "--against=dataloader,resized", *arguments)
+    assert [(case["case"], case["peer"]) for case in found] == [
+        (name, peer)
+        for name in ("input pipeline", "input pipeline, per CPU second")
+        for peer in ("dataloader", "resized")
+    ]
+
+
+def test_the_update_for_a_tpu(tmp_path: Path) -> None:
+    pytest.importorskip("libtpu", reason="no TPU compiler: pip install -e '.[tpu]'")
+    found = cases_of(tpu.main, tmp_path, "--variant=mu/16", *SMALL)
+    assert [case["unit"] for case in found] == ["Mcycles", "GB", "GiB"]
+    assert {case["case"] for case in found} == {"update, bfloat16, 64 images a device"}
+    with pytest.raises(UserError, match="must name TPUs"):
+        tpu.main(["--topology=cpu:4"])
+
+
+def test_a_ratio_above_one_is_in_our_favour() -> None:
+    speeds = {"vit_jax": [30.0, 20.0, 40.0], "timm": [20.0, 20.0, 20.0]}
+    [case] = compare("S/16", "update", "images/s", speeds)
+    assert (case["ratio"], case["ratio_of_turns"]) == (1.5, [1.0, 2.0])
+    [case] = compare("S/16", "update", "Mcycles", {"vit_jax": [50.0], "official": [100.0]})
+    assert (case["peer"], case["ratio"]) == ("official", 2.0)
+
+
+def test_all_take_turns() -> None:
+    order: list[str] = []
+    subjects = {name: lambda name=name: order.append(name) or len(order) for name in "ab"}
+    assert take_turns(subjects, rounds=2) == {"a": [1, 3], "b": [2, 4]}
+    assert order == ["a", "b", "a", "b"]
+
+
+def test_timm_trains_in_it() -> None:
+    """Its loss falls: gradients reach the parameters through autocast and clipping."""
+    import_timm()
+    images = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), np.uint8)
+    config = tiny.config(optimizer__clip_norm=1.0, model__patch_size=8, model__dtype="bfloat16")
+    train = create_timm(config, {"image": images, "label": np.arange(8) % 2}, 2, compiled=False)
+    first = train(1)
+    assert train(30) < 0.7 * first
+
+
+@pytest.mark.parametrize(
+    ("peer", "variant", "message"),
+    [
+        ("tim", "S/16", "--against='tim' is unknown"),
+        ("official", "S/16", "git clone https://github.com/google-research/vision_transformer"),
+        ("timm", "R50x1", "plain Vision Transformers only"),
+    ],
+)
+def test_a_peer_that_is_not_here_is_one_line(peer: str, variant: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_peer(peer, create_config(variant, jax.device_count()).model, "/nowhere")
+
+
+def test_the_kept_results_make_the_tables_of_the_docs() -> None:
+    page = (tiny.ROOT / "docs" / "performance.md").read_text()
+    kept = sorted((tiny.ROOT / "benchmarks" / "results").glob("*_*.json"))
+    assert len(kept) > 5
+    for path in kept:
+        if path.stem != "sizes_v5e":  # of a form of its own
+            assert markdown(json.loads(path.read_text())) in page, path.name
