@@ -19,9 +19,11 @@ from vit_jax.errors import UserError
 from vit_jax.inference.features import _write_rows, extract_features
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
+from vit_jax.models.create import create_model
 from vit_jax.models.features import available_features, check_features, feature_function
 from vit_jax.models.vit import Encoder1DBlock, MAPHead
 from vit_jax.objectives.objective import scale_images
+from vit_jax.parameters.names import abstract_params
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
 
@@ -104,7 +106,26 @@ def test_the_logits_are_the_models(tmp_path: Path) -> None:
     close(actual, found["block_1_tokens"])
 
 
-def test_a_headless_model_without_transformer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scan", [False, True])
+def test_nothing_else_is_kept(scan: bool) -> None:
+    """Compiled, a feature takes the memory of the logits: attention weights are not saved."""
+    model = create_model("mu/8", num_classes=3, num_layers=4, scan=scan)
+    params = abstract_params(model, (64, 64, 3))
+    images = jax.ShapeDtypeStruct((16, 64, 64, 3), jnp.float32)
+
+    def logits(params: Any, images: jax.Array) -> jax.Array:
+        return model.apply({"params": params}, images, train=False)
+
+    def kept(function: Any) -> int:
+        return (
+            jax.jit(function).lower(params, images).compile().memory_analysis().temp_size_in_bytes
+        )
+
+    weights = 4 * 16 * 2 * 65**2 * 4  # of all blocks, images and heads, float32
+    assert kept(feature_function(model, ["pre_logits"])) < kept(logits) + weights / 8
+
+
+def test_a_headless_model_has_no_logits(tmp_path: Path) -> None:
     headless = load_model(save_model(tmp_path / "m")).module
     assert "logits" not in available_features(headless)
 

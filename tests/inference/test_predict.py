@@ -102,6 +102,17 @@ def test_sigmoid_other_preprocessing_and_more_classes_than_there_are(
     assert sorted(column(prediction, "class")) == sorted(CLASSES)
 
 
+def test_files_are_decoded_whether_the_preprocessing_says_so_or_not(
+    model: Model, folder: Path
+) -> None:
+    path = str(folder / "00.JPG")
+    (with_op,), (without,) = (
+        predict_images(preprocessed(model, ops), [path])
+        for ops in ("decode|resize(16)", "resize(16)")
+    )
+    assert with_op == without
+
+
 def test_images_that_the_preprocessing_refuses_are_named(model: Model, tmp_path: Path) -> None:
     for name, size in (("small.png", (9, 30)), ("large.png", (30, 30))):
         Image.fromarray(fixtures_data.picture(0, size=size)).save(tmp_path / name)

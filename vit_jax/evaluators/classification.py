@@ -84,16 +84,17 @@ def summarize(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     return {**means, "calibration_error": error, "num_examples": len(arrays["loss"])}
 
 
-def calibration_error(confidence: np.ndarray, correct: np.ndarray, *, num_bins: int = 15) -> float:
+def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
     """Expected calibration error (Guo et al., 1706.04599, section 2).
 
     The mean over examples of |accuracy - mean confidence| of their bin of confidences; bins have
-    equal width, (0, 1/num_bins] first. The paper has 15.
+    equal width, (0, 1/15] first.
 
     Args:
       confidence: probability of the predicted class [N].
       correct: whether it is the right one [N].
     """
+    num_bins = 15  # as in the paper
     bins = np.clip(np.ceil(confidence * num_bins).astype(int) - 1, 0, num_bins - 1)  # [N]
     gaps = np.bincount(bins, weights=np.asarray(correct, np.float64) - confidence)
     return float(np.abs(gaps).sum() / len(bins))

@@ -170,7 +170,7 @@ def _cka(model: Model, other: Model, paths: list[str], batch_size: int) -> Any:
     if len(paths) < 4:
         return "it takes four images or more"
     layers = [_layers(each, paths, batch_size) for each in (model, other)]
-    return pictures.draw_cka(cka_of_layers(*layers, unbiased=True), (model.source, other.source))
+    return pictures.draw_cka(cka_of_layers(*layers), (model.source, other.source))
 
 
 def _layers(model: Model, paths: list[str], batch_size: int) -> list[np.ndarray]:

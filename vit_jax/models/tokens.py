@@ -63,11 +63,11 @@ def token_grid(
     return image_size[0] // strides[0], image_size[1] // strides[1]
 
 
-def sincos2d(grid: tuple[int, int], hidden_size: int, temperature: float = 10_000.0) -> np.ndarray:
+def sincos2d(grid: tuple[int, int], hidden_size: int) -> np.ndarray:
     """Fixed position embeddings of "Better plain ViT baselines" (2205.01580): [1, h*w, D] float32.
 
     For cell (x, y) of the grid: sin(x w), cos(x w), sin(y w), cos(y w), D/4 values each, with
-    w_k = temperature^(-k / (D/4 - 1)).
+    w_k = 10,000^(-k / (D/4 - 1)).
 
     Raises:
       UserError: D is no multiple of 4, or 4.
@@ -80,6 +80,6 @@ def sincos2d(grid: tuple[int, int], hidden_size: int, temperature: float = 10_00
         )
     y, x = np.mgrid[: grid[0], : grid[1]].astype(np.float32).reshape(2, -1, 1)  # [h*w, 1] each
     exponents = np.arange(quarter, dtype=np.float32) / np.float32(quarter - 1)
-    omega = (np.float32(1.0) / np.float32(temperature) ** exponents)[None]  # [1, D/4]
+    omega = (np.float32(1.0) / np.float32(10_000.0) ** exponents)[None]  # [1, D/4]
     parts = [np.sin(x * omega), np.cos(x * omega), np.sin(y * omega), np.cos(y * omega)]
     return np.concatenate(parts, axis=1)[None]

@@ -76,6 +76,8 @@ def _attend(
     dropout_rate: float = 0.0,
     deterministic: bool = True,
 ) -> jax.Array:
+    # With their biases: a kernel reads them from memory, so that adding again would write them.
+    query, key, value = (saved(x, "dense") for x in (query, key, value))
     dropout_rate = 0.0 if deterministic else dropout_rate
     if dropout_rate or (module is not None and module.is_initializing()):
         name = "reference"
