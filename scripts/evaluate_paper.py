@@ -48,6 +48,7 @@ if __name__ == "__main__":
         from vit_jax.inference.load import load_model
         from vit_jax.sweep import suite
         from vit_jax.sweep.run import task_number
+        from vit_jax.train import train_and_evaluate
 
         model = load_model(arguments.source)
         datasets = [each for each in arguments.datasets.split(",") if each]
@@ -57,6 +58,7 @@ if __name__ == "__main__":
             model,
             suite.override_tasks(tasks, overrides),
             os.path.join(arguments.workdir, arguments.suite),
+            train=train_and_evaluate,
             seeds=arguments.seeds,
             data_dir=arguments.data_dir,
             batch_size=arguments.batch_size,

@@ -106,7 +106,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 rest = rest[: fault[kind]]
         if "chunked" in fault:
             end = b"" if "break_after" in fault else b"0\r\n\r\n"
-            rest = b"%x\r\n%s\r\n" % (len(rest), rest) + end
+            # An empty chunk is the end: two of them are an error, if the client still reads.
+            rest = (b"%x\r\n%s\r\n" % (len(rest), rest) if rest else b"") + end
         if "drip" in fault:
             for byte in rest:
                 self.wfile.write(bytes([byte]))

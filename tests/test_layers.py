@@ -21,9 +21,15 @@ TOPS = ("vit_jax", "configs", "scripts", "benchmarks")
 
 # A row names a module, or a package with all its files; the longest matching row decides.
 LAYERS: dict[int, tuple[str, ...]] = {
-    9: ("scripts", "benchmarks"),
-    8: ("vit_jax.sweep",),
-    7: ("vit_jax.train", "vit_jax.launch", "vit_jax.plan", "vit_jax.export", "vit_jax.report"),
+    8: ("scripts", "benchmarks"),
+    7: (
+        "vit_jax.train",
+        "vit_jax.launch",
+        "vit_jax.plan",
+        "vit_jax.export",
+        "vit_jax.report",
+        "vit_jax.sweep",
+    ),
     # Recipes are plain numbers: they may look up names and sizes, and build nothing.
     6: ("vit_jax.run", "configs", "vit_jax.command_line"),
     5: ("vit_jax.config", "vit_jax.inference", "vit_jax.data_preparation"),

@@ -51,9 +51,8 @@ def run(
 ) -> list[Row]:
     model = load_model(source)
     tasks = suites.tasks(name, model.description.model, datasets, 16)
-    return suite.evaluate_suite(
-        model, suite.override_tasks(tasks, overrides), str(workdir), **options
-    )
+    tasks = suite.override_tasks(tasks, overrides)
+    return suite.evaluate_suite(model, tasks, str(workdir), train=train_and_evaluate, **options)
 
 
 def test_the_suites_are_the_papers() -> None:
@@ -132,7 +131,7 @@ def test_mistakes(source: str, tmp_path: Path) -> None:
     model = load_model(source)
     model.params["head"]["bias"][:] += 1
     with pytest.raises(UserError, match=r"has evaluations of other parameters .* --workdir"):
-        suite.evaluate_suite(model, [], str(tmp_path))
+        suite.evaluate_suite(model, [], str(tmp_path), train=train_and_evaluate)
 
 
 def test_a_folder_as_a_classifiers_data_set(source: str, tmp_path: Path) -> None:

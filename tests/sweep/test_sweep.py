@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from tests import tiny
 from tests.tiny import Script
 from vit_jax.errors import UserError
-from vit_jax.sweep import run as sweep
 from vit_jax.sweep.run import (
     best_learning_rate,
     plan_final,
@@ -20,6 +19,7 @@ from vit_jax.sweep.run import (
     run_sweep,
     task_number,
 )
+from vit_jax.train import train_and_evaluate
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.description import RESULTS_FILE
 
@@ -44,7 +44,7 @@ def config(**overrides: Any) -> ConfigDict:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep that nothing has disturbed."""
     workdir = tmp_path_factory.mktemp("sweep")
-    run_sweep(config(), str(workdir), seeds=2)
+    run_sweep(config(), str(workdir), train=train_and_evaluate, seeds=2)
     return workdir
 
 
@@ -156,17 +156,22 @@ def test_a_sweep_reports_what_its_runs_found(finished: Path) -> None:
     assert "Not complete" not in text
 
 
-def test_what_is_finished_is_read_back_and_another_config_refused(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def never(*_: Any, **_kwargs: Any) -> None:
+    raise AssertionError("this was trained already")
+
+
+def test_what_is_finished_is_read_back_and_another_config_refused(finished: Path) -> None:
     before = (finished / "sweep.json").read_text()
-    monkeypatch.setattr(sweep, "train_and_evaluate", None)  # would fail if it were called
     # How it is carried out, and what it is compared with, may change.
     again = config(log__every_steps=3, sweep__published="98.95 from somewhere")
-    run_sweep(again, str(finished), seeds=2)
+    run_sweep(again, str(finished), train=never, seeds=2)
     assert (finished / "sweep.json").read_text() == before
-    with pytest.raises(UserError, match=r"grid/lr_0.001 is of a sweep with another config"):
-        run_sweep(config(optimizer__weight_decay=0.5), str(finished), seeds=2)
+    with pytest.raises(
+        UserError, match=r"grid/lr_0.001 belongs .*optimizer.weight_decay: .* -> 0.5"
+    ):
+        run_sweep(
+            config(optimizer__weight_decay=0.5), str(finished), train=train_and_evaluate, seeds=2
+        )
 
 
 class StopHere(Exception):
@@ -189,18 +194,18 @@ def test_two_tasks_one_of_them_killed(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CheckpointManager, "save", stopping)
         with pytest.raises(StopHere):
-            run_sweep(config(), str(tmp_path), **first)
-    summary = run_sweep(config(), str(tmp_path), **second)
+            run_sweep(config(), str(tmp_path), train=train_and_evaluate, **first)
+    summary = run_sweep(config(), str(tmp_path), train=train_and_evaluate, **second)
     assert not summary["complete"]
     assert summary["missing"] == ["grid/lr_0.001"]
     assert summary["final"] == []
     assert "the final runs come after the grid" in capsys.readouterr().out
 
-    summary = run_sweep(config(), str(tmp_path), **first)
+    summary = run_sweep(config(), str(tmp_path), train=train_and_evaluate, **first)
     assert [each["state"] for each in summary["final"]] == ["finished", "missing"]
     rows = (tmp_path / "grid/lr_0.001/provenance.jsonl").read_text().splitlines()
     assert [json.loads(row)["start_step"] for row in rows] == [0, 2]  # it went on
-    summary = run_sweep(config(), str(tmp_path), **second)
+    summary = run_sweep(config(), str(tmp_path), train=train_and_evaluate, **second)
     assert summary == json.loads((finished / "sweep.json").read_text())
     for name in ("grid/lr_0.001", summary["final"][1]["run"]):
         ours, theirs = ((root / name / "params.npz").read_bytes() for root in (tmp_path, finished))

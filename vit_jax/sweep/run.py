@@ -9,23 +9,21 @@ back, so a sweep can be killed, continued, and shared out over processes and arr
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.config import flatten
 from vit_jax.errors import UserError, check_known
 from vit_jax.files.paths import make_folder, read_object, to_path, write_atomically, write_json
 from vit_jax.multihost.agreement import run_on_first_process
-from vit_jax.train import RUNTIME_KEYS, train_and_evaluate
 from vit_jax.training.clock import TrainingDivergedError
+from vit_jax.workdir.claim import RUNTIME_KEYS, another_run
 from vit_jax.workdir.description import RESULTS_FILE
 
 DIVERGED_FILE = "diverged.json"
@@ -48,6 +46,7 @@ def run_sweep(
     config: ConfigDict,
     workdir: str,
     *,
+    train: Callable[..., Any],
     seeds: int = 3,
     num_tasks: int = 1,
     task: int = 0,
@@ -60,6 +59,7 @@ def run_sweep(
     Args:
       config: a recipe with `config.sweep`; with one learning rate there is no grid to run.
       workdir: folder of the sweep, the same for all tasks.
+      train: `train.train_and_evaluate`.
       seeds: final runs, from `config.seed` on.
       num_tasks, task: every num_tasks-th run of each stage is done, from number `task` on.
       resume: see `train_and_evaluate`.
@@ -81,7 +81,7 @@ def run_sweep(
         left = [runs[i] for i in mine if found[i]["state"] == "missing"]
         for number, run in enumerate(left, start=1):
             logging.info("Sweep, run %d of %d: %s", number, len(left), run.name)
-            execute(run, folder, resume)
+            execute(run, folder, train, resume)
         return run_on_first_process(read)
 
     grid = complete(plan_grid(config))
@@ -99,12 +99,12 @@ def run_sweep(
     return summary
 
 
-def execute(run: SweepRun, workdir: Path, resume: str) -> None:
+def execute(run: SweepRun, workdir: Path, train: Callable[..., Any], resume: str) -> None:
     """Trains one run to its end; that it diverged is an outcome too, and is written down."""
     diverged = workdir / run.name / DIVERGED_FILE
     run_on_first_process(lambda: diverged.unlink(missing_ok=True))
     try:
-        train_and_evaluate(run.config, str(workdir / run.name), resume=resume)
+        train(run.config, str(workdir / run.name), resume=resume)
     except TrainingDivergedError as error:
         message = str(error)
         logging.warning("%s diverged: %s", run.name, message)
@@ -191,20 +191,13 @@ def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:
     finished, diverged = folder / RESULTS_FILE, folder / DIVERGED_FILE
     if not finished.exists() and not diverged.exists():
         return outcome
-    if _identity(read_object(folder / "config.json")) != _identity(run.config.to_dict()):
+    if problem := another_run(folder / "config.json", run.config.to_dict(), RUNTIME_KEYS):
         if resume == "force":
             return outcome
-        way_out = "Choose another --workdir, or --resume=force to run it again."
-        raise UserError(f"{folder} is of a sweep with another config. {way_out}")
+        raise UserError(f"{problem} Choose another --workdir, or --resume=force to run it again.")
     if finished.exists():
         return {**outcome, "state": "finished", "accuracy": read_object(finished)[run.metric]}
     return {**outcome, "state": "diverged", "message": read_object(diverged)["message"]}
-
-
-def _identity(config: dict[str, Any]) -> dict[str, Any]:
-    """A config as config.json has it, less what may differ between two starts of a run."""
-    values = flatten(json.loads(json.dumps(config)))
-    return {key: value for key, value in values.items() if not key.startswith(RUNTIME_KEYS)}
 
 
 def best_learning_rate(candidates: Sequence[Mapping[str, Any]]) -> float:

@@ -14,7 +14,7 @@ import logging
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,6 +62,7 @@ def evaluate_suite(
     tasks: Sequence[Task],
     workdir: str,
     *,
+    train: Callable[..., Any],
     seeds: int = 3,
     data_dir: str = "",
     batch_size: int = 128,
@@ -75,6 +76,7 @@ def evaluate_suite(
     Args:
       model: see `load_model`; fine-tuning reads its `source` again.
       workdir: a local folder of this suite; `suite.md`, `suite.csv` and `suite.json` go there.
+      train: `train.train_and_evaluate`, for fine-tuning.
       seeds: of fine-tuning, and choices of the images for few-shot.
       data_dir: where TFDS sets are prepared; "" for TFDS's default.
       batch_size: of `few_shot` and `evaluate`.
@@ -98,7 +100,7 @@ def evaluate_suite(
     for number, each in enumerate(mine, start=1):
         if each["name"] not in absent and _read(each, folder, seeds) is None:
             logging.info("Task %d of %d: %s", number, len(mine), each["name"])
-            _measure(each, model.source, folder, seeds, data_dir, batch_size)
+            _measure(each, model.source, folder, train, seeds, data_dir, batch_size)
             write_report(folder, _rows(tasks, folder, seeds, absent), model.source)
     rows = _rows(tasks, folder, seeds, absent)
     write_report(folder, rows, model.source)
@@ -159,7 +161,13 @@ def _absence(task: Task, data_dir: str) -> str:
 
 
 def _measure(
-    task: Task, source: str, folder: Path, seeds: int, data_dir: str, batch_size: int
+    task: Task,
+    source: str,
+    folder: Path,
+    train: Callable[..., Any],
+    seeds: int,
+    data_dir: str,
+    batch_size: int,
 ) -> None:
     """Leaves the result in `folder`."""
     options: dict[str, Any] = {"data_dir": data_dir, "batch_size": batch_size, **task["settings"]}
@@ -168,7 +176,7 @@ def _measure(
         config.pretrained.source = source
         config.dataset.data_dir = data_dir or config.dataset.data_dir
         try:
-            run_sweep(config, str(folder / _file(task)), seeds=seeds)
+            run_sweep(config, str(folder / _file(task)), train=train, seeds=seeds)
         except UserError as error:
             raise as_user_error(f"{task['name']}: {error}", error) from error
         return

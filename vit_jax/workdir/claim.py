@@ -46,6 +46,10 @@ _DATASET = "dataset.json"
 _RESULTS = (CHECKPOINTS, PARAMS_FILE, "metrics.jsonl")
 _HELD: dict[Path, Callable[[], None]] = {}  # locked by this process -> what gives it back
 _ABSENT = object()
+# The processes of a run may differ in these: where the data lie, how a host works.
+LOCAL_KEYS = ("dataset.data_dir", "loader.", "log.")
+# A resumed run may change these too: they say how it runs, not what it computes.
+RUNTIME_KEYS = (*LOCAL_KEYS, "mesh.", "checkpoint.", "processes.", "model.remat", "sweep.")
 
 
 def claim_workdir(
@@ -166,10 +170,10 @@ def _take_over(
         if not (known and results and path.exists()):
             write_json(path, value)
             continue
-        problem = _another_run(path, value, may_differ)
+        problem = another_run(path, value, may_differ)
         if problem and resume == "auto":
             raise UserError(f"{problem} Choose another --workdir, or --resume=force.")
-        if resume == "force" and _another_run(path, value, ()):
+        if resume == "force" and another_run(path, value, ()):
             for finished in (RESULTS_FILE, PARAMS_FILE) if problem else ():  # of other values
                 if (folder / finished).exists():
                     set_aside(folder / finished, "is of other values")
@@ -185,7 +189,7 @@ def _holds_something(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
+def another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
     """Says what is wrong with the file of a run that is to have this value; "" if nothing is."""
     try:
         saved = read_object(path)
