@@ -51,6 +51,9 @@ SIZES = {
 Turn = tuple[float, float]  # images per second, images per second of processor time
 
 
+TICKS = os.sysconf("SC_CLK_TCK")  # a second: the finest that the system counts
+
+
 def main(argv: Sequence[str]) -> None:
     parser = common.arguments_parser(__doc__, "input")
     parser.add_argument("--against", type=common.names, default=[], help="of dataloader,resized")
@@ -132,7 +135,8 @@ def measure(
         start, start_cpu = time.perf_counter(), cpu_seconds()
         for images in itertools.islice(batches, count):
             assert len(images) == loader["batch_size"]
-        seconds, cpu = time.perf_counter() - start, cpu_seconds() - start_cpu
+        seconds = time.perf_counter() - start
+        cpu = max(cpu_seconds() - start_cpu, 1 / TICKS)
     num_images = count * loader["batch_size"]
     return num_images / seconds, num_images / cpu
 
@@ -187,7 +191,7 @@ def cpu_seconds() -> float:
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[3]) == os.getsid(0):
                 ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return ticks / TICKS
 
 
 if __name__ == "__main__":

@@ -78,24 +78,19 @@ def dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **_: Any) -> j
     rows, columns = x.shape[:-num_axes], kernel.shape[num_axes:]
     x = jnp.reshape(x, (*rows, -1))
     out = product("bnd,de->bne", x, jnp.reshape(kernel, (x.shape[-1], -1))).astype(x.dtype)
-    return jnp.reshape(out, (*rows, *columns))
-
-
-def saved_dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **_: Any) -> jax.Array:
-    """`dot_general` for `REMAT_POLICIES`: adding the bias again costs nothing where it is fused."""
-    return saved(dot_general(x, kernel, dimensions), "dense")
+    return jnp.reshape(saved(out, "dense"), (*rows, *columns))
 
 
 # x W + b, W Xavier uniform as in the official code's blocks.
 Dense = functools.partial(
-    nn.Dense, kernel_init=nn.initializers.xavier_uniform(), dot_general=saved_dot_general
+    nn.Dense, kernel_init=nn.initializers.xavier_uniform(), dot_general=dot_general
 )
 MultiHeadDotProductAttention = functools.partial(
     nn.MultiHeadDotProductAttention,
     kernel_init=nn.initializers.xavier_uniform(),
     broadcast_dropout=False,
-    qkv_dot_general=dot_general,  # what it gives is saved with its bias, by `attention_fn`
-    out_dot_general=saved_dot_general,
+    qkv_dot_general=dot_general,
+    out_dot_general=dot_general,
 )
 
 

@@ -76,8 +76,6 @@ def _attend(
     dropout_rate: float = 0.0,
     deterministic: bool = True,
 ) -> jax.Array:
-    # With their biases: a kernel reads them from memory, so that adding again would write them.
-    query, key, value = (saved(x, "dense") for x in (query, key, value))
     dropout_rate = 0.0 if deterministic else dropout_rate
     if dropout_rate or (module is not None and module.is_initializing()):
         name = "reference"
@@ -116,6 +114,8 @@ def _on_each_device(
         call = jax.shard_map(call, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
     query = query / math.sqrt(head_dim)
     qkv = (jnp.reshape(x, (batch_size, num_tokens, -1)) for x in (query, key, value))
+    # As the kernel reads them: with remat, adding the biases again would write them again.
+    qkv = (saved(x, "dense") for x in qkv)
     return jnp.reshape(call(*qkv), query.shape)
 
 
