@@ -26,9 +26,7 @@ from vit_jax.evaluators.create import (
     create_evaluations,
     open_eval_data,
 )
-from vit_jax.hardware.chips import find_chip
 from vit_jax.models.create import create_model
-from vit_jax.models.features import vector_feature
 from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import OBJECTIVES, create_objective
 from vit_jax.objectives.objective import Objective, Task, of_batches
@@ -144,8 +142,13 @@ class Run:
 
     def flops(self) -> dict[str, Any]:
         """What the clock needs for the MFU; {} where it would mean nothing."""
-        chip = find_chip(jax.devices()[0].device_kind)
-        if chip is None or self.freezes:  # freezing skips an unknown part of the backward pass
+        device = jax.devices()[0]
+        if device.platform == "cpu" or self.freezes:  # which skips a part of the backward pass
+            return {}
+        from vit_jax.hardware.chips import find_chip
+
+        chip = find_chip(device.device_kind)
+        if chip is None:
             return {}
         peak_flops = chip.device_peak_flops * jax.device_count()
         return {"peak_flops": peak_flops, "flops_per_image": self.train_flops_per_image()}
@@ -221,9 +224,7 @@ def create_run(
         mesh=mesh,
         batch_size=batch_size,
         loader=config.loader,
-        feature_of=lambda feature, key: of_batches(
-            vector_feature(model, feature, dataset.image_shape, initial.shapes, key)
-        ),
+        feature_of=functools.partial(_feature, model, dataset.image_shape, initial.shapes),
         with_classes=functools.partial(_with_classes, objective.class_names),
     )
     if config.checkpoint.best_metric:
@@ -306,6 +307,15 @@ def _task(config: ConfigDict, dataset: Dataset) -> Task:
         class_names=dataset.class_names,
         load_teacher=load_teacher,
     )
+
+
+def _feature(
+    model: Any, image_shape: tuple[int, int, int], shapes: Any, name: str, key: str
+) -> Callable[[Any, Any], jax.Array]:
+    """(params, batch) -> [B, D], see `vector_feature`."""
+    from vit_jax.models.features import vector_feature  # of few runs
+
+    return of_batches(vector_feature(model, name, image_shape, shapes, key))
 
 
 def _with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> Dataset:
