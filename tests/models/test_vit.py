@@ -30,11 +30,6 @@ SMALL = {
 IMAGES = golden.images(2, 32, 32)
 
 
-def fan_in_params(model: Any, images: np.ndarray = IMAGES) -> Any:
-    flat = flatten_names(golden.abstract_params(model, images.shape))
-    return golden.params({name: leaf.shape for name, leaf in flat.items()}, "fanin")
-
-
 def logits_and_grads(model: Any, params: Any) -> tuple[jax.Array, Any]:
     def loss(p: Any) -> tuple[jax.Array, jax.Array]:
         logits = model.apply({"params": p}, IMAGES, train=False)
@@ -49,7 +44,7 @@ def plain_numbers() -> tuple[Any, jax.Array, Any]:
     """Parameters, logits and gradients without either."""
     plain = create_model(**SMALL)
     assert (plain.remat, plain.scan) == ("none", False)
-    params = fan_in_params(plain)
+    params = golden.filled(plain, IMAGES.shape)
     return params, *logits_and_grads(plain, params)
 
 
@@ -66,18 +61,6 @@ def test_remat_and_scan_give_the_same_numbers(remat: str, scan: bool) -> None:
         np.testing.assert_allclose(grad, expected[name], rtol=0, atol=1e-5 * scale, err_msg=name)
 
 
-def test_scan_form_is_the_loop_form_stacked() -> None:
-    loop, scan = (
-        jax.eval_shape(
-            lambda model=model: model.init(jax.random.key(0), IMAGES, train=False)["params"]
-        )
-        for model in (create_model(**SMALL), create_model(**SMALL, scan=True))
-    )
-    stacked = jax.eval_shape(lambda: stack_blocks(jax.tree.map(lambda x: np.zeros(x.shape), loop)))
-    shapes = {name: leaf.shape for name, leaf in flatten_names(scan).items()}
-    assert shapes == {name: leaf.shape for name, leaf in flatten_names(stacked).items()}
-
-
 def test_remat_saves_memory() -> None:
     """Read from the compiler's own analysis of the scan form (a loop shows nothing on CPU)."""
 
@@ -89,13 +72,8 @@ def test_remat_saves_memory() -> None:
         def loss(p: Any, x: jax.Array) -> jax.Array:
             return jnp.sum(model.apply({"params": p}, x, train=False) ** 2)
 
-        return (
-            jax.jit(jax.grad(loss))
-            .lower(params, images)
-            .compile()
-            .memory_analysis()
-            .temp_size_in_bytes
-        )
+        compiled = jax.jit(jax.grad(loss)).lower(params, images).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
 
     none, dots, full = (temporary_bytes(remat) for remat in ("none", "dots", "full"))
     assert full < dots < none
@@ -118,19 +96,16 @@ def test_every_intermediate_has_the_compute_dtype() -> None:
         params,
     )
     assert logits.dtype == jnp.float32
-    seen = 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(captured["intermediates"]):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        expected = jnp.float32 if name.startswith(("head/", "__call__")) else jnp.bfloat16
-        assert leaf.dtype == expected, name
-        seen += 1
-    assert seen > 40
+    values = golden.by_module(captured["intermediates"])
+    for name, value in values.items():
+        assert value.dtype == (jnp.float32 if name in ("head", "") else jnp.bfloat16), name
+    assert len(values) > 40
 
 
 def test_bfloat16_stays_close_to_float32() -> None:
     model = create_model(**SMALL)
     low = create_model(**SMALL, dtype="bfloat16")
-    params = fan_in_params(model)
+    params = golden.filled(model, IMAGES.shape)
     logits = np.asarray(model.apply({"params": params}, IMAGES, train=False))
     low_logits = np.asarray(low.apply({"params": params}, IMAGES, train=False))
     difference = np.abs(low_logits - logits).max()
@@ -140,7 +115,7 @@ def test_bfloat16_stays_close_to_float32() -> None:
 
 def test_dropout_acts_in_training_only_and_at_every_place() -> None:
     model = create_model(**SMALL, dropout_rate=0.5, attention_dropout_rate=0.5)
-    params = fan_in_params(model)
+    params = golden.filled(model, IMAGES.shape)
     evaluated = [np.asarray(model.apply({"params": params}, IMAGES, train=False)) for _ in "ab"]
     np.testing.assert_array_equal(*evaluated)
     for kwargs in ({"dropout_rate": 0.5}, {"attention_dropout_rate": 0.5}):
@@ -190,15 +165,10 @@ def test_the_last_norm_of_a_residual_unit_starts_at_zero() -> None:
 
 
 def test_all_sizes_at_all_patch_sizes() -> None:
-    assert {"Ti/16", "S/8", "M/32", "B/16", "L/14", "H/14", "g/14", "G/14", "So400m/14"} <= set(
-        VARIANTS
-    )
-    assert {"R+Ti/16", "R50+B/32", "R50+L/16"} <= set(VARIANTS)
+    assert {"Ti/16", "S/8", "M/32", "g/14", "So400m/14", "R+Ti/16", "R50+L/16"} <= set(VARIANTS)
     assert all(f"{size}/{patch}" in VARIANTS for size in SIZES for patch in PATCH_SIZES)
     with pytest.raises(UserError, match="Did you mean"):
         get_variant("B16")
-    get_variant("B/16")["num_layers"] = 1
-    assert VARIANTS["B/16"]["num_layers"] == 12
 
 
 @pytest.mark.parametrize(
@@ -210,6 +180,7 @@ def test_all_sizes_at_all_patch_sizes() -> None:
         ({"remat": "ful"}, "Did you mean 'full'"),
         ({"dtype": "float16"}, "float32, bfloat16"),
         ({"num_heads": 5}, "hidden_size=32"),
+        ({"stochastic_depth_rate": 1.0}, "stochastic_depth_rate=1.0"),
     ],
 )
 def test_mistakes_are_named(kwargs: dict, message: str) -> None:

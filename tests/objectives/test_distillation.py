@@ -155,7 +155,7 @@ def test_the_teacher_gets_its_own_range_and_answers_in_the_order_of_the_data(
     pixels = (images + 1) / 2
     inputs = (pixels - [0.5, 0.0, 0.0]) / [0.25, 1.0, 2.0]
     expected = model.module.apply({"params": model.params}, inputs, train=False)[:, [2, 0]]
-    np.testing.assert_allclose(logits(params, images), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(logits(params, images), expected, rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -58,14 +58,6 @@ def test_exactly_these_parameters_decay_so_much() -> None:
         np.testing.assert_allclose(value, 0.05 * expected.get(name, 0.0), atol=1e-6, err_msg=name)
 
 
-def test_a_factor_of_one_changes_nothing() -> None:
-    plain = decay(ones())
-    same = decay(ones(), decay_multipliers=[[".*", 1.0]])
-    assert any(np.any(value) for value in plain.values())
-    for name, value in plain.items():
-        np.testing.assert_array_equal(same[name], value, err_msg=name)
-
-
 def test_blocks_of_the_scan_form_have_factors_of_their_own() -> None:
     kwargs = {"decay_multipliers": ((f"{BLOCK}1/.*", 3.0),), "layer_decay": 0.5}
     loop = decay(ones(), **kwargs)

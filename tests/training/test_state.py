@@ -60,6 +60,7 @@ def test_random_parameters_are_those_of_init_and_loaded_ones_stay(name: str) -> 
     "config",
     [
         *MODELS.values(),
+        {"name": "vit", **SIZES, "position_embedding": "sincos2d"},
         {"name": "vit", **SIZES, "classifier": "map", "representation_size": 16},
         {"name": "vit", **SIZES, "num_layers": 1, "classifier": "gap"},
         {"name": "deit", **SIZES},
