@@ -15,7 +15,6 @@ from PIL import Image
 import vit_jax
 from tests import tiny
 from vit_jax.errors import UserError
-from vit_jax.inference.features import extract_features
 from vit_jax.train import train_and_evaluate
 
 
@@ -98,21 +97,7 @@ def test_the_best_classes(workdir: Path, model: Any) -> None:
     assert {name for name, _ in model.predict(paths[0], top=10)} == set(model.class_names)
 
 
-def test_features_are_those_of_the_script(workdir: Path, model: Any) -> None:
-    extract_features(
-        str(workdir / "run"),
-        [str(workdir / "b.png")],
-        features=["cls", "block_0_tokens"],
-        output=str(workdir / "features.npz"),
-    )
-    arrays = np.load(workdir / "features.npz")
-    for name in ("cls", "block_0_tokens"):
-        np.testing.assert_allclose(
-            model.features(workdir / "b.png", name), arrays[name], rtol=1e-5, atol=1e-6
-        )
-
-
-def test_attention_in_batches(workdir: Path, model: Any) -> None:
+def test_attention_and_features_in_batches(workdir: Path, model: Any) -> None:
     paths = [workdir / f"{name}.png" for name in ("a", "b", "c")]
     found = model.attention(paths, batch_size=2)
     assert found.shape == (1, 3, 2, 5, 5)  # layers, images, heads
@@ -123,6 +108,9 @@ def test_attention_in_batches(workdir: Path, model: Any) -> None:
         "query": (1, 3, 5, 2, 8),
         "tokens": (1, 3, 5, 16),
     }
+    tokens = model.features(paths, "block_0_tokens", batch_size=2)
+    np.testing.assert_allclose(tokens, inside["tokens"][0], rtol=1e-5, atol=1e-6)
+    assert model.features(paths, "cls").shape == (3, 16)
 
 
 def test_a_batch_is_one_array(model: Any) -> None:
