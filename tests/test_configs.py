@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from configs import finetune, quickstart
 from tests import fixtures_data, tiny
+from tests.saved_models import save_model
 from tests.tiny import Script
 from vit_jax import config as default
 from vit_jax import run as run_module
@@ -57,10 +58,8 @@ def test_a_section_has_the_keys_of_its_kind_only() -> None:
 
 def test_the_loop_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen by watching the config while a fine-tuning runs."""
-    train_and_evaluate(tiny.config(duration__steps=2, schedule__warmup_steps=0), f"{tmp_path}/a")
-    config = tiny.config(
-        duration__steps=2, schedule__warmup_steps=0, pretrained__source=f"{tmp_path}/a"
-    )
+    source = str(save_model(tmp_path / "a", num_classes=3, mlp_dim=16))
+    config = tiny.config(duration__steps=2, pretrained__source=source)
     names = {id(node): key for key, node in config.items() if hasattr(node, "items")}
     names |= {id(config): "", id(config.evaluators.test): "evaluators.test"}
     read: set[str] = set()

@@ -149,13 +149,12 @@ def test_an_interrupted_run_goes_on_bit_for_bit(finished: Path, tmp_path: Path) 
     assert losses(workdir) == losses(finished)
 
 
-def test_so_does_one_with_another_attention_and_mixed_images(tmp_path: Path) -> None:
+def test_so_does_one_with_another_attention_and_repeated_images(tmp_path: Path) -> None:
     """In bfloat16, with dropout, whose random words are the update's own."""
     config = tiny.config(
         model__attention="pallas",
         model__dtype="bfloat16",
         model__dropout_rate=0.1,
-        mix__mixup_alpha=0.2,
         dataset__repeated_augmentation=2,
         duration__steps=4,
         checkpoint__every_steps=2,

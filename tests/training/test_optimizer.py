@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,8 +94,13 @@ ZEROS = jax.tree.map(jnp.zeros_like, PARAMS)
 
 def one_update(name: str, grads: dict, **kwargs: object) -> dict:
     tx = create_optimizer(name, schedule=lambda _: jnp.float32(0.1), **kwargs)
-    updates, _ = tx.update(grads, tx.init(PARAMS), PARAMS)
-    return optax.apply_updates(PARAMS, updates)
+
+    @jax.jit
+    def update(params: Any, grads: Any) -> Any:
+        updates, _ = tx.update(grads, tx.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    return update(PARAMS, grads)
 
 
 def test_decay_is_decoupled_times_the_learning_rate_and_spares_biases() -> None:
