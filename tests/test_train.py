@@ -17,12 +17,12 @@ from ml_collections import ConfigDict
 
 from tests import fixtures_data, tiny
 from vit_jax import train as train_module
-from vit_jax.errors import PreemptedError, UserError
+from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.names import flatten_names
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.clock import Clock, TrainingDivergedError
+from vit_jax.training.clock import Clock
 from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
 from vit_jax.workdir.metrics import read_metrics
 from vit_jax.workdir.provenance import collect_provenance

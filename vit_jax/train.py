@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -18,12 +19,12 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.data.device import DeviceBatch, train_batches_on
-from vit_jax.errors import PreemptedError, UserError
+from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
 from vit_jax.run import Run, create_run
-from vit_jax.training.clock import KINDS, Clock, check_finite, update_line
+from vit_jax.training.clock import KINDS, Clock, update_line
 from vit_jax.training.step import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import LOCAL_KEYS, RUNTIME_KEYS, claim_workdir, release_workdir
@@ -64,7 +65,7 @@ def train_and_evaluate(
 
     Raises:
       UserError: anything that the user can put right, before anything is compiled.
-      training.log.TrainingDivergedError: NaN or Inf; the last good checkpoint is kept.
+      errors.TrainingDivergedError: NaN or Inf; the last good checkpoint is kept.
       errors.PreemptedError: the run was asked to stop (SIGTERM) and has saved its state.
     """
     began = time.monotonic()
@@ -345,3 +346,17 @@ def evaluate(
             check_finite(step, values, checkpoints)
         results |= values
     return results
+
+
+def check_finite(step: int, metrics: Mapping[str, float], checkpoints: CheckpointManager) -> None:
+    """Raises TrainingDivergedError for a value that is not finite."""
+    bad = [f"{name}={value}" for name, value in metrics.items() if not math.isfinite(value)]
+    if not bad:
+        return
+    checkpoints.wait()
+    good = checkpoints.latest_step()
+    kept = "no checkpoint yet" if good is None else f"the checkpoint of step {good} is kept"
+    raise TrainingDivergedError(
+        f"step {step}: {', '.join(bad)}; {kept}. Try a lower optimizer.learning_rate, a longer "
+        "schedule.warmup_steps, or optimizer.clip_norm=1.0."
+    )

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 
 from vit_jax.multihost.watchdog import watchdog
-from vit_jax.workdir.checkpoints import CheckpointManager
 
 # What wall time is booked as; the rest is training.
 KINDS = ("start", "compile", "evaluation", "checkpoint", "profile", "data_wait", "lost")
@@ -183,24 +182,6 @@ def format_seconds(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02}m"
     return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
-
-
-class TrainingDivergedError(RuntimeError):
-    """Loss, gradient or parameters are NaN or infinite; the message names the step."""
-
-
-def check_finite(step: int, metrics: Mapping[str, float], checkpoints: CheckpointManager) -> None:
-    """Raises TrainingDivergedError for a value that is not finite."""
-    bad = [f"{name}={value}" for name, value in metrics.items() if not math.isfinite(value)]
-    if not bad:
-        return
-    checkpoints.wait()
-    good = checkpoints.latest_step()
-    kept = "no checkpoint yet" if good is None else f"the checkpoint of step {good} is kept"
-    raise TrainingDivergedError(
-        f"step {step}: {', '.join(bad)}; {kept}. Try a lower optimizer.learning_rate, a longer "
-        "schedule.warmup_steps, or optimizer.clip_norm=1.0."
-    )
 
 
 def update_line(step: int, total_steps: int, row: Mapping[str, float], eta_seconds: float) -> str:
