@@ -208,7 +208,7 @@ def create_run(
         lambda rng: objective.init(rng, optax.tree.zeros_like(batch_spec(dataset, 1)))
     )
     evaluations = create_evaluations(
-        config.evaluators.to_dict(),
+        _evaluators(config),
         eval_data,
         objective=objective,
         mesh=mesh,
@@ -268,14 +268,17 @@ def _open_data(
     open_dataset = functools.partial(open_dataset, needs_label=_reads_labels(config))
     keys = ("name", "data_dir", "split", "label_key", "preprocess", "on_bad_image")
     dataset = open_dataset(**{key: config.dataset[key] for key in keys})
-    sections = config.evaluators.to_dict()
-    training = config.dataset.to_dict()
-    eval_data = open_eval_data(sections, training, open_dataset, dataset.image_shape)
+    sections = _evaluators(config)
+    eval_data = open_eval_data(sections, dict(config.dataset), open_dataset, dataset.image_shape)
     if _reads_labels(config):
         outputs = [each for key, each in eval_data.items() if sections[key]["name"] in OF_OUTPUTS]
         for each in (dataset, *(opened for group in outputs for opened in group.values())):
             _check_labels(config.objective.name, each)
     return dataset, eval_data
+
+
+def _evaluators(config: ConfigDict) -> dict[str, dict[str, Any]]:
+    return {key: dict(section) for key, section in config.evaluators.items()}
 
 
 def _open_checked(**kwargs: Any) -> Dataset:
