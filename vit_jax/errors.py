@@ -130,5 +130,9 @@ def check_local(key: str, path: str) -> None:
         raise UserError(f"{key}={path!r}: only paths of the file system work; mount it first.")
 
 
+class TrainingDivergedError(RuntimeError):
+    """Loss, gradient or parameters are NaN or infinite; the message names the step."""
+
+
 class PreemptedError(Exception):
     """The run was asked to stop and has saved its state: the same command resumes from there."""

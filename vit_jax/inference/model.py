@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
-from vit_jax.inference.images import Images, Inputs
+from vit_jax.inference.images import Images, Inputs, input_chain
 from vit_jax.models.features import check_features, feature_function
 from vit_jax.models.look import look
 from vit_jax.objectives.classification import PROBABILITIES
@@ -157,6 +158,15 @@ class Model:
         make = functools.partial(feature_function, self.module, features)
         labels = "labels" in names
         return self._outputs(("features", *names), make, examples, batch_size, labels=labels)
+
+    def open_dataset(self, **options: Any) -> Dataset:
+        """A split in the model's own preprocessing; see `create_dataset` for the other options.
+
+        Raises:
+          UserError: see there; or the preprocessing does not fit the model.
+        """
+        input_chain(self.description)
+        return create_dataset(**options, preprocess=self.description.eval_preprocess)
 
     def reader(self, dataset: Any, batch_size: int) -> Reader:
         """Reads examples on all devices, with a thread for every core.

@@ -53,7 +53,6 @@ def predict(
         check_known("the ending of --picture", Path(picture).suffix, PICTURE_ENDINGS)
         Path(picture).parent.mkdir(parents=True, exist_ok=True)
     model = load_model(source, **model_options)
-    logging.info("Preprocessing: %s", model.description.eval_preprocess)
     readable = []
     for found in predict_images(model, paths, top=top, loss=loss, batch_size=batch_size):
         if "error" in found:

@@ -19,10 +19,9 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import TrainingDivergedError, UserError, check_known
 from vit_jax.files.paths import make_folder, read_object, to_path, write_atomically, write_json
 from vit_jax.multihost.agreement import run_on_first_process
-from vit_jax.training.clock import TrainingDivergedError
 from vit_jax.workdir.claim import RUNTIME_KEYS, another_run
 from vit_jax.workdir.description import RESULTS_FILE
 
