@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.models.layers import REMAT_POLICIES
 from vit_jax.models.resnet import ResNetStage
-from vit_jax.models.tokens import patch_shape, token_grid
+from vit_jax.models.tokens import patch_shape, sincos2d, token_grid
 from vit_jax.models.variants import PATCH_SIZES, SIZES, VARIANTS, get_variant
 from vit_jax.parameters.names import flatten_names, stack_blocks
 
@@ -23,7 +23,7 @@ SMALL = {
     "name": "vit",
     "patch_size": 8,
     "hidden_size": 32,
-    "num_layers": 3,
+    "num_layers": 2,
     "mlp_dim": 64,
     "num_heads": 4,
     "num_classes": 5,
@@ -84,7 +84,7 @@ def test_remat_saves_memory() -> None:
 def test_every_intermediate_has_the_compute_dtype() -> None:
     """bfloat16 in every layer; parameters and logits stay float32."""
     model = create_model(
-        **{**SMALL, "representation_size": 16},
+        **{**SMALL, "num_layers": 3, "representation_size": 16},
         dtype="bfloat16",
         resnet_layers=(1,),
         classifier="map",
@@ -205,3 +205,21 @@ def test_a_patch_must_divide_the_image() -> None:
         token_grid((70, 64), 16)
     with pytest.raises(UserError, match="12 becomes 16"):
         token_grid((16, 12), 16)
+
+
+def test_the_tables_of_big_vision() -> None:
+    """1e-6: sines of the same float32 arguments, by two libraries."""
+    expected = golden.arrays("bv_logits")
+    small = sincos2d((3, 5), 16)
+    np.testing.assert_allclose(small, expected["posemb_sincos_2d(3,5,16)"], rtol=0, atol=1e-6)
+    large = sincos2d((14, 14), 192)[0, ::13, ::7]
+    np.testing.assert_allclose(
+        large, expected["posemb_sincos_2d(14,14,192)[0,::13,::7]"], rtol=0, atol=1e-6
+    )
+    assert small.dtype == np.float32
+
+
+@pytest.mark.parametrize("hidden_size", [4, 10])
+def test_sizes_that_do_not_go(hidden_size: int) -> None:
+    with pytest.raises(UserError, match=f"hidden_size={hidden_size}.*multiple of 4"):
+        sincos2d((2, 2), hidden_size)
