@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.data.sources import Part, Parts, map_threads
 from vit_jax.errors import PassingError, UserError, as_user_error, one_line
-from vit_jax.files.paths import cached_copy, file_sizes, is_bucket, size_of, to_path
+from vit_jax.files.paths import cached_copy, is_bucket, size_of, to_path
 
 
 class TFRecordReader:
@@ -89,7 +89,7 @@ class Records(Parts):
 
     def identity(self) -> Iterator[str]:
         """Name, size and range of every extent."""
-        sizes = file_sizes(to_path(each.name) for each in self.parts)
+        sizes = map_threads(lambda part: size_of(to_path(part.name)), self.parts, chunk=1)
         for (name, start, stop), size in zip(self.parts, sizes, strict=True):
             yield f"{os.path.basename(name)} {size} {start} {stop - start}"
 
