@@ -183,7 +183,7 @@ def _list_validation(path: str, ids: Sequence[str]) -> FilesAndRows:
 
 def _in_order(class_names: Sequence[str], splits: dict[str, FilesAndRows]) -> Listing:
     """Joins the splits, each in TFDS's order."""
-    parts = [(files, in_tfds_order(rows, split, files)) for split, (files, rows) in splits.items()]
+    parts = [(files, in_tfds_order(rows, split)) for split, (files, rows) in splits.items()]
     files, rows = join(parts)
     ends = np.cumsum([len(part) for _, part in parts])
     ordered = dict(zip(splits, np.split(rows, ends[:-1]), strict=True))

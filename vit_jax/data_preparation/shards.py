@@ -1,17 +1,16 @@
-"""A shard from its images: whole or not at all, and always the same bytes; the set's metadata."""
+"""A shard from its images: whole or not at all, and always the same bytes."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
-import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
@@ -35,7 +34,6 @@ class Shard(NamedTuple):
     split: str
     start: int
     stop: int
-    size: int  # of the images in the source, in bytes
 
 
 def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -> dict[str, Any]:
@@ -96,11 +94,7 @@ def read_receipt(shard: Shard) -> dict[str, Any] | None:
 
 
 def _read_images(listing: Listing, shard: Shard) -> Iterator[tuple[int, bytes, str]]:
-    """Position in the split, file and place of each image, in the order in which they lie on disk.
-
-    Raises:
-      UserError: a file cannot be read, or ends too early.
-    """
+    """Position in the split, file and place of each image, in the order in which they lie on disk."""
     rows = listing.splits[shard.split][shard.start : shard.stop]
     in_file_order = np.lexsort((rows["offset"], rows["file"])).tolist()
     for number, group in itertools.groupby(in_file_order, lambda position: rows["file"][position]):
@@ -112,10 +106,7 @@ def _read_images(listing: Listing, shard: Shard) -> Iterator[tuple[int, bytes, s
                     name = os.fsdecode(bytes(row["name"]))
                     where = path if path.endswith(f"/{name}") else f"{path}: {name}"
                     file.seek(row["offset"])
-                    image = file.read(row["size"])
-                    if len(image) != row["size"]:
-                        raise UserError(f"{where}: truncated; copy it again.")
-                    yield shard.start + position, image, where
+                    yield shard.start + position, file.read(row["size"]), where
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}.") from None
 
@@ -149,38 +140,3 @@ def image_of(record: bytes, image_key: str) -> bytes:
     """The image file in a serialized example."""
     example = tf_example_pb2.Example.FromString(record)
     return example.features.feature[image_key].bytes_list.value[0]
-
-
-def shard_name(name: str, split: str, number: int, count: int) -> str:
-    return f"{name}-{split}.array_record-{number:05d}-of-{count:05d}"
-
-
-def write_image_metadata(
-    folder: Path,
-    *,
-    version: str,
-    description: str,
-    class_names: Sequence[str],
-    sizes: Mapping[str, tuple[list[int], int]],
-) -> None:
-    """Metadata for the shards in a folder, with the features of `imagenet2012`.
-
-    `sizes`: of each split the records per shard, and the bytes of all records.
-    """
-    features = {
-        "image": tfds.features.Image(encoding_format="jpeg"),
-        "label": tfds.features.ClassLabel(names=list(class_names)),
-        "file_name": tfds.features.Text(),
-    }
-    tfds.folder_dataset.write_metadata(
-        data_dir=folder,
-        version=version,
-        description=description,
-        features=tfds.features.FeaturesDict(features),
-        supervised_keys=("image", "label"),
-        split_infos=[
-            tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=num_bytes)
-            for split, (lengths, num_bytes) in sizes.items()
-        ],
-        check_data=False,
-    )
