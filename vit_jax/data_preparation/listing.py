@@ -1,4 +1,4 @@
-"""What a prepared set will hold, and where each image lies now: byte ranges of files, also of tars."""
+"""What a prepared set will hold, and where each image is now: byte ranges of files and tars."""
 
 from __future__ import annotations
 
@@ -51,17 +51,6 @@ def join(parts: Sequence[FilesAndRows]) -> FilesAndRows:
     return np.concatenate([files for files, _ in parts]), rows
 
 
-def in_tfds_order(rows: np.ndarray, split: str) -> np.ndarray:
-    """The rows [N] in the order that TFDS gives a split whose keys are the images' names.
-
-    That is by the MD5 of split and key: `train[99%:]` holds the same images as in a set that TFDS
-    has prepared itself, and any slice is a random sample of the classes.
-    """
-    salt = split.encode()
-    digests = (hashlib.md5(salt + name).digest() for name in rows["name"])
-    return rows[np.argsort(np.fromiter(digests, "S16", len(rows)), kind="stable")]
-
-
 def fingerprint(source: str, parts: Sequence[str]) -> str:
     """Hash over relative path, size and time of change of the files in `parts` of a source."""
     digest = hashlib.sha256()
@@ -84,10 +73,6 @@ def _files(path: bytes) -> Iterator[bytes]:
                 yield os.path.join(folder, name)
 
 
-def is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-
-
 def list_tar(
     path: str,
     wanted: Callable[[str], object],
@@ -100,8 +85,8 @@ def list_tar(
 
     The tar is `path`, or `size` bytes from `start` on, an inner tar that errors call `name`.
 
-    UserError where it is no tar or ends too early. A link or a sparse file is listed too; it will not
-    decode.
+    UserError where it is no tar or ends too early. Links and sparse files are listed too; they will
+    not decode.
     """
     where = f"{path}: {name}" if name else path
     end = os.path.getsize(path) if size is None else start + size

@@ -1,5 +1,7 @@
 """`prepare_data`: images as they are downloaded to a TFDS set of random-access shards.
 
+`build_tfds` leaves it to TFDS, for its own sets.
+
 Beside the set's own folder `NAME/VERSION` lies `NAME/VERSION.incomplete` until it is finished:
 
     plan.json     what is being made of what; a second call has to ask for the same
@@ -38,8 +40,6 @@ from vit_jax.data_preparation.shards import Shard, read_receipt, write_shard
 from vit_jax.errors import UserError, check_known, check_local, counted, missing_package, nearest
 from vit_jax.files.manifest import MANIFEST, read_manifest, write_manifest
 from vit_jax.files.paths import UNFINISHED, sync, write_atomically
-
-UNREADABLE = "unreadable_images.txt"
 
 Receipts = dict[Shard, dict[str, Any]]  # see `write_shard`; split by split, in order
 
@@ -90,9 +90,11 @@ def prepare_data(
     folder = Path(data_root(data_dir), name, origin.version)
     if folder.is_relative_to(source):
         raise UserError(f"{folder} would be inside its own source; give another --data_dir.")
+    work = folder.with_name(f"{folder.name}.incomplete")
     if _is_finished(folder, plan):
+        shutil.rmtree(work, ignore_errors=True)  # of a kill between renaming and cleaning
         return folder
-    with _work_folder(folder, plan) as work:
+    with _work_folder(work, plan):
         listing = origin.make_listing(source)
         write_atomically(work / "plan.json", json.dumps(plan))
         receipts = _write_shards(listing, work, name, plan, num_workers)
@@ -115,24 +117,18 @@ def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
             f"{folder} is there already, made of something else or with other options; delete it, "
             "or give another --name or --data_dir."
         )
-    shutil.rmtree(_incomplete(folder), ignore_errors=True)  # killed between renaming and cleaning
     logging.info("%s is prepared already; --check verifies it", folder)
     return True
 
 
-def _incomplete(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.incomplete")
-
-
 @contextlib.contextmanager
-def _work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
-    """The folder of an unfinished preparation, for this process alone; removed at the end.
+def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
+    """Makes a folder for an unfinished preparation of this process alone; removes it at the end.
 
     Raises:
       UserError: it cannot be written, another process is at work there, or it was begun with
         another plan.
     """
-    work = _incomplete(folder)
     try:
         for each in ("receipts", "prepared"):
             (work / each).mkdir(parents=True, exist_ok=True)
@@ -148,7 +144,7 @@ def _work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
         except OSError as error:  # not every file system has locks
             logging.warning("%s: cannot be locked (%s); prepare it once at a time", work, error)
         _resume(work, plan)
-        yield work
+        yield
     # NFS keeps a deleted file that is open under another name, so the lock is closed before.
     shutil.rmtree(work, ignore_errors=True)
 
@@ -205,7 +201,7 @@ def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> Non
     bad = [where for receipt in receipts.values() for where in receipt["unreadable"]]
     if not bad:
         return
-    path = work / "prepared" / UNREADABLE
+    path = work / "prepared" / "unreadable_images.txt"
     write_atomically(path, "\n".join(bad) + "\n")
     report = f"{counted(len(bad), 'image')} cannot be decoded, such as {bad[0]}; all in {path}"
     if on_bad_image == "error":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -52,13 +53,11 @@ def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -
     for position, image, where in _read_images(listing, shard):
         row = listing.splits[shard.split][position]
         record = b""
-        try:
+        with contextlib.suppress(ValueError):
             if short_side:
                 image = shrink(image, short_side, quality)
             if short_side or decodes(image):
                 record = serialize(image, int(row["label"]), bytes(row["name"]))
-        except ValueError:
-            pass
         found.append((position, record, where))
     records = [record for _, record, _ in sorted(found) if record]
     try:
@@ -86,15 +85,12 @@ def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -
 
 def read_receipt(shard: Shard) -> dict[str, Any] | None:
     """What is known of a finished shard; None if it has to be written."""
-    try:
-        receipt = json.loads(shard.receipt.read_text(encoding="utf-8"))
-        return receipt if os.path.getsize(shard.path) == receipt["bytes"] else None
-    except (OSError, ValueError):
-        return None
+    finished = shard.receipt.exists() and shard.path.exists()
+    return json.loads(shard.receipt.read_text(encoding="utf-8")) if finished else None
 
 
 def _read_images(listing: Listing, shard: Shard) -> Iterator[tuple[int, bytes, str]]:
-    """Position in the split, file and place of each image, in the order in which they lie on disk."""
+    """Position in the split, file and place of each image, in the order of their bytes on disk."""
     rows = listing.splits[shard.split][shard.start : shard.stop]
     in_file_order = np.lexsort((rows["offset"], rows["file"])).tolist()
     for number, group in itertools.groupby(in_file_order, lambda position: rows["file"][position]):

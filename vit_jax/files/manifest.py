@@ -53,7 +53,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def read_or_none(read: Callable[[], T]) -> T | None:
     """What `read` gives, or None for a file that is missing, closed to us or on a bad sector.
 
-    Any other OSError is raised: it may pass, and an intact file must not be taken for a damaged one.
+    Any other OSError is raised: it may pass, and an intact file must not count as damaged.
     """
     for _ in range(2):
         try:

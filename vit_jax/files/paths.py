@@ -1,7 +1,7 @@
 """Paths of this machine and of buckets, and files that have their old content or the new one.
 
-A bucket is gs://BUCKET/FOLDER, through etils.epath and gcsfs, with the methods of pathlib. It has no
-rename, but an object has its old content or the new one, and it knows the MD5 of what it holds.
+A bucket is gs://BUCKET/FOLDER, through etils.epath and gcsfs, with the methods of pathlib. It has
+no rename, but an object has its old content or the new one, and it knows the MD5 of what it holds.
 Files of this machine are replaced as a whole, also after a loss of power.
 """
 
