@@ -82,11 +82,7 @@ class FolderSource:
         return [self.path(index) for index in range(len(self))]
 
     def check(self, on_bad_image: str) -> FolderSource:
-        """Decodes every file once.
-
-        Raises:
-          UserError: some files do not decode and `on_bad_image` is "error", or none does.
-        """
+        """Decodes every file; UserError where some do not and `on_bad_image` is "error", or none."""
         verdicts = map_threads(_decodes_file, self._files())
         bad = [position for position, decoded in enumerate(verdicts) if not decoded]
         if not bad:

@@ -116,10 +116,9 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
 
 
 def select(split: str, known: Iterable[str], rows: Callable[[str], np.ndarray]) -> np.ndarray:
-    """The rows [n] of the splits that an expression names, each taken from `rows(name)` [N].
+    """The rows [n] of the splits that an expression names, each from `rows(name)` [N].
 
-    Raises:
-      UserError: see `resolve_split`.
+    UserError: see `resolve_split`.
     """
     read = functools.cache(rows)
     parts = resolve_split(split, known, lambda name: len(read(name)))

@@ -15,8 +15,7 @@ import numpy as np
 from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
-from vit_jax.data import geometry
-from vit_jax.data.decode import decode_image, decodes
+from vit_jax.data.decode import decode_image, decodes, resize
 from vit_jax.data_preparation.listing import Listing
 from vit_jax.errors import UserError
 from vit_jax.files.manifest import digest
@@ -118,7 +117,7 @@ def shrink(data: bytes, short_side: int, quality: int) -> bytes:
     if short <= short_side:
         return data
     height, width = (round(side * short_side / short) for side in pixels.shape[:2])
-    small = cv2.cvtColor(geometry.resize(pixels, height, width, "area"), cv2.COLOR_RGB2BGR)
+    small = cv2.cvtColor(resize(pixels, height, width, "area"), cv2.COLOR_RGB2BGR)
     return cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()
 
 
