@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tests import fixtures_data
-from vit_jax.data import folder
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data.folder import FolderSource, open_folder
 from vit_jax.errors import UserError
@@ -232,36 +231,22 @@ def test_a_clean_folder_passes_and_a_lost_file_is_named(small: pathlib.Path) -> 
         lost.check("error")
 
 
-def test_the_verdict_on_a_big_folder_is_remembered(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+def test_only_an_error_that_stays_is_damage(
+    small: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But not of what could not be read: it may be readable the next time."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(folder, "REMEMBER_FROM", 5)
-    root = fixtures_data.write_folder(tmp_path / "data", {"train": {"a": 3, "b": 3}})
-    damaged = root / "train" / "a" / "000.jpg"
-    sound = damaged.read_bytes()
-    reads: list[pathlib.Path] = []
-    errors = [errno.EIO, errno.EIO]  # twice is once too often
-    read = pathlib.Path.read_bytes
+    source, _ = open_folder(str(small), "test[:1]")
+    read, errors = pathlib.Path.read_bytes, [errno.EIO]
 
-    def noted(path: pathlib.Path) -> bytes:
-        if path.suffix == ".jpg":
-            reads.append(path)
-            if path == damaged and errors:
-                raise OSError(errors.pop(), "no luck")
+    def failing(path: pathlib.Path) -> bytes:
+        if errors:
+            raise OSError(errors.pop(), "no luck")
         return read(path)
 
-    monkeypatch.setattr(pathlib.Path, "read_bytes", noted)
-    source, _ = open_folder(str(root), "train")
-    assert len(source.check("skip")) == 5
-    assert len(source.check("skip")) == 6
-    damaged.write_bytes(b"x")  # a changed file is looked at again
-    reads.clear()
-    for _ in range(2):
-        assert len(source.check("skip")) == 5
-    assert len(reads) == 6  # the second verdict came from the cache
-    damaged.write_bytes(sound)
+    monkeypatch.setattr(pathlib.Path, "read_bytes", failing)
+    assert source.check("error") is source
+    errors += [errno.EIO, errno.EIO]  # a bad sector says so twice
+    with pytest.raises(UserError, match="1 of 1 images cannot be read"):
+        source.check("error")
     errors.append(errno.ESTALE)
     with pytest.raises(OSError, match="no luck"):  # which says nothing about the file
         source.check("skip")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pathlib
 import shutil
 import subprocess
@@ -206,26 +205,6 @@ def test_damaged_tars_are_named(tmp_path: pathlib.Path) -> None:
     fails("imagenet21k", tmp_path / "whole.tar.gz", "gunzip it first")
 
 
-@pytest.mark.parametrize("kind", ["hard", "symbolic", "sparse"])
-def test_members_without_bytes_of_their_own_are_refused(tmp_path: pathlib.Path, kind: str) -> None:
-    """As GNU tar stores files with two names, links, and files with holes."""
-    (tmp_path / "a.JPEG").write_bytes(small.jpeg(0))
-    odd = tmp_path / "b.JPEG"
-    if kind == "hard":
-        os.link(tmp_path / "a.JPEG", odd)
-    elif kind == "symbolic":
-        odd.symlink_to("a.JPEG")
-    else:
-        odd.touch()
-        os.truncate(odd, 1 << 20)
-    (tmp_path / "set").mkdir()
-    packed = tmp_path / "set" / "n00004475.tar"
-    command = ["tar", "-C", tmp_path, "--sparse", "-cf", packed, "a.JPEG", "b.JPEG"]
-    subprocess.run(command, check=True)
-    message = "n00004475: 'b.JPEG' is a link or sparse; pack it again"
-    fails("imagenet21k", tmp_path / "set", message)
-
-
 def test_other_sources_are_refused(tmp_path: pathlib.Path) -> None:
     fails("imagenet2012", tmp_path / "missing", "No such file")
     (tmp_path / "empty").mkdir()
@@ -236,16 +215,10 @@ def test_other_sources_are_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "none" / "train" / "n99000001").mkdir()
     fails("imagenet2012", tmp_path / "none", "n99000001 is no class of ILSVRC 2012")
     (tmp_path / "odd" / "val").mkdir(parents=True)
-    fails("imagenet2012", tmp_path / "odd", "val: holds no images")
+    fails("imagenet2012", tmp_path / "odd", "no image of split 'validation' that ends in .jpg, ")
     (tmp_path / "odd" / "val" / "ILSVRC2012_val_00050001.JPEG").write_bytes(small.jpeg(0))
     fails("imagenet2012", tmp_path / "odd", "val_00050001.JPEG' is not called")
-    same = {"a.JPEG": small.jpeg(1)}
-    inner = {f"{each}.tar": small.tar(same) for each in small.IDS[:2]}
-    (tmp_path / "same.tar").write_bytes(small.tar(inner))
-    fails(
-        "imagenet21k", tmp_path / "same.tar", "two images of split 'full' are called 'a.JPEG', in /"
-    )
-    (tmp_path / "flat.tar").write_bytes(small.tar(same))
+    (tmp_path / "flat.tar").write_bytes(small.tar({"a.JPEG": small.jpeg(1)}))
     fails("imagenet21k", tmp_path / "flat.tar", "holds no class tars")
 
 

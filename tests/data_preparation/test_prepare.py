@@ -20,9 +20,8 @@ from tests import fixtures_data, tiny
 from tests import fixtures_imagenet as small
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data.pipeline import train_batches
-from vit_jax.data_preparation.build_tfds import build_tfds
 from vit_jax.data_preparation.check import check_prepared
-from vit_jax.data_preparation.prepare import prepare_data
+from vit_jax.data_preparation.prepare import build_tfds, prepare_data
 from vit_jax.errors import UserError
 
 COUNTS = {"train": {"cat": 9, "dog": 14}, "test": {"cat": 3, "dog": 2}}
@@ -162,12 +161,11 @@ def test_a_changed_source_or_option_is_noticed(
 
 
 def test_whatever_a_kill_leaves_behind(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Half a listing, half a shard, metadata without the final renaming, a folder to clean up."""
+    """Half a shard, metadata without the final renaming, a folder to clean up."""
     expected = files(prepare(photos, tmp_path / "whole"))
     final = tmp_path / "out" / "photos" / "1.0.0"
     work = final.with_name("1.0.0.incomplete")
     work.mkdir(parents=True)
-    (work / "listing.npz.unfinished").write_bytes(b"half")
     (work / "prepared").mkdir()
     (work / "prepared" / "photos-train.array_record-00000-of-00001.1.unfinished").touch()
     (work / "prepared" / "photos-train.array_record-00000-of-00001").write_bytes(b"no receipt")
@@ -210,7 +208,7 @@ def test_all_is_on_disk_before_it_gets_its_name(
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(pathlib.Path, "rename", noted_rename)
     folder = prepare(photos, tmp_path / "out")
-    assert {"listing.npz", "1.0.0", "checksums.json", "plan.json"} <= set(seen)
+    assert {"1.0.0", "checksums.json", "plan.json"} <= set(seen)
     assert not set.union(*seen.values())
     assert folder.parent.stat().st_ino in synced
     assert len(files(folder)) > 4  # metadata, not shards alone

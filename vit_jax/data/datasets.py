@@ -44,8 +44,7 @@ class Dataset:
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
         """The preprocessed example `index`: {"image": [H, W, C], "label": int or [K], ...}.
 
-        Raises:
-          UserError: its image cannot be read, decoded or cropped; the message says where it is.
+        UserError where its image cannot be read, decoded or cropped; it says where the image is.
         """
         try:
             return self.preprocess(self.source[index], rng)
@@ -88,10 +87,8 @@ class Dataset:
         """Looks for damaged files before the training does; returns the dataset to train on.
 
         Reads every image of a folder (0.7 ms of a core for a 500 x 375 JPEG), opens every file of
-        a TFDS set, does nothing for embedded sets.
-
-        Raises:
-          UserError: a file is damaged, and `on_bad_image` is not "skip" or cannot help.
+        a TFDS set, does nothing for embedded sets. UserError for a damaged file, unless it is an
+        image and `on_bad_image` is "skip".
         """
         if not isinstance(self.source, CheckedSource):
             return self
@@ -108,7 +105,7 @@ def create_dataset(
     label_key: str = "",
     needs_label: bool = True,
 ) -> Dataset:
-    """Opens a dataset; reads its metadata or lists its files, but reads no example.
+    """Opens a dataset; reads its metadata or lists its files, but reads and downloads no example.
 
     Args:
       name: `digits`; `glyphs` or `glyphs(size=32, ...)`; the path of an image folder
@@ -124,7 +121,7 @@ def create_dataset(
       needs_label: False: a set without labels will do; they are 0 then, without class names.
 
     Raises:
-      UserError: see the readers; nothing is ever downloaded.
+      UserError: a mistake in an argument or in how the data are laid out.
     """
     check_known("dataset.on_bad_image", on_bad_image, ("error", "skip"))
     chain = parse(preprocess)

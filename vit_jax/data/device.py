@@ -48,11 +48,7 @@ def train_batches_on(
 ) -> Iterator[Iterator[DeviceBatch]]:
     """The batches that update parameters, on the devices; threads and workers end with the context.
 
-    Args:
-      sharding: of the leading axis.
-      keys: what the devices are given besides `mask`.
-      batch_size: global.
-      **options: of `pipeline.train_batches`.
+    `options` are those of `pipeline.train_batches`; for the others see `device_batches`.
     """
     rows = local_rows(sharding, batch_size)
     with train_batches(batch_size=batch_size, rows=rows, **options) as host_batches:

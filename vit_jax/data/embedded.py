@@ -172,9 +172,8 @@ def _render(field: Field, size: int, rng: np.random.Generator) -> np.ndarray:
     x, y, cells_per_pixel = _sample_points(field, canvas, rng)
     half_stroke = rng.uniform(*HALF_STROKE) * canvas
     distance = cv2.remap(field.distance, x, y, cv2.INTER_LINEAR, None, cv2.BORDER_REPLICATE)
-    distance = distance.astype(np.float32) / np.float32(
-        FIELD_UNIT * cells_per_pixel
-    )  # in pixels of the canvas
+    # In pixels of the canvas.
+    distance = distance.astype(np.float32) / np.float32(FIELD_UNIT * cells_per_pixel)
     own = field.half_stroke / cells_per_pixel
     distance += max(half_stroke - own, -MAX_THINNING * own)
     # The edge goes from black to white over one pixel.
@@ -215,20 +214,14 @@ def glyph_splits(
 ) -> dict[str, GlyphSource]:
     """`train`, and `test` in a typeface that training never shows; images of `size` pixels a side.
 
-    Raises:
-      ValueError: an argument is out of range.
+    ValueError where an argument is out of range.
     """
-    if not 4 <= size <= 1024:
-        raise ValueError(f"size={size} must be from 4 to 1024")
-    if min(num_examples, num_test) < 1 or seed < 0:
-        raise ValueError(f"{num_examples=}, {num_test=} must be positive, {seed=} not negative")
+    if not 4 <= size <= 1024 or min(num_examples, num_test) < 1 or seed < 0:
+        raise ValueError("size must be from 4 to 1024, the numbers positive, seed not negative")
     return {
         "train": GlyphSource(TRAIN_FAMILIES, size, num_examples, 2 * seed),
         "test": GlyphSource(TEST_FAMILIES, size, num_test, 2 * seed + 1),
     }
-
-
-NUM_TRAIN = 1497
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,11 +240,7 @@ class DigitSource:
 
 
 def digit_splits() -> dict[str, DigitSource]:
-    """`train`, the first 1,497 scans, and `test`, the last 300.
-
-    Raises:
-      UserError: scikit-learn is not installed.
-    """
+    """`train`, the first 1,497 scans, and `test`, the last 300; UserError without scikit-learn."""
     # The file alone: importing scikit-learn takes longer than a small model's first update.
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
@@ -259,5 +248,5 @@ def digit_splits() -> dict[str, DigitSource]:
     path = Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz"
     rows = np.loadtxt(path, np.int64, delimiter=",")  # 64 pixels from 0 to 16, and the label
     images = np.round(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    parts = {"train": slice(NUM_TRAIN), "test": slice(NUM_TRAIN, None)}
+    parts = {"train": slice(1497), "test": slice(1497, None)}
     return {name: DigitSource(images[part], rows[part, -1]) for name, part in parts.items()}

@@ -14,9 +14,7 @@ for classes with a single file, which has rank 0.
 from __future__ import annotations
 
 import collections
-import contextlib
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +27,6 @@ from vit_jax.data.decode import decodes
 from vit_jax.data.sources import map_threads, select
 from vit_jax.errors import UserError, list_names
 from vit_jax.files.manifest import read_or_none
-from vit_jax.files.paths import cache_dir, write_atomically
 
 # What OpenCV decodes.
 _EXTENSIONS = ".jpg .jpeg .jpe .jp2 .png .webp .gif .avif .bmp .dib .tif .tiff .pbm .pgm .ppm .pnm"
@@ -38,10 +35,6 @@ LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
 # Names of what is not trained on. Where one is asked for and another is there, that is taken.
 HELD_OUT = ("test", "validation", "val", "valid", "dev")
 TEST_SHARE = 0.2  # of a folder without splits
-
-# From this number of files on, which ones are damaged is remembered: reading a big folder takes
-# minutes, and a job that is preempted often would pay for it at every start.
-REMEMBER_FROM = 20_000
 
 Files = list[tuple[bytes, int]]  # of one class: paths, each with a number
 
@@ -54,10 +47,8 @@ class FolderSource:
     """
 
     def __init__(self, root: str, paths: np.ndarray, labels: np.ndarray, drawn: bool = False):
-        self.drawn = drawn
-        self._root = os.fsencode(root)
-        self._paths = paths
-        self.labels = labels
+        self._root, self._paths = os.fsencode(root), paths
+        self.labels, self.drawn = labels, drawn
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -91,12 +82,9 @@ class FolderSource:
         return [self.path(index) for index in range(len(self))]
 
     def check(self, on_bad_image: str) -> FolderSource:
-        """Decodes every file once; see `unreadable`.
-
-        Raises:
-          UserError: some files do not decode and `on_bad_image` is "error", or none does.
-        """
-        bad = unreadable(self._files())
+        """Decodes every file; UserError where none does, or one does not and that is an "error"."""
+        verdicts = map_threads(_decodes_file, self._files())
+        bad = [position for position, decoded in enumerate(verdicts) if not decoded]
         if not bad:
             return self
         names = list_names(map(self.describe, bad), 10)
@@ -231,32 +219,7 @@ def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
     return np.array([row[2:] for row in sorted(rows)], columns)
 
 
-def unreadable(paths: Sequence[bytes]) -> list[int]:
-    """Positions of the files in `paths` that cannot be read or decoded, in order."""
-    cache = None
-    if len(paths) >= REMEMBER_FROM:  # of exactly these files, and the rules of `decodes`
-        digest = hashlib.blake2b(b"3" + b"\n".join(map_threads(_stamp, paths)), digest_size=16)
-        cache = cache_dir() / "checked_images" / f"{digest.hexdigest()}.json"
-        if cache.exists():
-            return json.loads(cache.read_text())
-    verdicts = list(map_threads(_decodes_file, paths))
-    bad = [position for position, verdict in enumerate(verdicts) if not verdict]
-    if cache is not None and None not in verdicts:  # what cannot be read now may be the next time
-        with contextlib.suppress(OSError):
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(cache, json.dumps(bad))
-    return bad
-
-
-def _decodes_file(path: bytes) -> bool | None:
-    """None for a file that cannot be read; an OSError that may pass is raised."""
+def _decodes_file(path: bytes) -> bool:
+    """An OSError that may pass is raised."""
     content = read_or_none(Path(os.fsdecode(path)).read_bytes)
-    return None if content is None else decodes(content)
-
-
-def _stamp(path: bytes) -> bytes:
-    try:
-        status = os.stat(path)
-    except OSError:  # a link to nothing
-        return path + b" gone"
-    return path + f" {status.st_size} {status.st_mtime_ns}".encode()
+    return content is not None and decodes(content)

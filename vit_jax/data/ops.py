@@ -15,9 +15,7 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 
-from vit_jax.data import geometry
-from vit_jax.data.decode import decode_image
-from vit_jax.data.geometry import Method
+from vit_jax.data.decode import Method, decode_image, resize
 from vit_jax.data.sources import describe
 
 Example = dict[str, Any]
@@ -95,7 +93,7 @@ class Resize(SizedOp):
     method: Method = "bilinear"
 
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
-        return geometry.resize(image, *self.shape, self.method)
+        return resize(image, *self.shape, self.method)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +113,7 @@ class ResizeSmall(ImageOp):
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         short, as_whole = min(image.shape[:2]), _ROUND[self.rounding]
         height, width = (as_whole(side * self.size / short) for side in image.shape[:2])
-        return geometry.resize(image, height, width, self.method)
+        return resize(image, height, width, self.method)
 
 
 def _spare(image: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
@@ -178,7 +176,7 @@ class InceptionCrop(ImageOp):
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         box = _cut(image, *self.sample_box(rng, *image.shape[:2]))
-        return geometry.resize(box, *pair(self.size), "bilinear")
+        return resize(box, *pair(self.size), "bilinear")
 
     def sample_box(
         self, rng: np.random.Generator, height: int, width: int

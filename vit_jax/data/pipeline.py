@@ -1,23 +1,21 @@
 """Batches of examples on the host. Batch t is a pure function of (seed, t).
 
 It is the same for any number of processes, threads and workers and from any start, so a run
-resumes from its step alone and there is no iterator state to save. Grain makes batches ahead of
-time, in threads or in worker processes. An element for Grain is a whole batch: its bookkeeping
-costs 20 us per element, which small images such as digits would feel.
+resumes from its step alone. Grain makes batches ahead of time, in threads or in worker processes.
+An element for Grain is a whole batch: its bookkeeping costs 20 us per element.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
 import os
 import secrets
 import shutil
 import signal
 import sys
-import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
@@ -69,11 +67,10 @@ def _eval_rows(num_examples: int, batch_size: int, rows: np.ndarray, t: int) -> 
 def batch_spec(dataset: Examples, batch_size: int) -> dict[str, ArraySpec]:
     """Shapes and dtypes of a batch."""
     image, label = (dataset.element_spec.get(key, _LABEL) for key in ("image", "label"))
+    label_dtype = np.dtype(np.uint8 if label.shape else np.int32)
     return {
         "image": ArraySpec((batch_size, *image.shape), image.dtype),
-        "label": ArraySpec(
-            (batch_size, *label.shape), np.dtype(np.uint8 if label.shape else np.int32)
-        ),
+        "label": ArraySpec((batch_size, *label.shape), label_dtype),
         "mask": ArraySpec((batch_size,), np.dtype(np.float32)),
     }
 
@@ -140,10 +137,10 @@ class HostBatches(Iterator[Batch], contextlib.AbstractContextManager[Any]):
 
 
 def _iterate(data: grain.IterDataset, num_workers: int) -> Generator[Batch]:
-    folder = ""
+    folder = f"{SHARED_MEMORY}/vit_jax-{secrets.token_hex(8)}"
     if num_workers:
-        with contextlib.suppress(OSError):  # without shared memory there is the pipe
-            folder = tempfile.mkdtemp(prefix="vit_jax-", dir=SHARED_MEMORY)
+        with contextlib.suppress(OSError):  # without it batches take the pipe
+            os.mkdir(folder, 0o700)
         data = _in_processes(data, num_workers, folder)
     iterator = iter(data)
     try:
@@ -167,28 +164,26 @@ def _in_processes(data: grain.IterDataset, num_workers: int, folder: str) -> gra
     keep = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
     data = grain.experimental.WithOptionsIterDataset(data, keep)
     options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
-    data = data.mp_prefetch(options, worker_init_fn=functools.partial(_start_worker, folder))
-    return data.map(_receive)
+    start = functools.partial(_start_worker, folder, os.getpid())
+    return data.mp_prefetch(options, worker_init_fn=start).map(_receive)
 
 
 def _send(folder: str, batch: Batch) -> dict[str, Any]:
     """Moves a batch's images to a file in shared memory, in the worker."""
-    if not folder:
-        return batch
     image, path = batch["image"], f"{folder}/{secrets.token_hex(8)}"
     try:
         image.tofile(path)
-    except OSError as error:  # it is full: containers often have 64 MB
+    except OSError as error:  # there is none, or it is full: containers often have 64 MB
         Path(path).unlink(missing_ok=True)
-        message = "%s: %s; batches are sent through a pipe, which is slower."
-        logging.log_first_n(logging.WARNING, message, 1, SHARED_MEMORY, error)
+        message = "%s; batches are sent through a pipe, which is slower."
+        logging.log_first_n(logging.WARNING, message, 1, error)
         return batch
     return {**batch, "image": (path, image.shape, image.dtype)}
 
 
 def _receive(batch: dict[str, Any]) -> Batch:
     """Maps the images, without a copy; their memory is freed with them."""
-    if not isinstance(batch["image"], tuple):
+    if isinstance(batch["image"], np.ndarray):
         return batch
     path, shape, dtype = batch["image"]
     image = np.memmap(path, dtype, "r+", shape=shape)
@@ -196,23 +191,19 @@ def _receive(batch: dict[str, Any]) -> Batch:
     return {**batch, "image": np.asarray(image)}
 
 
-def _start_worker(folder: str, _index: int, _count: int) -> None:
+def _start_worker(folder: str, parent: int, _index: int, _count: int) -> None:
     """Runs in the main thread of a new worker."""
     # Ctrl-C and a scheduler's SIGTERM reach the whole process group. The training process decides
     # what becomes of them, and may still want batches.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_follow_parent, args=(folder,), daemon=True).start()
+    threading.Thread(target=_follow_parent, args=(folder, parent), daemon=True).start()
 
 
-def _follow_parent(folder: str) -> None:
+def _follow_parent(folder: str, parent: int) -> None:
     """Ends this process soon after its parent, which a SIGKILL gives no chance to say goodbye."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    # `join` returns at once when the parent's end of a pipe closes; a process that it forked can
-    # hold that open, hence the second look.
-    while parent.is_alive() and os.getppid() == parent.pid:
-        parent.join(timeout=1)
+    while os.getppid() == parent:
+        time.sleep(0.5)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 

@@ -120,8 +120,7 @@ class Chain:
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
         """Applies the ops; the image comes back contiguous.
 
-        Raises:
-          ValueError: an image that cannot be decoded, or is too small for a crop.
+        ValueError for an image that cannot be decoded, or is too small for a crop.
         """
         if isinstance(example["image"], bytes) and not isinstance(self.ops[0], ops.Decode):
             raise UserError(f"preprocess must start with decode, the images are files: {self}")
@@ -131,11 +130,7 @@ class Chain:
 
 
 def parse(spec: str) -> Chain:
-    """Builds the ops that `spec` names.
-
-    Raises:
-      UserError: see `evaluate_calls`.
-    """
+    """Builds the ops that `spec` names; UserError: see `evaluate_calls`."""
     chain: list[ImageOp] = []
     for name, made in evaluate_calls("preprocess", spec, {**OPS, **PIPELINES}):
         if name in OPS:

@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.data.sources import Part, Parts, map_threads
 from vit_jax.errors import PassingError, UserError, as_user_error, one_line
-from vit_jax.files.paths import cached_copy, file_sizes, is_bucket, size_of, to_path
+from vit_jax.files.paths import cached_copy, is_bucket, size_of, to_path
 
 
 class TFRecordReader:
@@ -38,8 +38,7 @@ class TFRecordReader:
 def index_tfrecord(filename: str) -> np.ndarray:
     """Offsets of the records of a TFRecord file, int64 [N + 1]; 1.8 us per record once cached.
 
-    Raises:
-      ValueError: the file ends within a record, or is no TFRecord file.
+    ValueError where the file ends within a record, or is no TFRecord file.
     """
     with open(filename, "rb") as file:
         descriptor = file.fileno()
@@ -89,7 +88,7 @@ class Records(Parts):
 
     def identity(self) -> Iterator[str]:
         """Name, size and range of every extent."""
-        sizes = file_sizes(to_path(each.name) for each in self.parts)
+        sizes = map_threads(lambda part: size_of(to_path(part.name)), self.parts, chunk=1)
         for (name, start, stop), size in zip(self.parts, sizes, strict=True):
             yield f"{os.path.basename(name)} {size} {start} {stop - start}"
 
@@ -130,8 +129,7 @@ class Records(Parts):
             if count != expected:
                 raise ValueError(f"it holds {count} records, the set's info says {expected}")
         except OSError as error:
-            reason = one_line(error) if error.errno else f"{type(error).__name__}: {error}"
-            raise as_user_error(f"{name}: {reason}.", error) from None
+            raise as_user_error(f"{name}: {one_line(error)}.", error) from None
         except (ValueError, RuntimeError) as error:  # also array_record's
             reason = str(error).splitlines()[0]
             raise UserError(f"{name}: damaged ({reason}); copy or prepare it again.") from None
@@ -143,10 +141,9 @@ def _allow_open_files(count: int) -> None:
 
     UserError where the hard limit forbids it: array_record would find no record in the others.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = resource.RLIM_INFINITY
-    if hard != unlimited and hard < count:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # negative: no limit
+    if 0 <= hard < count:
         raise UserError(f"{count} shards, but only {hard} open files are allowed: ulimit -Hn.")
-    wanted = count + 1024 if hard == unlimited else min(count + 1024, hard)
-    if soft != unlimited and soft < wanted:
+    wanted = count + 1024 if hard < 0 else min(count + 1024, hard)
+    if 0 <= soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -106,23 +106,19 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
     except (ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[-1].partition(" See format")[0].rstrip(".")
         raise UserError(f"dataset.split={split!r}: {reason}; write {GRAMMAR}.") from None
-    parts = [
-        Part(
-            each.splitname, each.from_ or 0, counts[each.splitname] if each.to is None else each.to
-        )
-        for each in terms
-    ]
-    parts = [part for part in parts if part.stop > part.start]
-    if not parts:
+    parts = []
+    for each in terms:
+        stop = counts[each.splitname] if each.to is None else each.to
+        parts.append(Part(each.splitname, each.from_ or 0, stop))
+    if not (parts := [part for part in parts if part.stop > part.start]):
         raise UserError(f"dataset.split={split!r} selects no example.")
     return parts
 
 
 def select(split: str, known: Iterable[str], rows: Callable[[str], np.ndarray]) -> np.ndarray:
-    """The rows [n] of the splits that an expression names, each taken from `rows(name)` [N].
+    """The rows [n] of the splits that an expression names, each from `rows(name)` [N].
 
-    Raises:
-      UserError: see `resolve_split`.
+    UserError: see `resolve_split`.
     """
     read = functools.cache(rows)
     parts = resolve_split(split, known, lambda name: len(read(name)))
@@ -159,11 +155,7 @@ class SlicedSource(Parts):
 
 
 def map_threads(
-    function: Callable[[A], B],
-    arguments: Iterable[A],
-    *,
-    chunk: int = 64,
-    num_threads: int | None = None,
+    function: Callable[[A], B], arguments: Iterable[A], *, chunk: int = 64, num_threads: int = 0
 ) -> Iterator[B]:
     """`map` in threads, by default a few more than there are cores; results come in order.
 

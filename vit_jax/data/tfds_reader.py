@@ -32,11 +32,7 @@ INFO_FILE = "dataset_info.json"
 class TfdsSource(Records):
     """Encoded images and class numbers from the records of a prepared directory.
 
-    Args:
-      info: TFDS's of the directory.
-      extents: as TFDS's FileInstructions.
-      image_key: name of the feature that holds the image.
-      label: of an example.
+    Of its TFDS info and FileInstructions, the name of the image feature, and an example's label.
     """
 
     def __init__(self, info: Any, extents: Sequence[Any], image_key: str, label: Label):
@@ -81,15 +77,10 @@ def data_root(data_dir: str) -> str:
 
 
 def find_prepared(name: str, data_dir: str) -> str:
-    """The directory in which a dataset lies prepared.
+    """The directory in which a dataset lies prepared; `data_dir`: see `data_root`, also a bucket's.
 
-    Args:
-      name: `name`, `name/config`, each with an optional `:1.2.3`. Without a version, the newest
-        one that is there; without a config, the only one that is there.
-      data_dir: folder to look in, see `data_root`; also gs://BUCKET/FOLDER.
-
-    Raises:
-      UserError: nothing of that name is there, or several configs are.
+    Without a version in `NAME[/CONFIG][:1.2.3]` the newest is taken, without a config the only one.
+    UserError where none is there, or several configs.
     """
     match = NAME.fullmatch(name)
     if match is None:
@@ -147,8 +138,7 @@ def open_prepared(
     try:
         info = tfds.builder_from_directory(directory).info
     except Exception as error:  # TFDS raises many kinds, over several lines
-        reason = one_line(error)
-        message = f"dataset {directory}: cannot read its metadata ({reason})."
+        message = f"dataset {directory}: cannot read its metadata ({one_line(error)})."
         raise as_user_error(message, error) from None
     image = image_key(info)
     label = Label((), computed_labels.zero)
