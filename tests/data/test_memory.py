@@ -12,8 +12,7 @@ from PIL import Image
 
 import vit_jax
 from tests import fixtures_data, tiny
-from vit_jax.data.datasets import create_dataset
-from vit_jax.data.embedded import digit_splits
+from vit_jax.data.datasets import create_dataset, digit_splits
 from vit_jax.data.memory import open_given
 from vit_jax.errors import UserError
 from vit_jax.train import train_and_evaluate

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from scipy import stats
 
 from vit_jax.data.augment import AUGMENT_OPS, RandAug
-from vit_jax.data.order import example_rng
+from vit_jax.data.pipeline import example_rng
 from vit_jax.data.preprocess import parse
 
 MAGNITUDES = (0, 3, 5, 9, 10, 15, 20)

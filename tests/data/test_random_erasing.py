@@ -8,7 +8,7 @@ from scipy import stats
 
 from vit_jax.data.augment import RandomErasing
 from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD
-from vit_jax.data.order import example_rng
+from vit_jax.data.pipeline import example_rng
 
 
 def boxes(op: RandomErasing, draws: int, height: int = 100, width: int = 120) -> np.ndarray:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vit_jax.data import pipeline
+from vit_jax.data import workers
 from vit_jax.data.pipeline import train_batches
 from vit_jax.data.sources import ArraySpec
 from vit_jax.errors import UserError
 
-linux = pytest.mark.skipif(not os.path.isdir(pipeline.SHARED_MEMORY), reason="no /dev/shm here")
+linux = pytest.mark.skipif(not os.path.isdir(workers.SHARED_MEMORY), reason="no /dev/shm here")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Noise:
         return {"image": rng.integers(0, 256, (6, 6, 3), np.uint8), "label": index}
 
 
-@pytest.mark.parametrize("shared_memory", [pipeline.SHARED_MEMORY, "/nowhere"])
+@pytest.mark.parametrize("shared_memory", [workers.SHARED_MEMORY, "/nowhere"])
 def test_workers_give_the_same_batches_in_the_same_order_and_name_a_bad_example(
     shared_memory, monkeypatch
 ):
     """Also where there is no shared memory."""
-    monkeypatch.setattr(pipeline, "SHARED_MEMORY", shared_memory)
+    monkeypatch.setattr(workers, "SHARED_MEMORY", shared_memory)
     arguments = {"batch_size": 4, "seed": 1, "start_step": 2, "total_steps": 10}
     expected = list(train_batches(Noise(), **arguments))
     broken = int(expected[-1]["label"][2])
@@ -66,7 +66,7 @@ def test_workers_give_the_same_batches_in_the_same_order_and_name_a_bad_example(
 TRAINING = """
 import sys, time
 import numpy as np
-from vit_jax.data import pipeline
+from vit_jax.data import pipeline, workers
 from vit_jax.data.sources import ArraySpec
 
 class Noise:
@@ -76,7 +76,7 @@ class Noise:
         return {"image": rng.integers(0, 256, (64, 64, 3), np.uint8), "label": index}
 
 if __name__ == "__main__":
-    pipeline.SHARED_MEMORY = sys.argv[1]
+    workers.SHARED_MEMORY = sys.argv[1]
     batches = pipeline.train_batches(Noise(), batch_size=16, seed=0, total_steps=10**6,
                                      num_workers=1, num_threads=1)
     kept = [next(batches) for _ in range(3)]
@@ -89,7 +89,7 @@ if __name__ == "__main__":
 @pytest.fixture
 def folder():
     """Shared memory of one test."""
-    path = f"{pipeline.SHARED_MEMORY}/vit_jax_test_{os.getpid()}"
+    path = f"{workers.SHARED_MEMORY}/vit_jax_test_{os.getpid()}"
     os.mkdir(path)
     yield path
     os.rmdir(path)

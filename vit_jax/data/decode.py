@@ -23,9 +23,8 @@ from vit_jax.data.sources import describe
 cv2.setNumThreads(1)
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-# Chunks of a PNG file that are passed over. libpng would make grey of colours by another formula
-# where it knows their gamma, and warn on stderr of the colour profiles of a popular editor: a line
-# per image and epoch.
+# Chunks of a PNG file that are passed over: with a gamma libpng would make other grey of colours,
+# and of a popular editor's colour profiles it warns on stderr, a line per image and epoch.
 _REMARKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
 
 Method = Literal["bilinear", "area", "bicubic", "nearest", "pillow_bilinear", "pillow_bicubic"]
@@ -44,15 +43,10 @@ _COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}
 
 
 def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.ndarray:
-    """An image file, or pixels that need no decoding, as uint8 [H, W, channels].
+    """The content of an image file, or pixels [H, W] or [H, W, C], as uint8 [H, W, channels].
 
-    Args:
-      image: the content of a JPEG, PNG, WebP, GIF, BMP or TIFF file, or uint8 [H, W] or [H, W, C].
-      channels: 3 (RGB) or 1 (luma).
-      exif: turn the image upright as its orientation tag says (else: pixels as they are stored).
-
-    Raises:
-      ValueError: the bytes are not a complete image file, or the array is not an image.
+    `channels` is 3 (RGB) or 1 (luma); `exif` turns the image upright as its orientation tag says.
+    ValueError where the bytes are not a complete image file, or the array is not an image.
     """
     if isinstance(image, np.ndarray):
         return _with_channels(image, channels)
@@ -64,10 +58,7 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
 
 
 def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
-    """What `decode_image` gives for the file of a Pillow image: uint8 [H, W] or [H, W, 3].
-
-    ValueError where its samples have more than 8 bits, which Pillow would cut off.
-    """
+    """What `decode_image` makes of a Pillow image's file; ValueError for more than 8 bits."""
     from PIL import ImageOps
 
     if image.mode[0] in "IF":
@@ -93,9 +84,8 @@ def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 def decodes(data: bytes) -> bool:
     """Whether the whole image file can be decoded.
 
-    JPEG is decoded at 1/8 scale, which reads all of the entropy-coded data and skips two thirds of
-    the rest: 0.7 ms for 500 x 375 against 1.1 ms in full. Other formats have no such shortcut, and
-    OpenCV would refuse what has a side below 8 pixels.
+    A JPEG at 1/8 scale, which reads all of the entropy-coded data: 0.7 ms for 500 x 375 against 1.1
+    in full. Of others OpenCV would refuse what has a side below 8 pixels.
     """
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
     return _imdecode(data, flags) is not None

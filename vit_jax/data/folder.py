@@ -60,6 +60,9 @@ class FolderSource:
     def path(self, index: int) -> bytes:
         return os.path.join(self._root, bytes(self._paths[index]))
 
+    def paths(self) -> list[bytes]:
+        return [self.path(index) for index in range(len(self))]
+
     def describe(self, index: int) -> str:
         return os.fsdecode(self.path(index))
 
@@ -68,22 +71,17 @@ class FolderSource:
 
     def identity(self) -> Iterable[str]:
         """Relative path and size of every file, in order."""
-        sizes = map_threads(os.path.getsize, self._files())
-        for path, size in zip(self.relative_paths(), sizes, strict=True):
-            yield f"{path} {size}"
+        sizes = map_threads(os.path.getsize, self.paths())
+        return map("{} {}".format, self.relative_paths(), sizes)
 
     def newer_than(self, seconds: float) -> list[str]:
         """Relative paths of the files written more than a second after this time (since 1970)."""
-        times = map_threads(os.path.getmtime, self._files())
-        names = self.relative_paths()
-        return [name for name, time in zip(names, times, strict=True) if time > seconds + 1.0]
-
-    def _files(self) -> list[bytes]:
-        return [self.path(index) for index in range(len(self))]
+        times = zip(self.relative_paths(), map_threads(os.path.getmtime, self.paths()), strict=True)
+        return [name for name, time in times if time > seconds + 1.0]
 
     def check(self, on_bad_image: str) -> FolderSource:
         """Decodes every file; UserError where none does, or one does not and that is an "error"."""
-        verdicts = map_threads(_decodes_file, self._files())
+        verdicts = map_threads(_decodes_file, self.paths())
         bad = [position for position, decoded in enumerate(verdicts) if not decoded]
         if not bad:
             return self
@@ -106,11 +104,8 @@ def open_folder(
 
     The classes are those of `train` (of all splits where there is no `train`), sorted. Where no
     label is needed, all are 0 and there are no class names; then splits need no class folders, and
-    images in `root` itself are the split `train`.
-
-    Raises:
-      UserError: the folder is missing, empty or laid out otherwise, has one class only, a class
-        without images, or a class in this split that `train` does not have.
+    images in `root` itself are the split `train`. UserError for another layout, a single class, a
+    class without images, or one in this split that `train` does not have.
     """
     root = os.path.abspath(os.path.expanduser(root))
     splits = split_folders(root, needs_label)
@@ -165,9 +160,8 @@ def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
             name: [f"{name}/{each}" for each in _subfolders(f"{root}/{name}")] for name in top
         }
     except OSError as error:
-        raise UserError(
-            f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT} in it."
-        ) from None
+        message = f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT} in it."
+        raise UserError(message) from None
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     if splits := {name: folders for name, folders in splits.items() if folders}:
@@ -220,6 +214,5 @@ def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
 
 
 def _decodes_file(path: bytes) -> bool:
-    """An OSError that may pass is raised."""
     content = read_or_none(Path(os.fsdecode(path)).read_bytes)
     return content is not None and decodes(content)

@@ -60,8 +60,7 @@ def check_range(name: str, value: tuple[float, float], limit: float = np.inf) ->
 class Decode(ImageOp):
     """Image file -> uint8 [H, W, channels]; see decode.py for unusual files.
 
-    `exif` turns photographs upright as their orientation tag says, which is what their owner sees;
-    the official code reads pixels as stored (`exif=False`).
+    `exif` turns photographs upright; the official code reads pixels as stored (`exif=False`).
     """
 
     channels: Literal[1, 3] = 3
@@ -100,7 +99,7 @@ class Resize(SizedOp):
 class ResizeSmall(ImageOp):
     """Scales the short side to `size` and keeps the aspect ratio.
 
-    The long side is rounded to the `nearest` pixel as big_vision has it, or `down` as torchvision.
+    The long side is rounded to the `nearest` pixel (big_vision) or `down` (torchvision).
     """
 
     size: int
@@ -118,13 +117,11 @@ class ResizeSmall(ImageOp):
 
 def _spare(image: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
     """How many rows and columns a crop leaves over; ValueError where the image is too small."""
-    rows, columns = image.shape[:2]
-    if rows < shape[0] or columns < shape[1]:
-        raise ValueError(
-            f"an image of {rows}x{columns} holds no crop of {shape[0]}x{shape[1]}; put "
-            "resize_small before the crop"
-        )
-    return rows - shape[0], columns - shape[1]
+    (rows, columns), (height, width) = image.shape[:2], shape
+    if rows < height or columns < width:
+        crop = f"an image of {rows}x{columns} holds no crop of {height}x{width}"
+        raise ValueError(f"{crop}; put resize_small before the crop")
+    return rows - height, columns - width
 
 
 def _cut(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
@@ -135,8 +132,7 @@ def _cut(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.
 class CentralCrop(SizedOp):
     """Cuts height x width from the middle.
 
-    Where there is no middle pixel the corner is rounded `down` as in big_vision, or to the
-    `nearest` even pixel as in torchvision.
+    The corner is rounded `down` (big_vision) or to the `nearest` even pixel (torchvision).
     """
 
     rounding: Rounding = "down"
@@ -160,9 +156,8 @@ class RandomCrop(SizedOp):
 class InceptionCrop(ImageOp):
     """Cuts a box of random area and aspect ratio and scales it to `size`.
 
-    `area` is the box's share of the image, `ratio` its width / height. Bilinear without
-    antialiasing, as in the official code; the ratio is the default of its TensorFlow op, where
-    torchvision has (3/4, 4/3).
+    `area` is the box's share of the image, `ratio` its width / height, by default that of the
+    official code; torchvision has (3/4, 4/3). Bilinear without antialiasing.
     """
 
     size: Size
@@ -183,11 +178,10 @@ class InceptionCrop(ImageOp):
     ) -> tuple[int, int, int, int]:
         """A random box (top, left, height, width) inside an image of height x width.
 
-        Follows the sampling of TensorFlow's `sample_distorted_bounding_box`, which the official
-        code calls with no boxes: the aspect ratio is uniform in `ratio`; given that, the height
-        (not the area) is uniform among those that keep the area within `area`, so small crops are
-        more frequent than with a uniform area; after 100 rejected draws the whole image is taken.
-        Differences: other random numbers, and every offset is equally likely, the last included.
+        As the official code's `sample_distorted_bounding_box` of TensorFlow: the aspect ratio is
+        uniform in `ratio`; given that, the height (not the area) is uniform among those that keep
+        the area within `area`, so small crops are more frequent than with a uniform area; after 100
+        rejected draws the whole image is taken. Here the last offset is as likely as the others.
         """
         low, high = self.area[0] * height * width, self.area[1] * height * width
         for _ in range(_CROP_ATTEMPTS):
@@ -223,8 +217,7 @@ class FlipLr(ImageOp):
 class RandomAffine(ImageOp):
     """Rotation and shear within +-degrees, shift within +-translate of a side, scale in a range.
 
-    All but the shift are about the centre. For data that must not be mirrored, such as digits.
-    What comes in from outside is black.
+    All but the shift are about the centre; what comes in from outside is black.
     """
 
     degrees: float = 0.0
@@ -267,10 +260,7 @@ class ValueRange(ImageOp):
 
 @dataclasses.dataclass(frozen=True)
 class Normalize(ImageOp):
-    """uint8 -> float32 (image / 255 - mean) / std, one number or one per channel.
-
-    For weights whose training data were scaled so (DeiT: ImageNet's mean and deviation).
-    """
+    """uint8 -> float32 (image / 255 - mean) / std, one number or one per channel."""
 
     mean: float | tuple[float, float, float]
     std: float | tuple[float, float, float]

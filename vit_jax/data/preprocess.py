@@ -4,9 +4,8 @@
 by name; a name in PIPELINES stands for several. To add an op, write the dataclass (see ops.py) and
 put it in OPS.
 
-Images stay uint8: the train step scales them to [-1, 1] on the device, a quarter of the bytes to
-ship. Photographs are turned upright by their EXIF orientation unless `exif=False`, which gives
-exactly the pixels that published accuracies were measured on.
+Images stay uint8: the train step scales them to [-1, 1] on the device. Published accuracies were
+measured without turning photographs upright, `exif=False`.
 """
 
 from __future__ import annotations
@@ -118,10 +117,7 @@ class Chain:
     ops: tuple[ImageOp, ...]
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
-        """Applies the ops; the image comes back contiguous.
-
-        ValueError for an image that cannot be decoded, or is too small for a crop.
-        """
+        """Applies the ops; ValueError for an image that cannot be decoded, or is too small."""
         if isinstance(example["image"], bytes) and not isinstance(self.ops[0], ops.Decode):
             raise UserError(f"preprocess must start with decode, the images are files: {self}")
         for op in self.ops:
@@ -148,9 +144,7 @@ def evaluate_calls(
 ) -> list[tuple[str, Any]]:
     """Calls what the terms of `a|b(1, c=2)` name in `table`; gives (name, result) for each.
 
-    Raises:
-      UserError: a syntax error, an unknown name, or an unknown, missing, ill-typed or impossible
-        argument; it names `key` and what is known.
+    UserError for bad syntax, an unknown name, or an unknown, missing or impossible argument.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
+from tensorflow_datasets.proto import tf_example_pb2
 from tqdm import tqdm
 
 from vit_jax.data import tfds_reader
 from vit_jax.data.decode import decodes
 from vit_jax.data.sources import map_threads
-from vit_jax.data_preparation.shards import image_of
 from vit_jax.errors import UserError, one_line
 from vit_jax.files.manifest import MANIFEST, digest, read_manifest
 
@@ -60,7 +60,8 @@ def _undecodable(shard: Path, image_key: str) -> str:
     """Which image of an intact shard cannot be decoded; "" if all can."""
     reader = array_record_module.ArrayRecordReader(str(shard))
     for index in range(reader.num_records()):
-        if not decodes(image_of(reader.read([index])[0], image_key)):
+        example = tf_example_pb2.Example.FromString(reader.read([index])[0])
+        if not decodes(example.features.feature[image_key].bytes_list.value[0]):
             return f"the image of record {index} cannot be decoded"
     reader.close()
     return ""

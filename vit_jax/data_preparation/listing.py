@@ -84,9 +84,7 @@ def list_tar(
     """The members, by name, that are `wanted` of an uncompressed tar; reads headers only.
 
     The tar is `path`, or `size` bytes from `start` on, an inner tar that errors call `name`.
-
-    UserError where it is no tar or ends too early. Links and sparse files are listed too; they will
-    not decode.
+    UserError where it is no tar or ends too early.
     """
     where = f"{path}: {name}" if name else path
     end = os.path.getsize(path) if size is None else start + size

@@ -67,8 +67,7 @@ def imagenet2012_parts(source: str) -> dict[str, str]:
 def list_imagenet2012(source: str) -> Listing:
     """The splits `train` and `validation`, as far as they are there, with TFDS's labels and order.
 
-    A split is its original tar, or `train/WORDNET_ID/*.JPEG` and `val/`, which holds the images
-    either flat or in such folders. UserError for a damaged tar or an unknown class.
+    A split is its original tar, or `train/WORDNET_ID/*.JPEG` and `val/`, flat or in such folders.
     """
     ids = wordnet_ids("imagenet2012")
     splits = {}
@@ -90,9 +89,8 @@ def list_imagenet2012(source: str) -> Listing:
 def list_imagenet21k(source: str) -> Listing:
     """One split, `full`, in TFDS's order: `full[:25600]` is a random sample of the classes.
 
-    Args:
-      source: the tar of class tars (`fall11_whole.tar`; `winter21_whole.tar`, after gunzip), or a
-        folder that holds a tar `n00004475.tar` or a folder `n00004475` of each class.
+    The source is the tar of class tars (`winter21_whole.tar`, after gunzip), or a folder that holds
+    a tar `n00004475.tar` or a folder `n00004475` of each class.
     """
     if source.endswith((".gz", ".tgz")):
         raise UserError(f"{source}: a compressed tar has no random access; gunzip it first.")

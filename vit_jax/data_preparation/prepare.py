@@ -59,10 +59,7 @@ def prepare_data(
     """Prepares a set, or resumes a preparation that was interrupted; returns its folder.
 
     `kind` is a key of `origins.ORIGINS`, `source` a file or folder; the others are the flags of
-    scripts/prepare_data.py.
-
-    Raises:
-      UserError: see the message; what was done so far is kept.
+    scripts/prepare_data.py. What was done before an error is kept.
     """
     check_known("on_bad_image", on_bad_image, ("error", "skip"))
     check_known("source kind", kind, ORIGINS)
@@ -123,12 +120,7 @@ def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
-    """Makes a folder for an unfinished preparation of this process alone; removes it at the end.
-
-    Raises:
-      UserError: it cannot be written, another process is at work there, or it was begun with
-        another plan.
-    """
+    """Makes a folder for an unfinished preparation of this process alone; removes it at the end."""
     try:
         for each in ("receipts", "prepared"):
             (work / each).mkdir(parents=True, exist_ok=True)
@@ -259,13 +251,7 @@ def _finish(
 def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
     """Lets TFDS download and prepare one of its sets, adds checksums, returns the directory.
 
-    Args:
-      name: `NAME[/CONFIG][:VERSION]`.
-      data_dir: TFDS root, where downloads are kept too; "" for TFDS's default.
-      manual_dir: folder with files that TFDS cannot download.
-
-    Raises:
-      UserError: no such set, or TFDS cannot prepare it.
+    `name` is `NAME[/CONFIG][:VERSION]`, `manual_dir` a folder with files that TFDS cannot download.
     """
     match = NAME.fullmatch(name)
     known = registered.list_imported_builders()

@@ -37,16 +37,10 @@ class Shard(NamedTuple):
 
 
 def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -> dict[str, Any]:
-    """Writes a shard under another name, syncs and renames it, then leaves a receipt.
+    """Writes a shard under another name, syncs and renames it, then leaves a receipt, its result.
 
-    Images that cannot be decoded are left out; for `short_side` and `quality` see `shrink`.
-
-    Returns:
-      The receipt: {"records", "num_bytes" of them, "bytes" and "sha256" of the file, "unreadable":
-      where the left-out images are}.
-
-    Raises:
-      UserError: the source cannot be read or the shard cannot be written.
+    Images that cannot be decoded are left out, and listed in it as `unreadable`; for `short_side`
+    and `quality` see `shrink`.
     """
     found: list[tuple[int, bytes, str]] = []  # position, record, where the image is
     for position, image, where in _read_images(listing, shard):
@@ -107,10 +101,9 @@ def _read_images(listing: Listing, shard: Shard) -> Iterator[tuple[int, bytes, s
 
 
 def shrink(data: bytes, short_side: int, quality: int) -> bytes:
-    """Scales an image file's short side down to `short_side` pixels, as a JPEG of `quality`.
+    """Scales an image file's short side down to `short_side` pixels, as a JPEG, upright.
 
-    Area interpolation; upright, as the orientation tag is lost. Smaller images stay as they are.
-    ValueError where the file cannot be decoded.
+    Smaller images stay as they are. ValueError where the file cannot be decoded.
     """
     pixels = decode_image(data, channels=3, exif=True)
     short = min(pixels.shape[:2])
@@ -129,9 +122,3 @@ def serialize(image: bytes, label: int, file_name: bytes) -> bytes:
     feature["label"].int64_list.value.append(label)
     feature["file_name"].bytes_list.value.append(file_name)
     return example.SerializeToString(deterministic=True)
-
-
-def image_of(record: bytes, image_key: str) -> bytes:
-    """The image file in a serialized example."""
-    example = tf_example_pb2.Example.FromString(record)
-    return example.features.feature[image_key].bytes_list.value[0]

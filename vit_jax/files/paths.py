@@ -136,10 +136,7 @@ def cache_dir() -> Path:
 
 
 def cached_copy(path: Path) -> Path:
-    """A copy of a bucket's object in the cache, fetched unless one of its size is there.
-
-    UserError where there is no room for it.
-    """
+    """A copy of a bucket's object in the cache, fetched unless one of its size is there."""
     local, size = cache_dir() / "data" / str(path).removeprefix(BUCKET), size_of(path)
     if local.exists() and local.stat().st_size == size:
         return local
@@ -163,10 +160,7 @@ def names_below(folder: Path) -> list[str]:
 
 
 def known_digests(folder: Path) -> dict[str, list[Any]]:
-    """[size, "md5:HEX"] by relative name of the files below a folder, as its bucket knows them.
-
-    Objects that were composed of parts have none. Empty for a folder of this machine.
-    """
+    """[size, "md5:HEX"] by relative name of files below a folder, as far as a bucket knows them."""
     return {
         name: [int(each["size"]), f"md5:{base64.b64decode(each['md5Hash']).hex()}"]
         for name, each in (_objects(folder) if is_bucket(folder) else {}).items()
@@ -188,8 +182,7 @@ UNFINISHED = ".unfinished"  # ends the names of files that are being written
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to; its file takes the place of `path` only when it is complete and on disk.
 
-    An object of a bucket is written on this machine first. An OSError names `path`, and leaves
-    nothing behind.
+    An object of a bucket is written on this machine first. An OSError leaves nothing behind.
     """
     if is_bucket(path):
         with uploaded(to_path(path)) as local:
@@ -215,7 +208,6 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes `value` as JSON, see `replacing`."""
     write_atomically(to_path(path), json.dumps(value, indent=2) + "\n")
 
 

@@ -17,9 +17,9 @@ from matplotlib import font_manager
 from sklearn import datasets as sklearn_datasets
 from sklearn import neighbors
 
-from vit_jax.data import embedded
+from vit_jax.data import glyphs
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.embedded import CLASSES, Face, GlyphSource, glyph_splits
+from vit_jax.data.glyphs import CLASSES, Face, GlyphSource, glyph_splits
 from vit_jax.errors import UserError
 
 
@@ -44,7 +44,7 @@ def test_the_scans_in_their_order() -> None:
 def test_packages_of_the_extra_are_named(
     name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embedded._field.cache_clear()
+    glyphs._field.cache_clear()
     for module in ("sklearn", "matplotlib"):
         monkeypatch.setitem(sys.modules, module, None)  # importing it raises
     with pytest.raises(UserError, match=rf"the package {package}: .*'.\[embedded\]'"):
@@ -104,8 +104,8 @@ def test_no_typeface_is_on_both_sides() -> None:
         # "DejaVu Sans Mono" -> "DejaVu"
         return {font_manager.get_font(str(file)).family_name.split()[0] for file in files}
 
-    assert fonts(embedded.TRAIN_FAMILIES) == {"DejaVu", "STIXGeneral"}
-    assert fonts(embedded.TEST_FAMILIES) == {"cmr10", "cmb10", "cmti10", "cmss10", "cmtt10"}
+    assert fonts(glyphs.TRAIN_FAMILIES) == {"DejaVu", "STIXGeneral"}
+    assert fonts(glyphs.TEST_FAMILIES) == {"cmr10", "cmb10", "cmti10", "cmss10", "cmtt10"}
 
 
 def test_like_the_scans() -> None:
