@@ -6,14 +6,17 @@ import multiprocessing
 import pathlib
 import pickle
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests import fixtures_data
+from tests import fixtures_data, tiny
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.sources import ArraySpec
 from vit_jax.errors import UserError
+from vit_jax.parameters.sharding import create_mesh
+from vit_jax.run import create_run
 
 SPEC = "decode|resize(12)"
 
@@ -121,13 +124,60 @@ def test_embedded_sets_take_arguments_and_splits() -> None:
     ("name", "message"),
     [
         ("glyphs(sise=16)", r"unknown argument 'sise'\. Did you mean 'size'"),
-        ("glyphs(16)", "too many positional arguments"),
         ("glyphs(size=100000)", r"glyphs\(size=100000\): size must be from 4 to 1024"),
-        ("glyphs(size=print())", "arguments must be literals"),
-        ("glyphs(size=16", "was never closed"),
     ],
 )
 def test_wrong_arguments_of_embedded_sets(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         create_dataset(name=name, split="train", preprocess="decode")
     assert f"dataset.name {name!r}" in str(caught.value)
+
+
+def test_a_tfds_set_without_labels(tmp_path: pathlib.Path) -> None:
+    fixtures_data.Unlabelled(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    keys = {"preprocess": "decode|resize(16)", "data_dir": str(tmp_path)}
+    with pytest.raises(UserError, match="no label; set dataset.label_key"):
+        create_dataset(name="unlabelled", split="train", **keys)
+    dataset = create_dataset(name="unlabelled", split="train", **keys, needs_label=False)
+    assert dataset.source[3]["label"] == 0
+
+
+def test_labels_outside_of_the_classes_are_not_read(tmp_path: pathlib.Path) -> None:
+    def unlabelled(split: str, index: int) -> dict[str, Any]:
+        return {**fixtures_data.image_example(split, index), "label": -1}  # as in ImageNet's test
+
+    fixtures_data.tiny_tfds("imagenet2012", tmp_path, {"test": 3}, example=unlabelled)
+    keys = {"split": "test", "preprocess": "decode", "data_dir": str(tmp_path)}
+    with pytest.raises(UserError, match="label -1 is not in"):
+        create_dataset(name="imagenet2012", **keys).source[0]
+    assert create_dataset(name="imagenet2012", needs_label=False, **keys).source[0]["label"] == 0
+
+
+def test_a_folder_without_class_folders(tmp_path: pathlib.Path) -> None:
+    for seed in range(20):
+        image = fixtures_data.encoded(fixtures_data.picture(seed, size=(16, 20)))
+        (tmp_path / f"{seed}.jpg").write_bytes(image)
+    keys = {"split": "train", "preprocess": "decode|resize(16)"}
+    with pytest.raises(UserError, match="no folders of classes"):
+        create_dataset(name=str(tmp_path), **keys)
+    config = tiny.config(
+        dataset__name=str(tmp_path),
+        dataset__split="train",
+        objective__name="masked_patch",
+        model__classifier="token_unpooled",
+        evaluators__test__split="train[-4:]",
+    )
+    dataset = create_run(config, create_mesh()).dataset
+    assert (dataset.num_examples, dataset.class_names) == (20, ())
+    assert not any(dataset.source[i]["label"] for i in range(20))
+
+
+def test_splits_with_and_without_class_folders(tmp_path: pathlib.Path) -> None:
+    fixtures_data.write_folder(tmp_path, {"train": {"cat": 3}, "extra": {"cow": 2, "cat": 1}})
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "x.jpg").write_bytes(fixtures_data.encoded(fixtures_data.picture(0)))
+    for split, count in {"train": 3, "extra": 3, "test": 1, "all": 7}.items():
+        dataset = create_dataset(
+            name=str(tmp_path), split=split, preprocess="decode", needs_label=False
+        )
+        assert dataset.check().num_examples == count

@@ -211,16 +211,6 @@ def test_damaged_images_are_reported_before_training(
         assert example["image"].dtype == np.uint8
 
 
-def test_a_report_of_many_names_ten(tmp_path: pathlib.Path) -> None:
-    touch_folder(tmp_path, {"a": 7, "b": 7})
-    source, _ = open_folder(str(tmp_path), "train")
-    with pytest.raises(UserError, match="14 of 14 images cannot be read.* and 4 more;") as caught:
-        source.check("error")
-    assert str(caught.value).count(".jpg") == 10
-    with pytest.raises(UserError, match="no image is left"):
-        source.check("skip")
-
-
 def test_a_clean_folder_passes_and_a_lost_file_is_named(small: pathlib.Path) -> None:
     dataset = create_dataset(name=str(small), split="train", preprocess="decode")
     assert dataset.source.check("error") is dataset.source

@@ -18,8 +18,6 @@ from vit_jax.data.pipeline import train_batches
 from vit_jax.data.sources import ArraySpec
 from vit_jax.errors import UserError
 
-linux = pytest.mark.skipif(not os.path.isdir(workers.SHARED_MEMORY), reason="no /dev/shm here")
-
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
@@ -106,7 +104,6 @@ def training(*arguments):
     )
 
 
-@linux
 def test_the_end_is_silent_and_leaves_nothing(folder):
     """Although the iterator and its batches are alive when the interpreter ends."""
     with training(folder) as process:
@@ -115,7 +112,6 @@ def test_the_end_is_silent_and_leaves_nothing(folder):
     assert os.listdir(folder) == []
 
 
-@linux
 def test_workers_follow_a_killed_training_process(folder):
     with training(folder, "wait") as process:
         assert process.stdout.readline() == "ready\n"

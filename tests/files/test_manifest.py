@@ -55,23 +55,6 @@ def test_what_cannot_be_read_now_is_not_called_damaged(
                 call(folder)
 
 
-@pytest.mark.parametrize(("times", "damaged"), [(1, []), (2, ["d/data"])])
-def test_an_io_error_counts_when_it_comes_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, damaged: list[str]
-) -> None:
-    """A bad sector of a local disk stays bad; a network's error is gone."""
-    left, digest = [times], checksums.digest
-
-    def fails(path: Path, kind: str) -> list[object]:
-        if path.name == "data" and left[0]:
-            left[0] -= 1
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return digest(path, kind)
-
-    monkeypatch.setattr(checksums, "digest", fails)
-    assert damaged_files(folder) == damaged
-
-
 def test_any_change_of_the_manifest_is_noticed(folder: Path) -> None:
     path = folder / MANIFEST
     original = path.read_bytes()
