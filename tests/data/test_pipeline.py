@@ -140,14 +140,6 @@ def test_repeats_that_do_not_divide_the_batch_are_refused_at_once(repeats):
         check_repeated_augmentation(repeats, 8)
 
 
-@pytest.mark.parametrize("start", [7, 9])
-def test_nothing_left_to_do(start):
-    with train_batches(
-        dataset(), batch_size=8, seed=0, start_step=start, total_steps=7, num_threads=2
-    ) as batches:
-        assert list(batches) == []
-
-
 @pytest.mark.parametrize("hosts", [1, 2, 8])
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 23])
 def test_eval_batches_count_every_example_once(size, hosts):

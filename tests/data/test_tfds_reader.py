@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
-import pickle
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -74,19 +72,6 @@ def test_shards_of_tfds_can_be_named(data_dirs: dict[str, pathlib.Path]) -> None
     )
     with pytest.raises(UserError, match=r"dataset\.split='train\[9shard:\]' selects no example"):
         open_cifar(root, "train[9shard:]")
-
-
-def test_threads_and_copies_read_the_same(
-    data_dirs: dict[str, pathlib.Path], file_format: str
-) -> None:
-    source = open_cifar(data_dirs[file_format], "train")
-    unread = pickle.loads(pickle.dumps(source))
-    expected = contents(source)
-    assert contents(pickle.loads(pickle.dumps(source))) == expected  # with files open
-    order = np.random.default_rng(0).integers(0, len(source), 2000)
-    with ThreadPoolExecutor(8) as pool:
-        for index, example in zip(order, pool.map(unread.__getitem__, order), strict=True):
-            assert (example["image"], example["label"]) == expected[index]
 
 
 def shard(directory: pathlib.Path, split: str) -> pathlib.Path:
