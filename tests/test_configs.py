@@ -18,7 +18,7 @@ from tests.tiny import Script
 from vit_jax import config as default
 from vit_jax import run as run_module
 from vit_jax.command_line import help_of
-from vit_jax.data.pipeline import HostBatches
+from vit_jax.data.pipeline import host_batches
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model
 from vit_jax.models.variants import get_variant
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Sections that are handed over whole, and who names their keys.
 SECTIONS: dict[str, Callable[..., Any] | tuple[Callable[..., Any], ...]] = {
     "duration": to_steps,
-    "loader": HostBatches.__init__,
+    "loader": host_batches,
     "mesh": create_mesh,
     "mix": create_mixing,
     "train_step": make_train_step,

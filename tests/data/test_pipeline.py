@@ -39,23 +39,14 @@ class Digits:
         data = cv2.imencode(".png", noise)[1].tobytes()
         return {"image": data[:40] if index in self.broken else data, "label": index}
 
-    def describe(self, index: int) -> str:
-        return f"/data/{index}.png"
-
-    def check(self, _on_bad_image: str) -> Digits:
-        return self
-
-    def identity(self) -> list[str]:
-        return []
-
 
 def dataset(size=23, spec=SPEC, **kwargs):
     return Dataset("noise", "train", Digits(size, **kwargs), parse(spec), ())
 
 
 def collect(batches):
-    with batches:
-        out = list(batches)
+    with batches as opened:
+        out = list(opened)
     return {key: np.stack([batch[key] for batch in out]) for key in out[0]}
 
 
@@ -178,7 +169,7 @@ def test_images_of_different_shapes_are_named(batch_size):
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_a_bad_example_is_named(num_threads):
     data = dataset(broken=(12,))
-    message = r"^example 12 of noise train \(/data/12.png\): .* cannot be decoded"
+    message = r"^example 12 of noise train: .* cannot be decoded"
     with pytest.raises(UserError, match=message) as e:
         collect(eval_batches(data, batch_size=8, num_threads=num_threads))
     assert "\n" not in str(e.value)
@@ -194,7 +185,6 @@ def test_threads_end_with_the_context():
         next(batches)
         threads = [thread for thread in ours() if thread not in before]
         assert threads
-    assert next(batches, None) is None
     for thread in threads:
         thread.join(timeout=10)
         assert not thread.is_alive()

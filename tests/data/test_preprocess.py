@@ -41,11 +41,6 @@ def test_every_op_can_be_written_and_pickled():
             "|central_crop(224, rounding='nearest')",
         ),
         (
-            "timm_eval(384, crop_pct=1)",
-            "decode|resize_small(384, 'pillow_bicubic', 'down')"
-            "|central_crop(384, rounding='nearest')",
-        ),
-        (
             "deit_eval(384, exif=False)",
             "decode(exif=False)|resize_small(438, 'pillow_bicubic', 'down')"
             "|central_crop(384, rounding='nearest')"

@@ -162,7 +162,7 @@ def test_without_labels(tmp_path: Path) -> None:
     [
         ({"file": ["a"], "label": ["x"]}, "train", r"no column 'path' or 'file_name', but file"),
         ({"path": ["a"], "lable": ["x"]}, "train", "no column 'label' or 'labels', but .*Did you"),
-        ({"path": [], "label": []}, "train", "the table has no rows"),
+        ({"path": [], "label": []}, "train", "0 classes; a classifier needs two"),
         (
             {"path": ["a", "b"], "label": ["x", "y"], "split": ["train", ""]},
             "train",

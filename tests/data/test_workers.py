@@ -43,12 +43,13 @@ def test_workers_give_the_same_batches_in_the_same_order_and_name_a_bad_example(
     """Also where there is no shared memory."""
     monkeypatch.setattr(workers, "SHARED_MEMORY", shared_memory)
     arguments = {"batch_size": 4, "seed": 1, "start_step": 2, "total_steps": 10}
-    expected = list(train_batches(Noise(), **arguments))
+    with train_batches(Noise(), **arguments) as batches:
+        expected = list(batches)
     broken = int(expected[-1]["label"][2])
     received = []
     before = set(glob.glob(f"{shared_memory}/vit_jax-*"))
-    batches = train_batches(Noise(broken), **arguments, num_workers=2, num_threads=1)
-    with batches, pytest.raises(UserError) as caught:
+    running = train_batches(Noise(broken), **arguments, num_workers=2, num_threads=1)
+    with running as batches, pytest.raises(UserError) as caught:
         received.extend(batches)
     assert str(caught.value) == f"example {broken}: it is broken"
     assert len(received) == 7
@@ -75,12 +76,12 @@ class Noise:
 
 if __name__ == "__main__":
     workers.SHARED_MEMORY = sys.argv[1]
-    batches = pipeline.train_batches(Noise(), batch_size=16, seed=0, total_steps=10**6,
-                                     num_workers=1, num_threads=1)
-    kept = [next(batches) for _ in range(3)]
-    print("ready", flush=True)
-    if "wait" in sys.argv:
-        time.sleep(600)
+    with pipeline.train_batches(Noise(), batch_size=16, seed=0, total_steps=10**6,
+                                num_workers=1, num_threads=1) as batches:
+        kept = [next(batches) for _ in range(3)]
+        print("ready", flush=True)
+        if "wait" in sys.argv:
+            time.sleep(600)
 """
 
 
@@ -105,7 +106,7 @@ def training(*arguments):
 
 
 def test_the_end_is_silent_and_leaves_nothing(folder):
-    """Although the iterator and its batches are alive when the interpreter ends."""
+    """Although batches are alive when the interpreter ends."""
     with training(folder) as process:
         out, err = process.communicate()
     assert (process.returncode, out, err) == (0, "ready\n", "")

@@ -51,8 +51,11 @@ def test_a_prepared_folder_gives_the_folders_own_batches(
             create_dataset(name=name, split=split, **options) for name in ("photos", str(photos))
         ]
         assert both[0].class_names == both[1].class_names == ("cat", "dog")
-        iterators = [train_batches(each, batch_size=4, seed=1, total_steps=9) for each in both]
-        for one, other in zip(*iterators, strict=True):
+        found = []
+        for dataset in both:
+            with train_batches(dataset, batch_size=4, seed=1, total_steps=9) as batches:
+                found.append(list(batches))
+        for one, other in zip(*found, strict=True):
             for key in one:
                 np.testing.assert_array_equal(one[key], other[key])
 

@@ -31,7 +31,6 @@ from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, ImageOp, check_range
 FILL = 128
 MAX_LEVEL = 10.0  # the magnitude at which an op has its documented strength
 MAX_MAGNITUDE = 20.0
-_BOX_ATTEMPTS = 10
 
 _VALUES = np.arange(256, dtype=np.float32)
 _LUMA = np.array([[0.2989, 0.5870, 0.1140]], np.float32)  # of tf.image.rgb_to_grayscale
@@ -271,7 +270,7 @@ class RandomErasing(ImageOp):
     def _box(self, rng: np.random.Generator, height: int, width: int) -> tuple[slice, slice] | None:
         """Rows and columns, or None where no draw fits."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for _ in range(_BOX_ATTEMPTS):
+        for _ in range(10):
             pixels = rng.uniform(*self.area) * height * width
             ratio = math.exp(rng.uniform(low, high))
             box_height = round(math.sqrt(pixels * ratio))

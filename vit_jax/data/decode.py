@@ -1,8 +1,7 @@
 """Encoded image files to uint8 arrays through OpenCV, and arrays to another size.
 
-What becomes of unusual files (compared with Pillow in tests/data/test_preprocess.py): grayscale,
-palette and CMYK images are converted to the channels asked for; transparency is dropped, not
-blended, as TensorFlow's decoders do; of 16-bit samples the high byte is kept, of animations the
+Grayscale, palette and CMYK images are converted to the channels asked for; transparency is dropped,
+not blended, as TensorFlow's decoders do; of 16-bit samples the high byte is kept, of animations the
 first frame.
 
 The `pillow_...` methods of `resize` are Pillow's, with antialiasing: timm, DeiT and Hugging Face

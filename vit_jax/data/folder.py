@@ -4,11 +4,9 @@ Without folders of splits, `root/class_name/*.jpg`, a fifth of each class is `te
 path hashes low. So a file stays in its split whatever is added, and on any machine; only where a
 class would have none in one of both (small ones) the lowest, or the highest, changes over.
 
-Order of the files. The files of a class are shuffled by a hash of their path relative to the root
-(the same on every machine), the k-th of a class's n files gets the rank k / (n - 1), and all files
-are sorted by rank, ties by hash. Every prefix that has as many examples as there are classes then
-holds every class (a plain `train[:98%]` would lose whole ones), and so does every such suffix, but
-for classes with a single file, which has rank 0.
+The files of a class are shuffled by a hash of their path relative to the root, the k-th of n gets
+the rank k / (n - 1), and all files are sorted by rank, ties by hash. Every prefix, and suffix, that
+has as many examples as there are classes then holds every class that has two files.
 """
 
 from __future__ import annotations

@@ -67,17 +67,15 @@ def _half(split: str, data: Any) -> Any:
             raise UserError(f"split {split!r}: {len(images)} images, {len(labels)} labels.")
         is_array = isinstance(images, np.ndarray)
         if is_array and (images.dtype != np.uint8 or images.ndim not in (3, 4)):
+            found = f"split {split!r}: images are {describe(images)}"
             raise UserError(
-                f"split {split!r}: images are {describe(images)}; they must be uint8 "
-                "[N, H, W, C] or [N, H, W], from 0 to 255."
+                f"{found}; they must be uint8 [N, H, W, C] or [N, H, W], from 0 to 255."
             )
         if labels.ndim != 1 or not any(
             all(isinstance(label, kind) for label in labels) for kind in (str, int | np.integer)
         ):
-            raise UserError(
-                f"split {split!r}: labels {list(labels.shape)} must be integers or names of "
-                "classes, one for each image."
-            )
+            found = f"split {split!r}: labels {list(labels.shape)}"
+            raise UserError(f"{found} must be integers or names of classes, one for each image.")
         return _Pair(images, labels.tolist())
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and hasattr(data, "classes"):
         return data

@@ -28,7 +28,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 _ROUND: dict[str, Callable[[float], int]] = {"nearest": round, "down": int}
 MAX_SIDE = 8192
-_CROP_ATTEMPTS = 100
 
 
 class ImageOp:
@@ -184,7 +183,7 @@ class InceptionCrop(ImageOp):
         rejected draws the whole image is taken. Here the last offset is as likely as the others.
         """
         low, high = self.area[0] * height * width, self.area[1] * height * width
-        for _ in range(_CROP_ATTEMPTS):
+        for _ in range(100):
             aspect = rng.uniform(*self.ratio)
             highest = min(round(math.sqrt(high / aspect)), int((width + 0.5) / aspect), height)
             lowest = min(round(math.sqrt(low / aspect)), highest)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -26,6 +25,7 @@ from vit_jax.data.sources import ArraySpec, describe
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
+Batches = contextlib.AbstractContextManager[Iterator[Batch]]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 _LABEL = ArraySpec((), np.dtype(np.int32))
 _ROUNDS = 8
@@ -144,49 +144,41 @@ def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int)
     return {"image": images, "label": labels, "mask": mask}
 
 
-class HostBatches(Iterator[Batch], contextlib.AbstractContextManager[Any]):
-    """An iterator of batches that owns threads or processes; they end with the context."""
+@contextlib.contextmanager
+def host_batches(
+    dataset: Examples,
+    seed: int,
+    draw: Callable[[int], Rows],
+    steps: range,
+    *,
+    num_threads: int = 0,
+    num_workers: int = 0,
+    prefetch: int = 2,
+) -> Iterator[Iterator[Batch]]:
+    """The batches of `steps`, see `_build`; threads and processes end with the context, silently.
 
-    def __init__(
-        self,
-        dataset: Examples,
-        seed: int,
-        draw: Callable[[int], Rows],
-        steps: range,
-        *,
-        num_threads: int = 0,
-        num_workers: int = 0,
-        prefetch: int = 2,
-    ):
-        """The batches of `steps`, see `_build`, whose arguments workers get by pickle.
-
-        Args:
-          num_threads: per process; each makes a whole batch. 0: batches are made when asked for.
-          num_workers: processes that make batches; 0: this process does.
-          prefetch: batches to make ahead, per process; at least one per thread.
-        """
-        buffer_size = max(num_threads, prefetch) if num_threads else 0
-        options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
-        make = functools.partial(_build, dataset, seed, draw)
-        data = grain.MapDataset.source(steps).map(make).to_iter_dataset(options)
-        self._batches = _iterate(data, min(num_workers, len(steps)))
-        # It also runs when this object is dropped, and before the interpreter joins its children.
-        self._close = weakref.finalize(self, self._batches.close)
-
-    def __next__(self) -> Batch:
-        return next(self._batches)
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-
-def _iterate(data: grain.IterDataset, num_workers: int) -> Generator[Batch]:
+    Args:
+      dataset, seed, draw: what a batch is made of; workers get them by pickle.
+      steps: numbers of the batches.
+      num_threads: per process; each makes a whole batch. 0: batches are made when asked for.
+      num_workers: processes that make batches; 0: this process does.
+      prefetch: batches to make ahead, per process; at least one per thread.
+    """
+    buffer_size = max(num_threads, prefetch) if num_threads else 0
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
+    make = functools.partial(_build, dataset, seed, draw)
+    data = grain.MapDataset.source(steps).map(make).to_iter_dataset(options)
     with contextlib.ExitStack() as stack:
-        if num_workers:
+        if num_workers and steps:
             from vit_jax.data.workers import in_processes  # of few runs
 
-            data = stack.enter_context(in_processes(data, num_workers))
-        yield from stack.enter_context(contextlib.closing(iter(data)))
+            data = stack.enter_context(in_processes(data, min(num_workers, len(steps))))
+        yield stack.enter_context(contextlib.closing(_iterate(data)))
+
+
+def _iterate(data: grain.IterDataset) -> Generator[Batch]:
+    with contextlib.closing(iter(data)) as iterator:
+        yield from iterator
 
 
 def check_repeated_augmentation(repeats: int, batch_size: int) -> None:
@@ -208,7 +200,7 @@ def train_batches(
     repeated_augmentation: int = 1,
     rows: np.ndarray | None = None,
     **loader: int,
-) -> HostBatches:
+) -> Batches:
     """The batches that update parameters, `start_step` .. `total_steps` - 1.
 
     Row r of batch t is at position i = t * batch_size + r of the run: epoch i // N, where every
@@ -220,7 +212,7 @@ def train_batches(
     examples; m epochs show every example m times (DeiT draws its N / m anew in every epoch).
 
     This process holds the `rows`, sorted ints [n], of the global batch, by default all; for
-    `loader` see `HostBatches`. Gives {"image" [n, H, W, C], "label" int32 [n] or uint8 [n, K],
+    `loader` see `host_batches`. Gives {"image" [n, H, W, C], "label" int32 [n] or uint8 [n, K],
     "mask" float32 [n] of ones}; UserError where an example cannot be read, or images differ in
     shape.
     """
@@ -228,12 +220,12 @@ def train_batches(
     draw = functools.partial(
         _train_rows, dataset.num_examples, batch_size, rows, seed, repeated_augmentation
     )
-    return HostBatches(dataset, seed, draw, range(start_step, total_steps), **loader)
+    return host_batches(dataset, seed, draw, range(start_step, total_steps), **loader)
 
 
 def eval_batches(
     dataset: Examples, *, batch_size: int, rows: np.ndarray | None = None, **loader: int
-) -> HostBatches:
+) -> Batches:
     """Every example once, in the order of the split; arguments as for `train_batches`.
 
     The last batch is filled with masked copies (mask 0), so that every process gets the same
@@ -242,4 +234,4 @@ def eval_batches(
     rows = np.arange(batch_size) if rows is None else rows
     draw = functools.partial(_eval_rows, dataset.num_examples, batch_size, rows)
     num_batches = -(-dataset.num_examples // batch_size)
-    return HostBatches(dataset, 0, draw, range(num_batches), **loader)
+    return host_batches(dataset, 0, draw, range(num_batches), **loader)

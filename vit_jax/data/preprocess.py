@@ -55,10 +55,8 @@ def _timm_eval(
     """timm's evaluation (torchvision's ops on Pillow images): crop_pct 0.9 at 224, 1.0 at 384."""
     if not 0 < crop_pct <= 1:
         raise ValueError(f"crop_pct={crop_pct!r} must be in (0, 1]")
-    return (
-        f"decode(exif={exif})|resize_small({int(size / crop_pct)}, 'pillow_{method}', 'down')"
-        f"|central_crop({size}, rounding='nearest'){_scaling(mean, std)}"
-    )
+    small = f"decode(exif={exif})|resize_small({int(size / crop_pct)}, 'pillow_{method}', 'down')"
+    return f"{small}|central_crop({size}, rounding='nearest'){_scaling(mean, std)}"
 
 
 def _deit_eval(size: int, crop_pct: float = 0.875, exif: bool = True) -> str:

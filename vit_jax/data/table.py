@@ -44,8 +44,6 @@ def open_table(
         raise UserError(f"{where} cannot be read: {one_line(error)}.") from None
 
     files = [os.fsencode(name) for name in _filled(where, names, columns, *_PATHS)]
-    if not files:
-        raise UserError(f"{where}: the table has no rows.")
     drawn = "split" not in columns
     rows: dict[str, list[int]] = {name: list(range(len(files))) for name in ("train", "test")}
     if not drawn:
@@ -89,9 +87,8 @@ def _filled(
             f"{list_names(names) or 'none'}.{nearest(known[0], names)}"
         )
     if empty := [row for row, texts in enumerate(columns[name], start=1) if not texts]:
-        raise UserError(
-            f"{where}: {counted(len(empty), 'row')} without a {name}, first row {empty[0]}."
-        )
+        rows = counted(len(empty), "row")
+        raise UserError(f"{where}: {rows} without a {name}, first row {empty[0]}.")
     return [text for (text,) in columns[name]]
 
 
