@@ -61,18 +61,10 @@ def test_workers_give_the_same_batches_in_the_same_order_and_name_a_bad_example(
     assert set(glob.glob(f"{shared_memory}/vit_jax-*")) <= before
 
 
-# A training process; cloudpickle sends classes of __main__ to the workers by value.
 TRAINING = """
 import sys, time
-import numpy as np
+from tests.data.test_workers import Noise
 from vit_jax.data import pipeline, workers
-from vit_jax.data.sources import ArraySpec
-
-class Noise:
-    num_examples = 1000
-    element_spec = {"image": ArraySpec((64, 64, 3), np.dtype(np.uint8))}
-    def example(self, index, rng):
-        return {"image": rng.integers(0, 256, (64, 64, 3), np.uint8), "label": index}
 
 if __name__ == "__main__":
     workers.SHARED_MEMORY = sys.argv[1]
