@@ -102,8 +102,7 @@ def _field(face: Face, char: str) -> Field:
     inside[top : top + height, left : left + width] = drawing > 127
     distance = cv2.distanceTransform(inside, cv2.DIST_L2, 5)
     distance = np.subtract(distance, cv2.distanceTransform(1 - inside, cv2.DIST_L2, 5))
-    # Pixels on both sides of the outline have a distance of 1. A stroke's area is its length times
-    # its width, its outline twice its length.
+    # Pixels on both sides of the outline have a distance of 1, and it is twice a stroke's length.
     outline = np.count_nonzero(np.abs(distance) <= 1) / 2
     half_stroke = np.count_nonzero(inside) / outline / FINE
     cells = cv2.resize(distance, (side // FINE, side // FINE), interpolation=cv2.INTER_AREA) / FINE

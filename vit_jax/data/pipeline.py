@@ -155,14 +155,11 @@ def host_batches(
     num_workers: int = 0,
     prefetch: int = 2,
 ) -> Iterator[Iterator[Batch]]:
-    """The batches of `steps`, see `_build`; threads and processes end with the context, silently.
+    """The batches of `steps`, see `_build`, whose arguments workers get by pickle.
 
-    Args:
-      dataset, seed, draw: what a batch is made of; workers get them by pickle.
-      steps: numbers of the batches.
-      num_threads: per process; each makes a whole batch. 0: batches are made when asked for.
-      num_workers: processes that make batches; 0: this process does.
-      prefetch: batches to make ahead, per process; at least one per thread.
+    `num_workers` processes, or this one, have `num_threads`, each of which makes a whole batch, and
+    make `prefetch` batches ahead; without threads, a batch is made when asked for. Threads and
+    processes end with the context, silently.
     """
     buffer_size = max(num_threads, prefetch) if num_threads else 0
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
@@ -207,9 +204,9 @@ def train_batches(
     example comes once per epoch. The example and its augmentation depend on (seed, i) only.
 
     With `repeated_augmentation` = m (1901.09335; DeiT has 3) a batch holds B / m examples in m
-    augmentations each, B / m rows apart, so that mixup's neighbours are different examples, and
-    processes hold different draws, as with DeiT's sampler. An epoch still is N images, of N / m
-    examples; m epochs show every example m times (DeiT draws its N / m anew in every epoch).
+    augmentations each, B / m rows apart, so that mixup's neighbours are different examples. An
+    epoch still is N images, of N / m examples; m epochs show every example m times (DeiT draws its
+    N / m anew in every epoch).
 
     This process holds the `rows`, sorted ints [n], of the global batch, by default all; for
     `loader` see `host_batches`. Gives {"image" [n, H, W, C], "label" int32 [n] or uint8 [n, K],

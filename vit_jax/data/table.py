@@ -1,8 +1,8 @@
 """Tables of images: a CSV or Parquet file that names files and their labels.
 
 Columns: `path` (or `file_name`), relative to the table's folder; `label`, one class, or `labels`,
-any number of them (in a CSV file separated by `|`; in Parquet a list); `split`, if there are any.
-Without it a fifth is `test`, drawn as in a folder without splits. Files are in a folder's order.
+any number of them (in a CSV file separated by `|`; in Parquet a list); `split`, or else a fifth is
+`test`, drawn as in a folder without splits. Files are in a folder's order.
 """
 
 from __future__ import annotations

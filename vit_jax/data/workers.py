@@ -73,9 +73,7 @@ def _receive(batch: dict[str, Any]) -> Batch:
 
 
 def _start_worker(folder: str, parent: int, _index: int, _count: int) -> None:
-    """Runs in the main thread of a new worker."""
-    # Ctrl-C and a scheduler's SIGTERM reach the whole process group. The training process decides
-    # what becomes of them, and may still want batches.
+    # Ctrl-C and a scheduler's SIGTERM reach the whole process group; the training process decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, args=(folder, parent), daemon=True).start()

@@ -221,7 +221,7 @@ def _list_folder(source: str) -> Listing:
                 "line, without blanks at its ends. Rename the folder."
             )
         inside = b"" if images.drawn else os.fsencode(f"{split}/")
-        found = [images.path(index) for index in range(len(images))]
+        found = images.paths()
         splits[split] = make_rows(
             [os.path.relpath(path, os.fsencode(source)).removeprefix(inside) for path in found],
             [os.path.getsize(path) for path in found],
