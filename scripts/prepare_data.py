@@ -58,8 +58,7 @@ def main():
 
 
 def prepare(kind, source, manual_dir, arguments):
-    from vit_jax.data_preparation.build_tfds import build_tfds
-    from vit_jax.data_preparation.prepare import prepare_data
+    from vit_jax.data_preparation.prepare import build_tfds, prepare_data
 
     if kind == "tfds":
         return build_tfds(source, arguments["data_dir"], manual_dir)
@@ -72,8 +71,8 @@ def verify(folders, full):
     if len(folders) != 1:
         raise UserError("--check takes one prepared folder; see --help.")
     damage = check_prepared(folders[0], full=full)
-    for each in damage:
-        print(f"{each.file}: {each.reason}")
+    for file, reason in damage:
+        print(f"{file}: {reason}")
     print(f"{len(damage)} of its files are damaged" if damage else "all is well")
     sys.exit(1 if damage else 0)
 

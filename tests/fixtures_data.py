@@ -142,7 +142,8 @@ def tiny_tfds(
 
         def _generate_examples(self, split: str, count: int) -> Any:  # type: ignore[override]
             for index in range(count):
-                yield f"{split}{index:06d}", make(split, index)
+                made = make(split, index)
+                yield made.get("file_name", f"{split}{index:06d}"), made
 
     Tiny.name = real.name
     tfds.disable_progress_bar()

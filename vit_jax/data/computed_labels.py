@@ -1,8 +1,7 @@
 """Labels of TFDS sets: a stored class, or one that VTAB (1910.04867) computes from other features.
 
-The computed ones are values of `dataset.label_key`. Definitions follow the benchmark's code
-(google-research/task_adaptation); the class of a distance is the interval that it falls into, open
-below and closed above.
+The computed ones are values of `dataset.label_key`, defined as in google-research/task_adaptation;
+the class of a distance is the interval that it falls into, open below and closed above.
 """
 
 from __future__ import annotations
@@ -42,14 +41,12 @@ def zero(_features: Features) -> int:
     return 0
 
 
-def _interval(value: float, bounds: tuple[float, ...]) -> int:
-    """Index of the last bound below `value`; -1 below all of them."""
-    return int(np.searchsorted(bounds, value, side="left")) - 1
-
-
-def _third_coordinates(features: Features, key: str) -> np.ndarray:
-    """z of a sequence of points, stored as x, y, z, x, y, z, ...: [N]."""
-    return np.asarray(features[key].float_list.value, np.float32)[2::3]
+def _nearest(
+    features: Features, key: str, bounds: tuple[float, ...], kept: Any, none: float
+) -> int:
+    """Interval of the smallest z of points x, y, z, x, y, z, ...; -1 below all bounds."""
+    distances = np.asarray(features[key].float_list.value, np.float32)[2::3][kept]
+    return int(np.searchsorted(bounds, distances.min(initial=none), side="left")) - 1
 
 
 def _clevr_count(features: Features) -> int:
@@ -57,14 +54,12 @@ def _clevr_count(features: Features) -> int:
 
 
 def _clevr_distance(features: Features) -> int:
-    distances = _third_coordinates(features, "objects/pixel_coords")
-    return _interval(distances.min(initial=np.inf), CLEVR_DISTANCES)
+    return _nearest(features, "objects/pixel_coords", CLEVR_DISTANCES, slice(None), np.inf)
 
 
 def _kitti_distance(features: Features) -> int:
     vehicles = np.isin(np.asarray(features["objects/type"].int64_list.value), VEHICLES)
-    distances = _third_coordinates(features, "objects/location")[vehicles]
-    return _interval(distances.min(initial=NO_VEHICLE), KITTI_DISTANCES)
+    return _nearest(features, "objects/location", KITTI_DISTANCES, vehicles, NO_VEHICLE)
 
 
 def _merged(features: Features, key: str, num_values: int) -> int:

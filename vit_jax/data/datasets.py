@@ -6,20 +6,17 @@ import dataclasses
 import functools
 import glob
 import hashlib
+import importlib.util
 import os
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
-from vit_jax.data.embedded import digit_splits, glyph_splits
 from vit_jax.data.preprocess import Chain, evaluate_calls, parse
 from vit_jax.data.sources import ArraySpec, CheckedSource, SlicedSource, Source, resolve_split
-from vit_jax.errors import UserError, as_user_error, check_known
-
-# By name, from its arguments to {split: source}; the sources have `class_names`.
-EMBEDDED: dict[str, Callable[..., Any]] = {"digits": digit_splits, "glyphs": glyph_splits}
+from vit_jax.errors import UserError, as_user_error, check_known, missing_package
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,10 +39,9 @@ class Dataset:
         return len(self.source)
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
-        """The preprocessed example `index`: {"image": [H, W, C], "label": int or [K], ...}.
+        """The preprocessed example: {"image": [H, W, C], "label": int or [K], ...}.
 
-        Raises:
-          UserError: its image cannot be read, decoded or cropped; the message says where it is.
+        UserError, with its place, where the image cannot be read, decoded or cropped.
         """
         try:
             return self.preprocess(self.source[index], rng)
@@ -73,11 +69,7 @@ class Dataset:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Short hash that changes when the examples, their order or their classes change.
-
-        A folder may be moved: the relative paths and the sizes of its files stand for it. A TFDS
-        set is known by its full name, version and shards.
-        """
+        """Short hash that changes with the examples, their order or classes; see `identity`."""
         digest = hashlib.blake2b(digest_size=8)
         identity = self.source.identity() if isinstance(self.source, CheckedSource) else [self.name]
         for line in (self.split, str(self.num_examples), *self.class_names, *identity):
@@ -88,10 +80,7 @@ class Dataset:
         """Looks for damaged files before the training does; returns the dataset to train on.
 
         Reads every image of a folder (0.7 ms of a core for a 500 x 375 JPEG), opens every file of
-        a TFDS set, does nothing for embedded sets.
-
-        Raises:
-          UserError: a file is damaged, and `on_bad_image` is not "skip" or cannot help.
+        a TFDS set. UserError for a damaged file, unless it is an image and to be skipped.
         """
         if not isinstance(self.source, CheckedSource):
             return self
@@ -108,23 +97,21 @@ def create_dataset(
     label_key: str = "",
     needs_label: bool = True,
 ) -> Dataset:
-    """Opens a dataset; reads its metadata or lists its files, but reads no example.
+    """Opens a dataset; reads its metadata or lists its files, but reads and downloads no example.
 
     Args:
       name: `digits`; `glyphs` or `glyphs(size=32, ...)`; the path of an image folder
         (`folder.LAYOUT`) or of a table (`table.py`); else a TFDS name with optional config and
         version (`cifar10`, `imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`) or a prepared
         directory's path.
-      split: split expression, see `sources.resolve_split`.
-      preprocess: spec string, see `preprocess.parse`.
+      split, preprocess: see `sources.resolve_split` and preprocess.py.
       data_dir: where TFDS data lies; "" for $TFDS_DATA_DIR or TFDS's default.
       on_bad_image: `error` or `skip`; for image folders.
       label_key: the class label to learn, for TFDS sets that have another than the usual one; also
         a key of `computed_labels.COMPUTED_LABELS`.
       needs_label: False: a set without labels will do; they are 0 then, without class names.
 
-    Raises:
-      UserError: see the readers; nothing is ever downloaded.
+    UserError for a mistake in an argument or in how the data are laid out.
     """
     check_known("dataset.on_bad_image", on_bad_image, ("error", "skip"))
     chain = parse(preprocess)
@@ -135,18 +122,17 @@ def create_dataset(
 def _open(
     name: str, split: str, data_dir: str, label_key: str, needs_label: bool
 ) -> tuple[Source, tuple[str, ...]]:
-    """The source and the class names."""
     if not name:
         raise UserError("dataset.name is empty; set it to a dataset or to an image folder's path.")
     path = os.path.expanduser(name)
-    is_embedded = name.partition("(")[0].strip() in EMBEDDED
+    is_embedded = name.partition("(")[0].strip() in ("digits", "glyphs")
     is_prepared = os.path.isfile(os.path.join(path, "dataset_info.json"))
     is_table = path.lower().endswith((".csv", ".parquet"))
     is_folder = not is_prepared and not is_table and _is_image_folder(name)
     if label_key and (is_embedded or is_folder or is_table):
         raise UserError(f"dataset.label_key={label_key!r} is for TFDS names, not for {name!r}.")
     if is_embedded:
-        _, sources = evaluate_calls("dataset.name", name, EMBEDDED)[0]
+        sources: Any = digit_splits() if name == "digits" else _glyphs(name)
         parts = resolve_split(split, sources, lambda each: len(sources[each]))
         return SlicedSource(sources, parts), sources[parts[0].name].class_names
     if is_table:
@@ -171,3 +157,42 @@ def _is_image_folder(name: str) -> bool:
     # In the data_dir itself, TFDS's own folder of a dataset has its name.
     infos = (os.path.join(path, depth, "dataset_info.json") for depth in ("*", "*/*"))
     return os.path.isdir(path) and not any(map(glob.glob, infos))
+
+
+def _glyphs(name: str) -> Any:
+    from vit_jax.data.glyphs import glyph_splits
+
+    return evaluate_calls("dataset.name", name, {"glyphs": glyph_splits})[0][1]
+
+
+@dataclasses.dataclass(frozen=True)
+class DigitSource:
+    """Scans, uint8 [N, 8, 8, 1] with 16 scaled to 255, and labels, int [N]."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    class_names = tuple("0123456789")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self.images[index], "label": int(self.labels[index])}
+
+
+def digit_splits() -> dict[str, DigitSource]:
+    """1,797 real handwritten digits that come with scikit-learn, in its order.
+
+    Scans of 8 x 8 pixels with 17 grey levels (UCI, "Optical Recognition of Handwritten Digits", its
+    test part). The last 300, `test`, were written by other people than the others, `train`: a
+    random split would flatter by several points. UserError without scikit-learn.
+    """
+    # The file alone: importing scikit-learn takes longer than a small model's first update.
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise missing_package("dataset.name='digits'", "scikit-learn", "embedded")
+    path = Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz"
+    rows = np.loadtxt(path, np.int64, delimiter=",")  # 64 pixels from 0 to 16, and the label
+    images = np.round(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    parts = {"train": slice(1497), "test": slice(1497, None)}
+    return {name: DigitSource(images[part], rows[part, -1]) for name, part in parts.items()}

@@ -1,14 +1,17 @@
-"""Encoded image files to uint8 arrays, through OpenCV.
+"""Encoded image files to uint8 arrays through OpenCV, and arrays to another size.
 
-What becomes of unusual files (compared with Pillow in tests/data/test_preprocess.py): grayscale,
-palette and CMYK images are converted to the channels asked for; transparency is dropped, not
-blended, as TensorFlow's decoders do; of 16-bit samples the high byte is kept, of animations the
+Grayscale, palette and CMYK images are converted to the channels asked for; transparency is dropped,
+not blended, as TensorFlow's decoders do; of 16-bit samples the high byte is kept, of animations the
 first frame.
+
+The `pillow_...` methods of `resize` are Pillow's, with antialiasing: timm, DeiT and Hugging Face
+evaluate on such images. Their kernels are as wide as the reduction asks for; OpenCV's bilinear and
+bicubic look at 2 x 2 and 4 x 4 pixels however small the output is.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -19,24 +22,30 @@ from vit_jax.data.sources import describe
 cv2.setNumThreads(1)
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-# Chunks of a PNG file that are passed over. libpng would make grey of colours by another formula
-# where it knows their gamma, and warn on stderr of the colour profiles of a popular editor: a line
-# per image and epoch.
+# Chunks of a PNG file that are passed over: with a gamma libpng would make other grey of colours,
+# and of a popular editor's colour profiles it warns on stderr, a line per image and epoch.
 _REMARKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
+
+Method = Literal["bilinear", "area", "bicubic", "nearest", "pillow_bilinear", "pillow_bicubic"]
+
+# cv2's bilinear and area agree with tf.image.resize within one level (rounding), and like it do
+# not antialias; its bicubic uses a = -0.75 where TensorFlow and Pillow use a = -0.5.
+_CV2_METHODS = {
+    "bilinear": cv2.INTER_LINEAR,
+    "area": cv2.INTER_AREA,
+    "bicubic": cv2.INTER_CUBIC,
+    "nearest": cv2.INTER_NEAREST_EXACT,
+}
+_MAX_PIXELS = 2**28
 
 _COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}
 
 
 def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.ndarray:
-    """An image file, or pixels that need no decoding, as uint8 [H, W, channels].
+    """The content of an image file, or pixels [H, W] or [H, W, C], as uint8 [H, W, channels].
 
-    Args:
-      image: the content of a JPEG, PNG, WebP, GIF, BMP or TIFF file, or uint8 [H, W] or [H, W, C].
-      channels: 3 (RGB) or 1 (luma).
-      exif: turn the image upright as its orientation tag says (else: pixels as they are stored).
-
-    Raises:
-      ValueError: the bytes are not a complete image file, or the array is not an image.
+    `channels` is 3 (RGB) or 1 (luma); `exif` turns the image upright as its orientation tag says.
+    ValueError where the bytes are not a complete image file, or the array is not an image.
     """
     if isinstance(image, np.ndarray):
         return _with_channels(image, channels)
@@ -48,11 +57,7 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
 
 
 def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
-    """What `decode_image` gives for the file of a Pillow image: uint8 [H, W] or [H, W, 3].
-
-    Raises:
-      ValueError: its samples have more than 8 bits, which Pillow would cut off.
-    """
+    """What `decode_image` makes of a Pillow image's file; ValueError for more than 8 bits."""
     from PIL import ImageOps
 
     if image.mode[0] in "IF":
@@ -78,9 +83,8 @@ def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 def decodes(data: bytes) -> bool:
     """Whether the whole image file can be decoded.
 
-    JPEG is decoded at 1/8 scale, which reads all of the entropy-coded data and skips two thirds of
-    the rest: 0.7 ms for 500 x 375 against 1.1 ms in full. Other formats have no such shortcut, and
-    OpenCV would refuse what has a side below 8 pixels.
+    A JPEG at 1/8 scale, which reads all of the entropy-coded data: 0.7 ms for 500 x 375 against 1.1
+    in full. Of others OpenCV would refuse what has a side below 8 pixels.
     """
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
     return _imdecode(data, flags) is not None
@@ -104,3 +108,30 @@ def _without_remarks(png: bytes) -> bytes:
             kept.append(png[position:end])
         position = end
     return b"".join([*kept, png[position:]])
+
+
+def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.ndarray:
+    """Scales uint8 [H, W, C] to [height, width, C], pixel centres at half integers.
+
+    ValueError where the result would be huge, or Pillow's methods are given no uint8.
+    """
+    if height * width > _MAX_PIXELS:  # of a strip, whose long side grows with the short one
+        raise ValueError(f"{height}x{width} pixels are more than {_MAX_PIXELS}")
+    old_height, old_width, channels = image.shape
+    if (old_height, old_width) == (height, width):
+        return image
+    if method in _CV2_METHODS:
+        resized = cv2.resize(image, (width, height), interpolation=_CV2_METHODS[method])
+        return resized.reshape(height, width, channels)  # cv2 drops a channel axis of one
+    if image.dtype != np.uint8:
+        raise ValueError(
+            f"{method!r} resizes uint8, not {image.dtype}: put it before value_range or normalize"
+        )
+    from PIL import Image
+
+    resample = Image.Resampling[method.removeprefix("pillow_").upper()]
+    picture = Image.fromarray(image if channels > 1 else image[:, :, 0])
+    # In one call Pillow 13 may begin with the height; it rounds to 8 bits in between.
+    for size in ((width, old_height), (width, height)):
+        picture = picture.resize(size, resample)
+    return np.asarray(picture).reshape(height, width, channels)

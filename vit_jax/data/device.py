@@ -17,10 +17,7 @@ DeviceBatch = dict[str, jax.Array]
 
 
 def local_rows(sharding: Sharding, batch_size: int) -> np.ndarray:
-    """Rows of a batch that devices of this process hold, sorted and without repetition.
-
-    `sharding` is that of the leading axis; the rows may be replicated, as over a tensor axis.
-    """
+    """Rows of a batch that this process holds by the leading axis's sharding, each once, sorted."""
     held = np.zeros(batch_size, bool)
     for index in sharding.addressable_devices_indices_map((batch_size,)).values():
         held[index] = True
@@ -46,14 +43,7 @@ def to_device(batch: Batch, sharding: Sharding, batch_size: int) -> DeviceBatch:
 def train_batches_on(
     sharding: Sharding, keys: Collection[str], *, batch_size: int, **options: Any
 ) -> Iterator[Iterator[DeviceBatch]]:
-    """The batches that update parameters, on the devices; threads and workers end with the context.
-
-    Args:
-      sharding: of the leading axis.
-      keys: what the devices are given besides `mask`.
-      batch_size: global.
-      **options: of `pipeline.train_batches`.
-    """
+    """`pipeline.train_batches` on the devices; threads and workers end with the context."""
     rows = local_rows(sharding, batch_size)
     with train_batches(batch_size=batch_size, rows=rows, **options) as host_batches:
         yield device_batches(host_batches, sharding, batch_size=batch_size, keys=keys)
@@ -72,12 +62,8 @@ def device_batches(
     Plain look-ahead does that without a thread: JAX starts a transfer and returns, as it does with
     a step, so the devices compute while this waits for the host's next batch.
 
-    Args:
-      host_batches: this process's rows of every batch, as `train_batches` gives them.
-      sharding: of the leading axis.
-      batch_size: global.
-      keys: what the devices are given besides `mask`.
-      prefetch: how many batches to hold besides the one in use.
+    `host_batches` are this process's rows of every batch, `sharding` is that of the leading axis;
+    the devices are given the `keys` and `mask`.
     """
     queue: collections.deque[DeviceBatch] = collections.deque()
     for batch in host_batches:

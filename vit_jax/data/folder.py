@@ -4,19 +4,15 @@ Without folders of splits, `root/class_name/*.jpg`, a fifth of each class is `te
 path hashes low. So a file stays in its split whatever is added, and on any machine; only where a
 class would have none in one of both (small ones) the lowest, or the highest, changes over.
 
-Order of the files. The files of a class are shuffled by a hash of their path relative to the root
-(the same on every machine), the k-th of a class's n files gets the rank k / (n - 1), and all files
-are sorted by rank, ties by hash. Every prefix that has as many examples as there are classes then
-holds every class (a plain `train[:98%]` would lose whole ones), and so does every such suffix, but
-for classes with a single file, which has rank 0.
+The files of a class are shuffled by a hash of their path relative to the root, the k-th of n gets
+the rank k / (n - 1), and all files are sorted by rank, ties by hash. Every prefix, and suffix, that
+has as many examples as there are classes then holds every class that has two files.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +25,6 @@ from vit_jax.data.decode import decodes
 from vit_jax.data.sources import map_threads, select
 from vit_jax.errors import UserError, list_names
 from vit_jax.files.manifest import read_or_none
-from vit_jax.files.paths import cache_dir, write_atomically
 
 # What OpenCV decodes.
 _EXTENSIONS = ".jpg .jpeg .jpe .jp2 .png .webp .gif .avif .bmp .dib .tif .tiff .pbm .pgm .ppm .pnm"
@@ -38,10 +33,6 @@ LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
 # Names of what is not trained on. Where one is asked for and another is there, that is taken.
 HELD_OUT = ("test", "validation", "val", "valid", "dev")
 TEST_SHARE = 0.2  # of a folder without splits
-
-# From this number of files on, which ones are damaged is remembered: reading a big folder takes
-# minutes, and a job that is preempted often would pay for it at every start.
-REMEMBER_FROM = 20_000
 
 Files = list[tuple[bytes, int]]  # of one class: paths, each with a number
 
@@ -54,10 +45,8 @@ class FolderSource:
     """
 
     def __init__(self, root: str, paths: np.ndarray, labels: np.ndarray, drawn: bool = False):
-        self.drawn = drawn
-        self._root = os.fsencode(root)
-        self._paths = paths
-        self.labels = labels
+        self._root, self._paths = os.fsencode(root), paths
+        self.labels, self.drawn = labels, drawn
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -69,6 +58,9 @@ class FolderSource:
     def path(self, index: int) -> bytes:
         return os.path.join(self._root, bytes(self._paths[index]))
 
+    def paths(self) -> list[bytes]:
+        return [self.path(index) for index in range(len(self))]
+
     def describe(self, index: int) -> str:
         return os.fsdecode(self.path(index))
 
@@ -77,26 +69,18 @@ class FolderSource:
 
     def identity(self) -> Iterable[str]:
         """Relative path and size of every file, in order."""
-        sizes = map_threads(os.path.getsize, self._files())
-        for path, size in zip(self.relative_paths(), sizes, strict=True):
-            yield f"{path} {size}"
+        sizes = map_threads(os.path.getsize, self.paths())
+        return map("{} {}".format, self.relative_paths(), sizes)
 
     def newer_than(self, seconds: float) -> list[str]:
         """Relative paths of the files written more than a second after this time (since 1970)."""
-        times = map_threads(os.path.getmtime, self._files())
-        names = self.relative_paths()
-        return [name for name, time in zip(names, times, strict=True) if time > seconds + 1.0]
-
-    def _files(self) -> list[bytes]:
-        return [self.path(index) for index in range(len(self))]
+        times = zip(self.relative_paths(), map_threads(os.path.getmtime, self.paths()), strict=True)
+        return [name for name, time in times if time > seconds + 1.0]
 
     def check(self, on_bad_image: str) -> FolderSource:
-        """Decodes every file once; see `unreadable`.
-
-        Raises:
-          UserError: some files do not decode and `on_bad_image` is "error", or none does.
-        """
-        bad = unreadable(self._files())
+        """Decodes every file; UserError where none does, or one does not and that is an "error"."""
+        verdicts = map_threads(_decodes_file, self.paths())
+        bad = [position for position, decoded in enumerate(verdicts) if not decoded]
         if not bad:
             return self
         names = list_names(map(self.describe, bad), 10)
@@ -118,11 +102,8 @@ def open_folder(
 
     The classes are those of `train` (of all splits where there is no `train`), sorted. Where no
     label is needed, all are 0 and there are no class names; then splits need no class folders, and
-    images in `root` itself are the split `train`.
-
-    Raises:
-      UserError: the folder is missing, empty or laid out otherwise, has one class only, a class
-        without images, or a class in this split that `train` does not have.
+    images in `root` itself are the split `train`. UserError for another layout, a single class, a
+    class without images, or one in this split that `train` does not have.
     """
     root = os.path.abspath(os.path.expanduser(root))
     splits = split_folders(root, needs_label)
@@ -177,9 +158,8 @@ def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
             name: [f"{name}/{each}" for each in _subfolders(f"{root}/{name}")] for name in top
         }
     except OSError as error:
-        raise UserError(
-            f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT} in it."
-        ) from None
+        message = f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT} in it."
+        raise UserError(message) from None
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     if splits := {name: folders for name, folders in splits.items() if folders}:
@@ -231,32 +211,6 @@ def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
     return np.array([row[2:] for row in sorted(rows)], columns)
 
 
-def unreadable(paths: Sequence[bytes]) -> list[int]:
-    """Positions of the files in `paths` that cannot be read or decoded, in order."""
-    cache = None
-    if len(paths) >= REMEMBER_FROM:  # of exactly these files, and the rules of `decodes`
-        digest = hashlib.blake2b(b"3" + b"\n".join(map_threads(_stamp, paths)), digest_size=16)
-        cache = cache_dir() / "checked_images" / f"{digest.hexdigest()}.json"
-        if cache.exists():
-            return json.loads(cache.read_text())
-    verdicts = list(map_threads(_decodes_file, paths))
-    bad = [position for position, verdict in enumerate(verdicts) if not verdict]
-    if cache is not None and None not in verdicts:  # what cannot be read now may be the next time
-        with contextlib.suppress(OSError):
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(cache, json.dumps(bad))
-    return bad
-
-
-def _decodes_file(path: bytes) -> bool | None:
-    """None for a file that cannot be read; an OSError that may pass is raised."""
+def _decodes_file(path: bytes) -> bool:
     content = read_or_none(Path(os.fsdecode(path)).read_bytes)
-    return None if content is None else decodes(content)
-
-
-def _stamp(path: bytes) -> bytes:
-    try:
-        status = os.stat(path)
-    except OSError:  # a link to nothing
-        return path + b" gone"
-    return path + f" {status.st_size} {status.st_mtime_ns}".encode()
+    return content is not None and decodes(content)

@@ -22,20 +22,15 @@ FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .c
 def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
     """`create_dataset`, but `name` stands for `splits`.
 
-    Args:
-      splits: by name, such as `train` and `test`, one of
-        * images and labels: uint8 [N, H, W, C] or [N, H, W], or a sequence of such images of any
-          size, of Pillow's, of paths or of the bytes of files; integers [N], or names of classes;
-        * an object with a length, which gives (image, label) by index, and its `classes`.
-      name: of the data set in the config.
-
-    Raises:
-      UserError: something else, or splits with other classes.
+    They are by name, such as `train` and `test`, one of
+      * images and labels: uint8 [N, H, W, C] or [N, H, W], or a sequence of such images of any
+        size, of Pillow's, of paths or of the bytes of files; integers [N], or names of classes;
+      * an object with a length, which gives (image, label) by index, and its `classes`.
+    UserError for something else, or splits with other classes.
     """
     if not isinstance(splits, Mapping) or not splits:
-        raise UserError(
-            f"dataset is {type(splits).__name__}; it must be {{'train': {FORMS}, ...}}."
-        )
+        found = type(splits).__name__
+        raise UserError(f"dataset is {found}; it must be {{'train': {FORMS}, ...}}.")
     halves = {split: _half(split, data) for split, data in splits.items()}
     classes = _class_names(halves)
 
@@ -66,24 +61,21 @@ class _Pair:
 
 
 def _half(split: str, data: Any) -> Any:
-    """What was given for a split: a `_Pair`, or the object itself."""
     if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "__len__"):
         images, labels = data[0], np.asarray(data[1], object)
         if len(images) != len(labels):
             raise UserError(f"split {split!r}: {len(images)} images, {len(labels)} labels.")
         is_array = isinstance(images, np.ndarray)
         if is_array and (images.dtype != np.uint8 or images.ndim not in (3, 4)):
+            found = f"split {split!r}: images are {describe(images)}"
             raise UserError(
-                f"split {split!r}: images are {describe(images)}; they must be uint8 "
-                "[N, H, W, C] or [N, H, W], from 0 to 255."
+                f"{found}; they must be uint8 [N, H, W, C] or [N, H, W], from 0 to 255."
             )
         if labels.ndim != 1 or not any(
             all(isinstance(label, kind) for label in labels) for kind in (str, int | np.integer)
         ):
-            raise UserError(
-                f"split {split!r}: labels {list(labels.shape)} must be integers or names of "
-                "classes, one for each image."
-            )
+            found = f"split {split!r}: labels {list(labels.shape)}"
+            raise UserError(f"{found} must be integers or names of classes, one for each image.")
         return _Pair(images, labels.tolist())
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and hasattr(data, "classes"):
         return data
@@ -127,10 +119,8 @@ class MemorySource(Parts):
             image = Path(image).read_bytes()
         elif hasattr(image, "convert"):
             image = pillow_pixels(image, exif=self._exif)
-        return {
-            "image": image if isinstance(image, bytes) else np.asarray(image),
-            "label": number,
-        }
+        pixels = image if isinstance(image, bytes) else np.asarray(image)
+        return {"image": pixels, "label": number}
 
     def check(self, _on_bad_image: str) -> MemorySource:
         return self

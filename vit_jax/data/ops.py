@@ -15,9 +15,7 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 
-from vit_jax.data import geometry
-from vit_jax.data.decode import decode_image
-from vit_jax.data.geometry import Method
+from vit_jax.data.decode import Method, decode_image, resize
 from vit_jax.data.sources import describe
 
 Example = dict[str, Any]
@@ -30,7 +28,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 _ROUND: dict[str, Callable[[float], int]] = {"nearest": round, "down": int}
 MAX_SIDE = 8192
-_CROP_ATTEMPTS = 100
 
 
 class ImageOp:
@@ -62,8 +59,7 @@ def check_range(name: str, value: tuple[float, float], limit: float = np.inf) ->
 class Decode(ImageOp):
     """Image file -> uint8 [H, W, channels]; see decode.py for unusual files.
 
-    `exif` turns photographs upright as their orientation tag says, which is what their owner sees;
-    the official code reads pixels as stored (`exif=False`).
+    `exif` turns photographs upright; the official code reads pixels as stored (`exif=False`).
     """
 
     channels: Literal[1, 3] = 3
@@ -95,14 +91,14 @@ class Resize(SizedOp):
     method: Method = "bilinear"
 
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
-        return geometry.resize(image, *self.shape, self.method)
+        return resize(image, *self.shape, self.method)
 
 
 @dataclasses.dataclass(frozen=True)
 class ResizeSmall(ImageOp):
     """Scales the short side to `size` and keeps the aspect ratio.
 
-    The long side is rounded to the `nearest` pixel as big_vision has it, or `down` as torchvision.
+    The long side is rounded to the `nearest` pixel (big_vision) or `down` (torchvision).
     """
 
     size: int
@@ -115,18 +111,16 @@ class ResizeSmall(ImageOp):
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         short, as_whole = min(image.shape[:2]), _ROUND[self.rounding]
         height, width = (as_whole(side * self.size / short) for side in image.shape[:2])
-        return geometry.resize(image, height, width, self.method)
+        return resize(image, height, width, self.method)
 
 
 def _spare(image: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
     """How many rows and columns a crop leaves over; ValueError where the image is too small."""
-    rows, columns = image.shape[:2]
-    if rows < shape[0] or columns < shape[1]:
-        raise ValueError(
-            f"an image of {rows}x{columns} holds no crop of {shape[0]}x{shape[1]}; put "
-            "resize_small before the crop"
-        )
-    return rows - shape[0], columns - shape[1]
+    (rows, columns), (height, width) = image.shape[:2], shape
+    if rows < height or columns < width:
+        crop = f"an image of {rows}x{columns} holds no crop of {height}x{width}"
+        raise ValueError(f"{crop}; put resize_small before the crop")
+    return rows - height, columns - width
 
 
 def _cut(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
@@ -137,8 +131,7 @@ def _cut(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.
 class CentralCrop(SizedOp):
     """Cuts height x width from the middle.
 
-    Where there is no middle pixel the corner is rounded `down` as in big_vision, or to the
-    `nearest` even pixel as in torchvision.
+    The corner is rounded `down` (big_vision) or to the `nearest` even pixel (torchvision).
     """
 
     rounding: Rounding = "down"
@@ -162,9 +155,8 @@ class RandomCrop(SizedOp):
 class InceptionCrop(ImageOp):
     """Cuts a box of random area and aspect ratio and scales it to `size`.
 
-    `area` is the box's share of the image, `ratio` its width / height. Bilinear without
-    antialiasing, as in the official code; the ratio is the default of its TensorFlow op, where
-    torchvision has (3/4, 4/3).
+    `area` is the box's share of the image, `ratio` its width / height, by default that of the
+    official code; torchvision has (3/4, 4/3). Bilinear without antialiasing.
     """
 
     size: Size
@@ -178,21 +170,20 @@ class InceptionCrop(ImageOp):
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         box = _cut(image, *self.sample_box(rng, *image.shape[:2]))
-        return geometry.resize(box, *pair(self.size), "bilinear")
+        return resize(box, *pair(self.size), "bilinear")
 
     def sample_box(
         self, rng: np.random.Generator, height: int, width: int
     ) -> tuple[int, int, int, int]:
         """A random box (top, left, height, width) inside an image of height x width.
 
-        Follows the sampling of TensorFlow's `sample_distorted_bounding_box`, which the official
-        code calls with no boxes: the aspect ratio is uniform in `ratio`; given that, the height
-        (not the area) is uniform among those that keep the area within `area`, so small crops are
-        more frequent than with a uniform area; after 100 rejected draws the whole image is taken.
-        Differences: other random numbers, and every offset is equally likely, the last included.
+        As the official code's `sample_distorted_bounding_box` of TensorFlow: the aspect ratio is
+        uniform in `ratio`; given that, the height (not the area) is uniform among those that keep
+        the area within `area`, so small crops are more frequent than with a uniform area; after 100
+        rejected draws the whole image is taken. Here the last offset is as likely as the others.
         """
         low, high = self.area[0] * height * width, self.area[1] * height * width
-        for _ in range(_CROP_ATTEMPTS):
+        for _ in range(100):
             aspect = rng.uniform(*self.ratio)
             highest = min(round(math.sqrt(high / aspect)), int((width + 0.5) / aspect), height)
             lowest = min(round(math.sqrt(low / aspect)), highest)
@@ -225,8 +216,7 @@ class FlipLr(ImageOp):
 class RandomAffine(ImageOp):
     """Rotation and shear within +-degrees, shift within +-translate of a side, scale in a range.
 
-    All but the shift are about the centre. For data that must not be mirrored, such as digits.
-    What comes in from outside is black.
+    All but the shift are about the centre; what comes in from outside is black.
     """
 
     degrees: float = 0.0
@@ -269,10 +259,7 @@ class ValueRange(ImageOp):
 
 @dataclasses.dataclass(frozen=True)
 class Normalize(ImageOp):
-    """uint8 -> float32 (image / 255 - mean) / std, one number or one per channel.
-
-    For weights whose training data were scaled so (DeiT: ImageNet's mean and deviation).
-    """
+    """uint8 -> float32 (image / 255 - mean) / std, one number or one per channel."""
 
     mean: float | tuple[float, float, float]
     std: float | tuple[float, float, float]

@@ -1,44 +1,38 @@
 """Batches of examples on the host. Batch t is a pure function of (seed, t).
 
 It is the same for any number of processes, threads and workers and from any start, so a run
-resumes from its step alone and there is no iterator state to save. Grain makes batches ahead of
-time, in threads or in worker processes. An element for Grain is a whole batch: its bookkeeping
-costs 20 us per element, which small images such as digits would feel.
+resumes from its step alone. Grain makes batches ahead of time, in threads or in worker processes.
+An element for Grain is a whole batch: its bookkeeping costs 20 us per element.
+
+The order of an epoch is a permutation that needs no memory: a Feistel network, a bijection of any
+power of two, restricted to the examples by walking on until the image is one (cycle walking). Eight
+rounds: with the four of Grain's own shuffle, neighbours are correlated at sizes such as 50,000
+(-0.06). Its keys are hashes of (seed, epoch): no epoch of a seed is an epoch of another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
-import os
-import secrets
-import shutil
-import signal
-import sys
-import tempfile
-import threading
-import weakref
+import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import grain
 import numpy as np
-from absl import flags, logging
 
-from vit_jax.data.order import example_rng, order
 from vit_jax.data.sources import ArraySpec, describe
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
+Batches = contextlib.AbstractContextManager[Iterator[Batch]]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 _LABEL = ArraySpec((), np.dtype(np.int32))
-SHARED_MEMORY = "/dev/shm"
+_ROUNDS = 8
 
 
 class Examples(Protocol):
-    """What is asked of a dataset here; see datasets.Dataset."""
+    """See datasets.Dataset."""
 
     @property
     def num_examples(self) -> int: ...
@@ -47,6 +41,59 @@ class Examples(Protocol):
     def element_spec(self) -> Mapping[str, ArraySpec]: ...
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]: ...
+
+
+def order(seed: int, num_examples: int, position: np.ndarray) -> np.ndarray:
+    """The examples, int64 [P], at positions [P] of a run; an epoch holds every example once."""
+    position = np.asarray(position, np.int64)
+    epochs, within = np.divmod(position, num_examples)
+    index = np.empty_like(position)
+    for epoch in np.unique(epochs):
+        chosen = epochs == epoch
+        index[chosen] = _permute(within[chosen], num_examples, _keys(seed, int(epoch)))
+    return index  # [P]
+
+
+@functools.lru_cache(maxsize=64)
+def _keys(seed: int, epoch: int) -> np.ndarray:
+    digest = hashlib.blake2b(f"vit_jax order {seed} {epoch}".encode(), digest_size=8 * _ROUNDS)
+    return np.frombuffer(digest.digest(), "<u8")  # [_ROUNDS]
+
+
+def _permute(values: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
+    """A bijection of [0, size), applied to each of `values` [P]."""
+    bits = max(2, (size - 1).bit_length())
+    values = _feistel(values.astype(np.uint64), bits, keys)
+    outside = np.flatnonzero(values >= size)
+    while len(outside):  # less than half of the domain is outside: few turns
+        values[outside] = _feistel(values[outside], bits, keys)
+        outside = outside[values[outside] >= size]
+    return values.astype(np.int64)  # [P]
+
+
+def _feistel(values: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
+    """A bijection of [0, 2^bits), on uint64 [P]; the halves may differ by one bit."""
+    low_bits = bits // 2
+    high_bits = bits - low_bits
+    high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
+    for key in keys:
+        # Swap the halves; the one that is changed keeps its width.
+        high, low = low, high ^ (_mix(low ^ key) >> np.uint64(64 - high_bits))
+        high_bits, low_bits = low_bits, high_bits
+    return high << np.uint64(low_bits) | low
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64: every input bit changes every output bit half of the time."""
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return x ^ x >> np.uint64(31)
+
+
+def example_rng(seed: int, position: int) -> np.random.Generator:
+    """Random numbers for the example at a position of a run; no two pairs share a stream."""
+    key = np.array([seed % 2**64, position], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 def _train_rows(
@@ -69,11 +116,10 @@ def _eval_rows(num_examples: int, batch_size: int, rows: np.ndarray, t: int) -> 
 def batch_spec(dataset: Examples, batch_size: int) -> dict[str, ArraySpec]:
     """Shapes and dtypes of a batch."""
     image, label = (dataset.element_spec.get(key, _LABEL) for key in ("image", "label"))
+    label_dtype = np.dtype(np.uint8 if label.shape else np.int32)
     return {
         "image": ArraySpec((batch_size, *image.shape), image.dtype),
-        "label": ArraySpec(
-            (batch_size, *label.shape), np.dtype(np.uint8 if label.shape else np.int32)
-        ),
+        "label": ArraySpec((batch_size, *label.shape), label_dtype),
         "mask": ArraySpec((batch_size,), np.dtype(np.float32)),
     }
 
@@ -98,123 +144,38 @@ def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int)
     return {"image": images, "label": labels, "mask": mask}
 
 
-class HostBatches(Iterator[Batch], contextlib.AbstractContextManager[Any]):
-    """An iterator of batches that owns threads or processes; `close` ends them, silently."""
+@contextlib.contextmanager
+def host_batches(
+    dataset: Examples,
+    seed: int,
+    draw: Callable[[int], Rows],
+    steps: range,
+    *,
+    num_threads: int = 0,
+    num_workers: int = 0,
+    prefetch: int = 2,
+) -> Iterator[Iterator[Batch]]:
+    """The batches of `steps`, see `_build`, whose arguments workers get by pickle.
 
-    def __init__(
-        self,
-        dataset: Examples,
-        seed: int,
-        draw: Callable[[int], Rows],
-        steps: range,
-        *,
-        num_threads: int = 0,
-        num_workers: int = 0,
-        prefetch: int = 2,
-    ):
-        """
-        Args:
-          dataset, seed, draw: what a batch is made of, see `_build`; workers get them by pickle.
-          steps: numbers of the batches.
-          num_threads: per process; each makes a whole batch. 0: batches are made when asked for.
-          num_workers: processes that make batches; 0: this process does.
-          prefetch: batches to make ahead, per process; at least one per thread.
-        """
-        buffer_size = max(num_threads, prefetch) if num_threads else 0
-        options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
-        make = functools.partial(_build, dataset, seed, draw)
-        data = grain.MapDataset.source(steps).map(make).to_iter_dataset(options)
-        self._batches = _iterate(data, min(num_workers, len(steps)))
-        # It also runs when this object is dropped, and before the interpreter joins its children.
-        self._close = weakref.finalize(self, self._batches.close)
-
-    def __next__(self) -> Batch:
-        return next(self._batches)
-
-    def close(self) -> None:
-        """Ends threads and processes; no batch comes after it."""
-        self._close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _iterate(data: grain.IterDataset, num_workers: int) -> Generator[Batch]:
-    folder = ""
-    if num_workers:
-        with contextlib.suppress(OSError):  # without shared memory there is the pipe
-            folder = tempfile.mkdtemp(prefix="vit_jax-", dir=SHARED_MEMORY)
-        data = _in_processes(data, num_workers, folder)
-    iterator = iter(data)
-    try:
-        yield from iterator
-    finally:
-        iterator.close()
-        shutil.rmtree(folder, ignore_errors=True)  # with the batches that nobody asked for
-
-
-def _in_processes(data: grain.IterDataset, num_workers: int, folder: str) -> grain.IterDataset:
-    """`data`, with each `num_workers`-th batch made by another process, in the same order.
-
-    Images travel as files in `folder`. A batch of 128 at 224 pixels costs the training process 3 ms
-    then, through a pipe 20; Grain's shared memory costs the worker 11 ms more.
+    `num_workers` processes, or this one, have `num_threads`, each of which makes a whole batch, and
+    make `prefetch` batches ahead; without threads, a batch is made when asked for. Threads and
+    processes end with the context, silently.
     """
-    if not flags.FLAGS.is_parsed():  # outside of absl.app; Grain reads a flag (google/grain#1355)
-        flags.FLAGS.mark_as_parsed()
-    # After the worker's threads, so that only batches that are sent are in shared memory.
-    data = data.map(functools.partial(_send, folder))
-    # Grain itself copies nothing to shared memory.
-    keep = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
-    data = grain.experimental.WithOptionsIterDataset(data, keep)
-    options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
-    data = data.mp_prefetch(options, worker_init_fn=functools.partial(_start_worker, folder))
-    return data.map(_receive)
+    buffer_size = max(num_threads, prefetch) if num_threads else 0
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
+    make = functools.partial(_build, dataset, seed, draw)
+    data = grain.MapDataset.source(steps).map(make).to_iter_dataset(options)
+    with contextlib.ExitStack() as stack:
+        if num_workers and steps:
+            from vit_jax.data.workers import in_processes  # of few runs
+
+            data = stack.enter_context(in_processes(data, min(num_workers, len(steps))))
+        yield stack.enter_context(contextlib.closing(_iterate(data)))
 
 
-def _send(folder: str, batch: Batch) -> dict[str, Any]:
-    """Moves a batch's images to a file in shared memory, in the worker."""
-    if not folder:
-        return batch
-    image, path = batch["image"], f"{folder}/{secrets.token_hex(8)}"
-    try:
-        image.tofile(path)
-    except OSError as error:  # it is full: containers often have 64 MB
-        Path(path).unlink(missing_ok=True)
-        message = "%s: %s; batches are sent through a pipe, which is slower."
-        logging.log_first_n(logging.WARNING, message, 1, SHARED_MEMORY, error)
-        return batch
-    return {**batch, "image": (path, image.shape, image.dtype)}
-
-
-def _receive(batch: dict[str, Any]) -> Batch:
-    """Maps the images, without a copy; their memory is freed with them."""
-    if not isinstance(batch["image"], tuple):
-        return batch
-    path, shape, dtype = batch["image"]
-    image = np.memmap(path, dtype, "r+", shape=shape)
-    os.unlink(path)
-    return {**batch, "image": np.asarray(image)}
-
-
-def _start_worker(folder: str, _index: int, _count: int) -> None:
-    """Runs in the main thread of a new worker."""
-    # Ctrl-C and a scheduler's SIGTERM reach the whole process group. The training process decides
-    # what becomes of them, and may still want batches.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_follow_parent, args=(folder,), daemon=True).start()
-
-
-def _follow_parent(folder: str) -> None:
-    """Ends this process soon after its parent, which a SIGKILL gives no chance to say goodbye."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    # `join` returns at once when the parent's end of a pipe closes; a process that it forked can
-    # hold that open, hence the second look.
-    while parent.is_alive() and os.getppid() == parent.pid:
-        parent.join(timeout=1)
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
+def _iterate(data: grain.IterDataset) -> Generator[Batch]:
+    with contextlib.closing(iter(data)) as iterator:
+        yield from iterator
 
 
 def check_repeated_augmentation(repeats: int, batch_size: int) -> None:
@@ -236,44 +197,32 @@ def train_batches(
     repeated_augmentation: int = 1,
     rows: np.ndarray | None = None,
     **loader: int,
-) -> HostBatches:
+) -> Batches:
     """The batches that update parameters, `start_step` .. `total_steps` - 1.
 
     Row r of batch t is at position i = t * batch_size + r of the run: epoch i // N, where every
     example comes once per epoch. The example and its augmentation depend on (seed, i) only.
 
     With `repeated_augmentation` = m (1901.09335; DeiT has 3) a batch holds B / m examples in m
-    augmentations each, B / m rows apart, so that mixup's neighbours are different examples, and
-    processes hold different draws, as with DeiT's sampler. An epoch still is N images, of N / m
-    examples; m epochs show every example m times (DeiT draws its N / m anew in every epoch).
+    augmentations each, B / m rows apart, so that mixup's neighbours are different examples. An
+    epoch still is N images, of N / m examples; m epochs show every example m times (DeiT draws its
+    N / m anew in every epoch).
 
-    Args:
-      dataset: see `Examples`; with workers it is sent to other processes, by pickle.
-      batch_size: global.
-      seed: of order and augmentation.
-      start_step: number of finished updates.
-      total_steps: of the whole run.
-      repeated_augmentation: m; divides the batch size.
-      rows: which rows of the global batch this process holds, sorted ints [n]; all by default.
-      loader: see `HostBatches`.
-
-    Returns:
-      Iterator of {"image" [n, H, W, C], "label" int32 [n] or uint8 [n, K], "mask" float32 [n] of
-      ones}.
-
-    Raises:
-      UserError: (when iterating) an example cannot be read, or images differ in shape.
+    This process holds the `rows`, sorted ints [n], of the global batch, by default all; for
+    `loader` see `host_batches`. Gives {"image" [n, H, W, C], "label" int32 [n] or uint8 [n, K],
+    "mask" float32 [n] of ones}; UserError where an example cannot be read, or images differ in
+    shape.
     """
     rows = np.arange(batch_size) if rows is None else rows
     draw = functools.partial(
         _train_rows, dataset.num_examples, batch_size, rows, seed, repeated_augmentation
     )
-    return HostBatches(dataset, seed, draw, range(start_step, total_steps), **loader)
+    return host_batches(dataset, seed, draw, range(start_step, total_steps), **loader)
 
 
 def eval_batches(
     dataset: Examples, *, batch_size: int, rows: np.ndarray | None = None, **loader: int
-) -> HostBatches:
+) -> Batches:
     """Every example once, in the order of the split; arguments as for `train_batches`.
 
     The last batch is filled with masked copies (mask 0), so that every process gets the same
@@ -282,4 +231,4 @@ def eval_batches(
     rows = np.arange(batch_size) if rows is None else rows
     draw = functools.partial(_eval_rows, dataset.num_examples, batch_size, rows)
     num_batches = -(-dataset.num_examples // batch_size)
-    return HostBatches(dataset, 0, draw, range(num_batches), **loader)
+    return host_batches(dataset, 0, draw, range(num_batches), **loader)

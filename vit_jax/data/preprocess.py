@@ -4,9 +4,8 @@
 by name; a name in PIPELINES stands for several. To add an op, write the dataclass (see ops.py) and
 put it in OPS.
 
-Images stay uint8: the train step scales them to [-1, 1] on the device, a quarter of the bytes to
-ship. Photographs are turned upright by their EXIF orientation unless `exif=False`, which gives
-exactly the pixels that published accuracies were measured on.
+Images stay uint8: the train step scales them to [-1, 1] on the device. Published accuracies were
+measured without turning photographs upright, `exif=False`.
 """
 
 from __future__ import annotations
@@ -56,10 +55,8 @@ def _timm_eval(
     """timm's evaluation (torchvision's ops on Pillow images): crop_pct 0.9 at 224, 1.0 at 384."""
     if not 0 < crop_pct <= 1:
         raise ValueError(f"crop_pct={crop_pct!r} must be in (0, 1]")
-    return (
-        f"decode(exif={exif})|resize_small({int(size / crop_pct)}, 'pillow_{method}', 'down')"
-        f"|central_crop({size}, rounding='nearest'){_scaling(mean, std)}"
-    )
+    small = f"decode(exif={exif})|resize_small({int(size / crop_pct)}, 'pillow_{method}', 'down')"
+    return f"{small}|central_crop({size}, rounding='nearest'){_scaling(mean, std)}"
 
 
 def _deit_eval(size: int, crop_pct: float = 0.875, exif: bool = True) -> str:
@@ -118,11 +115,7 @@ class Chain:
     ops: tuple[ImageOp, ...]
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
-        """Applies the ops; the image comes back contiguous.
-
-        Raises:
-          ValueError: an image that cannot be decoded, or is too small for a crop.
-        """
+        """Applies the ops; ValueError for an image that cannot be decoded, or is too small."""
         if isinstance(example["image"], bytes) and not isinstance(self.ops[0], ops.Decode):
             raise UserError(f"preprocess must start with decode, the images are files: {self}")
         for op in self.ops:
@@ -131,11 +124,7 @@ class Chain:
 
 
 def parse(spec: str) -> Chain:
-    """Builds the ops that `spec` names.
-
-    Raises:
-      UserError: see `evaluate_calls`.
-    """
+    """Builds the ops that `spec` names; UserError: see `evaluate_calls`."""
     chain: list[ImageOp] = []
     for name, made in evaluate_calls("preprocess", spec, {**OPS, **PIPELINES}):
         if name in OPS:
@@ -153,9 +142,7 @@ def evaluate_calls(
 ) -> list[tuple[str, Any]]:
     """Calls what the terms of `a|b(1, c=2)` name in `table`; gives (name, result) for each.
 
-    Raises:
-      UserError: a syntax error, an unknown name, or an unknown, missing, ill-typed or impossible
-        argument; it names `key` and what is known.
+    UserError for bad syntax, an unknown name, or an unknown, missing or impossible argument.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -11,18 +12,16 @@ import numpy as np
 
 from vit_jax.data.sources import Part, Parts, map_threads
 from vit_jax.errors import PassingError, UserError, as_user_error, one_line
-from vit_jax.files.paths import cached_copy, file_sizes, is_bucket, size_of, to_path
+from vit_jax.files.paths import cached_copy, is_bucket, size_of, to_path
 
 
 class TFRecordReader:
-    """Reads `[length: u64][crc: u32][payload][crc: u32]`... through ArrayRecordReader's interface.
-
-    `offsets` says where each record starts and where the last one ends, int64 [N + 1].
-    """
+    """Reads `[length: u64][crc: u32][payload][crc: u32]`... as ArrayRecordReader does."""
 
     def __init__(self, filename: str, offsets: np.ndarray):
         self._offsets = offsets
         self._file = os.open(filename, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
 
     def num_records(self) -> int:
         return len(self._offsets) - 1
@@ -31,16 +30,9 @@ class TFRecordReader:
         ends = [self._offsets[number : number + 2].tolist() for number in numbers]
         return [os.pread(self._file, stop - start - 16, start + 12) for start, stop in ends]
 
-    def close(self) -> None:
-        os.close(self._file)
-
 
 def index_tfrecord(filename: str) -> np.ndarray:
-    """Offsets of the records of a TFRecord file, int64 [N + 1]; 1.8 us per record once cached.
-
-    Raises:
-      ValueError: the file ends within a record, or is no TFRecord file.
-    """
+    """Offsets of the records of a TFRecord file, int64 [N + 1]; ValueError where it is none."""
     with open(filename, "rb") as file:
         descriptor = file.fileno()
         if hasattr(os, "posix_fadvise"):  # 8 bytes are wanted of each record: no read-ahead
@@ -58,9 +50,8 @@ def index_tfrecord(filename: str) -> np.ndarray:
 class Records(Parts):
     """The serialized records of several extents (TFDS's FileInstructions), one after the other.
 
-    Files are opened where and when they are read: pickling sends the TFRecord indices but no
-    file descriptors. A damaged file raises a UserError that names it, in `check` or when the
-    first of its records is read.
+    Files are opened where and when they are read: pickling sends the TFRecord indices but no file
+    descriptors. UserError for a damaged file, in `check` or when it is first read.
     """
 
     def __init__(self, file_format: str, extents: Sequence[Any]):
@@ -89,26 +80,19 @@ class Records(Parts):
 
     def identity(self) -> Iterator[str]:
         """Name, size and range of every extent."""
-        sizes = file_sizes(to_path(each.name) for each in self.parts)
+        sizes = map_threads(lambda part: size_of(to_path(part.name)), self.parts, chunk=1)
         for (name, start, stop), size in zip(self.parts, sizes, strict=True):
             yield f"{os.path.basename(name)} {size} {start} {stop - start}"
 
     def check(self, _on_bad_image: str) -> Self:
-        """Opens every file; UserError when one is missing, truncated or of another length.
-
-        Whatever `on_bad_image` says: skipping a file would drop thousands of examples.
-        """
+        """Opens every file; none is skipped, each holds thousands of examples."""
         list(map_threads(self._file, self._lengths, chunk=1))
         return self
 
     def _file(self, name: str) -> Any:
-        file = self._files.get(name)
-        if file is None:
-            opened = self._open(name)  # by several threads perhaps; the first one's is kept
-            file = self._files.setdefault(name, opened)
-            if file is not opened:
-                opened.close()
-        return file
+        if name not in self._files:
+            self._files[name] = self._open(name)  # by several threads perhaps: one is kept
+        return self._files[name]
 
     def _open(self, name: str) -> Any:
         _allow_open_files(len(self._lengths))
@@ -129,24 +113,21 @@ class Records(Parts):
             count, expected = file.num_records(), self._lengths[name]
             if count != expected:
                 raise ValueError(f"it holds {count} records, the set's info says {expected}")
+        except UserError:  # of the cache
+            raise
         except OSError as error:
-            reason = one_line(error) if error.errno else f"{type(error).__name__}: {error}"
-            raise as_user_error(f"{name}: {reason}.", error) from None
+            raise as_user_error(f"{name}: {one_line(error)}.", error) from None
         except (ValueError, RuntimeError) as error:  # also array_record's
-            reason = str(error).splitlines()[0]
+            reason = one_line(error)
             raise UserError(f"{name}: damaged ({reason}); copy or prepare it again.") from None
         return file
 
 
 def _allow_open_files(count: int) -> None:
-    """Raises the soft limit on open files: one per shard, and ImageNet has 1,024 of them.
-
-    UserError where the hard limit forbids it: array_record would find no record in the others.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = resource.RLIM_INFINITY
-    if hard != unlimited and hard < count:
+    """Raises the soft limit on open files: one per shard, and ImageNet has 1,024 of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # negative: no limit
+    if 0 <= hard < count:
         raise UserError(f"{count} shards, but only {hard} open files are allowed: ulimit -Hn.")
-    wanted = count + 1024 if hard == unlimited else min(count + 1024, hard)
-    if soft != unlimited and soft < wanted:
+    wanted = count + 1024 if hard < 0 else min(count + 1024, hard)
+    if 0 <= soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

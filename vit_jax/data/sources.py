@@ -41,8 +41,6 @@ def describe(array: ArraySpec | np.ndarray) -> str:
 
 
 class Source(Protocol):
-    """What the pipeline reads from; see the module's docstring."""
-
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> dict[str, Any]: ...
@@ -50,16 +48,16 @@ class Source(Protocol):
 
 @runtime_checkable
 class CheckedSource(Source, Protocol):
-    """A source whose files can be damaged, and which can say so before training starts."""
+    """A source whose files can be damaged."""
 
     def check(self, on_bad_image: str) -> Source:
         """The source to train on; UserError for damage, unless it is images and "skip"."""
 
     def describe(self, index: int) -> str:
-        """Where example `index` is stored, for error messages."""
+        """Where example `index` is stored."""
 
     def identity(self) -> Iterable[str]:
-        """Lines that change when the files behind the source change."""
+        """Lines that change with the files; moving a folder is no change."""
 
 
 class Part(NamedTuple):
@@ -76,13 +74,9 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
     Percentages are rounded to the nearest example, negative bounds count from the end, `+`
     concatenates, `all` is the sum of all splits.
 
-    Args:
-      split: the expression, such as `train[:98%]+test`.
-      known: names of the splits there are.
-      length: number of examples of a split; asked only for splits that the expression names.
-
-    Raises:
-      UserError: unknown split, malformed expression, bound outside of the split, nothing selected.
+    `known` are the names of the splits; `length`, a split's number of examples, is asked only for
+    those that the expression names. UserError for an unknown split, a malformed expression, a bound
+    outside of the split, or where nothing is selected.
     """
     import tensorflow_datasets as tfds
 
@@ -106,24 +100,15 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
     except (ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[-1].partition(" See format")[0].rstrip(".")
         raise UserError(f"dataset.split={split!r}: {reason}; write {GRAMMAR}.") from None
-    parts = [
-        Part(
-            each.splitname, each.from_ or 0, counts[each.splitname] if each.to is None else each.to
-        )
-        for each in terms
-    ]
-    parts = [part for part in parts if part.stop > part.start]
-    if not parts:
+    bounds = [slice(each.from_, each.to).indices(counts[each.splitname]) for each in terms]
+    parts = [Part(each.splitname, *ends[:2]) for each, ends in zip(terms, bounds, strict=True)]
+    if not (parts := [part for part in parts if part.stop > part.start]):
         raise UserError(f"dataset.split={split!r} selects no example.")
     return parts
 
 
 def select(split: str, known: Iterable[str], rows: Callable[[str], np.ndarray]) -> np.ndarray:
-    """The rows [n] of the splits that an expression names, each taken from `rows(name)` [N].
-
-    Raises:
-      UserError: see `resolve_split`.
-    """
+    """The rows [n] of the splits that an expression names, each from `rows(name)` [N]."""
     read = functools.cache(rows)
     parts = resolve_split(split, known, lambda name: len(read(name)))
     return np.concatenate([read(part.name)[part.start : part.stop] for part in parts])
@@ -147,7 +132,7 @@ class Parts:
 
 
 class SlicedSource(Parts):
-    """Parts of other sources, one after the other; for sources that cannot be damaged."""
+    """Parts of sources that cannot be damaged, one after the other."""
 
     def __init__(self, sources: Mapping[str, Source], parts: Sequence[Part]):
         super().__init__(parts)
@@ -159,16 +144,9 @@ class SlicedSource(Parts):
 
 
 def map_threads(
-    function: Callable[[A], B],
-    arguments: Iterable[A],
-    *,
-    chunk: int = 64,
-    num_threads: int | None = None,
+    function: Callable[[A], B], arguments: Iterable[A], *, chunk: int = 64, num_threads: int = 0
 ) -> Iterator[B]:
-    """`map` in threads, by default a few more than there are cores; results come in order.
-
-    A thread takes `chunk` arguments at a time, as a future costs 40 us and `os.stat` only 2.
-    """
+    """`map` in threads, in order; each takes `chunk` arguments at a time, a future costs 40 us."""
     rest = iter(arguments)
     parts = iter(lambda: tuple(itertools.islice(rest, chunk)), ())
     with ThreadPoolExecutor(num_threads or (os.cpu_count() or 1) + 2) as pool:

@@ -1,8 +1,8 @@
 """Tables of images: a CSV or Parquet file that names files and their labels.
 
 Columns: `path` (or `file_name`), relative to the table's folder; `label`, one class, or `labels`,
-any number of them (in a CSV file separated by `|`; in Parquet a list); `split`, if there are any.
-Without it a fifth is `test`, drawn as in a folder without splits. Files are in a folder's order.
+any number of them (in a CSV file separated by `|`; in Parquet a list); `split`, or else a fifth is
+`test`, drawn as in a folder without splits. Files are in a folder's order.
 """
 
 from __future__ import annotations
@@ -35,12 +35,7 @@ class TableSource(FolderSource):
 def open_table(
     path: str, split: str, *, needs_label: bool = True
 ) -> tuple[FolderSource, tuple[str, ...]]:
-    """As `folder.open_folder`, of the files that the rows of a table name.
-
-    Raises:
-      UserError: the table is missing, damaged or without the columns, a row has no label, a file is
-        listed twice, or a split has a class that `train` does not have.
-    """
+    """As `folder.open_folder`, of the files that the rows of a table name."""
     path = os.path.abspath(os.path.expanduser(path))
     where = f"dataset.name={path!r}"
     try:
@@ -49,8 +44,6 @@ def open_table(
         raise UserError(f"{where} cannot be read: {one_line(error)}.") from None
 
     files = [os.fsencode(name) for name in _filled(where, names, columns, *_PATHS)]
-    if not files:
-        raise UserError(f"{where}: the table has no rows.")
     drawn = "split" not in columns
     rows: dict[str, list[int]] = {name: list(range(len(files))) for name in ("train", "test")}
     if not drawn:
@@ -94,18 +87,13 @@ def _filled(
             f"{list_names(names) or 'none'}.{nearest(known[0], names)}"
         )
     if empty := [row for row, texts in enumerate(columns[name], start=1) if not texts]:
-        raise UserError(
-            f"{where}: {counted(len(empty), 'row')} without a {name}, first row {empty[0]}."
-        )
+        rows = counted(len(empty), "row")
+        raise UserError(f"{where}: {rows} without a {name}, first row {empty[0]}.")
     return [text for (text,) in columns[name]]
 
 
 def _read(path: str) -> tuple[list[str], dict[str, list[list[str]]]]:
-    """Names of all columns, and of those that are known the texts in each row.
-
-    Raises:
-      ValueError: a row is too long or too short, or a value is neither text nor a number.
-    """
+    """Names of all columns, and of those that are known the texts in each row."""
     if path.lower().endswith(".parquet"):
         from pyarrow import parquet  # only for those who have such files
 
@@ -113,11 +101,9 @@ def _read(path: str) -> tuple[list[str], dict[str, list[list[str]]]]:
         found = parquet.read_table(path, columns=[name for name in names if name in _KNOWN])
         columns = found.to_pydict()
     else:
-        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             names = [name.strip() for name in next(reader, [])]
-            if not all(map(str.isprintable, names)):
-                raise ValueError("it is not UTF-8; save it as that")
             rows = [row for row in reader if row]
         for number, row in enumerate(rows, start=1):
             if len(row) != len(names):
@@ -126,14 +112,11 @@ def _read(path: str) -> tuple[list[str], dict[str, list[list[str]]]]:
     texts: dict[str, list[list[str]]] = {name: [] for name in names if name in _KNOWN}
     for name, column in texts.items():
         for number, value in enumerate(columns[name], start=1):
-            try:
-                column.append(_texts(value, several=name == "labels"))
-            except ValueError as error:
-                raise ValueError(f"{name} of row {number}: {error}") from None
+            column.append(_texts(f"{name} of row {number}", value, several=name == "labels"))
     return names, texts
 
 
-def _texts(value: Any, *, several: bool) -> list[str]:
+def _texts(where: str, value: Any, *, several: bool) -> list[str]:
     """What a cell holds: nothing, or one text, or several, of a list or with separators."""
     if several and isinstance(value, str):
         value = value.split(_SEPARATOR)
@@ -144,7 +127,7 @@ def _texts(value: Any, *, several: bool) -> list[str]:
         if isinstance(each, float) and each.is_integer():
             each = int(each)
         if not isinstance(each, str | int | float):
-            raise ValueError(f"{each!r} is neither text nor a number")
+            raise ValueError(f"{where}: {each!r} is neither text nor a number")
         texts.append(str(each).strip())
     return [text for text in texts if text]
 
@@ -152,10 +135,8 @@ def _texts(value: Any, *, several: bool) -> list[str]:
 def _number(
     where: str, given: Sequence[Sequence[str]], naming: Iterable[int], *, multi_label: bool
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Class names of the rows `naming`, and labels of all rows: int32 [N] or uint8 [N, K]."""
+    """Class names, of the rows `naming`, and labels of all: int32 [N] or uint8 [N, K]."""
     found = {each for row in naming for each in given[row]}
-    if odd := [each for each in found if not each.isprintable()]:
-        raise UserError(f"{where}: the class {odd[0]!r} is no text; save the table as UTF-8.")
     are_numbers = all(each.isdecimal() and len(each) < 16 for each in found)
     classes = sorted(found, key=lambda each: (int(each) if are_numbers else 0, each))
     if len(classes) < 2 - multi_label:

@@ -1,7 +1,7 @@
 """Prepared TFDS directories as random-access sources, without TensorFlow.
 
-They are found and read through the metadata in them, so any set that TFDS has ever written will do,
-with or without its builder's code. Nothing here downloads or prepares anything.
+They are found and read through the metadata in them: any set that TFDS has written will do, with or
+without its builder's code. Nothing here downloads anything.
 """
 
 from __future__ import annotations
@@ -30,14 +30,7 @@ INFO_FILE = "dataset_info.json"
 
 
 class TfdsSource(Records):
-    """Encoded images and class numbers from the records of a prepared directory.
-
-    Args:
-      info: TFDS's of the directory.
-      extents: as TFDS's FileInstructions.
-      image_key: name of the feature that holds the image.
-      label: of an example.
-    """
+    """Encoded images and class numbers from the records of a prepared directory."""
 
     def __init__(self, info: Any, extents: Sequence[Any], image_key: str, label: Label):
         super().__init__(info.file_format.value, extents)
@@ -47,7 +40,7 @@ class TfdsSource(Records):
         features = self._features(index)
         label, num_classes = self._label.compute(features), len(self._label.class_names)
         if num_classes and not 0 <= label < num_classes:
-            # ImageNet's test split has -1 everywhere; training on it would fail silently.
+            # ImageNet's test split has -1 everywhere.
             raise UserError(
                 f"{self.describe(index)}: label {label} is not in 0 .. {num_classes - 1}; "
                 "this split may have no labels."
@@ -81,15 +74,10 @@ def data_root(data_dir: str) -> str:
 
 
 def find_prepared(name: str, data_dir: str) -> str:
-    """The directory in which a dataset lies prepared.
+    """The directory in which a dataset lies prepared; `data_dir`: see `data_root`, also a bucket's.
 
-    Args:
-      name: `name`, `name/config`, each with an optional `:1.2.3`. Without a version, the newest
-        one that is there; without a config, the only one that is there.
-      data_dir: folder to look in, see `data_root`; also gs://BUCKET/FOLDER.
-
-    Raises:
-      UserError: nothing of that name is there, or several configs are.
+    Without a version in `NAME[/CONFIG][:1.2.3]` the newest is taken, without a config the only one.
+    UserError where none is there, or several configs.
     """
     match = NAME.fullmatch(name)
     if match is None:
@@ -116,13 +104,12 @@ def find_prepared(name: str, data_dir: str) -> str:
 
 
 def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
-    """One line on a dataset that is not there: unknown, or known and how to prepare it."""
+    """What to do about a dataset that is not there."""
     where = f"dataset.name={name!r}: not prepared in {root} (dataset.data_dir, else $TFDS_DATA_DIR)"
     if there:
         return f"{where}; prepared there: {', '.join(there)}."
     own = {"imagenet2012": "imagenet2012 FOLDER", "imagenet21k": "imagenet21k TAR_OR_FOLDER"}
-    # The community register would be asked over the network, and needs TensorFlow to fail well.
-    known = [*registered.list_imported_builders(), *own]
+    known = [*registered.list_imported_builders(), *own]  # others would need the network
     if base not in known:
         return (
             f"dataset.name={name!r}: no such dataset; it takes 'digits', 'glyphs', the path of an "
@@ -139,19 +126,13 @@ def open_prepared(
 
     `label_key` is the feature to classify, or a key of COMPUTED_LABELS; "" stands for the
     supervised feature, or `label`, or where no label is needed for 0 everywhere.
-
-    Raises:
-      UserError: a bad split, no image or no class label among the features, a file format that
-        has no random access.
     """
     try:
         info = tfds.builder_from_directory(directory).info
     except Exception as error:  # TFDS raises many kinds, over several lines
-        reason = one_line(error)
-        message = f"dataset {directory}: cannot read its metadata ({reason})."
+        message = f"dataset {directory}: cannot read its metadata ({one_line(error)})."
         raise as_user_error(message, error) from None
-    image = image_key(info)
-    label = Label((), computed_labels.zero)
+    image, label = image_key(info), Label((), computed_labels.zero)
     if needs_label or label_key:
         label = _label(info, label_key)
     file_format = info.file_format.value if info.file_format else "unknown"

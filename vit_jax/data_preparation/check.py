@@ -4,53 +4,45 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
+from tensorflow_datasets.proto import tf_example_pb2
 from tqdm import tqdm
 
 from vit_jax.data import tfds_reader
 from vit_jax.data.decode import decodes
 from vit_jax.data.sources import map_threads
-from vit_jax.data_preparation.shards import image_of
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, one_line
 from vit_jax.files.manifest import MANIFEST, digest, read_manifest
 
 
-class Damage(NamedTuple):
-    """A file of the set, and what is wrong with it."""
-
-    file: str
-    reason: str
-
-
-def check_prepared(directory: str, *, full: bool = False) -> list[Damage]:
+def check_prepared(directory: str, *, full: bool = False) -> list[tuple[str, str]]:
     """Compares every file with its checksum; `full` decodes every image too.
 
-    The directory is a prepared one, `.../NAME/VERSION`; UserError where it has no checksums.
+    The directory is a prepared one, `.../NAME/VERSION`; UserError where it has no intact checksums.
+    Gives each damaged file, and what is wrong with it.
     """
     folder = Path(os.path.expanduser(directory)).absolute()
-    if not (folder / MANIFEST).exists():
-        raise UserError(f"{folder}: holds no {MANIFEST}; give .../NAME/VERSION that we prepared.")
     manifest = read_manifest(folder)
     if manifest is None:
-        return [Damage(MANIFEST, "is damaged itself")]
-    files, lengths = manifest["files"], manifest["note"]["records"]
+        raise UserError(
+            f"{folder}: holds no {MANIFEST} that is intact; give .../NAME/VERSION that we prepared."
+        )
+    files, shards = manifest["files"], manifest["note"]["records"]
     image_key = ""
     if full and not _changed(folder / tfds_reader.INFO_FILE, *files[tfds_reader.INFO_FILE]):
         image_key = tfds_reader.image_key(tfds.builder_from_directory(str(folder)).info)
 
     def reason(name: str) -> str:
         changed = _changed(folder / name, *files[name])
-        if changed or not image_key or name not in lengths:
+        if changed or not image_key or name not in shards:
             return changed
-        return _undecodable(folder / name, lengths[name], image_key)
+        return _undecodable(folder / name, image_key)
 
-    reasons = tqdm(
-        map_threads(reason, files, chunk=1), "checking files", len(files), mininterval=10
-    )
-    return sorted(Damage(name, why) for name, why in zip(files, reasons, strict=True) if why)
+    checked = map_threads(reason, files, chunk=1)
+    reasons = tqdm(checked, "checking files", len(files), mininterval=10)
+    return sorted((name, why) for name, why in zip(files, reasons, strict=True) if why)
 
 
 def _changed(path: Path, size: int, sha256: str) -> str:
@@ -58,20 +50,18 @@ def _changed(path: Path, size: int, sha256: str) -> str:
     try:
         found = digest(path)
     except OSError as error:
-        return error.strerror or str(error)
+        return one_line(error)
     if found[0] != size:
         return f"has {found[0]} bytes instead of {size}"
     return "" if found[1] == sha256 else "its bytes have changed"
 
 
-def _undecodable(shard: Path, length: int, image_key: str) -> str:
-    """Why a shard cannot be read, or which of its images cannot be decoded; "" for neither."""
-    try:
-        reader = array_record_module.ArrayRecordReader(str(shard))
-        for index in range(length):
-            if not decodes(image_of(reader.read([index])[0], image_key)):
-                return f"the image of record {index} cannot be decoded"
-        reader.close()
-    except (RuntimeError, ValueError, IndexError) as error:
-        return str(error).split(";")[0]
+def _undecodable(shard: Path, image_key: str) -> str:
+    """Which image of an intact shard cannot be decoded; "" if all can."""
+    reader = array_record_module.ArrayRecordReader(str(shard))
+    for index in range(reader.num_records()):
+        example = tf_example_pb2.Example.FromString(reader.read([index])[0])
+        if not decodes(example.features.feature[image_key].bytes_list.value[0]):
+            return f"the image of record {index} cannot be decoded"
+    reader.close()
     return ""

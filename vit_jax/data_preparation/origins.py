@@ -15,6 +15,7 @@ published head by WordNet id, never by number.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -28,15 +29,7 @@ from tqdm import tqdm
 
 from vit_jax.data.folder import EXTENSIONS, open_folder, split_folders
 from vit_jax.data.sources import map_threads
-from vit_jax.data_preparation.listing import (
-    FilesAndRows,
-    Listing,
-    in_tfds_order,
-    is_image,
-    join,
-    list_tar,
-    make_rows,
-)
+from vit_jax.data_preparation.listing import FilesAndRows, Listing, join, list_tar, make_rows
 from vit_jax.errors import UserError
 from vit_jax.pretrained.zoo.class_names import LABELS, wordnet_ids
 
@@ -74,8 +67,7 @@ def imagenet2012_parts(source: str) -> dict[str, str]:
 def list_imagenet2012(source: str) -> Listing:
     """The splits `train` and `validation`, as far as they are there, with TFDS's labels and order.
 
-    A split is its original tar, or `train/WORDNET_ID/*.JPEG` and `val/`, which holds the images
-    either flat or in such folders. UserError for a damaged tar or an unknown class.
+    A split is its original tar, or `train/WORDNET_ID/*.JPEG` and `val/`, flat or in such folders.
     """
     ids = wordnet_ids("imagenet2012")
     splits = {}
@@ -91,15 +83,14 @@ def list_imagenet2012(source: str) -> Listing:
         found, expected = len(splits[split][1]), NUM_IMAGES[split]
         if found != expected:
             logging.warning("%s: %s has %d images, not %d", source, split, found, expected)
-    return _in_order(ids, splits)
+    return _in_order(source, ids, splits)
 
 
 def list_imagenet21k(source: str) -> Listing:
     """One split, `full`, in TFDS's order: `full[:25600]` is a random sample of the classes.
 
-    Args:
-      source: the tar of class tars (`fall11_whole.tar`; `winter21_whole.tar`, after gunzip), or a
-        folder that holds a tar `n00004475.tar` or a folder `n00004475` of each class.
+    The source is the tar of class tars (`winter21_whole.tar`, after gunzip), or a folder that holds
+    a tar `n00004475.tar` or a folder `n00004475` of each class.
     """
     if source.endswith((".gz", ".tgz")):
         raise UserError(f"{source}: a compressed tar has no random access; gunzip it first.")
@@ -111,7 +102,7 @@ def list_imagenet21k(source: str) -> Listing:
     used, rows["label"] = np.unique(rows["label"], return_inverse=True)  # some have no images
     counts = f"{len(used)} classes (fall 2011: 21841; winter 2021: 19167), {len(rows)} images"
     logging.info("%s; published heads have %d outputs", counts, LABELS["imagenet21k"])
-    return _in_order([ids[number] for number in used], {"full": (files, rows)})
+    return _in_order(source, [ids[number] for number in used], {"full": (files, rows)})
 
 
 def validation_labels() -> list[str]:
@@ -143,21 +134,22 @@ def _list_classes(classes: Sequence[Part], ids: Sequence[str]) -> FilesAndRows:
     found = list(tqdm(listed, "listing classes", len(classes), mininterval=10))
     for part, (_, rows) in zip(classes, found, strict=True):
         rows["label"] = labels[part.wordnet_id]
-    files, rows = join(found)
-    if not len(rows):
-        raise UserError(f"{classes[0].path}: there is no image that ends in {EXTENSIONS}.")
-    return files, rows
+    return join(found)
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
 def _list_part(part: Part) -> FilesAndRows:
     """The images of one folder or tar; their labels are 0 yet."""
     path = os.fsencode(part.path)
     if os.path.isdir(part.path):
-        names = sorted(name for name in os.listdir(path) if is_image(os.fsdecode(name)))
+        names = sorted(name for name in os.listdir(path) if _is_image(os.fsdecode(name)))
         files = [os.path.join(path, name) for name in names]
         rows = make_rows(names, list(map(os.path.getsize, files)), file=np.arange(len(names)))
         return np.array(files, np.bytes_), rows
-    members = list_tar(part.path, is_image, part.start, part.size, name=part.wordnet_id)
+    members = list_tar(part.path, _is_image, part.start, part.size, name=part.wordnet_id)
     rows = make_rows(
         [os.fsencode(os.path.basename(each.name)) for each in members],
         [each.size for each in members],
@@ -167,10 +159,8 @@ def _list_part(part: Part) -> FilesAndRows:
 
 
 def _list_validation(path: str, ids: Sequence[str]) -> FilesAndRows:
-    """Validation images without class folders; their names number them."""
+    """Validation images without class folders, whose names number them."""
     files, rows = _list_part(Part("", path))
-    if not len(rows):
-        raise UserError(f"{path}: holds no images.")
     labels = [ids.index(each) for each in validation_labels()]
     for row in rows:
         match = _VALIDATION.fullmatch(row["name"])
@@ -181,9 +171,20 @@ def _list_validation(path: str, ids: Sequence[str]) -> FilesAndRows:
     return files, rows
 
 
-def _in_order(class_names: Sequence[str], splits: dict[str, FilesAndRows]) -> Listing:
-    """Joins the splits, each in TFDS's order."""
-    parts = [(files, in_tfds_order(rows, split, files)) for split, (files, rows) in splits.items()]
+def _in_order(source: str, class_names: Sequence[str], splits: dict[str, FilesAndRows]) -> Listing:
+    """Joins the splits, each in the order that TFDS gives it by the names of its images.
+
+    That is by the MD5 of split and name: `train[99%:]` holds the same images as in a set that TFDS
+    has prepared itself, and any slice is a random sample of the classes. UserError where a split
+    has no images.
+    """
+    if empty := [split for split, (_, rows) in splits.items() if not len(rows)]:
+        endings = ", ".join(EXTENSIONS)
+        raise UserError(f"{source}: no image of split {empty[0]!r} that ends in {endings}.")
+    parts = []
+    for split, (files, rows) in splits.items():
+        keys = [hashlib.md5(split.encode() + name).digest() for name in rows["name"]]
+        parts.append((files, rows[np.argsort(np.array(keys, "S16"), kind="stable")]))
     files, rows = join(parts)
     ends = np.cumsum([len(part) for _, part in parts])
     ordered = dict(zip(splits, np.split(rows, ends[:-1]), strict=True))
@@ -220,7 +221,7 @@ def _list_folder(source: str) -> Listing:
                 "line, without blanks at its ends. Rename the folder."
             )
         inside = b"" if images.drawn else os.fsencode(f"{split}/")
-        found = [images.path(index) for index in range(len(images))]
+        found = images.paths()
         splits[split] = make_rows(
             [os.path.relpath(path, os.fsencode(source)).removeprefix(inside) for path in found],
             [os.path.getsize(path) for path in found],

@@ -1,9 +1,10 @@
 """`prepare_data`: images as they are downloaded to a TFDS set of random-access shards.
 
+`build_tfds` leaves it to TFDS, for its own sets.
+
 Beside the set's own folder `NAME/VERSION` lies `NAME/VERSION.incomplete` until it is finished:
 
     plan.json     what is being made of what; a second call has to ask for the same
-    listing.npz   where each image lies in the source
     receipts/     one file per finished shard
     prepared/     the shards and, at last, their metadata: this is renamed to NAME/VERSION
 
@@ -27,24 +28,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core import registered
 from tqdm import tqdm
 
 from vit_jax.data.sources import map_threads
 from vit_jax.data.tfds_reader import NAME, data_root
 from vit_jax.data_preparation.listing import Listing, fingerprint
 from vit_jax.data_preparation.origins import ORIGINS
-from vit_jax.data_preparation.shards import (
-    Shard,
-    read_receipt,
-    shard_name,
-    write_image_metadata,
-    write_shard,
-)
-from vit_jax.errors import UserError, check_known, check_local, counted, size_text
-from vit_jax.files.manifest import read_manifest, write_manifest
+from vit_jax.data_preparation.shards import Shard, read_receipt, write_shard
+from vit_jax.errors import UserError, check_known, check_local, counted, missing_package, nearest
+from vit_jax.files.manifest import MANIFEST, read_manifest, write_manifest
 from vit_jax.files.paths import UNFINISHED, sync, write_atomically
-
-UNREADABLE = "unreadable_images.txt"
 
 Receipts = dict[Shard, dict[str, Any]]  # see `write_shard`; split by split, in order
 
@@ -64,10 +59,7 @@ def prepare_data(
     """Prepares a set, or resumes a preparation that was interrupted; returns its folder.
 
     `kind` is a key of `origins.ORIGINS`, `source` a file or folder; the others are the flags of
-    scripts/prepare_data.py.
-
-    Raises:
-      UserError: see the message; what was done so far is kept.
+    scripts/prepare_data.py. What was done before an error is kept.
     """
     check_known("on_bad_image", on_bad_image, ("error", "skip"))
     check_known("source kind", kind, ORIGINS)
@@ -95,12 +87,13 @@ def prepare_data(
     folder = Path(data_root(data_dir), name, origin.version)
     if folder.is_relative_to(source):
         raise UserError(f"{folder} would be inside its own source; give another --data_dir.")
+    work = folder.with_name(f"{folder.name}.incomplete")
     if _is_finished(folder, plan):
+        shutil.rmtree(work, ignore_errors=True)  # of a kill between renaming and cleaning
         return folder
-    with _work_folder(folder, plan) as work:
-        if not (work / "listing.npz").exists():
-            origin.make_listing(source).save(work / "listing.npz")
-        listing = Listing.load(work / "listing.npz")
+    with _work_folder(work, plan):
+        listing = origin.make_listing(source)
+        write_atomically(work / "plan.json", json.dumps(plan))
         receipts = _write_shards(listing, work, name, plan, num_workers)
         _handle_unreadable(receipts, work, on_bad_image)
         if fingerprint(source, origin.parts) != plan["source_fingerprint"]:
@@ -121,24 +114,13 @@ def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
             f"{folder} is there already, made of something else or with other options; delete it, "
             "or give another --name or --data_dir."
         )
-    shutil.rmtree(_incomplete(folder), ignore_errors=True)  # killed between renaming and cleaning
     logging.info("%s is prepared already; --check verifies it", folder)
     return True
 
 
-def _incomplete(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.incomplete")
-
-
 @contextlib.contextmanager
-def _work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
-    """The folder of an unfinished preparation, for this process alone; removed at the end.
-
-    Raises:
-      UserError: it cannot be written, another process is at work there, or it was begun with
-        another plan.
-    """
-    work = _incomplete(folder)
+def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
+    """Makes a folder for an unfinished preparation of this process alone; removes it at the end."""
     try:
         for each in ("receipts", "prepared"):
             (work / each).mkdir(parents=True, exist_ok=True)
@@ -154,20 +136,17 @@ def _work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
         except OSError as error:  # not every file system has locks
             logging.warning("%s: cannot be locked (%s); prepare it once at a time", work, error)
         _resume(work, plan)
-        yield work
+        yield
     # NFS keeps a deleted file that is open under another name, so the lock is closed before.
     shutil.rmtree(work, ignore_errors=True)
 
 
 def _resume(work: Path, plan: dict[str, Any]) -> None:
-    """Removes what a kill left half-written; writes the plan or compares it with the old one."""
+    """Removes what a kill left half-written; UserError if it was begun with another plan."""
     for stale in work.rglob(f"*{UNFINISHED}"):
         stale.unlink()
     path = work / "plan.json"
-    if not path.exists() or not (work / "listing.npz").exists():
-        write_atomically(path, json.dumps(plan))
-        return
-    begun = json.loads(path.read_text(encoding="utf-8"))
+    begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else plan
     for key, value in plan.items():
         if value != begun[key]:
             raise UserError(
@@ -185,17 +164,12 @@ def _write_shards(
     missing = [shard for shard in shards if shard not in there]
     if there:
         logging.info("%d of %d shards are there already", len(there), len(shards))
-    total, free = sum(shard.size for shard in missing), shutil.disk_usage(work).free
-    if not plan["resize"] and total > free:
-        raise UserError(f"{work}: {size_text(total)} needed, {size_text(free)} free there.")
     write = functools.partial(
         write_shard, listing=listing, short_side=plan["resize"], quality=plan["quality"]
     )
     written = map_threads(write, missing, chunk=1, num_threads=num_workers)
-    with tqdm(None, "writing", total, unit="B", unit_scale=True, mininterval=10) as progress:
-        for shard, receipt in zip(missing, written, strict=True):
-            there[shard] = receipt
-            progress.update(shard.size)
+    progress = tqdm(written, "writing shards", len(missing), mininterval=10)
+    there |= zip(missing, progress, strict=True)
     return {shard: there[shard] for shard in shards}
 
 
@@ -208,10 +182,9 @@ def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[S
         cuts = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count)
         bounds = np.unique([0, *cuts, len(rows)]).tolist()
         for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-            file = shard_name(name, split, number, len(bounds) - 1)
-            size = int(rows["size"][start:stop].sum())
+            file = f"{name}-{split}.array_record-{number:05d}-of-{len(bounds) - 1:05d}"
             path, receipt = work / "prepared" / file, work / "receipts" / f"{file}.json"
-            shards.append(Shard(path, receipt, split, start, stop, size))
+            shards.append(Shard(path, receipt, split, start, stop))
     return shards
 
 
@@ -220,7 +193,7 @@ def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> Non
     bad = [where for receipt in receipts.values() for where in receipt["unreadable"]]
     if not bad:
         return
-    path = work / "prepared" / UNREADABLE
+    path = work / "prepared" / "unreadable_images.txt"
     write_atomically(path, "\n".join(bad) + "\n")
     report = f"{counted(len(bad), 'image')} cannot be decoded, such as {bad[0]}; all in {path}"
     if on_bad_image == "error":
@@ -234,14 +207,15 @@ def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> Non
 def _finish(
     folder: Path, version: str, class_names: Sequence[str], plan: dict[str, Any], receipts: Receipts
 ) -> None:
-    """Writes the metadata and the checksums, all safe on disk at the end."""
-    sizes: dict[str, tuple[list[int], int]] = {}
+    """Writes the metadata, as of `imagenet2012`, and the checksums, all safe on disk at the end."""
+    splits = []
     for split, group in itertools.groupby(receipts, lambda shard: shard.split):
         of_split = [receipts[shard] for shard in group]
         lengths = [receipt["records"] for receipt in of_split]
         if not sum(lengths):
             raise UserError(f"no image of split {split!r} can be decoded; see {folder}.")
-        sizes[split] = (lengths, sum(receipt["num_bytes"] for receipt in of_split))
+        size = sum(receipt["num_bytes"] for receipt in of_split)
+        splits.append(tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=size))
         logging.info("%s: %d examples in %d shards", split, sum(lengths), len(lengths))
     description = f"Prepared from {plan['source']} ({plan['kind']})."
     if plan["resize"]:
@@ -249,8 +223,19 @@ def _finish(
             f" Short sides above {plan['resize']} pixels were scaled down to that (area "
             f"interpolation), as JPEG of quality {plan['quality']}."
         )
-    write_image_metadata(
-        folder, version=version, description=description, class_names=class_names, sizes=sizes
+    features = {
+        "image": tfds.features.Image(encoding_format="jpeg"),
+        "label": tfds.features.ClassLabel(names=list(class_names)),
+        "file_name": tfds.features.Text(),
+    }
+    tfds.folder_dataset.write_metadata(
+        data_dir=folder,
+        version=version,
+        description=description,
+        features=tfds.features.FeaturesDict(features),
+        supervised_keys=("image", "label"),
+        split_infos=splits,
+        check_data=False,
     )
     written = {shard.path.name: receipt for shard, receipt in receipts.items()}
     for path in folder.iterdir():
@@ -261,3 +246,35 @@ def _finish(
         {"plan": plan, "records": {file: each["records"] for file, each in written.items()}},
         known={file: [each["bytes"], each["sha256"]] for file, each in written.items()},
     )
+
+
+def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:
+    """Lets TFDS download and prepare one of its sets, adds checksums, returns the directory.
+
+    `name` is `NAME[/CONFIG][:VERSION]`, `manual_dir` a folder with files that TFDS cannot download.
+    """
+    match = NAME.fullmatch(name)
+    known = registered.list_imported_builders()
+    if match is None or match["name"] not in known:
+        raise UserError(f"{name!r} is no set of TFDS.{nearest(name.split('/')[0], known)}")
+    check_local("--data_dir", data_dir)
+    root = data_root(data_dir)
+    config = tfds.download.DownloadConfig(manual_dir=manual_dir or None, try_download_gcs=False)
+    logging.info("TFDS prepares %s in %s", name, root)
+    try:
+        builder = tfds.builder(name, data_dir=root, file_format="array_record")
+        builder.download_and_prepare(download_config=config)
+    except ImportError as error:
+        raise missing_package(f"preparing {name}", str(error.name), "tf") from None
+    except Exception as error:  # many kinds, over several lines
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise UserError(f"TFDS cannot prepare {name} ({lines[0]}).") from error
+    folder = Path(builder.data_dir)
+    if not (folder / MANIFEST).exists():
+        lengths = {
+            name: length
+            for split in builder.info.splits.values()
+            for name, length in zip(split.filenames, split.shard_lengths, strict=True)
+        }
+        write_manifest(folder, {"plan": {"kind": "tfds", "source": name}, "records": lengths})
+    return str(folder)

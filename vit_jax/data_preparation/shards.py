@@ -1,22 +1,21 @@
-"""A shard from its images: whole or not at all, and always the same bytes; the set's metadata."""
+"""A shard from its images: whole or not at all, and always the same bytes."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
-import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
-from vit_jax.data import geometry
-from vit_jax.data.decode import decode_image, decodes
+from vit_jax.data.decode import decode_image, decodes, resize
 from vit_jax.data_preparation.listing import Listing
 from vit_jax.errors import UserError
 from vit_jax.files.manifest import digest
@@ -35,32 +34,23 @@ class Shard(NamedTuple):
     split: str
     start: int
     stop: int
-    size: int  # of the images in the source, in bytes
 
 
 def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -> dict[str, Any]:
-    """Writes a shard under another name, syncs and renames it, then leaves a receipt.
+    """Writes a shard under another name, syncs and renames it, then leaves a receipt, its result.
 
-    Images that cannot be decoded are left out; for `short_side` and `quality` see `shrink`.
-
-    Returns:
-      The receipt: {"records", "num_bytes" of them, "bytes" and "sha256" of the file, "unreadable":
-      where the left-out images are}.
-
-    Raises:
-      UserError: the source cannot be read or the shard cannot be written.
+    Images that cannot be decoded are left out, and listed in it as `unreadable`; for `short_side`
+    and `quality` see `shrink`.
     """
     found: list[tuple[int, bytes, str]] = []  # position, record, where the image is
     for position, image, where in _read_images(listing, shard):
         row = listing.splits[shard.split][position]
         record = b""
-        try:
+        with contextlib.suppress(ValueError):
             if short_side:
                 image = shrink(image, short_side, quality)
             if short_side or decodes(image):
                 record = serialize(image, int(row["label"]), bytes(row["name"]))
-        except ValueError:
-            pass
         found.append((position, record, where))
     records = [record for _, record, _ in sorted(found) if record]
     try:
@@ -88,19 +78,12 @@ def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -
 
 def read_receipt(shard: Shard) -> dict[str, Any] | None:
     """What is known of a finished shard; None if it has to be written."""
-    try:
-        receipt = json.loads(shard.receipt.read_text(encoding="utf-8"))
-        return receipt if os.path.getsize(shard.path) == receipt["bytes"] else None
-    except (OSError, ValueError):
-        return None
+    finished = shard.receipt.exists() and shard.path.exists()
+    return json.loads(shard.receipt.read_text(encoding="utf-8")) if finished else None
 
 
 def _read_images(listing: Listing, shard: Shard) -> Iterator[tuple[int, bytes, str]]:
-    """Position in the split, file and place of each image, in the order in which they lie on disk.
-
-    Raises:
-      UserError: a file cannot be read, or ends too early.
-    """
+    """Position in the split, file and place of each image, in the order of their bytes on disk."""
     rows = listing.splits[shard.split][shard.start : shard.stop]
     in_file_order = np.lexsort((rows["offset"], rows["file"])).tolist()
     for number, group in itertools.groupby(in_file_order, lambda position: rows["file"][position]):
@@ -112,26 +95,22 @@ def _read_images(listing: Listing, shard: Shard) -> Iterator[tuple[int, bytes, s
                     name = os.fsdecode(bytes(row["name"]))
                     where = path if path.endswith(f"/{name}") else f"{path}: {name}"
                     file.seek(row["offset"])
-                    image = file.read(row["size"])
-                    if len(image) != row["size"]:
-                        raise UserError(f"{where}: truncated; copy it again.")
-                    yield shard.start + position, image, where
+                    yield shard.start + position, file.read(row["size"]), where
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}.") from None
 
 
 def shrink(data: bytes, short_side: int, quality: int) -> bytes:
-    """Scales an image file's short side down to `short_side` pixels, as a JPEG of `quality`.
+    """Scales an image file's short side down to `short_side` pixels, as a JPEG, upright.
 
-    Area interpolation; upright, as the orientation tag is lost. Smaller images stay as they are.
-    ValueError where the file cannot be decoded.
+    Smaller images stay as they are. ValueError where the file cannot be decoded.
     """
     pixels = decode_image(data, channels=3, exif=True)
     short = min(pixels.shape[:2])
     if short <= short_side:
         return data
     height, width = (round(side * short_side / short) for side in pixels.shape[:2])
-    small = cv2.cvtColor(geometry.resize(pixels, height, width, "area"), cv2.COLOR_RGB2BGR)
+    small = cv2.cvtColor(resize(pixels, height, width, "area"), cv2.COLOR_RGB2BGR)
     return cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()
 
 
@@ -143,44 +122,3 @@ def serialize(image: bytes, label: int, file_name: bytes) -> bytes:
     feature["label"].int64_list.value.append(label)
     feature["file_name"].bytes_list.value.append(file_name)
     return example.SerializeToString(deterministic=True)
-
-
-def image_of(record: bytes, image_key: str) -> bytes:
-    """The image file in a serialized example."""
-    example = tf_example_pb2.Example.FromString(record)
-    return example.features.feature[image_key].bytes_list.value[0]
-
-
-def shard_name(name: str, split: str, number: int, count: int) -> str:
-    return f"{name}-{split}.array_record-{number:05d}-of-{count:05d}"
-
-
-def write_image_metadata(
-    folder: Path,
-    *,
-    version: str,
-    description: str,
-    class_names: Sequence[str],
-    sizes: Mapping[str, tuple[list[int], int]],
-) -> None:
-    """Metadata for the shards in a folder, with the features of `imagenet2012`.
-
-    `sizes`: of each split the records per shard, and the bytes of all records.
-    """
-    features = {
-        "image": tfds.features.Image(encoding_format="jpeg"),
-        "label": tfds.features.ClassLabel(names=list(class_names)),
-        "file_name": tfds.features.Text(),
-    }
-    tfds.folder_dataset.write_metadata(
-        data_dir=folder,
-        version=version,
-        description=description,
-        features=tfds.features.FeaturesDict(features),
-        supervised_keys=("image", "label"),
-        split_infos=[
-            tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=num_bytes)
-            for split, (lengths, num_bytes) in sizes.items()
-        ],
-        check_data=False,
-    )

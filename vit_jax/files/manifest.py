@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vit_jax.errors import may_pass
 from vit_jax.files.paths import known_digests, names_below, write_atomically
 
 MANIFEST = "checksums.json"
@@ -25,19 +24,15 @@ T = TypeVar("T")
 def write_manifest(
     folder: Path, note: dict[str, Any], known: Mapping[str, list[Any]] | None = None
 ) -> None:
-    """Writes `folder/checksums.json` over all files below the folder, with a note to go with it.
+    """Writes `folder/checksums.json`, with a note that JSON can hold; an old one is replaced.
 
     The file is {"files": {relative name: [bytes, hash]}, "note": note, "sha256": of the rest},
-    written last, and whole or not at all: a folder with a manifest is a finished one.
-
-    Args:
-      folder: where the files are, and the manifest will be; an old one is replaced.
-      note: anything that JSON can hold.
-      known: digests of files that the caller has read itself; the others are read here.
+    written last, and whole or not at all: a folder with a manifest is a finished one. `known` are
+    digests of files that the caller has read itself; the others are read here.
     """
     known = known or known_digests(folder)
-    names = names_below(folder)
-    names = [name for name in names if not name.startswith(MANIFEST)]  # nor what a kill left of one
+    # Less the manifest, and what a kill left of one.
+    names = [name for name in names_below(folder) if not name.startswith(MANIFEST)]
     with ThreadPoolExecutor(_THREADS) as pool:
         digests = pool.map(lambda name: known.get(name) or digest(folder / name), names)
         content = {"files": dict(zip(names, digests, strict=True)), "note": note}
@@ -46,11 +41,7 @@ def write_manifest(
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder, or None where it is missing or damaged itself.
-
-    Raises:
-      OSError: it cannot be read now, which says nothing about what it holds.
-    """
+    """The manifest of a folder, or None where it is missing or damaged."""
     try:
         manifest = json.loads(read_or_none((folder / MANIFEST).read_bytes) or b"")
         intact = manifest.pop("sha256") == _digest_of_json(manifest)
@@ -60,34 +51,23 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def read_or_none(read: Callable[[], T]) -> T | None:
-    """What `read` gives, or None for a file that is missing or unreadable.
+    """What `read` gives, or None for a file that is missing, closed to us or on a bad sector.
 
-    Raises:
-      OSError: the disk or the network may be back in a moment, or this process has too many files
-        open: an intact file must not be taken for a damaged one.
+    Any other OSError is raised: it may pass, and an intact file must not count as damaged.
     """
     for _ in range(2):
         try:
             return read()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
+            return None
         except OSError as error:
-            if error.errno == errno.EIO:  # a bad sector, if it says so again
-                continue
-            if may_pass(error) or error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            if error.errno != errno.EIO:  # a bad sector, if it says so again
                 raise
-            if error.errno is None and not isinstance(error, FileNotFoundError):
-                raise  # a bucket refuses
-            break
     return None
 
 
 def damaged_files(folder: Path) -> list[str]:
-    """Names, relative to the folder, of files that are missing, unreadable or changed.
-
-    Files that the manifest does not list are not looked at.
-
-    Raises:
-      OSError: one cannot be read now, which says nothing about what it holds.
-    """
+    """Relative names of the listed files that are missing, unreadable or changed."""
     manifest = read_manifest(folder)
     if manifest is None:
         return [MANIFEST]

@@ -1,16 +1,13 @@
 """Paths of this machine and of buckets, and files that have their old content or the new one.
 
-A bucket is gs://BUCKET/FOLDER, through etils.epath and gcsfs, with the methods of pathlib. What it
-does differently is here: it has no rename, but an object has its old content or the new one; and it
-knows the MD5 of what it holds. Files of this machine are replaced as a whole, also after a loss of
-power.
+A bucket is gs://BUCKET/FOLDER, through etils.epath and gcsfs, with the methods of pathlib. It has
+no rename, but an object has its old content or the new one, and it knows the MD5 of what it holds.
+Files of this machine are replaced as a whole, also after a loss of power.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import errno
 import importlib.util
 import itertools
 import json
@@ -20,7 +17,7 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -42,8 +39,7 @@ def is_bucket(path: str | os.PathLike[str]) -> bool:
 def to_path(path: str | os.PathLike[str]) -> Path:
     """A path with the methods of pathlib, which act on the bucket where it is a gs:// address.
 
-    Raises:
-      UserError: the address is malformed, or gcsfs is not installed.
+    UserError where the address is malformed, or gcsfs is not installed.
     """
     if not is_bucket(path):
         return Path(path)
@@ -140,11 +136,7 @@ def cache_dir() -> Path:
 
 
 def cached_copy(path: Path) -> Path:
-    """A copy of a bucket's object in the cache, fetched unless one of its size is there.
-
-    Raises:
-      UserError: there is no room for it.
-    """
+    """A copy of a bucket's object in the cache, fetched unless one of its size is there."""
     local, size = cache_dir() / "data" / str(path).removeprefix(BUCKET), size_of(path)
     if local.exists() and local.stat().st_size == size:
         return local
@@ -155,23 +147,9 @@ def cached_copy(path: Path) -> Path:
             "set VIT_JAX_CACHE to a larger disk, or prepare the set as array_record, of which only "
             "what is needed is read."
         )
-    with tempfile.TemporaryDirectory(dir=local.parent) as folder:
-        unfinished = Path(folder) / local.name
+    with replacing(local) as unfinished:
         bucket_files().get_file(str(path), str(unfinished))
-        unfinished.rename(local)
     return local
-
-
-def file_sizes(paths: Iterable[Path]) -> list[int]:
-    """Bytes of each file; a bucket is asked once for each folder.
-
-    Raises:
-      OSError: one is missing.
-    """
-    paths, known = list(paths), dict[Path, int]()
-    for folder in {path.parent for path in paths if is_bucket(path)}:
-        known |= {folder / name: int(each["size"]) for name, each in _objects(folder).items()}
-    return [known[path] if path in known else size_of(path) for path in paths]
 
 
 def names_below(folder: Path) -> list[str]:
@@ -182,10 +160,7 @@ def names_below(folder: Path) -> list[str]:
 
 
 def known_digests(folder: Path) -> dict[str, list[Any]]:
-    """[size, "md5:HEX"] by relative name of the files below a folder, as its bucket knows them.
-
-    Objects that were composed of parts have none. Empty for a folder of this machine.
-    """
+    """[size, "md5:HEX"] by relative name of files below a folder, as far as a bucket knows them."""
     return {
         name: [int(each["size"]), f"md5:{base64.b64decode(each['md5Hash']).hex()}"]
         for name, each in (_objects(folder) if is_bucket(folder) else {}).items()
@@ -203,14 +178,11 @@ def _objects(folder: Path) -> Mapping[str, dict[str, Any]]:
 UNFINISHED = ".unfinished"  # ends the names of files that are being written
 
 
-@contextlib.contextmanager
+@contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to; its file takes the place of `path` only when it is complete and on disk.
 
-    An object of a bucket is written on this machine first.
-
-    Raises:
-      OSError: names `path`; nothing is left behind.
+    An object of a bucket is written on this machine first. An OSError leaves nothing behind.
     """
     if is_bucket(path):
         with uploaded(to_path(path)) as local:
@@ -236,16 +208,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes `value` as JSON, see `replacing`."""
     write_atomically(to_path(path), json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-      UserError: the file is missing, unreadable or not JSON; names the file.
-    """
+    """Reads a JSON file; a UserError names one that is missing, unreadable or not JSON."""
     try:
         return json.loads(to_path(path).read_bytes())
     except OSError as error:
@@ -276,11 +243,7 @@ def set_aside(path: Path, why: str) -> None:
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:
-    """Writes an `.npz` of named arrays as they are; the same arrays give the same bytes.
-
-    Returns:
-      `path`.
-    """
+    """Writes an `.npz` of named arrays; the same arrays give the same bytes. Returns `path`."""
     # Not np.savez, which takes the names as keyword arguments: one of them may be called `file`.
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
@@ -294,9 +257,8 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot do it for folders, and need not.
-        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+    except OSError:
+        if not path.is_dir():  # some network file systems cannot do it for folders, and need not
             raise
     finally:
         os.close(descriptor)

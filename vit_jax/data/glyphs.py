@@ -1,35 +1,29 @@
-"""Data that comes with the code's dependencies: `glyphs` to pre-train on, `digits` to fine-tune on.
+"""`glyphs`, data to pre-train on: letters and digits, drawn from the fonts in matplotlib's wheel.
 
-**Glyphs** are letters and digits drawn from the fonts in matplotlib's wheel. Example i is a pure
-function of (seed, i): a font, a character and random changes of its outline, so there are as many
-examples as asked for, at any resolution. The images look like the digits: bright strokes on black,
-height of the image filled, a pen of varying width, pixels that are area averages. A glyph is kept
-as the signed distance of each point to its outline: warping that field and cutting it at a random
-level gives smooth edges at any stroke width (about 0.1 ms of a core per example up to 32 pixels).
-Other versions of matplotlib, Pillow, OpenCV or numpy may change an image by a grey level.
-
-**Digits** are the 1,797 real handwritten ones that come with scikit-learn: scans of 8 x 8 pixels
-with 17 grey levels (UCI, "Optical Recognition of Handwritten Digits", its test part), in
-scikit-learn's order. The last 300 were written by other people than the first ones, so `test` is an
-honest test set, while a random split would flatter by several points.
+Example i is a pure function of (seed, i): a font, a character and random changes of its outline, so
+there are as many examples as asked for, at any resolution. They look like the scans of `digits`:
+bright strokes on black, height of the image filled, a pen of varying width, pixels that are area
+averages. A glyph is kept as the signed distance of each point to its outline: warping that field
+and cutting it at a random level gives smooth edges at any stroke width (about 0.1 ms of a core per
+example up to 32 pixels). Other versions of matplotlib, Pillow, OpenCV or numpy may change an image
+by a grey level.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
-from vit_jax.data.order import example_rng
-from vit_jax.errors import import_extra, missing_package
+from vit_jax.data.pipeline import example_rng
+from vit_jax.errors import import_extra
 
-# 50 labels for 62 characters: those that only their size or the typeface tells apart share one, for
-# glyphs are drawn at equal height and no model could separate them.
+# 50 labels for 62 characters: glyphs are drawn at equal height, so those that only their size or
+# the typeface tells apart share one.
 _CHARACTERS = (
     "0Oo 1 2 3 4 5 6 7 8 9 A a B b Cc D d E e F f G g H h Il i "
     "J j Kk L M m N n Pp Q q R r Ss T t Uu Vv Ww Xx Y y Zz"
@@ -44,7 +38,6 @@ class Face(NamedTuple):
     starts: str = "0Aa"
 
     def character(self, char: str) -> str:
-        """What draws the ASCII letter or digit `char`."""
         first = "0" if char.isdigit() else "A" if char.isupper() else "a"
         return chr(ord(self.starts["0Aa".index(first)]) + ord(char) - ord(first))
 
@@ -53,8 +46,7 @@ def _family(name: str, *styles: str) -> tuple[Face, ...]:
     return tuple(Face(f"{name}{style}.ttf") for style in styles)
 
 
-# By family: all weights and slants of one design, so that none is on both sides of the split. The
-# other files in the wheel hold symbols, or (cmmi10) digits that hang below the line.
+# By family: all weights and slants of one design, so that none is on both sides of the split.
 TRAIN_FAMILIES: tuple[tuple[Face, ...], ...] = (
     _family("DejaVuSans", "", "-Bold", "-Oblique", "-BoldOblique"),
     _family("DejaVuSansMono", "", "-Bold", "-Oblique", "-BoldOblique"),
@@ -69,9 +61,8 @@ TRAIN_FAMILIES: tuple[tuple[Face, ...], ...] = (
 TEST_FAMILIES = (_family("cm", "r10", "b10", "ti10", "ss10", "tt10"),)  # Computer Modern
 
 # The random changes. Lengths are fractions of the image's side, ranges are uniform. Set by eye and
-# by how many of the first 600 scans (never the test scans) an SVM trained on drawn digits knows,
-# varying one at a time: 67 % near these values, 60 % with rotations of 25 degrees, 58 % where the
-# glyphs outgrow the image. Smaller differences are within the noise of 600 scans.
+# by how many of the first 600 scans (never the test scans) an SVM trained on drawn digits knows: 67
+# % near these values, 60 % with rotations of 25 degrees, 58 % where the glyphs outgrow the image.
 ROTATION = np.deg2rad(10.0)  # up to, both ways
 SHEAR = 0.15  # up to, both ways
 SHIFT = 0.04  # up to, both ways, per axis
@@ -111,8 +102,7 @@ def _field(face: Face, char: str) -> Field:
     inside[top : top + height, left : left + width] = drawing > 127
     distance = cv2.distanceTransform(inside, cv2.DIST_L2, 5)
     distance = np.subtract(distance, cv2.distanceTransform(1 - inside, cv2.DIST_L2, 5))
-    # Pixels on both sides of the outline have a distance of 1. A stroke's area is its length times
-    # its width, its outline twice its length.
+    # Pixels on both sides of the outline have a distance of 1, and it is twice a stroke's length.
     outline = np.count_nonzero(np.abs(distance) <= 1) / 2
     half_stroke = np.count_nonzero(inside) / outline / FINE
     cells = cv2.resize(distance, (side // FINE, side // FINE), interpolation=cv2.INTER_AREA) / FINE
@@ -139,11 +129,7 @@ def _drawing(face: Face, char: str) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class GlyphSource:
-    """Random access to drawn characters; see the module's docstring.
-
-    `source[i]` is {"image": uint8 [size, size, 1], "label": int}; the label is
-    i % num_classes, so that every run of consecutive examples is balanced.
-    """
+    """`source[i]` is {"image": uint8 [size, size, 1], "label": i % num_classes}."""
 
     families: tuple[tuple[Face, ...], ...]  # each is drawn from equally often
     size: int
@@ -172,9 +158,8 @@ def _render(field: Field, size: int, rng: np.random.Generator) -> np.ndarray:
     x, y, cells_per_pixel = _sample_points(field, canvas, rng)
     half_stroke = rng.uniform(*HALF_STROKE) * canvas
     distance = cv2.remap(field.distance, x, y, cv2.INTER_LINEAR, None, cv2.BORDER_REPLICATE)
-    distance = distance.astype(np.float32) / np.float32(
-        FIELD_UNIT * cells_per_pixel
-    )  # in pixels of the canvas
+    # In pixels of the canvas.
+    distance = distance.astype(np.float32) / np.float32(FIELD_UNIT * cells_per_pixel)
     own = field.half_stroke / cells_per_pixel
     distance += max(half_stroke - own, -MAX_THINNING * own)
     # The edge goes from black to white over one pixel.
@@ -213,51 +198,10 @@ def _sample_points(
 def glyph_splits(
     *, size: int = 32, num_examples: int = 100_000, num_test: int = 5_000, seed: int = 0
 ) -> dict[str, GlyphSource]:
-    """`train`, and `test` in a typeface that training never shows; images of `size` pixels a side.
-
-    Raises:
-      ValueError: an argument is out of range.
-    """
-    if not 4 <= size <= 1024:
-        raise ValueError(f"size={size} must be from 4 to 1024")
-    if min(num_examples, num_test) < 1 or seed < 0:
-        raise ValueError(f"{num_examples=}, {num_test=} must be positive, {seed=} not negative")
+    """`train`, and `test` in a typeface that training never shows; `size` is in pixels."""
+    if not 4 <= size <= 1024 or min(num_examples, num_test) < 1 or seed < 0:
+        raise ValueError("size must be from 4 to 1024, the numbers positive, seed not negative")
     return {
         "train": GlyphSource(TRAIN_FAMILIES, size, num_examples, 2 * seed),
         "test": GlyphSource(TEST_FAMILIES, size, num_test, 2 * seed + 1),
     }
-
-
-NUM_TRAIN = 1497
-
-
-@dataclasses.dataclass(frozen=True)
-class DigitSource:
-    """Scans, uint8 [N, 8, 8, 1] with 16 scaled to 255, and labels, int [N]."""
-
-    images: np.ndarray
-    labels: np.ndarray
-    class_names = tuple("0123456789")
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": self.images[index], "label": int(self.labels[index])}
-
-
-def digit_splits() -> dict[str, DigitSource]:
-    """`train`, the first 1,497 scans, and `test`, the last 300.
-
-    Raises:
-      UserError: scikit-learn is not installed.
-    """
-    # The file alone: importing scikit-learn takes longer than a small model's first update.
-    package = importlib.util.find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise missing_package("dataset.name='digits'", "scikit-learn", "embedded")
-    path = Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz"
-    rows = np.loadtxt(path, np.int64, delimiter=",")  # 64 pixels from 0 to 16, and the label
-    images = np.round(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    parts = {"train": slice(NUM_TRAIN), "test": slice(NUM_TRAIN, None)}
-    return {name: DigitSource(images[part], rows[part, -1]) for name, part in parts.items()}

@@ -9,7 +9,6 @@ import string
 import sys
 from pathlib import Path
 
-import cv2
 import matplotlib
 import numpy as np
 import pytest
@@ -17,9 +16,9 @@ from matplotlib import font_manager
 from sklearn import datasets as sklearn_datasets
 from sklearn import neighbors
 
-from vit_jax.data import embedded
+from vit_jax.data import glyphs
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.embedded import CLASSES, Face, GlyphSource, glyph_splits
+from vit_jax.data.glyphs import CLASSES, Face, GlyphSource, glyph_splits
 from vit_jax.errors import UserError
 
 
@@ -44,7 +43,7 @@ def test_the_scans_in_their_order() -> None:
 def test_packages_of_the_extra_are_named(
     name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embedded._field.cache_clear()
+    glyphs._field.cache_clear()
     for module in ("sklearn", "matplotlib"):
         monkeypatch.setitem(sys.modules, module, None)  # importing it raises
     with pytest.raises(UserError, match=rf"the package {package}: .*'.\[embedded\]'"):
@@ -82,21 +81,6 @@ def test_an_image_depends_on_seed_split_and_index_only() -> None:
     assert len(np.unique(all_drawn, axis=0)) == len(all_drawn) == 60
 
 
-def test_any_size_shows_the_same_glyph() -> None:
-    large = glyph_splits(size=32)["train"]
-    for size in (7, 8, 24, 100):
-        source = glyph_splits(size=size)["train"]
-        for index in range(10):
-            side = min(size, 8)
-            flat = [
-                cv2.resize(each[index]["image"], (side, side), interpolation=cv2.INTER_AREA).ravel()
-                for each in (source, large)
-            ]
-            assert np.corrcoef(flat)[0, 1] > 0.97
-            if size == 8:  # an area average, as the scans are
-                np.testing.assert_array_equal(*flat)
-
-
 def test_no_typeface_is_on_both_sides() -> None:
     def fonts(part: tuple[tuple[Face, ...], ...]) -> set[str]:
         folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
@@ -104,8 +88,8 @@ def test_no_typeface_is_on_both_sides() -> None:
         # "DejaVu Sans Mono" -> "DejaVu"
         return {font_manager.get_font(str(file)).family_name.split()[0] for file in files}
 
-    assert fonts(embedded.TRAIN_FAMILIES) == {"DejaVu", "STIXGeneral"}
-    assert fonts(embedded.TEST_FAMILIES) == {"cmr10", "cmb10", "cmti10", "cmss10", "cmtt10"}
+    assert fonts(glyphs.TRAIN_FAMILIES) == {"DejaVu", "STIXGeneral"}
+    assert fonts(glyphs.TEST_FAMILIES) == {"cmr10", "cmb10", "cmti10", "cmss10", "cmtt10"}
 
 
 def test_like_the_scans() -> None:

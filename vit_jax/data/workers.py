@@ -1,0 +1,87 @@
+"""Batches made by other processes, which pass them on through shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grain
+import numpy as np
+from absl import flags, logging
+
+Batch = dict[str, np.ndarray]
+SHARED_MEMORY = "/dev/shm"
+
+
+@contextlib.contextmanager
+def in_processes(data: grain.IterDataset, num_workers: int) -> Iterator[grain.IterDataset]:
+    """`data`, with each `num_workers`-th batch made by another process, in the same order.
+
+    Images travel as files in a folder of shared memory. A batch of 128 at 224 pixels costs the
+    training process 3 ms then, through a pipe 20; Grain's own shared memory costs the worker 11 ms
+    more.
+    """
+    if not flags.FLAGS.is_parsed():  # outside of absl.app; Grain reads a flag (google/grain#1355)
+        flags.FLAGS.mark_as_parsed()
+    folder = f"{SHARED_MEMORY}/vit_jax-{secrets.token_hex(8)}"
+    with contextlib.suppress(OSError):  # without it batches take the pipe
+        os.mkdir(folder, 0o700)
+    # After the worker's threads, so that only batches that are sent are in shared memory.
+    data = data.map(functools.partial(_send, folder))
+    # Grain itself copies nothing to shared memory.
+    keep = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+    data = grain.experimental.WithOptionsIterDataset(data, keep)
+    options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
+    start = functools.partial(_start_worker, folder, os.getpid())
+    try:
+        yield data.mp_prefetch(options, worker_init_fn=start).map(_receive)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # with the batches that nobody asked for
+
+
+def _send(folder: str, batch: Batch) -> dict[str, Any]:
+    """Moves a batch's images to a file in shared memory, in the worker."""
+    image, path = batch["image"], f"{folder}/{secrets.token_hex(8)}"
+    try:
+        image.tofile(path)
+    except OSError as error:  # there is none, or it is full: containers often have 64 MB
+        Path(path).unlink(missing_ok=True)
+        message = "%s; batches are sent through a pipe, which is slower."
+        logging.log_first_n(logging.WARNING, message, 1, error)
+        return batch
+    return {**batch, "image": (path, image.shape, image.dtype)}
+
+
+def _receive(batch: dict[str, Any]) -> Batch:
+    """Maps the images, without a copy; their memory is freed with them."""
+    if isinstance(batch["image"], np.ndarray):
+        return batch
+    path, shape, dtype = batch["image"]
+    image = np.memmap(path, dtype, "r+", shape=shape)
+    os.unlink(path)
+    return {**batch, "image": np.asarray(image)}
+
+
+def _start_worker(folder: str, parent: int, _index: int, _count: int) -> None:
+    # Ctrl-C and a scheduler's SIGTERM reach the whole process group; the training process decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_follow_parent, args=(folder, parent), daemon=True).start()
+
+
+def _follow_parent(folder: str, parent: int) -> None:
+    """Ends this process soon after its parent, which a SIGKILL gives no chance to say goodbye."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
