@@ -20,7 +20,7 @@ from vit_jax.sweep.run import (
     run_sweep,
     task_number,
 )
-from vit_jax.train import RESULTS_FILE
+from vit_jax.workdir.description import RESULTS_FILE
 from vit_jax.workdir.checkpoints import CheckpointManager
 
 DIVERGES = 1e30
