@@ -20,6 +20,8 @@ import argparse
 import os
 import sys
 
+from absl import flags
+
 from vit_jax import launch
 
 sys.path.append(str(launch.ROOT))  # for the recipes
@@ -45,6 +47,8 @@ if __name__ == "__main__":
     arguments, overrides = parser.parse_known_args()
     launch.start_logging()
     with launch.one_line_errors(resumes=True):
+        from vit_jax.command_line import override
+        from vit_jax.errors import UserError
         from vit_jax.inference.load import load_model
         from vit_jax.sweep import suite
         from vit_jax.sweep.run import task_number
@@ -53,9 +57,15 @@ if __name__ == "__main__":
         datasets = [each for each in arguments.datasets.split(",") if each]
         sizes = model.description.model
         tasks = suites.tasks(arguments.suite, sizes, datasets, arguments.image_size)
+        for settings in (task["settings"] for task in tasks):
+            if "config" in settings:
+                settings["config"] = override(settings["config"], overrides, flags.FlagValues())
+            elif overrides:
+                given = " ".join(overrides)
+                raise UserError(f"unexpected arguments: {given}; nothing is trained here.")
         rows = suite.evaluate_suite(
             model,
-            suite.override_tasks(tasks, overrides),
+            tasks,
             os.path.join(arguments.workdir, arguments.suite),
             seeds=arguments.seeds,
             data_dir=arguments.data_dir,

@@ -130,7 +130,7 @@ def test_published_weights(tmp_path: Path) -> None:
     entry = next(row for row in entries().values() if row.variant == "S/16")
     side = entry.resolution
     description = Description(entry.model, (side, side, 3), (1, 1), (), entry.preprocess)
-    assert f"- Published as: `{entry.name}` at {entry.url}. " in card(
+    assert f"- Published as: `{entry.name}` at {entry.url}." in card(
         tmp_path, bare(description, entry.name)
     )
 

@@ -113,8 +113,10 @@ def write_card(
     """
     description, library = model.description, LIBRARIES.get(format, "vit_jax")
     height, width, channels = description.image_shape
-    images = images or jax.ShapeDtypeStruct((None, height, width, channels), np.float32)
-    batch = images.shape[0] if isinstance(images.shape[0], int) else None
+    batch, dtype = None, np.dtype(np.float32)
+    if images is not None:
+        batch = images.shape[0] if isinstance(images.shape[0], int) else None
+        dtype = np.dtype(images.dtype)
     num_classes = description.model["num_classes"]
     # Without a head these libraries need other classes.
     is_bare = library in ("timm", "transformers") and not num_classes
@@ -122,10 +124,10 @@ def write_card(
         name=target.name,
         shape=(batch or 1, height, width, channels),
         torch_shape=(1, channels, height, width),
-        dtype=np.dtype(images.dtype).name,
+        dtype=dtype.name,
         output=output,
     )
-    found = {**_facts(model, batch, np.dtype(images.dtype)), **(facts or {})}
+    found = {**_facts(model, batch, dtype), **(facts or {})}
     card = _CARD.format(
         library=library,
         task="image-classification" if num_classes else "image-feature-extraction",

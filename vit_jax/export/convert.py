@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -72,7 +73,7 @@ def convert_checkpoint(
     with unfinished(target) as path:
         write(path, format, names.flatten_names(model.params), model.description)
         again = load_model(path)
-        logits, found = model.logits(images), again.logits(images)
+        logits, found = compute_logits(model, images), compute_logits(again, images)
         tolerance = LOGITS_TOLERANCE * max(1.0, float(np.std(logits)))
         check = check_same([(logits, found)], destination, tolerance, "in the logits")
         write_card(path, model, format)
@@ -252,3 +253,13 @@ def unfinished(target: Path) -> Iterator[Path]:
         yield Path(scratch) / target.name
         for name in sorted(os.listdir(scratch), key=lambda name: name == target.name):
             os.replace(Path(scratch) / name, target.parent / name)
+
+
+def compute_logits(model: Model, images: Any) -> np.ndarray:
+    """Of the model's input [B, H, W, C]: float32 [B, K], or the representation of a bare model."""
+    return np.asarray(_apply(model.module, model.params, images))
+
+
+@functools.partial(jax.jit, static_argnums=0)  # compiled once for equal modules
+def _apply(module: Any, params: Any, images: Any) -> jax.Array:
+    return module.apply({"params": params}, images, train=False)

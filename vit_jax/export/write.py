@@ -18,7 +18,13 @@ import numpy as np
 
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.export.card import write_card
-from vit_jax.export.convert import check_destination, check_same, create_report, unfinished
+from vit_jax.export.convert import (
+    check_destination,
+    check_same,
+    compute_logits,
+    create_report,
+    unfinished,
+)
 from vit_jax.export.onnx import INPUT_NAME, OPSET, write_onnx
 from vit_jax.files.paths import write_arrays
 from vit_jax.inference.images import input_range
@@ -189,14 +195,13 @@ def compare(
     unit = "standard deviations of the logits" if output == "logits" else "in probabilities"
     is_float32 = model.module.dtype == jnp.float32
     tolerance = TOLERANCES[format] if is_float32 else BFLOAT16_TOLERANCE
-    apply = jax.jit(functools.partial(model.module.apply, train=False))
     rng, pairs = np.random.default_rng(0), []
     with jax.default_device(cpu):
         # A free batch has to work for several sizes.
         for batch in images.shape[:1] if isinstance(images.shape[0], int) else (1, 3):
             pixels = rng.integers(0, 256, (batch, *images.shape[1:])).astype(np.uint8)
             floats = np.asarray(scale_pixels(model, pixels))
-            expected = np.asarray(OUTPUTS[output][1](apply({"params": model.params}, floats)))
+            expected = np.asarray(OUTPUTS[output][1](compute_logits(model, floats)))
             found = np.asarray(reopened(pixels if images.dtype == np.uint8 else floats))
             is_flat = output != "logits" or np.std(expected) == 0.0  # a head may be zero
             scale = 1.0 if is_flat else float(np.std(expected))

@@ -166,10 +166,10 @@ def _take_over(
         if not (known and results and path.exists()):
             write_json(path, value)
             continue
-        problem = _another_run(path, value, may_differ)
+        problem = another_run(path, value, may_differ)
         if problem and resume == "auto":
             raise UserError(f"{problem} Choose another --workdir, or --resume=force.")
-        if resume == "force" and _another_run(path, value, ()):
+        if resume == "force" and another_run(path, value, ()):
             for finished in (RESULTS_FILE, PARAMS_FILE) if problem else ():  # of other values
                 if (folder / finished).exists():
                     set_aside(folder / finished, "is of other values")
@@ -185,7 +185,7 @@ def _holds_something(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
+def another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
     """Says what is wrong with the file of a run that is to have this value; "" if nothing is."""
     try:
         saved = read_object(path)
