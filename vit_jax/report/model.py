@@ -16,8 +16,15 @@ from vit_jax.inference.evaluate import measure_examples
 from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
-from vit_jax.inference.visualize import of_images, of_parameters, pixels_of, spread
-from vit_jax.report.page import Html, figure_picture, note, picture, table, tag
+from vit_jax.inference.pictures import draw_distances
+from vit_jax.inference.visualize import (
+    head_distances,
+    of_images,
+    of_parameters,
+    pixels_of,
+    spread,
+)
+from vit_jax.report.page import Html, details, figure_picture, note, picture, table, tag
 from vit_jax.report.runs import Run
 from vit_jax.workdir.description import PARAMS_FILE
 
@@ -41,7 +48,7 @@ _PICTURES = {
     ),
     "attention_distance": (
         "Mean attention distance",
-        "A dot for each head over the blocks, as high as the distance in pixels.",
+        "A dot for each head over the blocks; the table below has the numbers.",
         "How far each head looks, and (dashed) one that looks everywhere alike.",
     ),
     "rollout": (
@@ -207,7 +214,7 @@ def inside(model: Model, data: Dataset | UserError) -> list[Html]:
       UserError: matplotlib is not installed.
     """
     import_extra("A picture of the model", "matplotlib", "embedded")
-    drawings, over = of_parameters(model), ""
+    drawings, numbers = of_parameters(model), list[Html]()
     if isinstance(data, UserError):
         reason = str(data).rstrip(".")
         drawings |= dict.fromkeys(("attention_distance", "rollout"), lambda: reason)
@@ -216,7 +223,14 @@ def inside(model: Model, data: Dataset | UserError) -> list[Html]:
         few = spread(range(len(sample)), _LOOKED_AT)
         images = [sample[i]["image"] for i in few]
         drawings |= of_images(model, images, [sample.names[i] for i in few], _BATCH)
-        over = f" Over {counted(len(few), 'image')}."
+        if model.module.num_layers:
+            distances, uniform = head_distances(model, images, _BATCH)
+            drawings["attention_distance"] = lambda: draw_distances(distances, uniform)
+            columns = ["block", *(f"head {i}" for i in range(1, distances.shape[1] + 1))]
+            rows = [(i, *(f"{x:.1f}" for x in row)) for i, row in enumerate(distances, start=1)]
+            label = f"Mean attention distance in pixels, over {counted(len(few), 'image')}"
+            found = table(columns, rows, label=label, kind="numbers")
+            numbers = [details("Numbers", note(f"{label}."), found)]
     content: list[Html] = []
     for name, (title, alt, caption) in _PICTURES.items():
         figure = drawings[name]()
@@ -224,7 +238,7 @@ def inside(model: Model, data: Dataset | UserError) -> list[Html]:
         if isinstance(figure, str):
             content.append(note(f"Not drawn: {figure}."))
             continue
-        caption += over if name == "attention_distance" else ""
         kind = "jpeg" if name == "rollout" else "png"  # photos would be a megabyte
         content.append(figure_picture(figure, kind=kind, alt=alt, caption=caption))
+        content += numbers if name == "attention_distance" else []
     return content

@@ -91,7 +91,8 @@ class Run:
             return f"{self.step:,}"
         duration = self.config["duration"]
         unit = next(key for key in ("steps", "examples", "epochs") if duration[key] is not None)
-        return f"{duration[unit]:,}" + (f" {unit}" if unit != "steps" else "")
+        value = f"{duration[unit]:,}".removesuffix(".0")
+        return value if unit == "steps" else f"{value} {unit}"
 
     @property
     def evaluations(self) -> dict[str, tuple[int, float]]:
