@@ -103,12 +103,6 @@ def test_the_legend_tells_runs_by_what_differs(tmp_path: Path) -> None:
     assert labels == ["x/1", "y/1"]
 
 
-def test_many_runs_have_a_style_each(tmp_path: Path) -> None:
-    folders = [make_run(tmp_path / str(i), steps=2) for i in range(2 * len(COLORS))]
-    styles = [(line.get_color(), line.get_linestyle()) for line in lines(folders, "loss")]
-    assert len(set(styles)) == len(folders)
-
-
 def test_the_moving_average_is_the_mean_over_the_window() -> None:
     rng = np.random.default_rng(0)
     x = np.cumsum(rng.integers(1, 4, 200)).astype(float)
@@ -120,15 +114,6 @@ def test_the_moving_average_is_the_mean_over_the_window() -> None:
         np.testing.assert_allclose(averages[i], y[np.abs(x - x[i]) <= half].mean(), atol=1e-12)
     assert averages[0] == y[0]
     assert averages[-1] != y[-1]
-
-
-def test_long_runs(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", steps=100_000)
-    (evaluations,) = lines([run], "test/accuracy")
-    first, every = evaluations.get_markevery()
-    marked = range(first, len(evaluations.get_xdata()), every)
-    assert 20 <= len(marked) <= 40  # they would hide each other
-    assert marked[-1] == 5000  # of step 100,000
 
 
 @pytest.mark.parametrize(

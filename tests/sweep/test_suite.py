@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from absl import flags
 from scipy import stats
 
 from configs import finetune, suites
 from tests import fixtures_data, tiny
+from vit_jax.command_line import override
 from vit_jax.errors import UserError
 from vit_jax.evaluators.few_shot import confidence95
 from vit_jax.inference.evaluate import evaluate
@@ -51,9 +53,9 @@ def run(
 ) -> list[Row]:
     model = load_model(source)
     tasks = suites.tasks(name, model.description.model, datasets, 16)
-    return suite.evaluate_suite(
-        model, suite.override_tasks(tasks, overrides), str(workdir), **options
-    )
+    for settings in (task["settings"] for task in tasks if overrides):
+        settings["config"] = override(settings["config"], list(overrides), flags.FlagValues())
+    return suite.evaluate_suite(model, tasks, str(workdir), **options)
 
 
 def test_the_suites_are_the_papers() -> None:
@@ -120,15 +122,16 @@ def test_few_shot_is_the_probes_and_is_measured_once(
     assert "Task 1 of 1: digits" in caplog.messages
 
 
-def test_mistakes(source: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no data set of the suite is there; the first: dataset"):
+def test_mistakes(source: str, tmp_path: Path, script: tiny.Script) -> None:
+    with pytest.raises(UserError, match="no task of the suite can be done; the first: dataset"):
         run(source, "fewshot", tmp_path, ["dtd", "cifar100"])
-    with pytest.raises(UserError, match="unexpected arguments: --config.seed=1; nothing is train"):
-        run(source, "fewshot", tmp_path, ["digits"], "--config.seed=1")
-    with pytest.raises(UserError, match="--config.sed is not a key"):
-        run(source, "transfer", tmp_path, ["digits"], "--config.sed=1")
-    with pytest.raises(UserError, match="--seeds=0 must be 1 or more"):
-        run(source, "fewshot", tmp_path, ["digits"], seeds=0)
+    for name, given, message in (
+        ("fewshot", "--config.seed=1", "unexpected arguments: --config.seed=1; nothing is trained"),
+        ("transfer", "--config.sed=1", "--config.sed is not a key of the config"),
+    ):
+        options = [f"--suite={name}", f"--workdir={tmp_path}", "--datasets=digits", given]
+        result = script("evaluate_paper.py", source, *options)
+        assert (result.returncode, message in result.stderr) == (2, True)
     model = load_model(source)
     model.params["head"]["bias"][:] += 1
     with pytest.raises(UserError, match=r"has evaluations of other parameters .* --workdir"):

@@ -115,10 +115,9 @@ def plan_rates(config: ConfigDict) -> list[float]:
     rates = config.sweep.learning_rates
     positive = all(isinstance(rate, int | float) and 0 < rate < math.inf for rate in rates)
     if not rates or not positive or len(set(rates)) < len(rates):
-        raise UserError(
-            f"sweep.learning_rates={rates} must be different positive numbers, as in "
-            "--config.sweep.learning_rates=0.01,0.03."
-        )
+        example = "as in --config.sweep.learning_rates=0.01,0.03"
+        key = f"sweep.learning_rates={rates}"
+        raise UserError(f"{key} must be different positive numbers, {example}.")
     return sorted(map(float, rates))
 
 
@@ -154,13 +153,15 @@ def metric(config: ConfigDict) -> str:
     Raises:
       UserError: the evaluator `test` does not measure it.
     """
-    objective, evaluator = config.objective.name, config.evaluators.test.name
-    if (objective == "multi_label") != (evaluator == "average_precision"):
+    several = config.objective.name == "multi_label"
+    name = config.evaluators.test.name
+    if several != (name == "average_precision"):
+        objective = f"objective.name={config.objective.name!r}"
         raise UserError(
-            f"evaluators.test.name={evaluator!r} does not score objective.name={objective!r}; "
+            f"evaluators.test.name={name!r} does not score a sweep of {objective}; "
             "'average_precision' goes with 'multi_label'."
         )
-    return "mAP" if evaluator == "average_precision" else "accuracy"
+    return "mAP" if several else "accuracy"
 
 
 def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[SweepRun]:

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from vit_jax.data.datasets import create_dataset
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import PassingError, UserError
 from vit_jax.evaluators.few_shot import confidence95
 from vit_jax.files.paths import read_object, write_atomically, write_json
 from vit_jax.inference.evaluate import evaluate
@@ -41,8 +40,8 @@ Task = Mapping[str, Any]
 class Row(NamedTuple):
     """A line of the table; `ours` and `ci95`, half of the 95 % interval, are in percent.
 
-    `of` says of what the interval is; `state` is `finished`, `missing`, `diverged`, or why there
-    is no number.
+    `of` says of what the interval is; `state` is `finished`, `missing`, `diverged`, or why the task
+    cannot be done.
     """
 
     group: str
@@ -68,7 +67,7 @@ def evaluate_suite(
 ) -> list[Row]:
     """Does every `num_tasks`-th task from number `task` on, and reports on all.
 
-    A task whose data is not there is left out; the table says what prepares it.
+    A task that cannot be done, mostly as its data are not there, is left out; the table says why.
 
     Args:
       model: see `load_model`; fine-tuning reads its `source` again.
@@ -78,26 +77,28 @@ def evaluate_suite(
       batch_size: of `few_shot` and `evaluate`.
 
     Raises:
-      UserError: the folder is about another model, or no task's data is there.
+      UserError: the folder is about another model, or no task can be done.
     """
-    if seeds < 1:
-        raise UserError(f"--seeds={seeds} must be 1 or more.")
     folder = Path(workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, model)
-    absent = {each["name"]: error for each in tasks if (error := _absence(each, data_dir))}
-    for name, error in absent.items():
-        logging.info("Left out: %s: %s", name, error)
-    if len(absent) == len(tasks):
-        first = next(iter(absent.values()))
-        raise UserError(f"no data set of the suite is there; the first: {first}")
-    mine = tasks[task::num_tasks]
+    mine, failed = tasks[task::num_tasks], dict[str, str]()
     for number, each in enumerate(mine, start=1):
-        if each["name"] not in absent and _read(each, folder, seeds) is None:
+        if _read(each, folder, seeds) is None:
             logging.info("Task %d of %d: %s", number, len(mine), each["name"])
-            _measure(each, model.source, folder, seeds, data_dir, batch_size)
-            _report(tasks, folder, seeds, absent, model.source)
-    return _report(tasks, folder, seeds, absent, model.source)
+            try:
+                _measure(each, model.source, folder, seeds, data_dir, batch_size)
+            except PassingError:
+                raise
+            except UserError as error:
+                failed[each["name"]] = str(error)
+                logging.info("Left out: %s: %s", each["name"], error)
+            _report(tasks, folder, seeds, failed, model.source)
+    rows = _report(tasks, folder, seeds, failed, model.source)
+    if failed and all(row.ours is None for row in rows):
+        first = next(iter(failed.values()))
+        raise UserError(f"no task of the suite can be done; the first: {first}")
+    return rows
 
 
 def _claim(folder: Path, model: Any) -> None:
@@ -109,30 +110,8 @@ def _claim(folder: Path, model: Any) -> None:
     if not path.exists():
         write_json(path, mine)
     if (found := read_object(path))["sha256"] != mine["sha256"]:
-        raise UserError(
-            f"{folder} has evaluations of other parameters ({found['model']}). Choose another "
-            "--workdir."
-        )
-
-
-def _absence(task: Task, data_dir: str) -> str:
-    """Why the data of a task cannot be read; "" if it can."""
-    settings = task["settings"]
-    if task["kind"] == "fine_tune":
-        data, sweep = settings["config"].dataset, settings["config"].sweep
-        given = {"name": data.name, "label_key": data.label_key, "data_dir": data.data_dir}
-        splits = [data.split, settings["config"].evaluators.test.split]
-        splits += [sweep.train_split, sweep.validation_split]
-    else:
-        given = {"name": settings["dataset"]}
-        splits = [settings.get("train_split"), settings["split"]]
-    given |= {"data_dir": data_dir} if data_dir else {}
-    try:
-        for split in filter(None, splits):
-            create_dataset(**given, split=split, preprocess="decode")
-    except UserError as error:
-        return str(error)
-    return ""
+        other = f"evaluations of other parameters ({found['model']})"
+        raise UserError(f"{folder} has {other}; choose another --workdir.")
 
 
 def _measure(
@@ -143,10 +122,7 @@ def _measure(
         config = task["settings"]["config"].copy_and_resolve_references()
         config.pretrained.source = source
         config.dataset.data_dir = data_dir or config.dataset.data_dir
-        try:
-            run_sweep(config, str(_path(task, folder).parent), seeds=seeds)
-        except UserError as error:
-            raise as_user_error(f"{task['name']}: {error}", error) from error
+        run_sweep(config, str(_path(task, folder).parent), seeds=seeds)
         return
     options: dict[str, Any] = {"data_dir": data_dir, "batch_size": batch_size, **task["settings"]}
     if task["kind"] == "few_shot":
@@ -178,17 +154,17 @@ def _read(task: Task, folder: Path, seeds: int) -> dict[str, Any] | None:
 
 
 def _report(
-    tasks: Sequence[Task], folder: Path, seeds: int, absent: Mapping[str, str], source: str
+    tasks: Sequence[Task], folder: Path, seeds: int, failed: Mapping[str, str], source: str
 ) -> list[Row]:
     """The rows, which `suite.md`, `suite.csv` and `suite.json` then have too."""
     rows = []
     for task in tasks:
         place = {key: task[key] for key in ("group", "published")} | {"task": task["name"]}
-        found = None if task["name"] in absent else _read(task, folder, seeds)
+        found = _read(task, folder, seeds)
         numbers = {} if found is None else _numbers(task, found)
         rows += [Row(**place, metric=metric, **each) for metric, each in numbers.items()]
         if not numbers:
-            state = absent.get(task["name"], "missing" if found is None else "diverged")
+            state = failed.get(task["name"], "missing" if found is None else "diverged")
             rows.append(Row(**place, state=state))
     rows += means(rows)
     write_atomically(folder / "suite.md", markdown(rows, source) + "\n")
@@ -240,17 +216,16 @@ def means(rows: Sequence[Row]) -> list[Row]:
 
 
 def markdown(rows: Sequence[Row], source: str) -> str:
-    """The rows as a table, and below it why some have no number."""
+    """The rows as a table."""
     lines = [
         f"{source}, in percent ± half of the 95 % interval.",
         "",
-        "| group | task | metric | ours | over | published |",
-        "|---|---|---|---|---|---|",
+        "| group | task | metric | ours | over | published | state |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         spread = "" if row.ci95 is None else f" ± {row.ci95:.2f}"
         ours = "-" if row.ours is None else f"{row.ours:.2f}{spread}"
-        cells = (row.group, row.task, row.metric, ours, row.of, row.published)
+        cells = (row.group, row.task, row.metric, ours, row.of, row.published, row.state)
         lines.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
-    why = [f"{row.task}: {row.state}" for row in rows if row.state != "finished"]
-    return "\n".join([*lines, *(["", "Without a number:", ""] if why else []), *why])
+    return "\n".join(lines)
