@@ -11,7 +11,7 @@ or a name of scripts/zoo.py list. The suites (configs/suites.py) are
   transfer  fine-tuning on the five data sets of table 5, the learning rate chosen on held-out data
   vtab      fine-tuning on the 19 tasks of VTAB-1k, with the means of their groups
 
-What is not prepared on disk is left out, and the table says what prepares it. Prints the table and
+What is not prepared on disk, or fails, is left out, and the table says why. Prints the table and
 writes it to WORKDIR/SUITE/suite.md, suite.csv and suite.json; the same command resumes. Fine-tuning
 takes --config.KEY=VALUE, as --config.dataset.batch_size=64 for a small GPU.
 """
