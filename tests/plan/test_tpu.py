@@ -6,17 +6,13 @@ from typing import Any
 
 import pytest
 
-from scripts import plan_table
 from tests import tiny
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import CHIPS, find_chip
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.plan.compiled import CompiledStep, TooLargeError, compile_step
-from vit_jax.plan.devices import topology_devices
-from vit_jax.plan.estimate import step_time
-from vit_jax.plan.plan import Plan, make_plan
+from vit_jax.plan.cost import CompiledStep, TooLargeError, compile_step, step_time
 from vit_jax.plan.subject import planned_run, step_arguments
-from vit_jax.plan.topology import SHAPES, Topology, parse_topology
+from vit_jax.plan.topology import SHAPES, Topology, parse_topology, topology_devices
 from vit_jax.run import Run
 
 pytest.importorskip(
@@ -35,7 +31,7 @@ def tiny_run(topology: Topology, **overrides: Any) -> Run:
 
 def compile_for(topology: Topology, **overrides: Any) -> CompiledStep:
     run = tiny_run(topology, **overrides)
-    return compile_step(run, step_arguments(run), full=False)
+    return compile_step(run.mesh, run.jit_train_step(), step_arguments(run), full=False)
 
 
 def test_an_update_for_a_slice() -> None:
@@ -49,28 +45,6 @@ def test_an_update_for_a_slice() -> None:
     time = step_time(step, SLICE, model_flops=1e9)
     assert time is not None
     assert time.predicted >= min(time.memory, time.links) > 0
-
-
-def test_a_cell_of_the_table_has_the_layout_that_is_predicted_to_be_faster(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plans = []
-
-    def spy(*args: Any, **kwargs: Any) -> Plan:
-        plans.append(make_plan(*args, **kwargs))
-        return plans[-1]
-
-    monkeypatch.setattr(plan_table, "make_plan", spy)
-    config = tiny.config(model__hidden_size=128, model__mlp_dim=256, dataset__batch_size=64)
-    cell = plan_table.plan_cell("tiny", "v5e-4", SLICE, config)
-    split, copied = plans
-    assert (split.mesh["fsdp"], copied.mesh["fsdp"]) == (4, 1)
-    assert split.time is not None
-    assert copied.time is not None
-    assert split.time.predicted > split.time.compute  # or no copy would have been planned
-    seconds = {"": split.time.predicted, "--config.mesh.fsdp=1": copied.time.predicted}
-    assert cell.step_seconds == seconds[cell.settings] == min(seconds.values())
-    assert cell.images_per_second == pytest.approx(64 / cell.step_seconds)
 
 
 def test_more_than_the_memory_is_told_not_shown_as_a_traceback() -> None:
@@ -126,8 +100,10 @@ def test_attention_kernels_compile_for(name: str, attention: str, mesh: dict[str
     sizes = {"model__num_heads": 4, "model__dtype": "bfloat16"}
     sizes |= {"model__attention": attention, "model__dropout_rate": 0.1}
     run = tiny_run(parse_topology(name), **sizes, **mesh)
-    step = compile_step(run, step_arguments(run), full=False)
+    step = compile_step(run.mesh, run.jit_train_step(), step_arguments(run), full=False)
     assert step.kernel_cycles > 0
     # Without the padding of the kernels: all but the gradient of the pixels.
     model = run.train_flops_per_image() * run.batch_size
-    assert 0.9 * model < step.executed_flops < model
+    assert 0.9 * model < step.executed_flops
+    if attention != "splash":  # JAX's kernel states what it computes, padding included
+        assert step.executed_flops < model

@@ -3,10 +3,9 @@
 Sources:
   TPU: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; v2 and v3 from Jouppi et al., "A
     domain-specific supercomputer for training deep neural networks" (CACM 2020), v4 also from
-    arXiv 2304.01433. Interconnect: half of the "bidirectional" figure there; DCN per chip. For v4
-    no network figure was found: that of v5e stands in.
-  TPU memory: what the compiler of libtpu 0.0.42 names as available when a program asks for more
-    ("exceeds available HBM (15.75G)"), which is less than the data sheet's size.
+    arXiv 2304.01433. Interconnect: half of the "bidirectional" figure; DCN per chip, v4's (not
+    published) as v5e's. Memory: what the compiler of libtpu 0.0.42 offers ("exceeds available HBM
+    (15.75G)"), which is less than the data sheet's size.
   GPU: NVIDIA's data sheets, dense figures without sparsity; memory as the driver reports it;
     network of a DGX node of that generation, per GPU.
 """
@@ -29,7 +28,6 @@ class Chip:
     hbm_gb_s: float  # its bandwidth, 1e9 bytes per second
     link_gb_s: float  # to the other chips of a slice or a node, in one direction
     network_gb_s: float = 0.0  # to other slices or nodes
-    cores: int = 1  # of a TPU; product names of v2, v3, v4 and v5p count them
     devices: int = 1  # of JAX; 2 where each core is one
 
     @property
@@ -44,22 +42,19 @@ class Chip:
 
 
 _TABLE = (
-    Chip("v2", tflops=46, hbm_gib=2 * 7.48, hbm_gb_s=700, link_gb_s=248, cores=2, devices=2),
-    Chip("v3", tflops=123, hbm_gib=2 * 15.48, hbm_gb_s=900, link_gb_s=328, cores=2, devices=2),
-    Chip("v4", tflops=275, hbm_gib=30.75, hbm_gb_s=1200, link_gb_s=300, network_gb_s=3.1, cores=2),
+    Chip("v2", tflops=46, hbm_gib=14.96, hbm_gb_s=700, link_gb_s=248, devices=2),
+    Chip("v3", tflops=123, hbm_gib=30.96, hbm_gb_s=900, link_gb_s=328, devices=2),
+    Chip("v4", tflops=275, hbm_gib=30.75, hbm_gb_s=1200, link_gb_s=300, network_gb_s=3.1),
     Chip("v5e", tflops=197, hbm_gib=15.75, hbm_gb_s=819, link_gb_s=200, network_gb_s=3.1),
-    Chip(
-        "v5p", tflops=459, hbm_gib=95.74, hbm_gb_s=2765, link_gb_s=600, network_gb_s=6.25, cores=2
-    ),
+    Chip("v5p", tflops=459, hbm_gib=95.74, hbm_gb_s=2765, link_gb_s=600, network_gb_s=6.25),
     Chip("v6e", tflops=918, hbm_gib=31.25, hbm_gb_s=1638, link_gb_s=400, network_gb_s=12.5),
     Chip(
         "tpu7x",
         tflops=2307,
-        hbm_gib=2 * 94.75,
+        hbm_gib=189.5,
         hbm_gb_s=7380,
         link_gb_s=600,
         network_gb_s=12.5,
-        cores=2,
         devices=2,
     ),
     Chip("V100-16GB", tflops=125, hbm_gib=15.781, hbm_gb_s=900, link_gb_s=150, network_gb_s=6.25),
@@ -101,6 +96,5 @@ DEVICE_KINDS = {
 
 def find_chip(device_kind: str) -> Chip | None:
     """The chip that JAX calls `device_kind`, as "TPU v5 lite"; None for CPUs and the unknown."""
-    names = {kind.casefold(): name for kind, name in DEVICE_KINDS.items()}
-    name = names.get(device_kind.casefold())
-    return CHIPS[name] if name else None
+    names = {kind.lower(): name for kind, name in DEVICE_KINDS.items()}  # drivers differ in case
+    return CHIPS.get(names.get(device_kind.lower(), ""))

@@ -6,8 +6,7 @@ G/14 takes seconds. The counts agree with the closed form of a ViT with n patche
 
     n * P * P * 3 * D + L * (N * (4 * D * D + 2 * D * F) + 2 * N * N * D) + D * K
 
-multiply-adds per image, and, through `Run.train_flops_per_image`, with the exaFLOPs in table 6 of
-the paper.
+multiply-adds per image, and, for training, with the exaFLOPs in table 6 of the paper.
 """
 
 from __future__ import annotations
@@ -17,38 +16,28 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend import core
+from jax.extend.core import Jaxpr, jaxprs_in_params
 
 # A backward pass multiplies twice where the forward pass did once: for the gradient of the input
-# and for that of the weights.
+# and for that of the weights. What remat computes a second time does not count: divided by time
+# and peak, this gives model FLOPs utilisation (MFU).
 TRAIN_OVER_FORWARD = 3
 
 
 def forward_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
     """Operations in the matrix products and convolutions of `function(*abstract_args)`.
 
-    A `lax.scan` (and so `nn.scan`) counts as often as it runs, a Pallas kernel at every step of its
-    grid; of the branches of a `lax.cond`, the most expensive one counts. What does not say how
-    often it runs, such as a `while_loop`, counts once. `function` is traced, not run.
+    A `lax.scan` (and so `nn.scan`) counts as often as it runs; of the branches of a `lax.cond`, the
+    most expensive one counts. A Pallas kernel counts as it states (ours state what the definition
+    asks for, without what they pad and repeat), else at every step of its grid. What does not say
+    how often it runs, such as a `while_loop`, counts once. `function` is traced, not run.
     """
     return jaxpr_flops(jax.make_jaxpr(function)(*abstract_args).jaxpr)
 
 
-def jaxpr_flops(jaxpr: core.Jaxpr) -> float:
+def jaxpr_flops(jaxpr: Jaxpr) -> float:
     """`forward_flops` of what is traced already; a backward pass in it counts as it stands."""
     return sum(map(flops_of, jaxpr.eqns))
-
-
-def train_flops(objective: Any, params: Any, batch: Any) -> float:
-    """Operations to train on a batch: the forward pass and, at twice its cost, the backward pass.
-
-    What the loss computes besides (a teacher) has no backward pass. What `model.remat` computes a
-    second time does not count: divided by time and peak, this gives model FLOPs utilisation (MFU).
-    """
-    forward = forward_flops(objective.evaluate, params, batch)
-    rng = jax.eval_shape(lambda: jax.random.key(0))
-    with_teacher = forward_flops(objective.loss, params, batch, rng)
-    return (TRAIN_OVER_FORWARD - 1) * forward + with_teacher
 
 
 def flops_of(eqn: Any) -> float:
@@ -61,13 +50,14 @@ def flops_of(eqn: Any) -> float:
     if name == "conv_general_dilated":
         kernel = eqn.invars[1].aval.shape
         # The kernel's input features are those of one group already.
-        features_axis = eqn.params["dimension_numbers"].rhs_spec[0]
-        terms = math.prod(kernel) // kernel[features_axis]
+        terms = math.prod(kernel) // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         # Dilating the input (the input gradient of a strided convolution) inserts zeros: of a
         # window only one term in so many is a product.
         zeros = math.prod(eqn.params["lhs_dilation"])
         return 2.0 * terms * math.prod(eqn.outvars[0].aval.shape) / zeros
-    counts = [jaxpr_flops(inner) for inner in inner_jaxprs(eqn)]
+    counts = list(map(jaxpr_flops, jaxprs_in_params(eqn.params)))
+    if name == "pallas_call" and (stated := eqn.params["cost_estimate"]):
+        return stated.flops
     if name == "pallas_call":  # of blocks, all padding included
         return math.prod(eqn.params["grid_mapping"].grid) * sum(counts)
     if name == "scan":
@@ -75,14 +65,3 @@ def flops_of(eqn: Any) -> float:
     if name == "shard_map":  # what one device does
         return eqn.params["mesh"].size * sum(counts)
     return max(counts, default=0.0) if name == "cond" else sum(counts)
-
-
-def inner_jaxprs(eqn: Any) -> list[core.Jaxpr]:
-    """The jaxprs among an equation's parameters: of jit, scan, remat, cond, custom rules."""
-    found = []
-    for value in eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            jaxpr = item.jaxpr if isinstance(item, core.ClosedJaxpr) else item
-            if isinstance(jaxpr, core.Jaxpr):
-                found.append(jaxpr)
-    return found

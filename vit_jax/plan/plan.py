@@ -1,4 +1,4 @@
-"""`make_plan`: what a training would cost on machines that are not here."""
+"""`make_plan`: what a training would cost on machines that are not here, and what makes it fit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,13 +14,21 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import GIB
-from vit_jax.plan.advice import Changes, changed, flags, remedies
-from vit_jax.plan.compiled import FAST_SHARE, CompiledStep, TooLargeError, compile_step
-from vit_jax.plan.estimate import StepTime, step_time, whole_recipe
-from vit_jax.plan.parameters import Row, parameter_rows
-from vit_jax.plan.subject import planned_run, step_arguments
+from vit_jax.models.create import MODELS
+from vit_jax.parameters.devices import mesh_sizes
+from vit_jax.plan.cost import (
+    FAST_SHARE,
+    CompiledStep,
+    StepTime,
+    TooLargeError,
+    compile_step,
+    step_time,
+    whole_recipe,
+)
+from vit_jax.plan.subject import Row, parameter_rows, planned_run, step_arguments
 from vit_jax.plan.topology import Topology
-from vit_jax.run import Run
+
+Changes = dict[str, object]
 
 
 @dataclasses.dataclass
@@ -90,16 +99,18 @@ def make_plan(
     arguments, flops = step_arguments(run), run.train_flops_per_image()
     step, time, refusal = None, None, ""
     try:
-        step = compile_step(run, arguments, full=full_compile)
+        step = compile_step(run.mesh, run.jit_train_step(), arguments, full=full_compile)
         time = step_time(step, topology, flops * run.batch_size)
     except TooLargeError as error:
         refusal = str(error)
+    data, pixels = run.dataset, "x".join(map(str, run.dataset.image_shape))
+    images = f"{data.num_examples:,} images of {pixels} in {data.num_classes:,} classes"
     plan = Plan(
         topology=topology,
         full_compile=full_compile,
         mesh=dict(run.mesh.shape),
         batch_size=run.batch_size,
-        data=f"{_data(run)}: {origin}",
+        data=f"{images}: {origin}",
         rows=parameter_rows(arguments[0].params),
         available_bytes=available_bytes(topology, hbm_gib),
         step=step,
@@ -120,14 +131,8 @@ def make_plan(
             jax.clear_caches()
 
     if plan.filled > 1 and try_remedies:
-        found = (each for each in remedies(config, topology) if fits(each[0]))
-        plan.remedy = next(found, None)
+        plan.remedy = next((each for each in remedies(config, topology) if fits(each[0])), None)
     return plan
-
-
-def _data(run: Run) -> str:
-    shape, dataset = "x".join(map(str, run.image_shape)), run.dataset
-    return f"{dataset.num_examples:,} images of {shape} in {dataset.num_classes:,} classes"
 
 
 def available_bytes(topology: Topology, hbm_gib: float | None = None) -> int | None:
@@ -143,3 +148,60 @@ def available_bytes(topology: Topology, hbm_gib: float | None = None) -> int | N
 def gpu_share() -> float:
     """The part of a GPU's memory that JAX takes when it starts."""
     return float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
+
+
+def remedies(config: ConfigDict, topology: Topology) -> Iterator[tuple[Changes, str]]:
+    """Changes of config keys and their price, each with those before it; the cheapest first.
+
+    Those that are in force already are left out.
+
+    Raises:
+      UserError: the config's mesh does not fit the topology.
+    """
+    changes: Changes = {}
+    prices: dict[str, None] = {}  # each once, in order
+
+    def with_(more: Changes, *costs: str) -> tuple[Changes, str]:
+        changes.update(more)
+        prices.update(dict.fromkeys(costs))
+        return dict(changes), "; ".join(prices)
+
+    model, mesh = config.model, config.mesh
+    has_blocks = hasattr(MODELS[model.name], "scan")  # all alike; those of a ResNet are not
+    if has_blocks and (model.remat != "full" or not model.scan):
+        costs = ["about a quarter more arithmetic"] if model.remat != "full" else []
+        if not model.scan:
+            costs.append("other initial values and dropout masks from the same seed")
+        yield with_({"model.scan": True, "model.remat": "full"}, *costs)
+    group = topology.num_devices // topology.slices
+    _, fsdp, tensor = mesh_sizes(
+        **mesh, num_devices=topology.num_devices, group_size=group, kind="slice"
+    )
+    if group % tensor == 0 and fsdp != group // tensor:
+        # mesh.fsdp=0 asks for a number where mesh.tensor is -1.
+        split = {"mesh.tensor": tensor} if mesh.tensor != tensor else {}
+        price = "parameters are gathered layer by layer"
+        yield with_({"mesh.data": -1, "mesh.fsdp": 0, **split}, price)
+    steps, rows = 2, config.dataset.batch_size // (topology.num_devices // tensor)
+    while steps <= 64 and rows % steps == 0:
+        if steps > config.train_step.accumulation_steps:
+            price = "parameters are gathered in every part of a batch"
+            yield with_({"train_step.accumulation_steps": steps}, price)
+        steps *= 2
+    # Here after the accumulation, which costs a ResNet less.
+    if not has_blocks and model.remat != "full":
+        yield with_({"model.remat": "full"}, "up to a third more arithmetic")
+    if config.optimizer.momentum_dtype != "bfloat16":
+        yield with_({"optimizer.momentum_dtype": "bfloat16"}, "the first moment is rounded")
+
+
+def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
+    """A copy of the config with other values."""
+    copy = config.copy_and_resolve_references()
+    copy.update_from_flattened_dict(changes)
+    return copy
+
+
+def flags(changes: Changes) -> str:
+    """As they are given to the scripts."""
+    return " ".join(f"--config.{key}={value}" for key, value in changes.items())

@@ -7,20 +7,18 @@ import math
 from typing import Any
 
 from vit_jax.hardware.chips import GIB
-from vit_jax.plan.advice import flags
-from vit_jax.plan.collectives import KINDS
-from vit_jax.plan.compiled import CompiledStep
-from vit_jax.plan.estimate import StepTime, utilization
-from vit_jax.plan.parameters import parameter_table
-from vit_jax.plan.plan import Plan, gpu_share
+from vit_jax.plan.cost import CompiledStep, StepTime, utilization
+from vit_jax.plan.plan import Plan, flags, gpu_share
+from vit_jax.plan.subject import Row
 from vit_jax.plan.topology import Topology
+from vit_jax.plan.traffic import COLLECTIVES
 
 
 def report_text(plan: Plan) -> str:
     """Everything, section by section; the verdict comes last, where it is read first."""
     sections = {
         "Plan": _subject(plan),
-        "Parameters": parameter_table(plan.rows),
+        "Parameters": _parameters(plan.rows),
         "FLOPs": _flops(plan),
         "Memory per device": _memory(plan),
     }
@@ -51,6 +49,18 @@ def _subject(plan: Plan) -> list[str]:
     ]
 
 
+def _parameters(rows: list[Row]) -> list[str]:
+    width = max(len(row.name) for row in rows)
+    columns = f"{'shape':>18}{'layers':>8}{'scalars':>15}{'split over':>12}  by"
+    lines = [f"{'parameter':{width}}{columns}"]
+    for row in rows:
+        shape = "x".join(map(str, row.shape)) or "scalar"
+        by = f"({row.spec})" if row.split > 1 else "whole"
+        cells = f"{shape:>18}{row.copies:>8}{row.size:>15,}{row.split:>12}  {by}"
+        lines.append(f"{row.name:{width}}{cells}")
+    return [*lines, f"all {sum(row.size for row in rows):,}"]
+
+
 def _flops(plan: Plan) -> list[str]:
     model = plan.model_flops_per_image * plan.batch_size
     executed = plan.step.executed_flops if plan.step else math.nan
@@ -75,7 +85,7 @@ def _memory(plan: Plan) -> list[str]:
 
 def _collectives(step: CompiledStep) -> list[str]:
     lines = [f"{'':20}{'count':>7}{'arrays GiB':>13}{'sent GiB':>11}{'over the network':>19}"]
-    for kind in KINDS:
+    for kind in COLLECTIVES:
         if traffic := step.traffic.get(kind):
             sizes = (traffic.num_bytes, traffic.sent_bytes, traffic.network_bytes)
             arrays, sent, network = (size / GIB for size in sizes)

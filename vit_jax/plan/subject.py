@@ -1,9 +1,11 @@
-"""The run that is planned: the one that training would build, on devices that are not there."""
+"""What is planned: the run that training would build, on devices that are not there."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import functools
+import math
+import re
 from typing import Any
 
 import jax
@@ -11,48 +13,16 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.pipeline import batch_spec
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import resolve_split
 from vit_jax.errors import UserError
 from vit_jax.objectives.create import OBJECTIVES
-from vit_jax.parameters.sharding import batch_sharding, create_mesh, state_shardings
-from vit_jax.plan.devices import topology_devices
-from vit_jax.plan.topology import Topology
+from vit_jax.parameters.names import flatten_names
+from vit_jax.parameters.sharding import batch_sharding, create_mesh
+from vit_jax.plan.topology import Topology, topology_devices
 from vit_jax.pretrained.zoo.class_names import LABELS, wordnet_ids
-from vit_jax.run import Run, create_run, with_shardings
-from vit_jax.training.step import TrainState
-
-
-@dataclasses.dataclass(frozen=True)
-class Noise:
-    """Stands in for stored examples: random pixels in a photo's usual size."""
-
-    num_examples: int
-    label: Any = 0  # of every example
-
-    def __len__(self) -> int:
-        return self.num_examples
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        pixels = np.random.default_rng(index).integers(0, 256, (375, 500, 3), np.uint8)
-        return {"image": pixels, "label": self.label}
-
-
-def step_arguments(run: Run) -> tuple[TrainState, Any, dict[str, jax.ShapeDtypeStruct]]:
-    """Shapes of state, constants and batch, with the shardings that training gives them.
-
-    To be called outside of `jax.set_mesh`: it draws a key, for which there must be a device.
-    """
-    state = with_shardings(run.abstract_state, state_shardings(run.abstract_state, run.mesh))
-    image, label = (run.dataset.element_spec[key] for key in ("image", "label"))
-    shape = functools.partial(jax.ShapeDtypeStruct, sharding=batch_sharding(run.mesh))
-    batch = {
-        "image": shape((run.batch_size, *image.shape), image.dtype),
-        "label": shape((run.batch_size, *label.shape), np.uint8 if label.shape else np.int32),
-        "mask": shape((run.batch_size,), np.float32),
-    }
-    keys = (*run.objective.example_keys, "mask")
-    return state, run.abstract_constants(), {key: batch[key] for key in keys}
+from vit_jax.run import Run, create_run
 
 
 def planned_run(
@@ -72,7 +42,7 @@ def planned_run(
     """
     from configs.pretrain import DATASETS
 
-    notes: list[str] = []
+    origins: list[str] = []
 
     def open_dataset(*, name: str, split: str, preprocess: str, **options: Any) -> Dataset:
         missing = "not looked for, as a size is given."
@@ -92,13 +62,64 @@ def planned_run(
                 f"dataset.name={name!r}: {missing} To plan without the data give --num_examples "
                 "and --num_classes."
             )
-        notes.append(f"sizes from the flags or configs/pretrain.py ({missing})")
-        class_names = tuple(map(str, range(classes)))
-        if LABELS.get(key) == classes:  # a teacher's classes are found by their names
-            class_names = wordnet_ids(key)
+        origins.append(f"sizes from the flags or configs/pretrain.py ({missing})")
+        # A teacher's classes are found by their names.
+        named = wordnet_ids(key) if LABELS.get(key) == classes else map(str, range(classes))
         several = OBJECTIVES[config.objective.name].several_labels
         noise = Noise(count, np.zeros(classes, np.uint8) if several else 0)
-        return Dataset(name, split, noise, parse(preprocess), class_names)
+        return Dataset(name, split, noise, parse(preprocess), tuple(named))
 
     mesh = create_mesh(**config.mesh, devices=topology_devices(topology))
-    return create_run(config, mesh, open_dataset), notes[0] if notes else "here"
+    return create_run(config, mesh, open_dataset), origins[0] if origins else "here"
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """Stands in for stored examples: random pixels in a photo's usual size."""
+
+    num_examples: int
+    label: Any  # of every example
+
+    def __len__(self) -> int:
+        return self.num_examples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        pixels = np.random.default_rng(index).integers(0, 256, (375, 500, 3), np.uint8)
+        return {"image": pixels, "label": self.label}
+
+
+def step_arguments(run: Run) -> tuple[Any, Any, dict[str, jax.ShapeDtypeStruct]]:
+    """Shapes of state, constants and batch, with the shardings that training gives them."""
+    spec, sharding = batch_spec(run.dataset, run.batch_size), batch_sharding(run.mesh)
+    batch = {
+        key: jax.ShapeDtypeStruct(spec[key].shape, spec[key].dtype, sharding=sharding)
+        for key in (*run.objective.example_keys, "mask")
+    }
+    return run.abstract_state, run.abstract_constants, batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Parameters of one name and shape; those of equal layers in one row."""
+
+    name: str  # with * for the number of a layer
+    shape: tuple[int, ...]
+    spec: str  # mesh axis of each dimension, "-" where it is whole
+    split: int  # over how many devices each of them is split; 1 is whole everywhere
+    copies: int  # layers
+
+    @property
+    def size(self) -> int:
+        """Scalars of all copies together."""
+        return self.copies * math.prod(self.shape)
+
+
+def parameter_rows(params: Any) -> list[Row]:
+    """Rows in the order of the names, of `ShapeDtypeStruct`s with shardings."""
+    rows: collections.Counter[tuple[str, tuple[int, ...], str, int]] = collections.Counter()
+    for name, leaf in flatten_names(params).items():
+        spec = ", ".join(axis or "-" for axis in leaf.sharding.spec)
+        split = leaf.size // math.prod(leaf.sharding.shard_shape(leaf.shape))
+        name = re.sub(r"(encoderblock|unit)_?\d+", r"\1_*", name)
+        rows[name, leaf.shape, spec, split] += 1
+    return [Row(*key, copies) for key, copies in rows.items()]

@@ -1,4 +1,4 @@
-"""The machines a plan is made for: names, chips and their arrangement. Does not import JAX.
+"""The machines a plan is made for: their names, and devices that the compiler describes.
 
 v5e:16x16  v4:4x4x4  v5p:2x2x4     a TPU slice by generation and shape in chips
 v5e-256  v3-8  v5p-16              the same by its product name
@@ -9,37 +9,37 @@ cpu:8                              virtual devices of this machine
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.util
 import math
+import os
 import re
+from typing import Any
 
-from vit_jax.errors import UserError, check_known
-from vit_jax.hardware.chips import CHIPS, Chip
+import jax
+from jax.experimental import topologies
+
+from vit_jax.errors import UserError, check_known, import_extra
+from vit_jax.hardware.chips import CHIPS, DEVICE_KINDS, Chip
 
 _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 _CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16"
-_PRODUCTS = {  # shapes in chips, from the pages named in hardware/chips.py
-    "v2": "2x2 4x4 8x8 8x16 16x16",
-    "v3": "2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
-    "v4": _CUBES,
-    "v5e": _FLAT,
-    "v5p": f"{_CUBES} 16x16x16 16x16x24",
-    "v6e": _FLAT,
+# Cores of a chip, which product names count; shapes in chips of the products, from the pages named
+# in hardware/chips.py; the largest shape.
+_SLICES = {
+    "v2": (2, "2x2 4x4 8x8 8x16 16x16", "16x16"),
+    "v3": (2, "2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32", "32x32"),
+    "v4": (2, _CUBES, "16x16x16"),
+    "v5e": (1, _FLAT, "16x16"),
+    "v5p": (2, f"{_CUBES} 16x16x16 16x16x24", "16x16x24"),
+    "v6e": (1, _FLAT, "16x16"),
+    "tpu7x": (2, "", "16x24x24"),
 }
-# {chip: {number in the product name: shape}}. The number counts cores, of which v2, v3, v4 and v5p
-# have two per chip.
+# {chip: {number in the product name: shape}}
 SHAPES: dict[str, dict[int, str]] = {
-    name: {CHIPS[name].cores * math.prod(map(int, s.split("x"))): s for s in shapes.split()}
-    for name, shapes in _PRODUCTS.items()
-}
-_LARGEST = {
-    "v2": (16, 16),
-    "v3": (32, 32),
-    "v4": (16, 16, 16),
-    "v5e": (16, 16),
-    "v5p": (16, 16, 24),
-    "v6e": (16, 16),
-    "tpu7x": (16, 24, 24),
+    name: {cores * math.prod(map(int, shape.split("x"))): shape for shape in products.split()}
+    for name, (cores, products, _) in _SLICES.items()
 }
 ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6litepod": "v6e"}
 _TEXT = re.compile(
@@ -92,21 +92,108 @@ def parse_topology(text: str) -> Topology:
     name = ALIASES.get(match["name"], match["name"])
     chips = {each.lower(): chip for each, chip in CHIPS.items()}
     check_known(f"--topology={text!r}: the chip", name, [*chips, "cpu"])
-    sizes = SHAPES.get(name, {})
-    shape_text = match["shape"] or sizes.get(int(match["size"]))
+    products = SHAPES.get(name, {})
+    shape_text = match["shape"] or products.get(int(match["size"]))
     if shape_text is None:
-        known = ", ".join(f"{name}-{size}" for size in sizes) or f"{name}:SHAPE only"
+        known = ", ".join(f"{name}-{size}" for size in products) or f"{name}:SHAPE only"
         raise UserError(f"--topology={text!r} is not made. Known: {known}.")
     slices, shape = int(match["slices"] or 1), tuple(map(int, shape_text.split("x")))
     if name == "cpu":
         return Topology("cpu", None, (slices * math.prod(shape),))
-    chip, largest = chips[name], _LARGEST.get(name)
-    if largest is None:
+    if name not in SHAPES:
         *nodes, gpus = shape
-        return Topology("gpu", chip, (gpus,), slices * math.prod(nodes))
+        return Topology("gpu", chips[name], (gpus,), slices * math.prod(nodes))
+    limit = _SLICES[name][2]
+    largest = tuple(map(int, limit.split("x")))
     if len(shape) != len(largest) or math.prod(shape) > math.prod(largest):
-        limit = "x".join(map(str, largest))
         raise UserError(f"--topology={text!r}: slices of {name} go up to {name}:{limit}.")
-    if slices > 1 and not chip.network_gb_s:
+    if slices > 1 and not chips[name].network_gb_s:
         raise UserError(f"--topology={text!r}: {name} has no network between slices.")
-    return Topology("tpu", chip, shape, slices)
+    return Topology("tpu", chips[name], shape, slices)
+
+
+# The TPU compiler asks after a TPU, in vain and loudly where there is none.
+_NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",  # nobody answers outside of the cloud
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # none is claimed: its lock has no meaning
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+}
+GPU_COMPILERS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+# What the compiler asks of a GPU beside `Chip`, from NVIDIA's data sheets: a GpuDeviceInfoProto.
+_LIMITS = """
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536 shared_memory_per_block: 49152
+"""
+_A100 = f"""{_LIMITS}
+  core_count: 108 clock_rate_ghz: 1.41 fpus_per_core: 64 l2_cache_size: {40 * 2**20}
+  shared_memory_per_core: {164 * 2**10} shared_memory_per_block_optin: {163 * 2**10}
+  cuda_compute_capability {{ major: 8 minor: 0 feature_extension: NONE }}
+"""
+_HOPPER = f"""{_LIMITS}
+  fpus_per_core: 128 l2_cache_size: {50 * 2**20}
+  shared_memory_per_core: {228 * 2**10} shared_memory_per_block_optin: {227 * 2**10}
+  cuda_compute_capability {{ major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }}
+"""
+GPUS = {  # by `Chip.name`
+    "A100-40GB": _A100,
+    "A100-80GB": _A100,
+    "H100": f"{_HOPPER} core_count: 132 clock_rate_ghz: 1.98",
+    "H100-PCIe": f"{_HOPPER} core_count: 114 clock_rate_ghz: 1.755",
+    "H200": f"{_HOPPER} core_count: 132 clock_rate_ghz: 1.98",
+}
+
+
+def topology_devices(topology: Topology) -> list[Any]:
+    """The devices to compile for, which need not be here.
+
+    Raises:
+      UserError: the compiler for them is not installed, or does not know the shape.
+    """
+    jax.config.update("jax_platforms", "cpu")  # an accelerator that is here is left alone
+    chip, count = topology.chip, topology.num_devices
+    if chip is None:
+        with contextlib.suppress(RuntimeError):  # JAX runs already; what there is has to do
+            jax.config.update("jax_num_cpu_devices", count)
+        return jax.devices()[:count]
+    if topology.kind == "gpu":
+        return _gpus(topology, chip)
+    import_extra(f"--topology={topology.name}", "libtpu", "tpu")  # the compiler; no TPU
+    options: dict[str, Any] = {"num_slices": topology.slices} if topology.slices > 1 else {}
+    if chip.name == "v4":  # two cores that appear as one device, as on Cloud TPU
+        options |= {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
+    if topology.num_chips == 1:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    os.environ.update({**_NO_TPU, **os.environ})
+    name = f"{chip.name}:{'x'.join(map(str, topology.shape))}"
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--topology={topology.name}: the TPU compiler says: {reason}") from error
+
+
+def _gpus(topology: Topology, chip: Chip) -> list[Any]:
+    check_known("the GPU of --topology", chip.name, GPUS)
+    if not any(map(importlib.util.find_spec, GPU_COMPILERS)):
+        raise UserError(
+            f"--topology={topology.name} needs the GPU compiler, which runs without a GPU: "
+            "pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt (or both of cuda13) in the "
+            f"version of jax ({jax.__version__}); or plan for cpu:{topology.num_devices}."
+        )
+    [device_kind] = [kind for kind, name in DEVICE_KINDS.items() if name == chip.name]
+    target_config = f"""
+      platform_name: "CUDA" device_description_str: "{device_kind}"
+      dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+      gpu_device_info {{
+        {GPUS[chip.name]}
+        memory_bandwidth: {round(chip.hbm_gb_s * 1e9)} device_memory_size: {chip.device_hbm_bytes}
+      }}
+    """
+    return topologies.get_topology_desc(
+        platform="cuda",
+        target_config=target_config,
+        topology=f"{topology.slices}x1x{topology.shape[0]}",
+    ).devices

@@ -225,9 +225,9 @@ def _padded(num_tokens: int) -> int:
 
 
 def _cost(x: jax.Array, head_dim: int, num_arrays: int) -> pl.CostEstimate:
-    """Of the products that the definition asks for, without what padding adds."""
+    """Of the products in equations 5 to 8 and their gradients, without padding and repetition."""
     batch_size, num_tokens, width = x.shape
-    num_products = 2 if num_arrays == 4 else 5
+    num_products = 2 if num_arrays == 4 else 4
     return pl.CostEstimate(
         flops=2 * num_products * batch_size * num_tokens**2 * width,
         transcendentals=batch_size * num_tokens**2 * width // head_dim,
