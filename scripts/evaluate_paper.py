@@ -52,6 +52,7 @@ if __name__ == "__main__":
         from vit_jax.inference.load import load_model
         from vit_jax.sweep import suite
         from vit_jax.sweep.run import task_number
+        from vit_jax.train import train_and_evaluate
 
         model = load_model(arguments.source)
         datasets = [each for each in arguments.datasets.split(",") if each]
@@ -67,6 +68,7 @@ if __name__ == "__main__":
             model,
             tasks,
             os.path.join(arguments.workdir, arguments.suite),
+            train=train_and_evaluate,
             seeds=arguments.seeds,
             data_dir=arguments.data_dir,
             batch_size=arguments.batch_size,

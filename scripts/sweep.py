@@ -22,11 +22,13 @@ from vit_jax import launch
 
 def run(config, workdir):
     from vit_jax.sweep.run import run_sweep, task_number
+    from vit_jax.train import train_and_evaluate
 
     given = flags.FLAGS
     run_sweep(
         config,
         workdir,
+        train=train_and_evaluate,
         seeds=given.seeds,
         num_tasks=given.num_tasks,
         task=task_number(given.task, given.num_tasks, os.environ),

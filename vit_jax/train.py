@@ -26,7 +26,7 @@ from vit_jax.run import Run, create_run
 from vit_jax.training.clock import KINDS, Clock, check_finite, update_line
 from vit_jax.training.step import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
-from vit_jax.workdir.claim import claim_workdir, release_workdir
+from vit_jax.workdir.claim import LOCAL_KEYS, RUNTIME_KEYS, claim_workdir, release_workdir
 from vit_jax.workdir.description import (
     earlier_times,
     evaluations_of,
@@ -37,10 +37,6 @@ from vit_jax.workdir.metrics import MetricWriter, check_wandb
 from vit_jax.workdir.provenance import describe, write_provenance
 from vit_jax.workdir.tracing import trace
 
-# The processes of a run may differ in these: where the data lie, how a host works.
-LOCAL_KEYS = ("dataset.data_dir", "loader.", "log.")
-# A resumed run may change these too: they say how it runs, not what it computes.
-RUNTIME_KEYS = (*LOCAL_KEYS, "mesh.", "checkpoint.", "processes.", "model.remat", "sweep.")
 FIRST_LINE_SECONDS = 10.0  # of the log, after the first update
 
 

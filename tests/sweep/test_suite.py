@@ -55,7 +55,7 @@ def run(
     tasks = suites.tasks(name, model.description.model, datasets, 16)
     for settings in (task["settings"] for task in tasks if overrides):
         settings["config"] = override(settings["config"], list(overrides), flags.FlagValues())
-    return suite.evaluate_suite(model, tasks, str(workdir), **options)
+    return suite.evaluate_suite(model, tasks, str(workdir), train=train_and_evaluate, **options)
 
 
 def test_the_suites_are_the_papers() -> None:
@@ -135,7 +135,7 @@ def test_mistakes(source: str, tmp_path: Path, script: tiny.Script) -> None:
     model = load_model(source)
     model.params["head"]["bias"][:] += 1
     with pytest.raises(UserError, match=r"has evaluations of other parameters .* --workdir"):
-        suite.evaluate_suite(model, [], str(tmp_path))
+        suite.evaluate_suite(model, [], str(tmp_path), train=train_and_evaluate)
 
 
 def test_a_folder_as_a_classifiers_data_set(source: str, tmp_path: Path) -> None:

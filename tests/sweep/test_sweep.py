@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from tests import tiny
 from tests.tiny import Script
 from vit_jax.errors import UserError
-from vit_jax.sweep import run as sweep
 from vit_jax.sweep.run import (
     best_learning_rate,
     plan_final,
@@ -20,6 +19,7 @@ from vit_jax.sweep.run import (
     run_sweep,
     task_number,
 )
+from vit_jax.train import train_and_evaluate
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.description import RESULTS_FILE
 
@@ -44,7 +44,7 @@ def config(**overrides: Any) -> ConfigDict:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep that nothing has disturbed."""
     workdir = tmp_path_factory.mktemp("sweep")
-    run_sweep(config(), str(workdir), seeds=2)
+    run_sweep(config(), str(workdir), train=train_and_evaluate, seeds=2)
     return workdir
 
 
@@ -156,17 +156,14 @@ def test_a_sweep_reports_what_its_runs_found(finished: Path) -> None:
     assert "Not complete" not in text
 
 
-def test_what_is_finished_is_read_back_and_another_config_refused(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_finished_is_read_back_and_another_config_refused(finished: Path) -> None:
     before = (finished / "sweep.json").read_text()
-    monkeypatch.setattr(sweep, "train_and_evaluate", None)  # would fail if it were called
     # How it is carried out, and what it is compared with, may change.
     again = config(log__every_steps=3, sweep__published="98.95 from somewhere")
-    run_sweep(again, str(finished), seeds=2)
+    run_sweep(again, str(finished), train=pytest.fail, seeds=2)
     assert (finished / "sweep.json").read_text() == before
     with pytest.raises(UserError, match=r"lr_0.001 .*another config: optimizer.weight_decay"):
-        run_sweep(config(optimizer__weight_decay=0.5), str(finished), seeds=2)
+        run_sweep(config(optimizer__weight_decay=0.5), str(finished), train=pytest.fail)
 
 
 class StopHere(Exception):
@@ -178,7 +175,8 @@ def test_two_tasks_one_of_them_killed(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each does its own part, and both come to what one undisturbed task has found."""
-    first, second = ({"seeds": 2, "num_tasks": 2, "task": task} for task in (0, 1))
+    given: dict[str, Any] = {"train": train_and_evaluate, "seeds": 2, "num_tasks": 2}
+    first, second = ({**given, "task": task} for task in (0, 1))
     save = CheckpointManager.save
 
     def stopping(self: CheckpointManager, step: int, *args: Any) -> None:

@@ -8,10 +8,11 @@ back, so a sweep can be killed, continued, and shared out over processes and arr
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +22,8 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError, check_known
 from vit_jax.files.paths import make_folder, read_object, to_path, write_atomically, write_json
 from vit_jax.multihost.agreement import run_on_first_process
-from vit_jax.train import RUNTIME_KEYS, train_and_evaluate
 from vit_jax.training.clock import TrainingDivergedError
-from vit_jax.workdir.claim import another_run
+from vit_jax.workdir.claim import RUNTIME_KEYS, another_run
 from vit_jax.workdir.description import RESULTS_FILE
 
 DIVERGED_FILE = "diverged.json"
@@ -45,6 +45,7 @@ def run_sweep(
     config: ConfigDict,
     workdir: str,
     *,
+    train: Callable[..., Any],
     seeds: int = 3,
     num_tasks: int = 1,
     task: int = 0,
@@ -57,6 +58,7 @@ def run_sweep(
     Args:
       config: a recipe with `config.sweep`; with one learning rate there is no grid to run.
       workdir: folder of the sweep, the same for all tasks.
+      train: `train_and_evaluate`, which is above this file.
       seeds: final runs, from `config.seed` on.
       num_tasks, task: every num_tasks-th run of each stage is done, from number `task` on.
       resume: see `train_and_evaluate`.
@@ -73,11 +75,18 @@ def run_sweep(
         return run_on_first_process(lambda: [read_outcome(run, folder, resume) for run in runs])
 
     def complete(runs: list[SweepRun]) -> list[Outcome]:  # of all, with our part done
-        found = list(zip(runs, read(runs), strict=True))[task::num_tasks]
-        left = [run for run, outcome in found if outcome["state"] == "missing"]
+        mine = list(zip(runs, read(runs), strict=True))[task::num_tasks]
+        left = [run for run, outcome in mine if outcome["state"] == "missing"]
         for number, run in enumerate(left, start=1):
             logging.info("Sweep, run %d of %d: %s", number, len(left), run.name)
-            execute(run, folder, resume)
+            diverged = folder / run.name / DIVERGED_FILE
+            run_on_first_process(functools.partial(diverged.unlink, missing_ok=True))
+            try:
+                train(run.config, str(diverged.parent), resume=resume)
+            except TrainingDivergedError as error:  # an outcome too
+                logging.warning("%s diverged: %s", run.name, error)
+                found = {"message": str(error)}
+                run_on_first_process(functools.partial(write_json, diverged, found))
         return read(runs)
 
     grid, final, rate = complete(plan_grid(config)), list[Outcome](), None
@@ -92,18 +101,6 @@ def run_sweep(
         write_json(folder / "sweep.json", summary)
         write_atomically(folder / "sweep.txt", text + "\n")
     return summary
-
-
-def execute(run: SweepRun, workdir: Path, resume: str) -> None:
-    """Trains one run to its end; that it diverged is an outcome too, and is written down."""
-    diverged = workdir / run.name / DIVERGED_FILE
-    run_on_first_process(lambda: diverged.unlink(missing_ok=True))
-    try:
-        train_and_evaluate(run.config, str(diverged.parent), resume=resume)
-    except TrainingDivergedError as error:
-        found = {"message": str(error)}
-        logging.warning("%s diverged: %s", run.name, error)
-        run_on_first_process(lambda: write_json(diverged, found))
 
 
 def plan_rates(config: ConfigDict) -> list[float]:

@@ -14,7 +14,7 @@ import logging
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +59,7 @@ def evaluate_suite(
     tasks: Sequence[Task],
     workdir: str,
     *,
+    train: Callable[..., Any],
     seeds: int = 3,
     data_dir: str = "",
     batch_size: int = 128,
@@ -72,6 +73,7 @@ def evaluate_suite(
     Args:
       model: see `load_model`; fine-tuning reads its `source` again.
       workdir: a local folder of this suite; `suite.md`, `suite.csv` and `suite.json` go there.
+      train: see `run_sweep`.
       seeds: of fine-tuning, and choices of the images for few-shot.
       data_dir: where TFDS sets are prepared; "" for TFDS's default.
       batch_size: of `few_shot` and `evaluate`.
@@ -87,7 +89,7 @@ def evaluate_suite(
         if _read(each, folder, seeds) is None:
             logging.info("Task %d of %d: %s", number, len(mine), each["name"])
             try:
-                _measure(each, model.source, folder, seeds, data_dir, batch_size)
+                _measure(each, model.source, folder, train, seeds, data_dir, batch_size)
             except PassingError:
                 raise
             except UserError as error:
@@ -115,14 +117,20 @@ def _claim(folder: Path, model: Any) -> None:
 
 
 def _measure(
-    task: Task, source: str, folder: Path, seeds: int, data_dir: str, batch_size: int
+    task: Task,
+    source: str,
+    folder: Path,
+    train: Callable[..., Any],
+    seeds: int,
+    data_dir: str,
+    batch_size: int,
 ) -> None:
     """Leaves the result in `folder`."""
     if task["kind"] == "fine_tune":
         config = task["settings"]["config"].copy_and_resolve_references()
         config.pretrained.source = source
         config.dataset.data_dir = data_dir or config.dataset.data_dir
-        run_sweep(config, str(_path(task, folder).parent), seeds=seeds)
+        run_sweep(config, str(_path(task, folder).parent), train=train, seeds=seeds)
         return
     options: dict[str, Any] = {"data_dir": data_dir, "batch_size": batch_size, **task["settings"]}
     if task["kind"] == "few_shot":

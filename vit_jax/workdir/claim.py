@@ -46,6 +46,10 @@ _DATASET = "dataset.json"
 _RESULTS = (CHECKPOINTS, PARAMS_FILE, "metrics.jsonl")
 _HELD: dict[Path, Callable[[], None]] = {}  # locked by this process -> what gives it back
 _ABSENT = object()
+# The processes of a run may differ in these: where the data lie, how a host works.
+LOCAL_KEYS = ("dataset.data_dir", "loader.", "log.")
+# A resumed run may change these too: they say how it runs, not what it computes.
+RUNTIME_KEYS = (*LOCAL_KEYS, "mesh.", "checkpoint.", "processes.", "model.remat", "sweep.")
 
 
 def claim_workdir(
