@@ -223,7 +223,6 @@ def test_what_a_format_cannot_say_is_said(tmp_path: Path) -> None:
     ("name", "format", "message"),
     [
         ("there.npz", "npz", "exists"),
-        ("new", "npz", "call it NAME.npz"),
         ("new.npz", "timm", "writes a folder"),
         ("there.x.npz", "npz", "there.x.json exists"),
         ("new", "tensorflow", r"--format='tensorflow'.*Known: npz"),

@@ -12,13 +12,7 @@ from ml_collections import ConfigDict
 from tests import tiny
 from tests.tiny import Script
 from vit_jax.errors import UserError
-from vit_jax.sweep.run import (
-    best_learning_rate,
-    plan_final,
-    plan_grid,
-    run_sweep,
-    task_number,
-)
+from vit_jax.sweep.run import best_learning_rate, plan_final, plan_grid, run_sweep, task_number
 from vit_jax.train import train_and_evaluate
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.description import RESULTS_FILE
@@ -88,7 +82,6 @@ def test_every_key_is_read() -> None:
     [
         ({"sweep__learning_rates": ()}, r"must be different positive numbers.*=0\.01,0\.03"),
         ({"sweep__learning_rates": (0.1, 0.1)}, "must be different positive numbers"),
-        ({"sweep__learning_rates": (0.1, -1)}, "must be different positive numbers"),
         ({"sweep__validation_split": ""}, r"needs a held-out part.*train\[90%:\]"),
     ],
 )

@@ -28,12 +28,8 @@ from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.probe import probe
 from vit_jax.sweep.run import percents_of, run_sweep
 
-MODEL_FILE = "evaluated_model.json"
-
-
-# As configs/suites.py gives it: `name`, in the table and of its file; `kind`, which is `few_shot`,
-# `evaluate` or `fine_tune`; `settings`, arguments of `probe` or `evaluate`, or the `config` of a
-# sweep; `group`, of tasks whose mean is reported too; `published`, a number with its source.
+# See configs/suites.py: `name`, `group`, `published`, `kind` (`few_shot`, `evaluate`, `fine_tune`),
+# and `settings`: arguments of `probe` or `evaluate`, or the `config` of a sweep.
 Task = Mapping[str, Any]
 
 
@@ -108,7 +104,10 @@ def _claim(folder: Path, model: Any) -> None:
     digest = hashlib.sha256()
     for name, array in sorted(flatten_dict(model.params, sep="/").items()):
         digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-    path, mine = folder / MODEL_FILE, {"model": model.source, "sha256": digest.hexdigest()}
+    path, mine = (
+        folder / "evaluated_model.json",
+        {"model": model.source, "sha256": digest.hexdigest()},
+    )
     if not path.exists():
         write_json(path, mine)
     if (found := read_object(path))["sha256"] != mine["sha256"]:
@@ -167,13 +166,13 @@ def _report(
     """The rows, which `suite.md`, `suite.csv` and `suite.json` then have too."""
     rows = []
     for task in tasks:
-        place = {key: task[key] for key in ("group", "published")} | {"task": task["name"]}
+        group, name, published = task["group"], task["name"], task["published"]
         found = _read(task, folder, seeds)
         numbers = {} if found is None else _numbers(task, found)
-        rows += [Row(**place, metric=metric, **each) for metric, each in numbers.items()]
+        rows += [Row(group, name, metric, *each, published) for metric, each in numbers.items()]
         if not numbers:
-            state = failed.get(task["name"], "missing" if found is None else "diverged")
-            rows.append(Row(**place, state=state))
+            state = failed.get(name, "missing" if found is None else "diverged")
+            rows.append(Row(group, name, published=published, state=state))
     rows += means(rows)
     write_atomically(folder / "suite.md", markdown(rows, source) + "\n")
     text = io.StringIO()
@@ -183,25 +182,25 @@ def _report(
     return rows
 
 
-def _numbers(task: Task, found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By metric: `ours`, `ci95` and `of` of its row; {} if all diverged."""
+def _numbers(task: Task, found: Mapping[str, Any]) -> dict[str, tuple[float, float | None, str]]:
+    """By metric: percent, half of the 95 % interval, and of what that is; {} if all diverged."""
     if task["kind"] == "fine_tune":
         percents = percents_of(found["final"])
-        number = {"ours": found["mean"], "ci95": confidence95(percents)}
-        return {found["metric"]: {**number, "of": f"{len(percents)} seeds"}} if percents else {}
-    numbers = {}
-    if task["kind"] == "evaluate":
-        for metric in [key for key in ("accuracy", "accuracy_top5") if key in found]:
-            p, n = found[metric], found["num_examples"]
+        number = found["mean"], confidence95(percents), f"{len(percents)} seeds"
+        return {found["metric"]: number} if percents else {}
+    numbers: dict[str, tuple[float, float | None, str]] = {}
+    for name, value in found.items():
+        metric = name.removeprefix("few_shot/accuracy_")
+        if metric in ("accuracy", "accuracy_top5"):
             # The normal approximation of a binomial proportion.
-            ci95 = 196 * math.sqrt(p * (1 - p) / n)
-            numbers[metric] = {"ours": 100 * p, "ci95": ci95, "of": f"{n} images"}
-        return numbers | {"calibration_error": {"ours": 100 * found["calibration_error"]}}
-    for name in [name for name in found if re.fullmatch(r"few_shot/accuracy_\d+shot", name)]:
-        number = {"ours": 100 * found[name], "of": f"{found['seeds']} seeds"}
-        if f"{name}_ci95" in found:
-            number["ci95"] = 100 * found[f"{name}_ci95"]
-        numbers[name.removeprefix("few_shot/accuracy_")] = number
+            n = found["num_examples"]
+            half = 196 * math.sqrt(value * (1 - value) / n)
+            numbers[metric] = 100 * value, half, f"{n} images"
+        elif metric == "calibration_error":
+            numbers[metric] = 100 * value, None, ""
+        elif re.fullmatch(r"\d+shot", metric):
+            ci95 = 100 * found[f"{name}_ci95"] if f"{name}_ci95" in found else None
+            numbers[metric] = 100 * value, ci95, f"{found['seeds']} seeds"
     return numbers
 
 
