@@ -154,6 +154,7 @@ def _facts(model: Model, batch: int | None, dtype: np.dtype[Any]) -> dict[str, s
     published = f"`{entry.name}` at {entry.url}. {entry.note}".rstrip() if entry else "not known"
     return {
         "Input": f"{dtype.name} [{shape}] (height, width, channels), {pixels}",
+        "Grid of tokens or features": f"{description.grid[0]} x {description.grid[1]}",
         "Preprocessing": f"`{description.eval_preprocess}`",
         "Classes": f"{count}, {named}" if count else "none: no head",
         "Parameters": f"{count_parameters(model.params):,}",

@@ -73,7 +73,9 @@ def convert_checkpoint(
     with unfinished(target) as path:
         write(path, format, names.flatten_names(model.params), model.description)
         again = load_model(path)
-        logits, found = compute_logits(model, images), compute_logits(again, images)
+        logits, found = (
+            np.asarray(compute_logits(each.module, each.params, images)) for each in (model, again)
+        )
         tolerance = LOGITS_TOLERANCE * max(1.0, float(np.std(logits)))
         check = check_same([(logits, found)], destination, tolerance, "in the logits")
         write_card(path, model, format)
@@ -255,11 +257,7 @@ def unfinished(target: Path) -> Iterator[Path]:
             os.replace(Path(scratch) / name, target.parent / name)
 
 
-def compute_logits(model: Model, images: Any) -> np.ndarray:
-    """Of the model's input [B, H, W, C]: float32 [B, K], or the representation of a bare model."""
-    return np.asarray(_apply(model.module, model.params, images))
-
-
 @functools.partial(jax.jit, static_argnums=0)  # compiled once for equal modules
-def _apply(module: Any, params: Any, images: Any) -> jax.Array:
+def compute_logits(module: Any, params: Any, images: Any) -> jax.Array:
+    """Of the model's input [B, H, W, C]: float32 [B, K], or the representation of a bare model."""
     return module.apply({"params": params}, images, train=False)

@@ -17,14 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError, check_known, import_extra
+from vit_jax.export import convert
 from vit_jax.export.card import write_card
-from vit_jax.export.convert import (
-    check_destination,
-    check_same,
-    compute_logits,
-    create_report,
-    unfinished,
-)
 from vit_jax.export.onnx import INPUT_NAME, OPSET, write_onnx
 from vit_jax.files.paths import write_arrays
 from vit_jax.inference.images import input_range
@@ -91,7 +85,7 @@ def export_model(
     check_known("--output", output, OUTPUTS)
     if batch is not None and batch < 1:
         raise UserError(f"--batch={batch} must be at least 1, or free.")
-    check_destination(target := Path(destination), format)
+    convert.check_destination(target := Path(destination), format)
     model = load_model(source, **model_options)
     if output != "logits" and not model.description.model["num_classes"]:
         raise UserError(f"--output={output}: {model.source} has no head, and no classes.")
@@ -99,7 +93,7 @@ def export_model(
         raise UserError("--dtype: ONNX files compute in float32; leave it out.")
     free: Any = batch or jax.export.symbolic_shape("b")[0]
     images = jax.ShapeDtypeStruct((free, *model.description.image_shape), INPUTS[input])
-    with unfinished(target) as folder:
+    with convert.unfinished(target) as folder:
         folder.mkdir()
         write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[format]
         check = compare(write(model, folder, images, output), model, format, images, output)
@@ -111,7 +105,7 @@ def export_model(
             "Read by": READERS[format],
         }
         write_card(folder, model, format, facts=facts, images=images, output=result)
-    return create_report(model, target, format, check)
+    return convert.create_report(model, target, format, check)
 
 
 def create_forward(model: Model, output: str) -> Callable[[Any, Any], Any]:
@@ -201,9 +195,10 @@ def compare(
         for batch in images.shape[:1] if isinstance(images.shape[0], int) else (1, 3):
             pixels = rng.integers(0, 256, (batch, *images.shape[1:])).astype(np.uint8)
             floats = np.asarray(scale_pixels(model, pixels))
-            expected = np.asarray(OUTPUTS[output][1](compute_logits(model, floats)))
+            logits = convert.compute_logits(model.module, model.params, floats)
+            expected = np.asarray(OUTPUTS[output][1](logits))
             found = np.asarray(reopened(pixels if images.dtype == np.uint8 else floats))
             is_flat = output != "logits" or np.std(expected) == 0.0  # a head may be zero
             scale = 1.0 if is_flat else float(np.std(expected))
             pairs.append((expected / scale, found / scale))
-    return check_same(pairs, f"the {format} file", tolerance, unit)
+    return convert.check_same(pairs, f"the {format} file", tolerance, unit)

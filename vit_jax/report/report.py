@@ -212,7 +212,11 @@ def provenance(run: Run) -> list[Html]:
         "processes": "num_processes",
         "host": "host",
     }
-    rows = [[*(each[key] for key in columns.values()), _devices(each)] for each in run.starts]
+    rows = [
+        ["unknown" if each[key] is None else each[key] for key in columns.values()]
+        + [_devices(each)]
+        for each in run.starts
+    ]
     last = run.starts[-1]
     versions = {"python": last["python"], **last["packages"]}
     return [
