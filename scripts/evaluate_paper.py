@@ -12,7 +12,7 @@ or a name of scripts/zoo.py list. The suites (configs/suites.py) are
   vtab      fine-tuning on the 19 tasks of VTAB-1k, with the means of their groups
 
 What is not prepared on disk, or fails, is left out; the table says why, and the exit status is 2.
-Prints the table and writes it to WORKDIR/SUITE/suite.md, suite.csv and suite.json; the same command
+Prints the table and writes it to WORKDIR/SUITE/suite.md and suite.json; the same command
 resumes. Fine-tuning takes --config.KEY=VALUE, as --config.dataset.batch_size=64 for a small GPU.
 """
 

@@ -30,6 +30,10 @@ class PassingError(UserError):
     """A failure of a disk or network that may pass: the same command may work later (status 75)."""
 
 
+class TrainingDivergedError(RuntimeError):
+    """Loss, gradient or parameters are NaN or infinite; the message names the step."""
+
+
 def may_pass(error: BaseException) -> bool:
     """Whether it is an error of a disk or network that may soon be back."""
     if is_network_error(error):

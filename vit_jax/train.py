@@ -66,7 +66,7 @@ def train_and_evaluate(
 
     Raises:
       UserError: anything that the user can put right, before anything is compiled.
-      training.log.TrainingDivergedError: NaN or Inf; the last good checkpoint is kept.
+      errors.TrainingDivergedError: NaN or Inf; the last good checkpoint is kept.
       errors.PreemptedError: the run was asked to stop (SIGTERM) and has saved its state.
     """
     began = time.monotonic()

@@ -63,7 +63,6 @@ def test_training_is_a_line_with_its_average_and_evaluations_are_marked(tmp_path
     assert len(raw.get_xdata()) == len(average.get_xdata()) == 60
     assert [list(line.get_xdata()) for line in evaluations] == [[0, 20, 40, 60]] * 2
     assert len({line.get_marker() for line in evaluations} - {"None", ""}) == 2
-    assert [line.get_markevery() for line in evaluations] == [(0, 1)] * 2  # all are marked
     assert {line.get_color() for line in (raw, average, *evaluations)} == {COLORS[0]}
 
 

@@ -199,7 +199,9 @@ def test_the_confusion_matrix_is_that_of_the_model(
     assert found == counts[np.ix_(seen, seen)].tolist()
     wrong = int(counts.sum() - counts.trace())
     text = text_of(section(page, "predictions"))
-    assert f"On 24 examples of {photos} test, the model is wrong {wrong} times" in text
+    assert (
+        f"On 24 of 24 examples of {photos} test, evenly spread, the model is wrong {wrong}" in text
+    )
     mistakes = page.findall(".//figure[@class='mistake']")
     assert len(mistakes) == min(wrong, 12) > 0
     shares = [float(re.search(r"([\d.]+)%", text_of(each))[1]) for each in mistakes]  # type: ignore[index]
@@ -282,9 +284,9 @@ def test_some_examples_many_classes_and_no_matplotlib(
     page = report(workdir, tmp_path, max_examples=9)
     for name in ("inside", "curves"):
         assert "needs the package matplotlib" in text_of(section(page, name))
-    assert len(rows_of(section(page, "curves"))) == 9
+    assert len(rows_of(section(page, "curves"))) == 1 + 8 + 2
     text = text_of(section(page, "predictions"))
-    assert "On 9 examples, evenly spread over the 24, of" in text
+    assert "On 9 of 24 examples of" in text
     header, *rows = rows_of(section(page, "predictions"))
     assert header == ["label", "taken for", "times", "images of the label"]
     times = [int(row[2]) for row in rows]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -110,8 +109,6 @@ def test_few_shot_is_the_probes_and_is_measured_once(
     assert rows[5].of == "mean of 1 of 2 tasks"
 
     assert "| digits | 5shot | " in (tmp_path / "suite.md").read_text()
-    with open(tmp_path / "suite.csv", newline="") as file:
-        assert [row["metric"] for row in csv.DictReader(file)] == [row.metric for row in rows]
     written = json.loads((tmp_path / "suite.json").read_text())
     assert [Row(**row) for row in written["rows"]] == rows
 

@@ -16,15 +16,8 @@ from vit_jax.inference.evaluate import measure_examples
 from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
-from vit_jax.inference.pictures import draw_distances
-from vit_jax.inference.visualize import (
-    head_distances,
-    of_images,
-    of_parameters,
-    pixels_of,
-    spread,
-)
-from vit_jax.report.page import Html, details, figure_picture, note, picture, table, tag
+from vit_jax.inference.visualize import of_images, of_parameters, pixels_of, spread
+from vit_jax.report.page import Html, figure_picture, note, picture, table, tag
 from vit_jax.report.runs import Run
 from vit_jax.workdir.description import PARAMS_FILE
 
@@ -34,38 +27,18 @@ _MISTAKES = 12
 _PIXELS = 160  # of an image's longer side
 _LOOKED_AT = 32  # images of the attention distance
 _BATCH = 8
-# Of each picture: its title, what it shows to those who do not see it, how to read it.
-_PICTURES = {
-    "filters": (
-        "Embedding filters",
-        "A grid of small patches: the principal components of the embedding filters.",
-        "Each in a range of its own; below it the share of the variance that it explains.",
-    ),
-    "positions": (
-        "Position embeddings",
-        "A grid of maps, one for each of some places, brightest where embeddings are alike.",
-        "Of each place the similarity of its embedding with those of all places.",
-    ),
-    "attention_distance": (
-        "Mean attention distance",
-        "A dot for each head over the blocks; the table below has the numbers.",
-        "How far each head looks, and (dashed) one that looks everywhere alike.",
-    ),
-    "rollout": (
-        "Attention rollout",
-        "Evaluation images, each beside itself below a map of the attention that reaches it.",
-        "What the output sees of evaluation images: bright is more.",
-    ),
+# How to read each picture.
+_CAPTIONS = {
+    "filters": "Principal components of the embedding filters, each in a range of its own, and "
+    "the share of the variance that it explains.",
+    "positions": "Of some places the similarity of their embedding with those of all places.",
+    "attention_distance": "How far each head looks, and (dashed) one that looks everywhere alike.",
+    "rollout": "What the output sees of evaluation images: bright is more.",
 }
 
 
 class Sample:
-    """At most so many examples of a source, evenly spread.
-
-    Attributes:
-      names: where each is stored.
-      of: how many there are in all.
-    """
+    """At most so many examples, evenly spread; `names` say where they are, `of` how many exist."""
 
     def __init__(self, data: Dataset, count: int):
         names = example_names(data.source, data.split)
@@ -133,11 +106,9 @@ def predictions(run: Run, model: Model, data: Dataset | UserError) -> list[Html]
     labels, guesses = arrays["label"], arrays["prediction"]
     wrong = np.flatnonzero(labels != guesses)
     sample: Any = data.source
-    used = counted(len(labels), "example")
-    if len(labels) < sample.of:
-        used += f", evenly spread over the {sample.of:,},"
+    used = f"{len(labels):,} of {counted(sample.of, 'example')} of {data.name} {data.split}"
     times = f"{counted(len(wrong), 'time')} ({len(wrong) / len(labels):.2%})"
-    text = f"On {used} of {data.name} {data.split}, the model is wrong {times}."
+    text = f"On {used}, evenly spread, the model is wrong {times}."
     return [
         tag("p", text),
         tag("h3", "Confusion matrix"),
@@ -171,8 +142,6 @@ def _pairs(counts: np.ndarray, classes: list[str]) -> list[Html]:
     order = np.argsort(-apart, axis=None, kind="stable")[:_PAIRS]
     pairs = [np.unravel_index(i, counts.shape) for i in order if apart.flat[i]]
     rows = [(classes[i], classes[j], int(apart[i, j]), int(counts[i].sum())) for i, j in pairs]
-    if not rows:
-        return [note("Nothing was confused.")]
     columns = ["label", "taken for", "times", "images of the label"]
     text = f"The most frequent of {len(classes)} classes' confusions."
     return [note(text), table(columns, rows, label="Confusions")]
@@ -191,20 +160,12 @@ def _mistakes(
         sure = f"{arrays['confidence'][i]:.1%}"
         alt = f"{sample.names[i]}: label {label}, predicted {guess} with {sure}"
         texts = ("label ", tag("b", label), ", predicted ", tag("b", guess), f", {sure}")
-        kind, data = _encode(pixels)
-        caption = tag("span", *texts)
-        figures.append(picture(data, kind=kind, alt=alt, caption=caption, class_="mistake"))
-    return [tag("div", *figures, class_="mistakes")]
-
-
-def _encode(pixels: np.ndarray) -> tuple[str, bytes]:
-    """An image [H, W, C] in [0, 1] as a small file: its format and content."""
-    image: Any = np.asarray(np.round(255 * pixels[..., ::-1]), np.uint8)  # BGR
-    scale = _PIXELS / max(image.shape[:2])
-    if scale < 1:
+        image: Any = np.asarray(np.round(255 * pixels[..., ::-1]), np.uint8)  # BGR
+        scale = min(1.0, _PIXELS / max(image.shape[:2]))
         image = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
-    kind = "png" if max(image.shape[:2]) < 64 else "jpeg"
-    return kind, cv2.imencode(f".{kind}", image)[1].tobytes()
+        data, caption = cv2.imencode(".jpg", image)[1].tobytes(), tag("span", *texts)
+        figures.append(picture(data, kind="jpeg", alt=alt, caption=caption, class_="mistake"))
+    return [tag("div", *figures, class_="mistakes")]
 
 
 def inside(model: Model, data: Dataset | UserError) -> list[Html]:
@@ -214,7 +175,7 @@ def inside(model: Model, data: Dataset | UserError) -> list[Html]:
       UserError: matplotlib is not installed.
     """
     import_extra("A picture of the model", "matplotlib", "embedded")
-    drawings, numbers = of_parameters(model), list[Html]()
+    drawings, content = of_parameters(model), list[Html]()
     if isinstance(data, UserError):
         reason = str(data).rstrip(".")
         drawings |= dict.fromkeys(("attention_distance", "rollout"), lambda: reason)
@@ -223,22 +184,14 @@ def inside(model: Model, data: Dataset | UserError) -> list[Html]:
         few = spread(range(len(sample)), _LOOKED_AT)
         images = [sample[i]["image"] for i in few]
         drawings |= of_images(model, images, [sample.names[i] for i in few], _BATCH)
-        if model.module.num_layers:
-            distances, uniform = head_distances(model, images, _BATCH)
-            drawings["attention_distance"] = lambda: draw_distances(distances, uniform)
-            columns = ["block", *(f"head {i}" for i in range(1, distances.shape[1] + 1))]
-            rows = [(i, *(f"{x:.1f}" for x in row)) for i, row in enumerate(distances, start=1)]
-            label = f"Mean attention distance in pixels, over {counted(len(few), 'image')}"
-            found = table(columns, rows, label=label, kind="numbers")
-            numbers = [details("Numbers", note(f"{label}."), found)]
-    content: list[Html] = []
-    for name, (title, alt, caption) in _PICTURES.items():
-        figure = drawings[name]()
+        content.append(note(f"Attention distances are means over {counted(len(few), 'image')}."))
+    for name, caption in _CAPTIONS.items():
+        title, figure = name.capitalize().replace("_", " "), drawings[name]()
         content.append(tag("h3", title))
         if isinstance(figure, str):
             content.append(note(f"Not drawn: {figure}."))
             continue
         kind = "jpeg" if name == "rollout" else "png"  # photos would be a megabyte
+        alt = f"{title} of this model, as a picture"
         content.append(figure_picture(figure, kind=kind, alt=alt, caption=caption))
-        content += numbers if name == "attention_distance" else []
     return content

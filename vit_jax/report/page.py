@@ -42,11 +42,8 @@ def table(
 ) -> Html:
     """A table that scrolls inside its box; the first cell of a row is its header.
 
-    Args:
-      columns: headers.
-      rows: of as many values; a `td` element stands for itself.
-      label: what a screen reader calls it.
-      kind: CSS classes, such as `text` or `numbers` (aligned to the right).
+    A `td` element stands for itself. A screen reader calls the table by its `label`; `kind` is a
+    CSS class.
     """
 
     def cell(value: object) -> Html:
@@ -91,7 +88,6 @@ def page(title: str, summary: str, sections: Sequence[tuple[str, str, Iterable[o
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{title}: training report"),
         tag("style", style),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,8 @@ from vit_jax.report.runs import HOUSEKEEPING, Curve, Run, read_run
 # Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
 # their yellow. After them the same colours come again, dashed.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLES: list[dict[str, Any]] = [
-    {"color": color, "ls": line} for line in ("-", "--", ":", "-.") for color in COLORS
-]
+LINES = ("-", "--", ":", "-.")
 MARKERS = "osD^vPX"  # one per evaluator
-MAX_MARKERS = 40  # per curve, or they hide each other
 X_TITLES = {"step": "step", "images": "training images", "hours": "hours"}
 _ABSENT = "(absent)"
 
@@ -91,21 +88,19 @@ def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -
     size = (5.4 * columns + 2.1 * (columns == 1), 3.4 * rows + 0.25 * len(runs))
     # Figure instead of pyplot: nothing stays open, and no display is looked for.
     figure = Figure(figsize=size, dpi=110, layout="constrained")
-    names = dict.fromkeys(name for run in runs for name in run.curves)
+    axes = figure.subplots(rows, columns, squeeze=False).flat
     ends = [positions(run, curve, x) for run in runs for curve in run.curves.values()]
     end = max(map(np.nanmax, ends), default=1.0)
-    evaluators = dict.fromkeys(["", *(name.rpartition("/")[0] for name in names)])
-    markers = dict(zip([*evaluators][1:], itertools.cycle(MARKERS), strict=False))
-    styles = list(itertools.islice(itertools.cycle(STYLES), len(runs)))
-    for number, panel in enumerate(panels, start=1):
-        axis = figure.add_subplot(rows, columns, number)
-        for run, style in zip(runs, styles, strict=True):
-            for name, curve in run.curves_of(panel).items():
-                marker = markers.get(name.rpartition("/")[0], "")
-                width = 0.0 if name == "learning_rate" else smooth * end
-                at = positions(run, curve, x)
-                draw_curve(axis, at, curve.values, width=width, marker=marker, mec="white", **style)
-        _finish_panel(axis, panel, x, [run.curves_of(panel) for run in runs], markers)
+    names = dict.fromkeys(name.rpartition("/")[0] for run in runs for name in run.curves)
+    markers = dict(zip(filter(None, names), itertools.cycle(MARKERS), strict=False))
+    looks = itertools.islice(itertools.cycle(itertools.product(LINES, COLORS)), len(runs))
+    styles: Any = [{"ls": line, "color": color} for line, color in looks]
+    for axis, panel in itertools.zip_longest(axes, panels):
+        if panel is None:
+            axis.remove()
+            continue
+        width = 0.0 if panel == "learning_rate" else smooth * end
+        _draw_panel(axis, panel, zip(runs, styles, strict=True), x, width, markers)
         axis.set_xlim(0, 1.02 * end or 1)
     if len(runs) == 1:
         return figure
@@ -124,25 +119,35 @@ def positions(run: Run, curve: Curve, x: str) -> np.ndarray:
     return curve.steps * (run.config["dataset"]["batch_size"] if x == "images" else 1)
 
 
-def draw_curve(
-    axis: Any, x: np.ndarray, y: np.ndarray, *, width: float, marker: str = "", **style: Any
+def _draw_panel(
+    axis: Any, panel: str, runs: Iterable[Any], x: str, width: float, markers: Mapping[str, str]
 ) -> None:
-    """Draws the values y [N] at x [N], those at NaN left out.
+    """One metric of `runs` and their styles; training is averaged over `width`, in units of x."""
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter
 
-    With a marker (of evaluations) as marked points; else as a line, which is faint behind its
-    moving average of `width` (in units of x; 0: none).
-    """
-    x, y = x[np.isfinite(x)], y[np.isfinite(x)]
-    if marker:
-        every = max(1, math.ceil(len(y) / MAX_MARKERS))
-        # The last point always has a marker: it is what the run is remembered by.
-        offset = (len(y) - 1) % every
-        axis.plot(x, y, **style, marker=marker, lw=1, markevery=(offset, every))
-        return
-    if width:
-        axis.plot(x, y, **style, lw=0.7, alpha=0.25)
-        y = smoothed(x, y, width)
-    axis.plot(x, y, **style, lw=1.6)
+    sources = dict[str, str]()
+    for run, style in runs:
+        for name, curve in run.curves_of(panel).items():
+            at, values = positions(run, curve, x), curve.values
+            at, values = at[np.isfinite(at)], values[np.isfinite(at)]
+            source = name.rpartition("/")[0]
+            sources[source] = marker = markers.get(source, "")
+            if width and not marker:
+                axis.plot(at, values, **style, lw=0.7, alpha=0.25)
+                values = smoothed(at, values, width)
+            axis.plot(at, values, **style, lw=1 if marker else 1.6, marker=marker, mec="white")
+    axis.set_title(panel, loc="left", fontsize=11)
+    axis.set_xlabel(X_TITLES[x])
+    if x != "hours":
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250, 10k, 1.5M
+    axis.grid(color="0.92")
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    if any(sources):
+        handles = [Line2D([], [], marker=marker, color="0.4") for marker in sources.values()]
+        labels = [source or "training" for source in sources]
+        axis.legend(handles, labels, fontsize=8, frameon=False)
 
 
 def smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
@@ -158,33 +163,11 @@ def smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
     return (sums[last] - sums[first]) / (last - first)
 
 
-def _finish_panel(
-    axis: Any, panel: str, x: str, curves: Sequence[Mapping[str, Curve]], markers: dict[str, str]
-) -> None:
-    """Title, number formats, grid, and which shape is which evaluator."""
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import EngFormatter
-
-    axis.set_title(panel, loc="left", fontsize=11)
-    axis.set_xlabel(X_TITLES[x])
-    if x != "hours":
-        axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250, 10k, 1.5M
-    axis.grid(color="0.92")
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    sources = dict.fromkeys(name.rpartition("/")[0] for found in curves for name in found)
-    if any(sources):
-        handles = [Line2D([], [], marker=markers.get(each, ""), color="0.4") for each in sources]
-        labels = [source or "training" for source in sources]
-        axis.legend(handles, labels, fontsize=8, frameon=False)
-
-
 def legend_labels(runs: Sequence[Run]) -> list[str]:
     """One label per run: `folder: optimizer.learning_rate=0.003  dataset.batch_size=512`.
 
-    Named are three keys whose values differ. Those with the most different values come first, so
-    that a sweep is labelled by what it sweeps; last those that rarely say why a curve is above
-    another.
+    Named are three keys that differ, first those with the most values: a sweep is labelled by what
+    it sweeps. Those that rarely say why a curve is above another come last.
     """
     names = [full_path(run.folder).name for run in runs]
     if len(set(names)) < len(names):

@@ -9,6 +9,7 @@ import json
 import math
 import shlex
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,11 @@ from vit_jax.report.page import Html, details, figure_picture, note, page, table
 from vit_jax.report.plot import choose_panels, draw
 from vit_jax.report.runs import HOUSEKEEPING, Run, read_run
 
-OUTPUT = "report.html"
-_MOST_ROWS = 300  # of a table of numbers, for each metric
+_MOST_ROWS = 300  # of training, in the table of numbers
 
 
 def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) -> Path:
-    """Writes a self-contained HTML page about a run, finished or not.
+    """Writes a self-contained HTML page about a run, finished or not; returns the file.
 
     What the run does not have is said in a sentence in its place.
 
@@ -36,19 +36,25 @@ def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) ->
       output: file to write; "" is `WORKDIR/report.html`.
       max_examples: of the evaluation data that the model is asked about; 0: none.
 
-    Returns:
-      The file.
-
     Raises:
       UserError: it is no work directory, or one of another version of the code.
     """
     run = read_run(workdir)
+    subject = functools.cache(lambda: load_subject(run, max_examples))
+
+    def of_model(build: Callable[..., list[Html]], *arguments: Any) -> list[Html]:
+        try:
+            return build(*arguments, *subject())
+        except UserError as error:
+            return [note(f"Not shown. {error}")]
+
     try:
         sections = [
             ("results", "Results", results(run)),
             ("curves", "Curves", curves(run)),
             ("time", "Where the time went", time(run)),
-            *_of_model(run, max_examples),
+            ("predictions", "Predictions", of_model(predictions, run)),
+            ("inside", "Inside the model", of_model(inside)),
             ("settings", "Settings", settings(run)),
             ("provenance", "Provenance", provenance(run)),
         ]
@@ -56,24 +62,9 @@ def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) ->
     except KeyError as error:
         message = f"{workdir} has no {error}: another version of the code has written it."
         raise UserError(message) from error
-    path = to_path(output or f"{workdir}/{OUTPUT}")
+    path = to_path(output or f"{workdir}/report.html")
     write_atomically(path, text)
     return path
-
-
-def _of_model(run: Run, max_examples: int) -> list[tuple[str, str, list[Html]]]:
-    """Two sections, or in each a sentence that says why there is none."""
-    subject = functools.cache(lambda: load_subject(run, max_examples))
-    sections = []
-    for key, title, content in (
-        ("predictions", "Predictions", lambda: predictions(run, *subject())),
-        ("inside", "Inside the model", lambda: inside(*subject())),
-    ):
-        try:
-            sections.append((key, title, content()))
-        except UserError as error:
-            sections.append((key, title, [note(f"Not shown. {error}")]))
-    return sections
 
 
 def summary(run: Run) -> str:
@@ -125,8 +116,8 @@ def curves(run: Run) -> list[Html]:
         return [note("No numbers have been logged yet.")]
     content = []
     for panel in choose_panels([run], ()):
-        last = {name: curve.values[-1] for name, curve in run.curves_of(panel).items()}
-        ends = ", ".join(f"{name} {value_text(name, value)}" for name, value in last.items())
+        shown = run.curves_of(panel).items()
+        ends = ", ".join(f"{name} {value_text(name, each.values[-1])}" for name, each in shown)
         try:
             figure = draw([run], [panel], x="step", smooth=0.02)
         except UserError as error:
@@ -138,16 +129,11 @@ def curves(run: Run) -> list[Html]:
 
 
 def _numbers(run: Run) -> Html:
-    known: list[dict[float, float]] = []
-    for curve in run.curves.values():
-        every = math.ceil(len(curve.steps) / _MOST_ROWS)
-        few = slice((len(curve.steps) - 1) % every, None, every)  # the last one among them
-        known.append(dict(zip(curve.steps[few], curve.values[few], strict=True)))
-    steps = sorted(set().union(*known))
-    columns = list(zip(run.curves, known, strict=True))
+    every = math.ceil(len(run.rows) / _MOST_ROWS)
     rows = [
-        (f"{step:.0f}", *(value_text(name, at[step]) if step in at else "" for name, at in columns))
-        for step in steps
+        (row["step"], *(value_text(name, row[name]) if name in row else "" for name in run.curves))
+        for i, row in enumerate(run.rows)
+        if i % every == 0 or any("/" in name for name in row)
     ]
     label = "Metrics by step"
     return details("Numbers", table(["step", *run.curves], rows, label=label, kind="numbers"))
@@ -169,19 +155,16 @@ def time(run: Run) -> list[Html]:
     elapsed = times["elapsed_seconds"]
     parts = {"training": times["goodput"] * elapsed}
     for key, seconds in times.items():
-        kind = key.removesuffix("_seconds")
-        if kind not in (key, "elapsed"):
-            parts[kind.replace("_", " ")] = seconds
-    rows = [
-        (kind, f"{seconds:,.1f}", f"{seconds / elapsed:.1%}") for kind, seconds in parts.items()
-    ]
+        if key.endswith("_seconds") and key != "elapsed_seconds":
+            parts[key.removesuffix("_seconds").replace("_", " ")] = seconds
+    rows = [(kind, f"{each:,.1f}", f"{each / elapsed:.1%}") for kind, each in parts.items()]
     duration = datetime.timedelta(seconds=round(elapsed))
     text = f"{duration} in all; {times['goodput']:.1%} of it trained (goodput)."
-    if speed := run.curves.get("images_per_second"):
-        median = statistics.median(speed.values)
-        text += f" Training went at {median:,.0f} images per second (median)."
-    if mfu := run.curves.get("mfu"):
-        text += f" Of the chips' peak it used {statistics.median(mfu.values):.1%} (mfu)."
+    medians = {name: statistics.median(curve.values) for name, curve in run.curves.items()}
+    if speed := medians.get("images_per_second"):
+        text += f" Training went at {speed:,.0f} images per second (median)."
+    if mfu := medians.get("mfu"):
+        text += f" Of the chips' peak it used {mfu:.1%} (mfu)."
     columns, label = ["spent on", "seconds", "share"], "Where the time went"
     return [tag("p", text), table(columns, rows, label=label, kind="numbers")]
 
@@ -205,24 +188,17 @@ def provenance(run: Run) -> list[Html]:
     """Each start of the run: when, from where, with what."""
     if not run.starts:
         return [note("The work directory has no provenance.jsonl.")]
-    columns = {
-        "time": "time",
-        "from step": "start_step",
-        "commit": "commit",
-        "own changes": "uncommitted_changes",
-        "processes": "num_processes",
-        "host": "host",
-    }
+    keys = ("time", "start_step", "commit", "uncommitted_changes", "num_processes", "host")
     rows = [
-        ["unknown" if each[key] is None else each[key] for key in columns.values()]
-        + [_devices(each)]
+        [*("unknown" if each[key] is None else each[key] for key in keys), _devices(each)]
         for each in run.starts
     ]
+    columns = [*(key.replace("_", " ") for key in keys), "devices"]
     last = run.starts[-1]
     versions = {"python": last["python"], **last["packages"]}
     return [
         tag("p", f"The run was started {counted(len(rows), 'time')}."),
-        table([*columns, "devices"], rows, label="Starts"),
+        table(columns, rows, label="Starts"),
         *(tag("pre", each, tabindex=0) for each in dict.fromkeys(x["command"] for x in run.starts)),
         details("Versions", table(["package", "version"], versions.items(), label="Versions")),
     ]

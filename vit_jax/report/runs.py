@@ -9,7 +9,7 @@ import functools
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,7 @@ HOUSEKEEPING = (
 _MAIN = ("accuracy", "mAP", "loss")
 
 
-@dataclasses.dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """Values of one metric in the order of training; all three arrays are [N] float64."""
 
     steps: np.ndarray
@@ -80,9 +79,8 @@ class Run:
     @property
     def step(self) -> int:
         """Finished updates, as far as they are known."""
-        return (
-            int(self.results["step"]) if self.results else max([0, *(r["step"] for r in self.rows)])
-        )
+        rows = [self.results] if self.results else self.rows
+        return max([0, *(int(row["step"]) for row in rows)])
 
     @property
     def length(self) -> str:

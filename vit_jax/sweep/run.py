@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import TrainingDivergedError, UserError, check_known
 from vit_jax.files.paths import make_folder, read_object, to_path, write_atomically, write_json
 from vit_jax.multihost.agreement import run_on_first_process
-from vit_jax.training.clock import TrainingDivergedError
 from vit_jax.workdir.claim import RUNTIME_KEYS, another_run
 from vit_jax.workdir.description import RESULTS_FILE
 
@@ -112,9 +111,10 @@ def plan_rates(config: ConfigDict) -> list[float]:
     rates = config.sweep.learning_rates
     positive = all(isinstance(rate, int | float) and 0 < rate < math.inf for rate in rates)
     if not rates or not positive or len(set(rates)) < len(rates):
-        example = "as in --config.sweep.learning_rates=0.01,0.03"
-        key = f"sweep.learning_rates={rates}"
-        raise UserError(f"{key} must be different positive numbers, {example}.")
+        raise UserError(
+            f"sweep.learning_rates={rates} must be different positive numbers, as in "
+            "--config.sweep.learning_rates=0.01,0.03."
+        )
     return sorted(map(float, rates))
 
 
@@ -151,12 +151,10 @@ def metric(config: ConfigDict) -> str:
       UserError: the evaluator `test` does not measure it.
     """
     several = config.objective.name == "multi_label"
-    name = config.evaluators.test.name
-    if several != (name == "average_precision"):
-        objective = f"objective.name={config.objective.name!r}"
+    if several != (config.evaluators.test.name == "average_precision"):
         raise UserError(
-            f"evaluators.test.name={name!r} does not score a sweep of {objective}; "
-            "'average_precision' goes with 'multi_label'."
+            f"evaluators.test.name={config.evaluators.test.name!r} does not score a sweep of "
+            f"objective.name={config.objective.name!r}; 'average_precision' is for 'multi_label'."
         )
     return "mAP" if several else "accuracy"
 

@@ -7,9 +7,7 @@ command resumes, and several tasks share the work.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import logging
 import math
 import re
@@ -68,7 +66,7 @@ def evaluate_suite(
 
     Args:
       model: see `load_model`; fine-tuning reads its `source` again.
-      workdir: a local folder of this suite; `suite.md`, `suite.csv` and `suite.json` go there.
+      workdir: a local folder of this suite; `suite.md` and `suite.json` go there.
       train: `train.train_and_evaluate`, for fine-tuning.
       seeds: of fine-tuning, and choices of the images for few-shot.
       data_dir: where TFDS sets are prepared; "" for TFDS's default.
@@ -82,12 +80,27 @@ def evaluate_suite(
     folder = Path(workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, model)
+
+    def measure(kind: str, settings: Mapping[str, Any], path: Path) -> None:
+        if kind == "fine_tune":
+            config = settings["config"].copy_and_resolve_references()
+            config.pretrained.source = model.source
+            config.dataset.data_dir = data_dir or config.dataset.data_dir
+            run_sweep(config, str(path.parent), train=train, seeds=seeds)
+            return
+        options: dict[str, Any] = {"data_dir": data_dir, "batch_size": batch_size, **settings}
+        if kind == "few_shot":
+            found = probe(model.source, kinds=["few_shot"], seeds=seeds, **options)
+        else:
+            found = evaluate(model.source, **options)
+        write_json(path, {"settings": {"kind": kind, **settings, "seeds": seeds}, **found})
+
     mine, failed = tasks[task::num_tasks], dict[str, str]()
     for number, each in enumerate(mine, start=1):
         if _read(each, folder, seeds) is None:
             logging.info("Task %d of %d: %s", number, len(mine), each["name"])
             try:
-                _measure(each, model.source, folder, train, seeds, data_dir, batch_size)
+                measure(each["kind"], each["settings"], _path(each, folder))
             except PassingError:
                 raise
             except UserError as error:
@@ -111,39 +124,10 @@ def _claim(folder: Path, model: Any) -> None:
         raise UserError(f"{folder} has {other}; choose another --workdir.")
 
 
-def _measure(
-    task: Task,
-    source: str,
-    folder: Path,
-    train: Callable[..., Any],
-    seeds: int,
-    data_dir: str,
-    batch_size: int,
-) -> None:
-    """Leaves the result in `folder`."""
-    if task["kind"] == "fine_tune":
-        config = task["settings"]["config"].copy_and_resolve_references()
-        config.pretrained.source = source
-        config.dataset.data_dir = data_dir or config.dataset.data_dir
-        run_sweep(config, str(_path(task, folder).parent), train=train, seeds=seeds)
-        return
-    options: dict[str, Any] = {"data_dir": data_dir, "batch_size": batch_size, **task["settings"]}
-    if task["kind"] == "few_shot":
-        found = probe(source, kinds=["few_shot"], seeds=seeds, **options)
-    else:
-        found = evaluate(source, **options)
-    write_json(_path(task, folder), {"settings": _identity(task, seeds), **found})
-
-
 def _path(task: Task, folder: Path) -> Path:
     """The file with the result, called like the task, whose name may be a path."""
     name = re.sub(r"[^\w.=-]+", "_", task["name"]).strip("_.")
     return folder / name / "sweep.json" if task["kind"] == "fine_tune" else folder / f"{name}.json"
-
-
-def _identity(task: Task, seeds: int) -> dict[str, Any]:
-    """What a result depends on besides the model."""
-    return {"kind": task["kind"], **task["settings"], "seeds": seeds}
 
 
 def _read(task: Task, folder: Path, seeds: int) -> dict[str, Any] | None:
@@ -153,13 +137,14 @@ def _read(task: Task, folder: Path, seeds: int) -> dict[str, Any] | None:
     found = read_object(path)
     if task["kind"] == "fine_tune":  # a sweep checks its config itself
         return found if found["complete"] and len(found["final"]) == seeds else None
-    return found if found["settings"] == _identity(task, seeds) else None
+    settings = {"kind": task["kind"], **task["settings"], "seeds": seeds}
+    return found if found["settings"] == settings else None
 
 
 def _report(
     tasks: Sequence[Task], folder: Path, seeds: int, failed: Mapping[str, str], source: str
 ) -> list[Row]:
-    """The rows, which `suite.md`, `suite.csv` and `suite.json` then have too."""
+    """The rows, which `suite.md` and `suite.json` then have too."""
     rows = []
     for task in tasks:
         group, name, published = task["group"], task["name"], task["published"]
@@ -171,9 +156,6 @@ def _report(
             rows.append(Row(group, name, published=published, state=state))
     rows += means(rows)
     write_atomically(folder / "suite.md", markdown(rows, source) + "\n")
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([Row._fields, *rows])
-    write_atomically(folder / "suite.csv", text.getvalue())
     write_json(folder / "suite.json", {"model": source, "rows": [row._asdict() for row in rows]})
     return rows
 

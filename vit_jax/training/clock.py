@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from vit_jax.errors import TrainingDivergedError
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.workdir.checkpoints import CheckpointManager
 
@@ -166,10 +167,6 @@ def format_seconds(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02}m"
     return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
-
-
-class TrainingDivergedError(RuntimeError):
-    """Loss, gradient or parameters are NaN or infinite; the message names the step."""
 
 
 def check_finite(step: int, metrics: Mapping[str, float], checkpoints: CheckpointManager) -> None:
