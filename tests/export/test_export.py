@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 
 from tests import tiny
+from tests.pretrained import weights
 from tests.saved_models import save_model
 from vit_jax.errors import UserError
 from vit_jax.export import onnx as converter
@@ -41,8 +42,7 @@ def images(model: Model, batch: int) -> np.ndarray:
 
 
 def logits(model: Model, images: np.ndarray) -> np.ndarray:
-    apply = jax.jit(lambda p, x: model.module.apply({"params": p}, x, train=False))
-    return np.asarray(apply(model.params, images))
+    return weights.logits(model.module, model.params, images)
 
 
 def run_stablehlo(folder: Path, images: np.ndarray) -> np.ndarray:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
-import itertools
 import json
 import re
 import shutil
@@ -20,7 +18,6 @@ import pytest
 
 from tests import fixtures_data, tiny
 from vit_jax.data.datasets import create_dataset
-from vit_jax.errors import UserError
 from vit_jax.files.paths import to_path
 from vit_jax.inference.load import load_model
 from vit_jax.report import model as of_model
@@ -109,14 +106,9 @@ def edit(folder: Path, name: str, change: Any) -> None:
 
 
 def test_the_page_is_well_formed_and_asks_no_host(page: ET.Element, page_file: Path) -> None:
-    assert page.attrib["lang"] == "en"
     assert [each.attrib["id"] for each in page.iter("section")] == SECTIONS
-    levels = [int(each.tag[1]) for each in page.iter() if re.fullmatch(r"h\d", each.tag)]
-    assert all(after <= before + 1 for before, after in itertools.pairwise([0, *levels]))
-    ids = [each.attrib["id"] for each in page.iter() if "id" in each.attrib]
-    assert len(set(ids)) == len(ids)
     links = [each.attrib["href"] for each in page.iter("a")]
-    assert {link[1:] for link in links} == {"main", *SECTIONS} <= set(ids)
+    assert links == [f"#{name}" for name in ("main", *SECTIONS)]
     for each in page.iter():
         assert each.tag not in ("link", "iframe", "object")
         assert each.attrib.get("src", "data:image/").startswith("data:image/")
@@ -167,12 +159,9 @@ def test_the_results_are_those_of_the_run(page: ET.Element, workdir: Path) -> No
 
 
 def test_the_curves_have_every_row(page: ET.Element, workdir: Path) -> None:
-    rows = read_metrics(workdir)
-    curves = section(page, "curves")
-    alts = [
-        each.attrib["alt"].partition(" over the steps; at the end ") for each in curves.iter("img")
-    ]
-    ends = {panel: end for panel, _, end in alts}
+    rows, curves = read_metrics(workdir), section(page, "curves")
+    alts = [each.attrib["alt"] for each in curves.iter("img")]
+    ends: Any = dict(alt.split(" over the steps; at the end ") for alt in alts)
     assert {"loss", "accuracy", "learning_rate", "images_per_second"} <= set(ends)
     of_training = [f"{row['loss']:.4g}" for row in rows if "loss" in row]
     of_test = [f"{row['test/loss']:.4g}" for row in rows if "test/loss" in row]
@@ -214,13 +203,13 @@ def test_what_differs_from_the_defaults_or_the_recipe(
     rows = {row[0]: row[1:] for row in rows_of(section(page, "settings"))}
     assert rows["dataset.batch_size"] == ["16", "512"]
     assert "dataset.on_bad_image" not in rows
-    path = changed / "provenance.jsonl"
-    start = json.loads(path.read_text())
-    start["command"] = "python scripts/train.py --config=/elsewhere/configs/quickstart.py:scratch"
+    path, recipe = changed / "provenance.jsonl", "configs/quickstart.py:scratch"
+    command = f"python scripts/train.py --config=/elsewhere/{recipe}"
+    start = {**json.loads(path.read_text()), "command": command}
     path.write_text(json.dumps(start) + '\n{"torn')
     page = report(changed, tmp_path, max_examples=0)
     settings, provenance = section(page, "settings"), section(page, "provenance")
-    assert "What differs from configs/quickstart.py:scratch:" in text_of(settings)
+    assert f"What differs from {recipe}:" in text_of(settings)
     rows = {row[0]: row[1:] for row in rows_of(settings)}
     assert rows["dataset.batch_size"] == ["16", "48"]
     assert rows["evaluators.validation.split"] == ["absent", '"train[300:600]"']
@@ -231,9 +220,7 @@ def test_what_differs_from_the_defaults_or_the_recipe(
 
 
 def test_a_run_without_data_and_one_without_evaluators(changed: Path, tmp_path: Path) -> None:
-    edit(
-        changed, "config.json", lambda config: config["dataset"].update(name=str(tmp_path / "gone"))
-    )
+    edit(changed, "config.json", lambda config: config["dataset"].update(name="./gone"))
     page = report(changed, tmp_path)
     assert re.search(r"Not shown\. .*gone", text_of(section(page, "predictions")))
     assert re.search(r"Not drawn: .*gone", text_of(section(page, "inside")))
@@ -295,15 +282,6 @@ def test_some_examples_many_classes_and_no_matplotlib(
     assert sum({row[0]: int(row[3]) for row in rows}.values()) <= 9
 
 
-def test_mistakes_are_told_in_one_line(changed: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no metrics.jsonl"):
-        write_report(str(tmp_path))
-    edit(changed, "config.json", lambda config: config.pop("sweep"))
-    with pytest.raises(UserError, match="has no 'sweep': another version of the code"):
-        write_report(str(changed))
-    assert not (changed / "report.html").exists()
-
-
 def test_a_run_in_a_bucket(workdir: Path, bucket: str) -> None:
     folder = to_path(f"{bucket}/run")
     for name in ("config.json", "metrics.jsonl", "provenance.jsonl", "results.json"):
@@ -317,7 +295,13 @@ def test_the_script(changed: Path, script: tiny.Script) -> None:
     result = script("report.py", str(changed), "--max_examples=0")
     assert (result.returncode, f"Wrote {changed}/report.html." in result.stdout) == (0, True)
     assert "--max_examples=0" in (changed / "report.html").read_text()
-    assert script("report.py", "nowhere").returncode == 2
+    edit(changed, "config.json", lambda config: config.pop("sweep"))
+    for folder, message in (
+        ("nowhere", "holds no metrics.jsonl"),
+        (str(changed), "has no 'sweep': another version of the code has written it."),
+    ):
+        result = script("report.py", folder)
+        assert (result.returncode, message in result.stderr) == (2, True)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a browser: Debian's package chromium")
@@ -326,11 +310,8 @@ def test_a_browser_shows_it_on_a_phone(page_file: Path, tmp_path: Path) -> None:
     script = """
       const frame = document.querySelector("iframe");
       frame.onload = () => {
-        const page = frame.contentDocument, root = page.documentElement;
-        document.body.dataset.found = JSON.stringify({
-          inside: root.clientWidth, wide: root.scrollWidth,
-          sections: [...page.querySelectorAll("section")].map((each) => each.id),
-        });
+        const root = frame.contentDocument.documentElement;
+        document.body.dataset.found = `${root.clientWidth} ${root.scrollWidth}`;
       };"""
     frame = '<iframe src="page.html" style="width:390px;height:844px;border:0"></iframe>'
     (tmp_path / "phone.html").write_text(f"<body>{frame}<script>{script}</script></body>")
@@ -338,8 +319,6 @@ def test_a_browser_shows_it_on_a_phone(page_file: Path, tmp_path: Path) -> None:
     command += ["--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}"]
     command += ["--virtual-time-budget=5000", "--dump-dom", (tmp_path / "phone.html").as_uri()]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    [shown] = re.findall(r'data-found="([^"]*)"', result.stdout)
-    found = json.loads(html.unescape(shown))
-    assert found["sections"] == SECTIONS
-    assert found["inside"] in range(370, 391)  # less a scroll bar
-    assert found["wide"] <= found["inside"]
+    [(inside, wide)] = re.findall(r'data-found="(\d+) (\d+)"', result.stdout)
+    assert int(inside) in range(370, 391)  # less a scroll bar
+    assert int(wide) <= int(inside)

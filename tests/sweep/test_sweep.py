@@ -50,13 +50,9 @@ def test_the_grid_never_sees_the_test_set() -> None:
         assert run.config.optimizer.learning_rate == rate
         assert run.config.dataset.split == "train[:80]"
         assert run.metric == "validation/accuracy"
-        assert run.config.evaluators.to_dict() == {
-            "validation": {
-                **config().evaluators.test.to_dict(),
-                "split": "train[80:100]",
-                "every_steps": 0,
-            }
-        }
+        given = config().evaluators.test.to_dict()
+        expected = {**given, "split": "train[80:100]", "every_steps": 0}
+        assert run.config.evaluators.to_dict() == {"validation": expected}
 
 
 def test_the_final_runs_differ_in_their_seed_alone() -> None:
@@ -101,25 +97,18 @@ def test_slurm_numbers_the_tasks_of_a_shared_sweep_only() -> None:
         task_number(2, 2, {})
 
 
-@pytest.mark.parametrize(
-    ("candidates", "best"),
-    [
-        ({0.1: 0.5, 0.2: 0.6, 0.3: 0.4}, 0.2),
-        ({0.3: 0.6, 0.1: 0.5, 0.2: 0.6}, 0.2),  # a tie: the smaller
-        ({0.1: 0.0, 0.2: None}, 0.1),  # diverged is worse than nothing right
-        ({0.1: None, 0.2: None}, None),
-    ],
-)
-def test_the_choice(candidates: dict[float, float | None], best: float | None) -> None:
-    outcomes = [
-        {"learning_rate": rate, "state": "diverged" if x is None else "finished", "accuracy": x}
-        for rate, x in candidates.items()
-    ]
-    if best is None:
-        with pytest.raises(UserError, match="every learning rate diverged"):
-            best_learning_rate(outcomes)
-    else:
-        assert best_learning_rate(outcomes) == best
+def test_the_choice() -> None:
+    def choice(found: dict[float, float | None]) -> float:
+        return best_learning_rate(
+            {"learning_rate": rate, "state": "diverged" if x is None else "finished", "accuracy": x}
+            for rate, x in found.items()
+        )
+
+    assert choice({0.1: 0.5, 0.2: 0.6, 0.3: 0.4}) == 0.2
+    assert choice({0.3: 0.6, 0.1: 0.5, 0.2: 0.6}) == 0.2  # a tie: the smaller
+    assert choice({0.1: 0.0, 0.2: None}) == 0.1  # diverged is worse than nothing right
+    with pytest.raises(UserError, match="every learning rate diverged"):
+        choice({0.1: None, 0.2: None})
 
 
 def test_a_sweep_reports_what_its_runs_found(finished: Path) -> None:

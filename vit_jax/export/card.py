@@ -92,14 +92,12 @@ images = np.zeros({shape}, np.{dtype})
 """,
 }
 
-# Of `check_same`.
-CHECKED = "read again after writing, it differed from vit_jax by at most {tolerance:.2g} {unit}"
-
 
 def write_card(
     target: Path,
     model: Model,
     format: str,
+    check: Mapping[str, Any],
     *,
     facts: Mapping[str, str] | None = None,
     images: jax.ShapeDtypeStruct | None = None,
@@ -111,6 +109,7 @@ def write_card(
       target: a folder, which gets README.md, or a file NAME.xyz, which gets NAME.md beside it.
       model: what was written; of a local path as its source only the last part is shown.
       format: as `--format` calls it.
+      check: what `check_same` found.
       facts: further ones; images: what the model takes, if not any number of scaled images.
       output: name of the result in the lines that load it.
     """
@@ -130,7 +129,8 @@ def write_card(
         dtype=dtype.name,
         output=output,
     )
-    found = {**_facts(model, batch, dtype), **(facts or {})}
+    limit = f"differed from vit_jax by at most {check['tolerance']:.2g} {check['unit']}"
+    found = {**_facts(model, batch, dtype), "Checked": f"read again, it {limit}", **(facts or {})}
     card = _CARD.format(
         library=library,
         task="image-classification" if num_classes else "image-feature-extraction",

@@ -18,7 +18,7 @@ import numpy as np
 from vit_jax.data import preprocess
 from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.errors import UserError, check_known
-from vit_jax.export.card import CHECKED, write_card
+from vit_jax.export.card import write_card
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.parameters import names
@@ -47,16 +47,14 @@ def convert_checkpoint(
     """Reads `source`, writes `destination`, reads that again and compares.
 
     Args:
-      source: of the model, see `load_model`, which takes `model_options`: `image_size` to
-        interpolate positions; `num_heads` and `grid` where the file does not tell.
+      source: of the model, see `load_model`, which takes `model_options`.
       destination: a file NAME.npz, beside which NAME.json and NAME.md (the model card) are written;
         or, for timm, huggingface and orbax, a folder. It must not exist, or be empty.
       format: one of `FORMAT_NAMES`.
       drop_head: leave head and pre_logits out; the model gives its representation.
 
     Returns:
-      A report for JSON, see `create_report`; besides, `notes` (what the format cannot say) and
-      `parameters_identical`.
+      What `create_report` says, `notes` (what the format cannot say) and `parameters_identical`.
 
     Raises:
       UserError: see `load_model`; the format cannot hold the model; the destination exists or
@@ -73,12 +71,10 @@ def convert_checkpoint(
     with unfinished(target) as path:
         write(path, format, names.flatten_names(model.params), model.description)
         again = load_model(path)
-        logits, found = (
-            np.asarray(compute_logits(each.module, each.params, images)) for each in (model, again)
-        )
+        logits, found = (compute_logits(x.module, x.params, images) for x in (model, again))
         tolerance = LOGITS_TOLERANCE * max(1.0, float(np.std(logits)))
         check = check_same([(logits, found)], destination, tolerance, "in the logits")
-        write_card(path, model, format, facts={"Checked": CHECKED.format(**check)})
+        write_card(path, model, format, check)
     return {
         **create_report(model, target, format, check),
         "notes": lost_conventions(format, model.description),
@@ -97,12 +93,9 @@ def check_destination(target: Path, format: str, *, is_file: bool = False) -> No
 
 
 def check_same(
-    pairs: Iterable[tuple[np.ndarray, np.ndarray]], what: str, tolerance: float, unit: str
+    pairs: Iterable[tuple[Any, Any]], what: str, tolerance: float, unit: str
 ) -> dict[str, Any]:
-    """Compares what a model gives with what was read again gives, on several inputs.
-
-    Returns:
-      `max_difference`, the `tolerance` of it, and the `unit` of both.
+    """The `max_difference` of pairs of arrays, its `tolerance`, and the `unit` of both.
 
     Raises:
       UserError: it is larger, or shape or type are others.
@@ -233,15 +226,10 @@ def without_head(model: Model) -> Model:
     dropped = dict.fromkeys(flat.keys() - kept, "left out as asked (--drop_head)")
     if not dropped:
         raise UserError(f"--drop_head: {model.source} has no head.")
-    report = {
-        **model.report,
-        "loaded": [name for name in model.report["loaded"] if name in kept],
-        "dropped": {**model.report["dropped"], **dropped},
-    }
+    loaded = [name for name in model.report["loaded"] if name in kept]
+    report = {**model.report, "loaded": loaded, "dropped": {**model.report["dropped"], **dropped}}
     params = names.unflatten_names({name: flat[name] for name in kept})
-    return dataclasses.replace(
-        model, module=module, params=params, description=description, report=report
-    )
+    return Model(module, params, description, model.format, model.source, report)
 
 
 @contextlib.contextmanager
@@ -258,6 +246,6 @@ def unfinished(target: Path) -> Iterator[Path]:
 
 
 @functools.partial(jax.jit, static_argnums=0)  # compiled once for equal modules
-def compute_logits(module: Any, params: Any, images: Any) -> jax.Array:
+def compute_logits(module: Any, params: Any, images: Any) -> Any:
     """Of the model's input [B, H, W, C]: float32 [B, K], or the representation of a bare model."""
     return module.apply({"params": params}, images, train=False)

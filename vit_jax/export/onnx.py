@@ -91,13 +91,11 @@ def write_onnx(
     *,
     output_name: str,
 ) -> None:
-    """Writes `function(params, images)` and checks the file's form.
+    """Writes a pure function with one array as result, and checks the file's form.
 
     Args:
       path: of the file; constants of a large model go into `PATH.data` beside it.
-      function: pure, with one array as result.
-      params: flat names to arrays.
-      images: shape and type of the input; its first size may be symbolic.
+      params, images: its arguments; the first size of `images` may be symbolic.
       output_name: of the result in the file.
 
     Raises:
@@ -146,30 +144,26 @@ def _inline(
         return known[atom]
 
     for eqn in jaxpr.eqns:
-        results = _convert(graph, eqn, [read(atom) for atom in eqn.invars])
+        name, inputs = eqn.primitive.name, [read(atom) for atom in eqn.invars]
+        is_known = all(isinstance(x, np.ndarray) for x in inputs)
+        is_sized = all(isinstance(size, int) for size in eqn.outvars[0].aval.shape)
+        if name in CALLS:  # a jaxpr, closed or without constants
+            called = eqn.params[CALLS[name]]
+            inner = getattr(called, "jaxpr", called)
+            results = _inline(graph, inner, getattr(called, "consts", ()), inputs)
+        elif is_known and is_sized and not eqn.primitive.multiple_results:
+            results = [np.asarray(eqn.primitive.bind(*inputs, **eqn.params))]
+        elif name in DIRECT:
+            results = [graph.add(DIRECT[name], *inputs)]
+        elif name in EMITTERS:
+            results = [EMITTERS[name](graph, eqn, *inputs)]
+        else:
+            raise UserError(
+                f"--format=onnx: the model uses the JAX primitive {name!r}, for which there is no "
+                "conversion; export to stablehlo, or add it to vit_jax/export/onnx.py."
+            )
         known.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
-
-
-def _convert(graph: Graph, eqn: Any, inputs: Sequence[Operand]) -> list[Operand]:
-    """The results of one equation."""
-    name = eqn.primitive.name
-    if name in CALLS:  # a jaxpr, closed or without constants
-        called = eqn.params[CALLS[name]]
-        jaxpr, consts = getattr(called, "jaxpr", called), getattr(called, "consts", ())
-        return _inline(graph, jaxpr, consts, inputs)
-    is_known = all(isinstance(x, np.ndarray) for x in inputs)
-    is_sized = all(isinstance(size, int) for size in eqn.outvars[0].aval.shape)
-    if is_known and is_sized and not eqn.primitive.multiple_results:
-        return [np.asarray(eqn.primitive.bind(*inputs, **eqn.params))]
-    if name in DIRECT:
-        return [graph.add(DIRECT[name], *inputs)]
-    if name in EMITTERS:
-        return [EMITTERS[name](graph, eqn, *inputs)]
-    raise UserError(
-        f"--format=onnx: the model uses the JAX primitive {name!r}, for which there is no "
-        "conversion; export to stablehlo, or add it to vit_jax/export/onnx.py."
-    )
 
 
 def _integer_pow(graph: Graph, eqn: Any, x: Operand) -> Operand:

@@ -18,7 +18,7 @@ import numpy as np
 
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.export import convert
-from vit_jax.export.card import CHECKED, write_card
+from vit_jax.export.card import write_card
 from vit_jax.export.onnx import INPUT_NAME, OPSET, write_onnx
 from vit_jax.files.paths import write_arrays
 from vit_jax.inference.images import input_range
@@ -43,11 +43,10 @@ OUTPUTS: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {
 }
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # of StableHLO, compiled into one file
 READERS = {
-    "stablehlo": f"JAX on {', '.join(PLATFORMS)}; written by jax {jax.__version__}, and "
-    "`jax.export` promises that releases of the following six months read it",
+    "stablehlo": f"jax {jax.__version__} and releases of six months after it, as it promises; on "
+    f"{', '.join(PLATFORMS)}",
     "onnx": f"ONNX Runtime and others, with operator set {OPSET}",
 }
-_FRAMES = "jax_traceback_in_locations_limit"
 
 
 def export_model(
@@ -74,7 +73,7 @@ def export_model(
       batch: number of images; None leaves it free.
 
     Returns:
-      A report for JSON, see `create_report`.
+      What `create_report` says.
 
     Raises:
       UserError: an unknown setting; the destination is taken; a package is missing; the model has
@@ -102,10 +101,9 @@ def export_model(
         facts = {
             "Result": f"`{result}`" if result == output else f"`{result}`, by {output}",
             "Computes in": np.dtype(model.module.dtype).name,
-            "Checked": CHECKED.format(**check),
             "Read by": READERS[format],
         }
-        write_card(folder, model, format, facts=facts, images=images, output=result)
+        write_card(folder, model, format, check, facts=facts, images=images, output=result)
     return convert.create_report(model, target, format, check)
 
 
@@ -142,12 +140,13 @@ def _write_stablehlo(
     params = flatten_names(model.params)
     specs = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in params.items()}
     forward = jax.jit(create_forward(model, output))
-    before = getattr(jax.config, _FRAMES)
+    frames = "jax_traceback_in_locations_limit"
+    before = getattr(jax.config, frames)
     try:  # programs name the lines they come from: folders of this machine, and of whoever calls
-        jax.config.update(_FRAMES, 0)
+        jax.config.update(frames, 0)
         program = jax.export.export(forward, platforms=PLATFORMS)(specs, images)
     finally:
-        jax.config.update(_FRAMES, before)
+        jax.config.update(frames, before)
     path = folder / "model.stablehlo"
     path.write_bytes(program.serialize())
     write_arrays(folder / PARAMS_FILE, params)

@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -191,7 +191,7 @@ def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:
     return {**outcome, "state": "diverged", "message": read_object(diverged)["message"]}
 
 
-def best_learning_rate(candidates: Sequence[Outcome]) -> float:
+def best_learning_rate(candidates: Iterable[Outcome]) -> float:
     """Of the most accurate candidate; the smaller rate where two are equal; diverged is worst.
 
     Raises:
@@ -228,7 +228,7 @@ def summarize(
     }
 
 
-def percents_of(outcomes: Sequence[Outcome]) -> list[float]:
+def percents_of(outcomes: Iterable[Outcome]) -> list[float]:
     """Accuracies of the runs that finished."""
     return [100 * each["accuracy"] for each in outcomes if each["state"] == "finished"]
 
