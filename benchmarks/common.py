@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import platform
 import re
@@ -19,12 +20,11 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict
 
+import vit_jax
 from vit_jax.command_line import override
 from vit_jax.config import get_config, section
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.preprocess import parse
-from vit_jax.files.paths import write_json
-from vit_jax.models.variants import get_variant
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.plan.subject import Noise
 from vit_jax.run import Run, create_run
@@ -63,7 +63,7 @@ def create_config(variant: str, batch_size: int, overrides: Sequence[str] = ()) 
     """
     config = get_config()
     with config.unlocked():
-        config.model = section("model", **get_variant(variant))
+        config.model = section("model", **vit_jax.get_variant(variant))
         config.evaluators = ConfigDict()
     config.dataset.name = "imagenet2012"
     config.dataset.preprocess = "official_train(224)"
@@ -148,7 +148,7 @@ def write_result(path: Path, cases: list[dict[str, Any]], arguments: Sequence[st
         "versions": versions,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, result)
+    path.write_text(json.dumps(result, indent=2) + "\n")
     print(f"{markdown(result)}\n\n{path}")
 
 

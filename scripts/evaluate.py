@@ -19,14 +19,7 @@ if __name__ == "__main__":
     add = parser.add_argument
     add("--dataset", required=True, help="TFDS name, image folder, .csv or .parquet, digits")
     add("--split", default="test", help="such as validation or test[:5%%] (default test)")
-    add("--data_dir", default="", metavar="DIR", help="where TFDS sets are prepared")
-    add("--label_key", default="", metavar="KEY", help="label to use, where a TFDS set has several")
-    add(
-        "--on_bad_image",
-        choices=("error", "skip"),
-        default="error",
-        help="what to do with files that do not decode (default error)",
-    )
+    model_flags.add_dataset(parser)
     add("--ignore_class_names", action="store_true", help="take label i for output i")
     add(
         "--classes",

@@ -23,14 +23,7 @@ if __name__ == "__main__":
     add("--features", required=True, metavar="NAMES", help="one or several, with commas between")
     add("--output", required=True, metavar="FILE.npz", help="file to write")
     add("--split", default="", help="of the dataset, such as train[:10%%]")
-    add("--data_dir", default="", metavar="DIR", help="where TFDS sets are prepared")
-    add("--label_key", default="", metavar="KEY", help="label to use, where a TFDS set has several")
-    add(
-        "--on_bad_image",
-        choices=("error", "skip"),
-        default="error",
-        help="what to do with files that do not decode (default error)",
-    )
+    model_flags.add_dataset(parser)
     arguments = vars(parser.parse_args())
     arguments["features"] = arguments["features"].split(",")
     launch.start_logging()

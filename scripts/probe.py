@@ -27,14 +27,7 @@ if __name__ == "__main__":
     add("--kinds", default="few_shot,linear_probe,nearest_neighbors", help="some of (default) all")
     add("--feature", default="pre_logits", help="as of extract_features.py (default pre_logits)")
     add("--seeds", type=int, default=3, help="choices of images, for few_shot (default 3)")
-    add("--data_dir", default="", metavar="DIR", help="where TFDS sets are prepared")
-    add("--label_key", default="", metavar="KEY", help="label to use, where a TFDS set has several")
-    add(
-        "--on_bad_image",
-        choices=("error", "skip"),
-        default="error",
-        help="what to do with files that do not decode (default error)",
-    )
+    model_flags.add_dataset(parser)
     add("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = vars(parser.parse_args())
     as_json = arguments.pop("json")

@@ -9,24 +9,19 @@ resumes an interrupted one.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from vit_jax import launch
 from vit_jax.data.datasets import create_dataset
-from vit_jax.files.paths import write_json
 from vit_jax.inference.load import load_model
-from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.objective import Task
 from vit_jax.report.report import write_report
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.clock import format_seconds
-from vit_jax.workdir.description import PARAMS_FILE
 from vit_jax.workdir.metrics import read_metrics
 
 sys.path.append(str(launch.ROOT))  # for the recipes
@@ -63,11 +58,11 @@ def run_quickstart(workdir: str) -> dict[str, Any]:
         if start:
             summary[stage]["initial_accuracy"] = start[0]["test/accuracy"]
     summary["svm"] = {"accuracy": svm_accuracy()}
-    write_json(root / "summary.json", summary)
+    (root / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     draw_predictions(root)
     print(table(summary))
     print(f"\nFigures: {root / 'summary.json'}   Predictions: {root / 'predictions.png'}")
-    print(f"Parameters for anything else: {root / 'finetune' / PARAMS_FILE}")
+    print(f"Parameters for anything else: {root / 'finetune' / 'params.npz'}")
     print(f"A page about the fine-tuning: {write_report(str(root / 'finetune'))}")
     return summary
 
@@ -105,7 +100,7 @@ def table(summary: dict[str, Any]) -> str:
         row = summary[stage]
         lines.append(
             f"{stage:10}{text:44}{100 * row['accuracy']:7.1f} %"
-            f"{row['images_per_second']:10.0f}{format_seconds(row['seconds']):>8}"
+            f"{row['images_per_second']:10.0f}{row['seconds']:7.0f}s"
         )
     lines.append(
         f"{'svm':10}{'RBF SVM from the same 300 scans':44}{100 * summary['svm']['accuracy']:7.1f} %"
@@ -121,9 +116,7 @@ def draw_predictions(root: Path, rows: int = 5, columns: int = 12) -> None:
 
     model = load_model(str(root / "finetune"))
     images, labels = read_scans("test", model.description.eval_preprocess)
-    predict = jax.jit(Classification(Task.of(model.module)).predict)
-    logits = np.asarray(predict(model.params, {"image": images}))
-    answers = logits.argmax(axis=-1)
+    answers = model.logits(images).argmax(axis=-1)
     shown = np.argsort(answers == labels, kind="stable")[: rows * columns]
 
     figure = Figure(figsize=(columns, 1.35 * rows))

@@ -19,9 +19,8 @@ from tests import forks, tiny
 from tests.tiny import Script
 from vit_jax import command_line, launch
 from vit_jax import config as default
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import TrainingDivergedError, UserError, as_user_error
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.clock import TrainingDivergedError
 from vit_jax.workdir.metrics import read_metrics
 
 BAD_COMMANDS = {

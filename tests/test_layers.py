@@ -301,7 +301,7 @@ def test_the_checker_accepts_what_is_allowed() -> None:
             "scripts.train": "from vit_jax import launch, train",
             "vit_jax.__init__": "\n",
             "vit_jax.launch": "import os\nname = os.environ.get('NAME')",
-            "vit_jax.train": "from vit_jax.objectives.create import create_objective",
+            "vit_jax.train": "from vit_jax.objectives.create import OBJECTIVES",
             "vit_jax.models.vit": "from vit_jax.models import variants\nfrom vit_jax import errors",
             "vit_jax.models.variants": "import vit_jax.errors",
             "vit_jax.errors": "def f():\n    import matplotlib",

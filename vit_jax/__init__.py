@@ -19,18 +19,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vit_jax.command_line import get_config
-    from vit_jax.errors import UserError
-    from vit_jax.export.convert import convert_checkpoint
-    from vit_jax.inference.load import load_model
-    from vit_jax.inference.model import Model
-    from vit_jax.inference.visualize import visualize
-    from vit_jax.models.create import create_model
-    from vit_jax.models.look import look
-    from vit_jax.models.variants import get_variant
-    from vit_jax.pretrained.load import load_pretrained
-    from vit_jax.pretrained.zoo.list import list_models
-    from vit_jax.train import train_and_evaluate
+    from vit_jax.command_line import get_config as get_config
+    from vit_jax.errors import UserError as UserError
+    from vit_jax.export.convert import convert_checkpoint as convert_checkpoint
+    from vit_jax.inference.load import load_model as load_model
+    from vit_jax.inference.model import Model as Model
+    from vit_jax.inference.visualize import visualize as visualize
+    from vit_jax.models.create import create_model as create_model
+    from vit_jax.models.look import look as look
+    from vit_jax.models.variants import get_variant as get_variant
+    from vit_jax.pretrained.load import load_pretrained as load_pretrained
+    from vit_jax.pretrained.zoo.list import list_models as list_models
+    from vit_jax.train import train_and_evaluate as train_and_evaluate
 
 _HOMES = {
     "Model": "vit_jax.inference.model",
@@ -46,20 +46,7 @@ _HOMES = {
     "train_and_evaluate": "vit_jax.train",
     "visualize": "vit_jax.inference.visualize",
 }
-__all__ = [
-    "Model",
-    "UserError",
-    "convert_checkpoint",
-    "create_model",
-    "get_config",
-    "get_variant",
-    "list_models",
-    "load_model",
-    "load_pretrained",
-    "look",
-    "train_and_evaluate",
-    "visualize",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -30,10 +30,6 @@ class PassingError(UserError):
     """A failure of a disk or network that may pass: the same command may work later (status 75)."""
 
 
-class TrainingDivergedError(RuntimeError):
-    """Loss, gradient or parameters are NaN or infinite; the message names the step."""
-
-
 def may_pass(error: BaseException) -> bool:
     """Whether it is an error of a disk or network that may soon be back."""
     if is_network_error(error):
@@ -132,6 +128,10 @@ def check_local(key: str, path: str) -> None:
     """Raises a UserError for `gs://bucket/x`, which would become a folder called `gs:`."""
     if "://" in path:
         raise UserError(f"{key}={path!r}: only paths of the file system work; mount it first.")
+
+
+class TrainingDivergedError(RuntimeError):
+    """Loss, gradient or parameters are NaN or infinite; the message names the step."""
 
 
 class PreemptedError(Exception):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -28,7 +28,7 @@ from vit_jax.evaluators.create import (
 )
 from vit_jax.models.create import create_model
 from vit_jax.models.tokens import token_grid
-from vit_jax.objectives.create import OBJECTIVES, create_objective
+from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.objective import Objective, Task, of_batches
 from vit_jax.parameters.names import fingerprint
 from vit_jax.parameters.sharding import (
@@ -185,27 +185,17 @@ def create_run(
     check_batch_size("dataset.batch_size", batch_size, mesh, config.train_step.accumulation_steps)
     check_repeated_augmentation(data.repeated_augmentation, batch_size)
     mixing = create_mixing(**config.mix)
-    kind = OBJECTIVES[config.objective.name]
-    needs_label = "label" in kind.example_keys
-    if mixing is not None and not needs_label:
+    if mixing is not None and not _reads_labels(config):
         raise UserError(
             f"mix.* mixes images with their labels, which objective.name={config.objective.name!r} "
             "does not read; set both alphas to 0."
         )
-    open_dataset = functools.partial(open_dataset or _open_checked, needs_label=needs_label)
-    keys = ("name", "data_dir", "split", "label_key", "preprocess", "on_bad_image")
-    dataset = open_dataset(**{key: data[key] for key in keys})
-    sections = {key: dict(section) for key, section in config.evaluators.items()}
-    eval_data = open_eval_data(sections, dict(data), open_dataset, dataset.image_shape)
+    dataset, eval_data = _open_data(config, open_dataset or _open_checked)
     total_steps = to_steps(
         **config.duration, num_examples=dataset.num_examples, batch_size=batch_size
     )
-    if needs_label:
-        outputs = [each for key, each in eval_data.items() if sections[key]["name"] in OF_OUTPUTS]
-        for each in (dataset, *(opened for group in outputs for opened in group.values())):
-            _check_labels(config.objective.name, kind.several_labels, each)
-
-    objective = create_objective(**config.objective, task=_task(config, dataset))
+    keys = dict(config.objective)
+    objective: Any = OBJECTIVES[keys.pop("name")](_task(config, dataset), **keys)
     model = objective.model
     grid = token_grid(dataset.image_shape[:2], model.patch_size, model.resnet_layers)
     optimizer, schedule_keys = dict(config.optimizer), dict(config.schedule)
@@ -215,10 +205,10 @@ def create_run(
     )
     tx = create_optimizer(**optimizer, schedule=schedule)
     initial = trace_initial(
-        lambda rng: objective.init(rng, jax.tree.map(_zeros, batch_spec(dataset, 1)))
+        lambda rng: objective.init(rng, optax.tree.zeros_like(batch_spec(dataset, 1)))
     )
     evaluations = create_evaluations(
-        sections,
+        _evaluators(config),
         eval_data,
         objective=objective,
         mesh=mesh,
@@ -227,11 +217,10 @@ def create_run(
         feature_of=functools.partial(_feature, model, dataset.image_shape, initial.shapes),
         with_classes=functools.partial(_with_classes, objective.class_names),
     )
-    if config.checkpoint.best_metric:
-        names = [
-            f"{key}/{name}" for key, e in evaluations.items() for name in e.evaluator.metric_names
-        ]
-        check_known("checkpoint.best_metric", config.checkpoint.best_metric, names)
+    if best := config.checkpoint.best_metric:
+        metrics = {key: each.evaluator.metric_names for key, each in evaluations.items()}
+        known = [f"{key}/{name}" for key, names in metrics.items() for name in names]
+        check_known("checkpoint.best_metric", best, known)
     return Run(
         mesh=mesh,
         batch_size=batch_size,
@@ -268,17 +257,38 @@ def create_run(
     )
 
 
+def _reads_labels(config: ConfigDict) -> bool:
+    return "label" in OBJECTIVES[config.objective.name].example_keys
+
+
+def _open_data(
+    config: ConfigDict, open_dataset: Callable[..., Dataset]
+) -> tuple[Dataset, dict[str, dict[str, Dataset]]]:
+    """The data of the training and of each evaluator, with labels as the objective wants them."""
+    open_dataset = functools.partial(open_dataset, needs_label=_reads_labels(config))
+    keys = ("name", "data_dir", "split", "label_key", "preprocess", "on_bad_image")
+    dataset = open_dataset(**{key: config.dataset[key] for key in keys})
+    sections = _evaluators(config)
+    eval_data = open_eval_data(sections, dict(config.dataset), open_dataset, dataset.image_shape)
+    if _reads_labels(config):
+        outputs = [each for key, each in eval_data.items() if sections[key]["name"] in OF_OUTPUTS]
+        for each in (dataset, *(opened for group in outputs for opened in group.values())):
+            _check_labels(config.objective.name, each)
+    return dataset, eval_data
+
+
+def _evaluators(config: ConfigDict) -> dict[str, dict[str, Any]]:
+    return {key: dict(section) for key, section in config.evaluators.items()}
+
+
 def _open_checked(**kwargs: Any) -> Dataset:
     """`create_dataset`, then a check for damaged files."""
     return create_dataset(**kwargs).check()
 
 
-def _zeros(spec: Any) -> jax.Array:
-    return jnp.zeros(spec.shape, spec.dtype)
-
-
-def _check_labels(name: str, several: bool, dataset: Dataset) -> None:
+def _check_labels(name: str, dataset: Dataset) -> None:
     """Raises UserError where the objective wants several labels per image, or does not."""
+    several = OBJECTIVES[name].several_labels
     if bool(dataset.element_spec["label"].shape) != several:
         has, way_out = "one label", "a table with the column 'labels'"
         if not several:

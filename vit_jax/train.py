@@ -8,22 +8,23 @@ functions of (seed, step), so the state is all that a checkpoint needs to resume
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from ml_collections import ConfigDict
 
 from vit_jax.data.device import DeviceBatch, train_batches_on
-from vit_jax.errors import PreemptedError, UserError
+from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
 from vit_jax.run import Run, create_run
-from vit_jax.training.clock import KINDS, Clock, check_finite, update_line
+from vit_jax.training.clock import KINDS, Clock, update_line
 from vit_jax.training.step import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import LOCAL_KEYS, RUNTIME_KEYS, claim_workdir, release_workdir
@@ -35,9 +36,7 @@ from vit_jax.workdir.description import (
 )
 from vit_jax.workdir.metrics import MetricWriter, check_wandb
 from vit_jax.workdir.provenance import describe, write_provenance
-from vit_jax.workdir.tracing import trace
-
-FIRST_LINE_SECONDS = 10.0  # of the log, after the first update
+from vit_jax.workdir.tracing import Profile
 
 
 def train_and_evaluate(
@@ -81,43 +80,18 @@ def train_and_evaluate(
 
         watchdog.note("opening the data")
         run = create_run(config, mesh, _opener(dataset, config.dataset.name))
-        claim_workdir(
-            workdir,
-            config.to_dict(),
-            run.fingerprints,
-            resume=resume,
-            runtime_keys=RUNTIME_KEYS,
-            local_keys=LOCAL_KEYS,
-        )
+        results = _claim(run, config, workdir, resume)
         stack.callback(release_workdir, workdir)
-        finished = run_on_first_process(lambda: finished_results(workdir, run.total_steps))
-        if finished is not None:
+        if results is not None:
             logging.info("%s: this run has ended at step %d.", workdir, run.total_steps)
-            return finished
-        describe(
-            workdir,
-            description=run.description,
-            params=run.initial.shapes,
-            datasets=list(run.datasets.values()),
-            total_steps=run.total_steps,
-            batch_size=run.batch_size,
-        )
+            return results
 
         watchdog.note("making or restoring the state")
         checkpoints = CheckpointManager(workdir, **config.checkpoint)
         stack.callback(checkpoints.close)
-        restored = checkpoints.restore(run.abstract_state)
-        if restored is not None:
-            logging.info("Resuming from the checkpoint of step %d.", restored[0])
-        state = run.initial_state(config.seed) if restored is None else restored[1]
+        state = _first_state(run, checkpoints, config.seed, workdir)
         start_step = int(state.step)
-        if start_step > run.total_steps:
-            raise UserError(
-                f"{workdir} stands at step {start_step}, past the {run.total_steps} steps "
-                "that duration asks for; ask for more, or choose another --workdir."
-            )
         write_provenance(workdir, start_step=start_step)
-
         times = run_on_first_process(lambda: earlier_times(workdir, start_step, KINDS))
         writer = MetricWriter(
             workdir,
@@ -133,11 +107,21 @@ def train_and_evaluate(
             batch_size=run.batch_size,
             began=began,
             earlier=times,
+            every_steps=config.log.every_steps,
+            every_seconds=config.log.every_seconds,
             **run.flops(),
         )
         stack.callback(clock.close)
         if times:  # kept even if this session dies before its first row
             writer.write(start_step, clock.totals())
+        profile = Profile(
+            workdir,
+            config.log.profile_steps,
+            start_step,
+            run.total_steps,
+            functools.partial(clock.book, "profile", "starting or ending a trace"),
+        )
+        stack.callback(profile.close)
         batches = train_batches_on(
             batch_sharding(mesh),
             run.objective.example_keys,
@@ -149,19 +133,21 @@ def train_and_evaluate(
             total_steps=run.total_steps,
             **config.loader,
         )
-        return train(
+        # Usually done before the checkpoint; not at the start, nor if a notice came first.
+        done = run_on_first_process(lambda: evaluations_of(workdir, start_step))
+        state, results = train(
             run,
             state,
             stack.enter_context(batches),
-            workdir=workdir,
+            done=done,
             checkpoints=checkpoints,
             writer=writer,
             clock=clock,
+            profile=profile,
             notice=notice,
-            every_steps=config.log.every_steps,
-            every_seconds=config.log.every_seconds,
-            profile_steps=config.log.profile_steps,
         )
+        watchdog.note("writing the results")
+        return write_results(workdir, to_host(state.eval_params), results)
 
 
 def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] | None:
@@ -173,25 +159,64 @@ def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] |
     return open_given(splits, name)
 
 
+def _claim(run: Run, config: ConfigDict, workdir: str, resume: str) -> dict[str, float] | None:
+    """Makes `workdir` this run's, and describes the run there; its results if it has ended."""
+    claim_workdir(
+        workdir,
+        config.to_dict(),
+        run.fingerprints,
+        resume=resume,
+        runtime_keys=RUNTIME_KEYS,
+        local_keys=LOCAL_KEYS,
+    )
+    finished = run_on_first_process(lambda: finished_results(workdir, run.total_steps))
+    if finished is None:
+        describe(
+            workdir,
+            description=run.description,
+            params=run.initial.shapes,
+            datasets=list(run.datasets.values()),
+            total_steps=run.total_steps,
+            batch_size=run.batch_size,
+        )
+    return finished
+
+
+def _first_state(run: Run, checkpoints: CheckpointManager, seed: int, workdir: str) -> TrainState:
+    """The newest checkpoint's state, else the pre-trained parameters', else a random one."""
+    restored = checkpoints.restore(run.abstract_state)
+    if restored is None:
+        return run.initial_state(seed)
+    step, state = restored
+    logging.info("Resuming from the checkpoint of step %d.", step)
+    if step > run.total_steps:
+        raise UserError(
+            f"{workdir} stands at step {step}, past the {run.total_steps} steps that duration asks "
+            "for; ask for more, or choose another --workdir."
+        )
+    return state
+
+
 def train(
     run: Run,
     state: TrainState,
     batches: Iterator[DeviceBatch],
     *,
-    workdir: str,
+    done: Mapping[str, float],
     checkpoints: CheckpointManager,
     writer: MetricWriter,
     clock: Clock,
+    profile: Profile,
     notice: PreemptionNotice,
-    every_steps: int,
-    every_seconds: float,
-    profile_steps: tuple[int, int],
-) -> dict[str, float]:
-    """Updates `state` up to the last step; returns the results (see `train_and_evaluate`).
+) -> tuple[TrainState, dict[str, float]]:
+    """Updates `state` up to the last step; returns it with the results of the run.
 
     Args:
-      every_steps, every_seconds: between two lines of the log.
-      profile_steps: updates first <= step < last are traced into WORKDIR/profile.
+      done: evaluations of `state` that an earlier session has finished.
+
+    Raises:
+      TrainingDivergedError: see `check_finite`.
+      PreemptedError: `notice` came; the state is saved.
     """
     start_step, total_steps = int(state.step), run.total_steps
     constants, step_fn = run.place_constants(), run.jit_train_step()
@@ -203,81 +228,60 @@ def train(
             writer.flush()  # a resumed run does not repeat what comes before its checkpoint
             checkpoints.save(step, state, dict(results))
 
-    def stop(step: int) -> None:
-        with clock.book("checkpoint", "saving", step):
-            checkpoints.wait()
-        raise PreemptedError(
-            f"Stopped as asked after step {step} of {total_steps}. Its checkpoint is complete; the "
-            "same command resumes from there."
-        )
-
     def stop_if_asked(step: int) -> None:
         """Within an evaluation: there is less time than the rest of it may take."""
         if step and notice.reached():
             if run_on_first_process(checkpoints.latest_step) != step:
                 save(step, {})
-            stop(step)
+            stop(step, total_steps, checkpoints, clock)
 
     def evaluate_due(step: int, done: Mapping[str, float]) -> dict[str, float]:
         params = {**state.eval_params, **constants}
         return evaluate(run, step, params, done, checkpoints, writer, clock, stop_if_asked)
 
     if notice.reached():
-        raise PreemptedError(
-            f"Stopped as asked before the first update of this session (at step {start_step}); the "
-            "same command resumes."
-        )
-    # Usually done before the checkpoint; not at the start, nor if a notice came first.
-    done = run_on_first_process(lambda: evaluations_of(workdir, start_step))
+        stop(start_step, total_steps, checkpoints, clock)
     results = {**done, **evaluate_due(start_step, done)}
     if results and start_step:
         checkpoints.add_metrics(start_step, results)
 
     pending: list[tuple[int, dict[str, jax.Array]]] = []  # metrics that are not fetched
-    log_by = math.inf  # time of the next line, if no step is due before
-    first_traced, last_traced = max(profile_steps[0], start_step + 1), profile_steps[1]
-    with contextlib.ExitStack() as tracing:
-        for step in range(start_step + 1, total_steps + 1):
-            with clock.waiting_for_data(step):
-                batch = next(batches)
-            if step in (first_traced, last_traced):
-                with clock.book("profile", "starting or ending a trace", step):
-                    jax.block_until_ready(state)  # the host is ahead of the devices
-                    tracing.close()
-                    if step < last_traced:
-                        tracing.enter_context(trace(workdir))
-            state, metrics = step_fn(state, constants, batch)
-            clock.dispatched(metrics["loss"])
-            if step == start_step + 1:
-                jax.block_until_ready(state.step)
-                seconds = clock.first_step_done(step)
-                logging.info("The first step, compilation included, took %.1fs.", seconds)
-                log_by = time.monotonic() + min(FIRST_LINE_SECONDS, every_seconds or math.inf)
+    for step in range(start_step + 1, total_steps + 1):
+        with clock.waiting_for_data(step):
+            batch = next(batches)
+        profile.before(step, state)
+        state, metrics = step_fn(state, constants, batch)
+        clock.dispatched(step, metrics["loss"])
+        pending.append((step, metrics))
 
-            pending.append((step, metrics))
-            last = step == total_steps
-            evaluates = any(each.is_due(step, total_steps) for each in run.evaluations.values())
-            stops = notice.reached() and not last
-            saves = checkpoints.should_save(step, total_steps, evaluates) or stops
-            overdue = time.monotonic() >= log_by
-            if step % every_steps == 0 or evaluates or saves or last or overdue:
-                rate = learning_rate(step - 1)  # the one that this update used
-                log(pending, total_steps, rate, checkpoints, writer, clock)
-                log_by = time.monotonic() + (every_seconds or math.inf)
-            found = evaluate_due(step, {}) if evaluates and not stops else {}
-            if saves:
-                save(step, found)
-            if stops:
-                stop(step)
-            results = found or results
+        last = step == total_steps
+        evaluates = any(each.is_due(step, total_steps) for each in run.evaluations.values())
+        stops = notice.reached() and not last
+        saves = checkpoints.should_save(step, total_steps, evaluates) or stops
+        if clock.is_line_due(step) or evaluates or saves or last:
+            rate = learning_rate(step - 1)  # the one that this update used
+            log(pending, total_steps, rate, checkpoints, writer, clock)
+        found = evaluate_due(step, {}) if evaluates and not stops else {}
+        if saves:
+            save(step, found)
+        if stops:
+            stop(step, total_steps, checkpoints, clock)
+        results = found or results
 
     with clock.book("checkpoint", "saving", total_steps):
         checkpoints.wait()
-    watchdog.note("writing the results")
     totals = clock.totals()
     seconds = totals.pop("elapsed_seconds")
-    results = {"step": total_steps, "seconds": seconds, **totals, **results}
-    return write_results(workdir, to_host(state.eval_params), results)
+    return state, {"step": total_steps, "seconds": seconds, **totals, **results}
+
+
+def stop(step: int, total_steps: int, checkpoints: CheckpointManager, clock: Clock) -> NoReturn:
+    """Raises PreemptedError when the checkpoint of `step` is complete."""
+    with clock.book("checkpoint", "saving", step):
+        checkpoints.wait()
+    raise PreemptedError(
+        f"Stopped as asked after step {step} of {total_steps}. The same command resumes from there."
+    )
 
 
 def log(
@@ -342,3 +346,17 @@ def evaluate(
             check_finite(step, values, checkpoints)
         results |= values
     return results
+
+
+def check_finite(step: int, metrics: Mapping[str, float], checkpoints: CheckpointManager) -> None:
+    """Raises TrainingDivergedError for a value that is not finite."""
+    bad = [f"{name}={value}" for name, value in metrics.items() if not math.isfinite(value)]
+    if not bad:
+        return
+    checkpoints.wait()
+    good = checkpoints.latest_step()
+    kept = "no checkpoint yet" if good is None else f"the checkpoint of step {good} is kept"
+    raise TrainingDivergedError(
+        f"step {step}: {', '.join(bad)}; {kept}. Try a lower optimizer.learning_rate, a longer "
+        "schedule.warmup_steps, or optimizer.clip_norm=1.0."
+    )

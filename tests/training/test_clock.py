@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import jax.numpy as jnp
 import pytest
 
 from tests.clock import Clock as FakeTime
@@ -22,11 +23,13 @@ def test_speed_leaves_out_compilation_and_pauses_and_the_eta_does_not(clock: Fak
         batch_size=10,
         began=clock.now,
         earlier=earlier,
+        every_steps=50,
+        every_seconds=0.0,
         flops_per_image=30.0,
         peak_flops=1000.0,
     )
     clock.now += 30.0
-    assert progress.first_step_done(1) == 30.0
+    progress.dispatched(1, jnp.zeros(()))
     assert "images_per_second" not in progress.report(1)
     clock.now += 50.0  # 50 steps of one second
     assert progress.report(51)["eta_seconds"] == pytest.approx(50.0)

@@ -15,35 +15,18 @@ from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 LOG_EVERY_SECONDS = 30
 
 
-class ClassificationEvaluator:
-    """Measures every example with `Classification.measure`; averages on the host."""
+class _OfExamples:
+    """Measures every example on the devices; a kind summarises them on the host."""
 
-    def __init__(self, objective: Any, reader: Reader):
-        """Raises UserError unless the objective is a classification."""
-        if not hasattr(objective, "measure"):
-            raise UserError(
-                "evaluators.*.name='classification' needs an objective of one class per image; "
-                "'average_precision' is for several, 'objective' works with any."
-            )
-
-        def outputs(params: Any, batch: Any) -> Any:
-            return {**objective.measure(params, batch), "label": batch["label"]}
-
+    def __init__(self, outputs: Callable[[Any, Any], Any], reader: Reader):
+        """`outputs(params, batch)` gives arrays [B, ...], `loss` [B] among them."""
         self._step = compile_outputs(outputs, reader.mesh)
         self._reader = reader
-        top5 = ("accuracy_top5",) if objective.num_outputs > 5 else ()
-        self.metric_names = ("loss", "accuracy", *top5, "calibration_error", "num_examples")
-
-    def __call__(
-        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
-    ) -> dict[str, float]:
-        """Means by name; see `ObjectiveEvaluator`."""
-        return summarize(self.examples(params, on_batch=on_batch))
 
     def examples(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, np.ndarray]:
-        """`label` and `measure` of every example in the order of the split: [N] each.
+        """What is measured of every example in the order of the split: [N, ...] each.
 
         Raises:
           UserError: a loss is not finite.
@@ -61,6 +44,31 @@ class ClassificationEvaluator:
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         check_losses(arrays["loss"])
         return arrays
+
+
+class ClassificationEvaluator(_OfExamples):
+    """Measures every example with `Classification.measure`: `label` and its values, [N] each."""
+
+    def __init__(self, objective: Any, reader: Reader):
+        """Raises UserError unless the objective is a classification."""
+        if not hasattr(objective, "measure"):
+            raise UserError(
+                "evaluators.*.name='classification' needs an objective of one class per image; "
+                "'average_precision' is for several, 'objective' works with any."
+            )
+
+        def outputs(params: Any, batch: Any) -> Any:
+            return {**objective.measure(params, batch), "label": batch["label"]}
+
+        super().__init__(outputs, reader)
+        top5 = ("accuracy_top5",) if objective.num_outputs > 5 else ()
+        self.metric_names = ("loss", "accuracy", *top5, "calibration_error", "num_examples")
+
+    def __call__(
+        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
+        """Means by name; see `ObjectiveEvaluator`."""
+        return summarize(self.examples(params, on_batch=on_batch))
 
 
 def check_losses(losses: np.ndarray) -> None:
@@ -118,8 +126,8 @@ def real_accuracy(predictions: np.ndarray, labels: Sequence[Sequence[int]]) -> t
     return sum(hits) / len(hits), len(hits)
 
 
-class AveragePrecisionEvaluator:
-    """Ranks all images by each class's logit, on the host."""
+class AveragePrecisionEvaluator(_OfExamples):
+    """Ranks all images by each class's logit: `label` and `logits` [N, K], `loss` [N]."""
 
     metric_names = ("mAP", "loss", "num_examples")
 
@@ -136,23 +144,13 @@ class AveragePrecisionEvaluator:
             values = objective.values(logits, batch)
             return {**values, "logits": logits, "label": batch["label"]}
 
-        self._step = compile_outputs(outputs, reader.mesh)
-        self._reader = reader
+        super().__init__(outputs, reader)
 
     def __call__(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
         """`mAP`, the mean over the classes that an image has; the mean `loss`; `num_examples`."""
         return summarize_ranking(self.examples(params, on_batch=on_batch))
-
-    def examples(
-        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
-    ) -> dict[str, np.ndarray]:
-        """`label` and `logits` [N, K], `loss` [N], in the order of the split."""
-        parts = list(stream_outputs(self._step, params, self._reader, on_batch=on_batch))
-        arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        check_losses(arrays["loss"])
-        return arrays
 
 
 def summarize_ranking(arrays: dict[str, np.ndarray]) -> dict[str, float]:

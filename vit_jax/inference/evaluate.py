@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.datasets import Dataset
 from vit_jax.errors import UserError, check_known, counted
 from vit_jax.evaluators.classification import (
     AveragePrecisionEvaluator,
@@ -26,7 +25,7 @@ from vit_jax.evaluators.classification import (
 )
 from vit_jax.files.paths import write_json
 from vit_jax.inference.class_order import match_classes, relabel
-from vit_jax.inference.images import example_names, input_chain
+from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.inference.real_labels import real_labels
@@ -85,12 +84,9 @@ def evaluate(
     """
     check_known("--classes", classes, ("all", "present"))
     model = load_model(source, **model_options)
-    input_chain(model.description)
-    logging.info("Preprocessing: %s", model.description.eval_preprocess)
-    data = create_dataset(
+    data = model.open_dataset(
         name=dataset,
         split=split,
-        preprocess=model.description.eval_preprocess,
         data_dir=data_dir,
         label_key=label_key,
         on_bad_image=on_bad_image,
@@ -134,12 +130,12 @@ def evaluate(
     if output:
         write_json(Path(output) / "evaluation.json", results)
         if several:
-            write_classes(Path(output) / "classes.csv", data.class_names, outputs, arrays)
-            return results
-        names = dict(zip(outputs.tolist(), data.class_names, strict=True))
-        names |= dict(enumerate(model.description.class_names))
-        write_examples(Path(output) / "examples.csv", data, names, arrays)
-        write_confusion(Path(output) / "confusion.csv", names, arrays)
+            write_classes(Path(output), data.class_names, outputs, arrays)
+        else:
+            names = dict(zip(outputs.tolist(), data.class_names, strict=True))
+            names |= dict(enumerate(model.description.class_names))
+            write_examples(Path(output), example_names(data.source, split), names, arrays)
+            write_confusion(Path(output), names, arrays)
     return results
 
 
@@ -198,46 +194,45 @@ def measure_examples(
 
 
 def write_examples(
-    path: Path, dataset: Dataset, names: dict[int, str], arrays: dict[str, np.ndarray]
+    folder: Path, examples: Sequence[str], names: Mapping[int, str], arrays: dict[str, np.ndarray]
 ) -> None:
-    """A CSV file with one line per example, in the order of the split.
+    """`examples.csv`, one line per example.
 
     Args:
+      examples: what each is called, in the order of `arrays`.
       names: of the model's outputs; those without one go by their number.
       arrays: see `ClassificationEvaluator.examples`.
     """
-    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file)
-        writer.writerow(["example", "label", "prediction", "confidence", "loss"])
-        for example, label, prediction, confidence, loss in zip(
-            example_names(dataset.source, dataset.split),
-            arrays["label"].tolist(),
-            arrays["prediction"].tolist(),
-            arrays["confidence"],
-            arrays["loss"],
-            strict=True,
-        ):
-            classes = [names.get(number, number) for number in (label, prediction)]
-            writer.writerow([example, *classes, f"{confidence:.6f}", f"{loss:.6g}"])
+    columns = [arrays[key].tolist() for key in ("label", "prediction", "confidence", "loss")]
+    rows = [
+        [
+            example,
+            names.get(label, label),
+            names.get(prediction, prediction),
+            f"{confidence:.6f}",
+            f"{loss:.6g}",
+        ]
+        for example, label, prediction, confidence, loss in zip(examples, *columns, strict=True)
+    ]
+    header = ["example", "label", "prediction", "confidence", "loss"]
+    _write_csv(folder / "examples.csv", [header, *rows])
 
 
-def write_confusion(path: Path, names: dict[int, str], arrays: dict[str, np.ndarray]) -> None:
-    """A CSV file with a row per class and a column per prediction; see `confusion_matrix`.
+def write_confusion(folder: Path, names: Mapping[int, str], arrays: dict[str, np.ndarray]) -> None:
+    """`confusion.csv`, a row per class and a column per prediction; see `confusion_matrix`.
 
     Classes that are neither a label nor a prediction are left out.
     """
     found, counts = confusion_matrix(arrays["label"], arrays["prediction"])
     columns = [names.get(number, number) for number in found.tolist()]
-    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file)
-        writer.writerow(["label \\ prediction", *columns])
-        writer.writerows([name, *row] for name, row in zip(columns, counts.tolist(), strict=True))
+    rows = [[name, *row] for name, row in zip(columns, counts.tolist(), strict=True)]
+    _write_csv(folder / "confusion.csv", [["label \\ prediction", *columns], *rows])
 
 
 def write_classes(
-    path: Path, class_names: Sequence[str], outputs: np.ndarray, arrays: dict[str, np.ndarray]
+    folder: Path, class_names: Sequence[str], outputs: np.ndarray, arrays: dict[str, np.ndarray]
 ) -> None:
-    """A CSV file with each class, how many images have it, and its average precision.
+    """`classes.csv`: each class, how many images have it, and its average precision.
 
     Args:
       class_names: of the dataset.
@@ -246,11 +241,17 @@ def write_classes(
     """
     precisions = average_precisions(arrays["logits"], arrays["label"])[outputs]
     counts = arrays["label"].sum(axis=0)[outputs]
+    rows = [
+        [name, int(count), f"{precision:.6f}" if count else ""]
+        for name, count, precision in zip(class_names, counts, precisions, strict=True)
+    ]
+    _write_csv(folder / "classes.csv", [["class", "images", "average_precision"], *rows])
+
+
+def _write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Names of files are any bytes."""
     with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file)
-        writer.writerow(["class", "images", "average_precision"])
-        for name, count, precision in zip(class_names, counts, precisions, strict=True):
-            writer.writerow([name, int(count), f"{precision:.6f}" if count else ""])
+        csv.writer(file).writerows(rows)
 
 
 def table(results: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -16,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.datasets import Dataset
 from vit_jax.data.folder import FolderSource
 from vit_jax.errors import UserError, size_text
 from vit_jax.files.paths import replacing
@@ -62,15 +61,12 @@ def extract_features(
         raise UserError(f"--output={output}: name a file that ends in .npz.")
     model = load_model(source, **model_options)
     names = check_features(model.module, features)
-    chain, image = input_chain(model.description)
-    logging.info("Preprocessing: %s", model.description.eval_preprocess)
     if split:
         if len(images) != 1:
             raise UserError(f"--split={split} goes with one dataset, not with {len(images)} names.")
-        data = create_dataset(
+        data = model.open_dataset(
             name=images[0],
             split=split,
-            preprocess=model.description.eval_preprocess,
             data_dir=data_dir,
             label_key=label_key,
             on_bad_image=on_bad_image,
@@ -79,12 +75,13 @@ def extract_features(
         paths = find_images(images)
         if missing := [path for path in paths if not os.path.exists(path)]:
             raise UserError(f"{missing[0]}: no such file or folder; a dataset needs a --split.")
+        chain, _ = input_chain(model.description)
         encoded = np.array([os.fsencode(path) for path in paths], np.bytes_)
         source_of_files = FolderSource("", encoded, np.zeros(len(encoded), np.int32))
         data = Dataset("images", "", source_of_files, chain, (), on_bad_image)
     data = data.check()
     function = feature_function(model.module, names)
-    inputs = jax.ShapeDtypeStruct((data.num_examples, *image.shape), np.float32)
+    inputs = jax.ShapeDtypeStruct((data.num_examples, *data.image_shape), np.float32)
     specs = dict(jax.eval_shape(function, model.params, inputs))
     others = {"names": np.array(example_names(data.source, data.split))}
     if split:
@@ -124,22 +121,23 @@ def _write_rows(
         raise UserError(
             f"--output={path}: needs {size_text(needed)}, the disk has {size_text(free)} left."
         )
-    with contextlib.ExitStack() as stack:
-        folder = tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.")
-        rows_folder, files = Path(stack.enter_context(folder)), {}
-        for name, spec in specs.items():
-            files[name] = stack.enter_context(open(rows_folder / name, "wb"))
-            descr = np.lib.format.dtype_to_descr(spec.dtype)
-            header = {"descr": descr, "fortran_order": False, "shape": spec.shape}
-            np.lib.format.write_array_header_1_0(files[name], header)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        files = {name: Path(folder) / f"{name}.npy" for name in specs}
+        arrays: dict[str, Any] = {
+            name: np.lib.format.open_memmap(files[name], "w+", spec.dtype, spec.shape)
+            for name, spec in specs.items()
+        }
+        done = 0
         for part in parts:
-            for name, file in files.items():
-                file.write(np.ascontiguousarray(part[name], specs[name].dtype).data)
+            count = len(next(iter(part.values())))
+            for name, array in arrays.items():
+                array[done : done + count] = part[name]
+            done += count
         with replacing(path) as unfinished, zipfile.ZipFile(unfinished, "w") as archive:
             for name, file in files.items():
-                file.close()
-                archive.write(file.name, f"{name}.npy")
-                os.remove(file.name)
+                arrays.pop(name).flush()
+                archive.write(file, file.name)
+                file.unlink()
             for name, array in others.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)

@@ -32,6 +32,19 @@ def create_parser(doc: str | None, *, source: str, batch_size: int) -> argparse.
     return parser
 
 
+def add_dataset(parser: argparse.ArgumentParser) -> None:
+    """What `create_dataset` takes besides a name and a split."""
+    add = parser.add_argument
+    add("--data_dir", default="", metavar="DIR", help="where TFDS sets are prepared")
+    add("--label_key", default="", metavar="KEY", help="label to use, where a TFDS set has several")
+    add(
+        "--on_bad_image",
+        choices=("error", "skip"),
+        default="error",
+        help="what to do with files that do not decode (default error)",
+    )
+
+
 def pair(text: str) -> tuple[int, int]:
     """`384` or `384,288` as two numbers."""
     first, _, second = text.partition(",")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,6 +75,7 @@ def load_model(
         if preprocess:
             description = dataclasses.replace(description, eval_preprocess=preprocess)
         like = abstract_params(module, description.image_shape)
+    logging.info("Preprocessing: %s", description.eval_preprocess)
     flat, report = adapt_params(
         stored.params,
         flatten_names(like),

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.errors import UserError, check_known
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
-from vit_jax.inference.images import Images, Inputs
+from vit_jax.inference.images import Images, Inputs, input_chain
 from vit_jax.models.features import check_features, feature_function
 from vit_jax.models.look import look
 from vit_jax.objectives.classification import PROBABILITIES
@@ -76,27 +77,44 @@ class Model:
         Raises:
           UserError: the model has no head, or an image cannot be read.
         """
-        num_outputs = self.description.model["num_classes"]
-        if not num_outputs:
-            raise UserError("the model has no head, so it names no class; see `features`.")
-        names = self.class_names or tuple(f"class {i}" for i in range(num_outputs))
-        outputs, values = self.best(self.logits(images), top)
+        examples = self._examples(images)
         found = [
-            [(names[k], float(value)) for k, value in zip(*row, strict=True)]
-            for row in zip(outputs, values, strict=True)
+            [(each["class"], each["probability"]) for each in answer]
+            for answer in self.answers(examples, top=top)
         ]
+        _raise_first_failure(examples)
         return found if _is_batch(images) else found[0]
 
-    def best(self, logits: np.ndarray, top: int, loss: str = "") -> tuple[np.ndarray, np.ndarray]:
-        """The most probable outputs of logits [B, K], and their probabilities: [B, top] each.
+    def answers(
+        self, examples: Any, *, top: int = 5, loss: str = "", batch_size: int = 32
+    ) -> Iterator[list[dict[str, Any]]]:
+        """The most probable classes of each example: `class`, `output` (its number), `probability`.
 
-        `loss`: `softmax`, where the probabilities of all classes add up to 1, or `sigmoid`, one
-        probability for each; "" for the one that the model was trained with, if that is known.
+        Args:
+          examples: see `stream`.
+          top: how many classes; no more than there are.
+          loss: `softmax`, where the probabilities of all classes add up to 1, or `sigmoid`, one
+            probability for each; "" for the one that the model was trained with, if that is known.
+          batch_size: over all devices; rounded up to what they can share.
+
+        Raises:
+          UserError: the model has no head, or a mistake in an argument.
         """
+        num_outputs = self.description.model["num_classes"]
+        if top < 1:
+            raise UserError(f"--top={top} must be at least 1.")
+        if not num_outputs:
+            raise UserError(
+                "the model has no head, so it names no class; extract features instead."
+            )
+        if loss:
+            check_known("--loss", loss, PROBABILITIES)
         to_probabilities = PROBABILITIES[loss or self.description.probabilities_by or "softmax"]
-        probabilities = np.asarray(to_probabilities(jnp.asarray(logits)))
-        outputs = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
-        return outputs, np.take_along_axis(probabilities, outputs, axis=1)
+        names = self.class_names or [f"class {i}" for i in range(num_outputs)]
+        for part in self.stream(["logits"], examples, batch_size):
+            for row in np.asarray(to_probabilities(jnp.asarray(part["logits"]))):
+                best = np.argsort(-row, kind="stable")[:top].tolist()
+                yield [{"class": names[k], "output": k, "probability": float(row[k])} for k in best]
 
     def features(
         self, images: Any, name: str = "pre_logits", *, batch_size: int = 32
@@ -157,6 +175,15 @@ class Model:
         make = functools.partial(feature_function, self.module, features)
         labels = "labels" in names
         return self._outputs(("features", *names), make, examples, batch_size, labels=labels)
+
+    def open_dataset(self, **options: Any) -> Dataset:
+        """A split in the model's own preprocessing; see `create_dataset` for the other options.
+
+        Raises:
+          UserError: see there; or the preprocessing does not fit the model.
+        """
+        input_chain(self.description)
+        return create_dataset(**options, preprocess=self.description.eval_preprocess)
 
     def reader(self, dataset: Any, batch_size: int) -> Reader:
         """Reads examples on all devices, with a thread for every core.

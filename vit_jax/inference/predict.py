@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.data.decode import decode_image
-from vit_jax.errors import UserError, check_known, import_extra
+from vit_jax.errors import check_known, import_extra
 from vit_jax.inference.images import Images, find_images
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
-from vit_jax.objectives.classification import PROBABILITIES
 
 MAX_PICTURES = 48
 PICTURE_ENDINGS = (".png", ".jpg", ".pdf")
@@ -53,7 +52,6 @@ def predict(
         check_known("the ending of --picture", Path(picture).suffix, PICTURE_ENDINGS)
         Path(picture).parent.mkdir(parents=True, exist_ok=True)
     model = load_model(source, **model_options)
-    logging.info("Preprocessing: %s", model.description.eval_preprocess)
     readable = []
     for found in predict_images(model, paths, top=top, loss=loss, batch_size=batch_size):
         if "error" in found:
@@ -77,39 +75,19 @@ def predict_images(
     Args:
       model: from `load_model`.
       paths: of image files.
-      top: how many classes; no more than there are.
-      loss: `softmax`, where the probabilities of all classes add up to 1, or `sigmoid`, one
-        probability for each; "" for the one that the model was trained with, if that is known.
-      batch_size: over all devices; rounded up to what they can share.
+      top, loss, batch_size: see `Model.answers`, whose errors this raises.
 
     Yields:
       `{"image": path, "predictions": [{"class": name, "output": number, "probability": p}, ...]}`,
       or `{"image": path, "error": why}` where the image cannot be read.
-
-    Raises:
-      UserError: the model does not classify, or its preprocessing does not fit.
     """
-    num_outputs = model.description.model["num_classes"]
-    if top < 1:
-        raise UserError(f"--top={top} must be at least 1.")
-    if not num_outputs:
-        raise UserError("the model has no head, so it names no class; extract features instead.")
-    if loss:
-        check_known("--loss", loss, PROBABILITIES)
     images = Images(paths, model.description)
-    names = model.class_names or [f"class {i}" for i in range(num_outputs)]
-    index = 0
-    for part in model.stream(["logits"], images, batch_size):
-        for outputs, values in zip(*model.best(part["logits"], top, loss), strict=True):
-            if index in images.failures:
-                yield {"image": paths[index], "error": images.failures[index]}
-            else:
-                predictions = [
-                    {"class": names[k], "output": k, "probability": value}
-                    for k, value in zip(outputs.tolist(), values.tolist(), strict=True)
-                ]
-                yield {"image": paths[index], "predictions": predictions}
-            index += 1
+    answers = model.answers(images, top=top, loss=loss, batch_size=batch_size)
+    for index, predictions in enumerate(answers):
+        if index in images.failures:
+            yield {"image": paths[index], "error": images.failures[index]}
+        else:
+            yield {"image": paths[index], "predictions": predictions}
 
 
 def as_text(found: dict[str, Any]) -> str:

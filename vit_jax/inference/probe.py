@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError, check_known, counted
 from vit_jax.evaluators.create import OF_FEATURES
 from vit_jax.evaluators.frozen_features import Features, feature_step
-from vit_jax.inference.images import input_chain
 from vit_jax.inference.load import load_model
 from vit_jax.models.features import vector_feature
 from vit_jax.objectives.objective import of_batches
@@ -55,21 +52,18 @@ def probe(
     for kind in kinds:
         check_known("--kinds", kind, OF_FEATURES)
     model = load_model(source, **model_options)
-    description = model.description
-    input_chain(description)
-    logging.info("Preprocessing: %s", description.eval_preprocess)
     readers = []
     for each in (split, train_split):
-        data = create_dataset(
+        data = model.open_dataset(
             name=dataset,
             split=each,
-            preprocess=description.eval_preprocess,
             data_dir=data_dir,
             label_key=label_key,
             on_bad_image=on_bad_image,
         )
         readers.append(model.reader(data.check(), batch_size))
-    feature_of = vector_feature(model.module, feature, description.image_shape, model.params)
+    image_shape = model.description.image_shape
+    feature_of = vector_feature(model.module, feature, image_shape, model.params)
     features = Features(feature_step(of_batches(feature_of), model.mesh), *readers)
     evaluators = {}
     for kind in kinds:
@@ -93,7 +87,7 @@ def probe(
         "feature": feature,
         "seeds": seeds,
         **model_options,
-        "preprocess": description.eval_preprocess,
+        "preprocess": model.description.eval_preprocess,
         "seconds": time.perf_counter() - start,
     }
 

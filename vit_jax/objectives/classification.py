@@ -15,7 +15,6 @@ from vit_jax.objectives.objective import (
     Metrics,
     Objective,
     Task,
-    check_logits_per_image,
     masked_mean,
     one_hot_targets,
     scale_images,
@@ -29,7 +28,31 @@ PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-class Classification(Objective):
+class _OfLabels(Objective):
+    """What both kinds share: a model that gives a logit per class and image."""
+
+    def __init__(self, task: Task):
+        super().__init__()
+        self.class_names = task.class_names
+        self.num_outputs = len(task.class_names)
+        self.model = task.build_model(self.num_outputs)
+        if self.model.classifier in ("unpooled", "token_unpooled"):
+            raise UserError(
+                f"model.classifier={self.model.classifier!r} gives logits per token; "
+                "classification needs one of token, gap, map."
+            )
+
+    def train_logits(self, params: Any, batch: Batch, rng: jax.Array) -> jax.Array:
+        """Logits [B, K], with dropout."""
+        images = scale_images(batch["image"])
+        return self.model.apply({"params": params}, images, train=True, rngs={"dropout": rng})
+
+    def predict(self, params: Any, batch: Batch) -> jax.Array:
+        """Logits [B, K]."""
+        return self.model.apply({"params": params}, scale_images(batch["image"]), train=False)
+
+
+class Classification(_OfLabels):
     """One label per image.
 
     A batch holds `image` [B, H, W, C] (uint8, or float scaled by the preprocessing), `label` [B]
@@ -53,14 +76,10 @@ class Classification(Objective):
           UserError: unknown loss, smoothing outside [0, 1), or a model without one row of logits
             per image.
         """
-        super().__init__()
+        super().__init__(task)
         check_known("objective.loss", loss, LOSSES)
         if not 0.0 <= label_smoothing < 1.0:
             raise UserError(f"objective.label_smoothing={label_smoothing} must be in [0, 1).")
-        self.class_names = task.class_names
-        self.num_outputs = len(task.class_names)
-        self.model = task.build_model(self.num_outputs)
-        check_logits_per_image(self.model)
         self._loss = LOSSES[loss]
         self.probabilities_by = loss
         self._probabilities = PROBABILITIES[loss]
@@ -68,8 +87,7 @@ class Classification(Objective):
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean loss over the real examples, and `accuracy`; both scalars."""
-        images = scale_images(batch["image"])
-        logits = self.model.apply({"params": params}, images, train=True, rngs={"dropout": rng})
+        logits = self.train_logits(params, batch, rng)
         values = self.values(logits, batch, label_smoothing=self._label_smoothing)
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
         return means.pop("loss"), means
@@ -96,14 +114,6 @@ class Classification(Objective):
         values["confidence"] = jnp.max(self._probabilities(logits), axis=-1)
         return values
 
-    def probabilities(self, params: Any, batch: Batch) -> jax.Array:
-        """[B, K]; they add up to 1 with the softmax loss only."""
-        return self._probabilities(self.predict(params, batch))
-
-    def predict(self, params: Any, batch: Batch) -> jax.Array:
-        """Logits [B, K]."""
-        return self.model.apply({"params": params}, scale_images(batch["image"]), train=False)
-
     def values(self, logits: jax.Array, batch: Batch, *, label_smoothing: float = 0.0) -> Metrics:
         """`loss` and `accuracy` of logits [B, K] against the labels of the batch, [B] each."""
         targets, label = _targets(batch, logits.shape[-1], label_smoothing)
@@ -123,7 +133,7 @@ def _targets(batch: Batch, num_classes: int, label_smoothing: float) -> tuple[ja
     return mixed, jnp.where(weight >= 0.5, label, other_label)
 
 
-class MultiLabel(Objective):
+class MultiLabel(_OfLabels):
     """Binary cross-entropy of every class, summed over the classes.
 
     A batch holds `image` [B, H, W, C], `label` [B, K] of 0 and 1, and `mask` [B]. A mixed batch
@@ -133,24 +143,9 @@ class MultiLabel(Objective):
     several_labels = True
     probabilities_by = "sigmoid"
 
-    def __init__(self, task: Task):
-        """
-        Args:
-          task: its model gives logits [B, K] of images.
-
-        Raises:
-          UserError: a model without one row of logits per image.
-        """
-        super().__init__()
-        self.class_names = task.class_names
-        self.num_outputs = len(task.class_names)
-        self.model = task.build_model(self.num_outputs)
-        check_logits_per_image(self.model)
-
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean over the real examples."""
-        images = scale_images(batch["image"])
-        logits = self.model.apply({"params": params}, images, train=True, rngs={"dropout": rng})
+        logits = self.train_logits(params, batch, rng)
         targets = jnp.asarray(batch["label"], jnp.float32)
         if "other_label" in batch:
             weight = batch["label_weight"][:, None]
@@ -164,7 +159,3 @@ class MultiLabel(Objective):
     def values(self, logits: jax.Array, batch: Batch) -> Metrics:
         """`loss` [B] of logits [B, K]."""
         return {"loss": sigmoid_cross_entropy(logits, jnp.asarray(batch["label"], jnp.float32))}
-
-    def predict(self, params: Any, batch: Batch) -> jax.Array:
-        """Logits [B, K]."""
-        return self.model.apply({"params": params}, scale_images(batch["image"]), train=False)

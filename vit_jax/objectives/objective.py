@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import UserError
-
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 
@@ -75,15 +73,6 @@ class Objective:
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
         """`measures` of every example, [B] float32 each; no randomness."""
         raise NotImplementedError
-
-
-def check_logits_per_image(model: Any) -> None:
-    """Raises UserError for a model without one row of logits per image."""
-    if model.classifier in ("unpooled", "token_unpooled"):
-        raise UserError(
-            f"model.classifier={model.classifier!r} gives logits per token; "
-            "classification needs one of token, gap, map."
-        )
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:

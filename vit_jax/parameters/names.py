@@ -127,32 +127,16 @@ def unstack_blocks(tree: Any) -> dict[str, Any]:
     return unflatten_names(flat)
 
 
-def repeat_block(shapes: Any, depth: int, *, stacked: bool) -> dict[str, Any]:
-    """Shapes with one block, in loop form -> with `depth` of them, in loop or scan form."""
-    flat: dict[str, Any] = {}
-    for name, leaf in flatten_names(shapes).items():
-        match = _BLOCK.match(name)
-        if match is None:
-            flat[name] = leaf
-        elif stacked:
-            shape = (depth, *leaf.shape)
-            flat[f"{match['head']}/{match['tail']}"] = jax.ShapeDtypeStruct(shape, leaf.dtype)
-        else:
-            flat |= {f"{match['head']}_{i}/{match['tail']}": leaf for i in range(depth)}
-    return unflatten_names(flat)
-
-
 def abstract_params(model: Any, image_shape: tuple[int, ...]) -> dict[str, Any]:
     """Shapes and types of a model's parameters, for images [H, W, C].
 
-    Blocks are alike: one is traced instead of all.
+    Blocks are alike: one is traced, as under a scan, instead of all.
     """
 
-    def init(model: Any) -> Any:
+    def init() -> Any:
         images = jnp.zeros((1, *image_shape))
-        return jax.eval_shape(lambda: model.init(jax.random.key(0), images, train=False)["params"])
+        one = model.clone(scan=True) if getattr(model, "num_layers", 0) else model
+        params = one.init(jax.random.key(0), images, train=False)["params"]
+        return params if one is model or model.scan else unstack_blocks(params)
 
-    if not getattr(model, "num_layers", None):
-        return init(model)
-    shapes = init(model.clone(num_layers=1, scan=False))
-    return repeat_block(shapes, model.num_layers, stacked=model.scan)
+    return jax.eval_shape(init)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import queue
 import threading
@@ -12,16 +13,15 @@ from typing import Any
 
 import jax
 
-from vit_jax.errors import TrainingDivergedError
 from vit_jax.multihost.watchdog import watchdog
-from vit_jax.workdir.checkpoints import CheckpointManager
 
 # What wall time is booked as; the rest is training.
 KINDS = ("start", "compile", "evaluation", "checkpoint", "profile", "data_wait", "lost")
+FIRST_LINE_SECONDS = 10.0  # after the first update
 
 
 class Clock:
-    """Books the time of a run and estimates its speed, and tells the watchdog what is being done.
+    """Books the time of a run, estimates its speed, and tells the watchdog what is being done.
 
     Images per second count training time only, which includes waiting for data.
 
@@ -31,6 +31,7 @@ class Clock:
       batch_size: examples per update.
       began: `time.monotonic()` at which the session began; what has passed is booked as `start`.
       earlier: what `totals` gave when earlier sessions of this run ended.
+      every_steps, every_seconds: between two lines of the log; no seconds: by steps only.
       flops_per_image: of forward and backward pass.
       peak_flops: per second, of all devices together; None: no `mfu`.
     """
@@ -43,12 +44,16 @@ class Clock:
         batch_size: int,
         began: float,
         earlier: Mapping[str, float],
+        every_steps: int,
+        every_seconds: float,
         flops_per_image: float = 0.0,
         peak_flops: float | None = None,
     ):
         self._total_steps, self._batch_size = total_steps, batch_size
         self._flops_per_image, self._peak_flops = flops_per_image, peak_flops
-        self._earlier = earlier
+        self._earlier, self._start_step = earlier, start_step
+        self._every_steps, self._every_seconds = every_steps, every_seconds or math.inf
+        self._line_by = math.inf  # time of the next line, if no step is due before
         self._began, now = began, time.monotonic()
         self._booked = {**dict.fromkeys(KINDS, 0.0), "start": now - began}
         self._compiled = (start_step, now)  # step and time at which the first update was done
@@ -77,15 +82,19 @@ class Clock:
         self._wait = (start, time.monotonic())
         watchdog.note("updating", step, waits=True)
 
-    def dispatched(self, output: jax.Array) -> None:
-        """The update of that batch was started, `output` is one of its results.
+    def dispatched(self, step: int, output: jax.Array) -> None:
+        """Update `step` was started with that batch, `output` is one of its results.
 
-        Waits for the update before: while one runs, the next is prepared. Without that bound the
-        host would be dozens of updates ahead of a slow device, and what it is asked to do, to stop
-        for one, would come after all of these.
+        The first of the session is waited for: it is booked as compilation. Else this waits for
+        the update before: while one runs, the next is prepared. Without that bound the host would
+        be dozens of updates ahead of a slow device, and what it is asked to do, to stop for one,
+        would come after all of these.
         """
         self._updates.join()
         self._updates.put((*self._wait, output))
+        if step == self._start_step + 1:
+            output.block_until_ready()
+            self._first_step_done(step)
 
     def _follow_devices(self) -> None:
         """Adds up how long the devices were idle because the next batch was not ready.
@@ -107,14 +116,19 @@ class Clock:
         self._updates.put(None)
         self._thread.join(timeout=5)
 
-    def first_step_done(self, step: int) -> float:
-        """Books the time not booked so far as compilation; returns its seconds."""
+    def _first_step_done(self, step: int) -> None:
+        """Books the time not booked so far as compilation."""
         watchdog.note("updating", step, waits=True, started=True)
         seconds = self._training_seconds()
+        logging.info("The first step, compilation included, took %.1fs.", seconds)
         self._booked["compile"] += seconds
         self._window = (step, self._training_seconds(), self._booked["data_wait"])
         self._compiled = (step, time.monotonic())
-        return seconds
+        self._line_by = time.monotonic() + min(FIRST_LINE_SECONDS, self._every_seconds)
+
+    def is_line_due(self, step: int) -> bool:
+        """Whether the log is to get a line after update `step`."""
+        return step % self._every_steps == 0 or time.monotonic() >= self._line_by
 
     def totals(self) -> dict[str, float]:
         """Seconds of this run by kind, `elapsed_seconds`, and `goodput`, the share of training.
@@ -137,6 +151,7 @@ class Clock:
         of the training time in which the devices waited for data. `mfu`, model FLOPs utilisation,
         is given where the peak of the devices is known.
         """
+        self._line_by = time.monotonic() + self._every_seconds
         step_before, training_before, wait_before = self._window
         self._window = (step, self._training_seconds(), self._booked["data_wait"])
         training = max(self._window[1] - training_before, 1e-9)
@@ -167,20 +182,6 @@ def format_seconds(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02}m"
     return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
-
-
-def check_finite(step: int, metrics: Mapping[str, float], checkpoints: CheckpointManager) -> None:
-    """Raises TrainingDivergedError for a value that is not finite."""
-    bad = [f"{name}={value}" for name, value in metrics.items() if not math.isfinite(value)]
-    if not bad:
-        return
-    checkpoints.wait()
-    good = checkpoints.latest_step()
-    kept = "no checkpoint yet" if good is None else f"the checkpoint of step {good} is kept"
-    raise TrainingDivergedError(
-        f"step {step}: {', '.join(bad)}; {kept}. Try a lower optimizer.learning_rate, a longer "
-        "schedule.warmup_steps, or optimizer.clip_norm=1.0."
-    )
 
 
 def update_line(step: int, total_steps: int, row: Mapping[str, float], eta_seconds: float) -> str:

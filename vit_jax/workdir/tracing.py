@@ -22,47 +22,36 @@ def trace(workdir: str) -> Iterator[None]:
         yield
 
 
-class Trace:
-    """Records updates first <= step < last.
+class Profile:
+    """Records updates first <= step < last of a run into WORKDIR/profile.
 
-    Starting and stopping it, which takes seconds with many devices, happens inside `book()`.
+    Starting and ending it, which takes seconds with many devices, happens inside `book(step)`.
     """
 
     def __init__(
         self,
-        profile_steps: tuple[int, int],
         workdir: str,
-        book: Callable[[], AbstractContextManager[None]],
-        *,
-        first_step: int,
+        steps: tuple[int, int],
+        start_step: int,
         total_steps: int,
+        book: Callable[[int], AbstractContextManager[None]],
     ):
-        self._first, self._last = profile_steps
         self._workdir, self._book, self._recording = workdir, book, ExitStack()
-        self._active = False
-        if self._first < self._last and (self._first > total_steps or self._last <= first_step):
+        self._first, self._last = max(steps[0], start_step + 1), steps[1]
+        if steps[0] < steps[1] and not self._first < min(self._last, total_steps + 1):
             logging.warning(
-                f"log.profile_steps={profile_steps}: no trace, this session makes the updates "
-                f"{first_step} to {total_steps}."
+                f"log.profile_steps={steps}: no trace, this session makes the updates "
+                f"{start_step + 1} to {total_steps}."
             )
 
     def before(self, step: int, state: Any) -> None:
         """To be called before each update, with the state that it starts from."""
-        if (self._first <= step < self._last) != self._active:
-            jax.block_until_ready(state)  # the host is ahead of the devices
-            self._switch()
-
-    def _switch(self) -> None:
-        with self._book():
-            if self._active:
+        if step in (self._first, self._last):
+            with self._book(step):
+                jax.block_until_ready(state)  # the host is ahead of the devices
                 self._recording.close()
-            else:
-                self._recording.enter_context(trace(self._workdir))
-        self._active = not self._active
+                if step < self._last:
+                    self._recording.enter_context(trace(self._workdir))
 
-    def __enter__(self) -> Trace:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._active:
-            self._switch()
+    def close(self) -> None:
+        self._recording.close()
