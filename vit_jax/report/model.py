@@ -8,7 +8,6 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError, counted, import_extra
 from vit_jax.evaluators.classification import confusion_matrix
 from vit_jax.inference.class_order import match_classes
@@ -40,7 +39,7 @@ _CAPTIONS = {
 class Sample:
     """At most so many examples, evenly spread; `names` say where they are, `of` how many exist."""
 
-    def __init__(self, data: Dataset, count: int):
+    def __init__(self, data: Any, count: int):
         names = example_names(data.source, data.split)
         self._source, self._indices = data.source, spread(range(len(names)), count)
         self.names, self.of = [names[i] for i in self._indices], len(names)
@@ -52,8 +51,8 @@ class Sample:
         return self._source[self._indices[index]]
 
 
-def load_subject(run: Run, max_examples: int) -> tuple[Model, Dataset | UserError]:
-    """The model, and a `Sample` of what it is evaluated on, or why there is none.
+def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
+    """The model, and a dataset with a `Sample` of what it is evaluated on, or a UserError.
 
     Raises:
       UserError: there are no parameters yet, or they cannot be read.
@@ -73,10 +72,9 @@ def load_subject(run: Run, max_examples: int) -> tuple[Model, Dataset | UserErro
         return model, UserError("No examples were asked for (--max_examples=0).")
     is_other, data = bool(evaluator["dataset"]), config["dataset"]
     try:
-        opened = create_dataset(
+        opened = model.open_dataset(
             name=evaluator["dataset"] or data["name"],
             split=evaluator["split"],
-            preprocess=preprocess,
             data_dir=evaluator["data_dir"] or data["data_dir"],
             label_key=evaluator["label_key"] or ("" if is_other else data["label_key"]),
             on_bad_image=data["on_bad_image"],
@@ -89,7 +87,7 @@ def load_subject(run: Run, max_examples: int) -> tuple[Model, Dataset | UserErro
     return model, dataclasses.replace(opened, source=Sample(opened, max_examples))
 
 
-def predictions(run: Run, model: Model, data: Dataset | UserError) -> list[Html]:
+def predictions(run: Run, model: Model, data: Any) -> list[Html]:
     """Confusion matrix, and the mistakes that the model is surest of.
 
     Raises:
@@ -105,7 +103,7 @@ def predictions(run: Run, model: Model, data: Dataset | UserError) -> list[Html]
     arrays = measure_examples(model, data, outputs)
     labels, guesses = arrays["label"], arrays["prediction"]
     wrong = np.flatnonzero(labels != guesses)
-    sample: Any = data.source
+    sample = data.source
     used = f"{len(labels):,} of {counted(sample.of, 'example')} of {data.name} {data.split}"
     times = f"{counted(len(wrong), 'time')} ({len(wrong) / len(labels):.2%})"
     text = f"On {used}, evenly spread, the model is wrong {times}."
@@ -168,7 +166,7 @@ def _mistakes(
     return [tag("div", *figures, class_="mistakes")]
 
 
-def inside(model: Model, data: Dataset | UserError) -> list[Html]:
+def inside(model: Model, data: Any) -> list[Html]:
     """The pictures that the model has; those of images only where there are examples.
 
     Raises:
@@ -180,7 +178,7 @@ def inside(model: Model, data: Dataset | UserError) -> list[Html]:
         reason = str(data).rstrip(".")
         drawings |= dict.fromkeys(("attention_distance", "rollout"), lambda: reason)
     else:
-        sample: Any = data.source
+        sample = data.source
         few = spread(range(len(sample)), _LOOKED_AT)
         images = [sample[i]["image"] for i in few]
         drawings |= of_images(model, images, [sample.names[i] for i in few], _BATCH)
