@@ -75,11 +75,11 @@ class NetworkBlocked(RuntimeError):
 
 
 def _is_local(address: Any) -> bool:
-    """Whether a socket address, or a host name, means this machine."""
+    """Whether an address of a socket, or a host, means this machine."""
     host = address[0] if isinstance(address, tuple) else address
     if isinstance(host, bytes):
         host = host.decode(errors="replace")
-    if host in (None, "", "localhost", socket.gethostname()):
+    if host in (None, "", "localhost", socket.gethostname()) or "/" in host:  # a socket's path
         return True
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
@@ -87,37 +87,20 @@ def _is_local(address: Any) -> bool:
         return False
 
 
-def _block_network() -> None:
-    connect, connect_ex, getaddrinfo = (
-        socket.socket.connect,
-        socket.socket.connect_ex,
-        socket.getaddrinfo,
-    )
+def _guard(owner: Any, name: str, position: int) -> None:
+    original = getattr(owner, name)
 
-    def check(address: Any) -> None:
-        if not _is_local(address):
-            raise NetworkBlocked(f"Tests run without the network, but one asked for {address!r}.")
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if not _is_local(args[position]):
+            raise NetworkBlocked(f"Tests run without the network, but one asked for {args}.")
+        return original(*args, **kwargs)
 
-    def guarded_connect(self: socket.socket, address: Any) -> None:
-        if self.family != socket.AF_UNIX:
-            check(address)
-        connect(self, address)
-
-    def guarded_connect_ex(self: socket.socket, address: Any) -> int:
-        if self.family != socket.AF_UNIX:
-            check(address)
-        return connect_ex(self, address)
-
-    def guarded_getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
-        check(host)
-        return getaddrinfo(host, *args, **kwargs)
-
-    socket.socket.connect = guarded_connect
-    socket.socket.connect_ex = guarded_connect_ex
-    socket.getaddrinfo = guarded_getaddrinfo
+    setattr(owner, name, guarded)
 
 
-_block_network()
+_guard(socket.socket, "connect", 1)
+_guard(socket.socket, "connect_ex", 1)
+_guard(socket, "getaddrinfo", 0)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

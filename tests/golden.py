@@ -59,6 +59,11 @@ def params(shapes: dict[str, tuple[int, ...]], recipe: str) -> dict[str, Any]:
     return unflatten_names({name: fill(name, tuple(s), recipe) for name, s in shapes.items()})
 
 
+def filled(model: Any, image_shape: tuple[int, ...], recipe: str = "fanin") -> Any:
+    """Parameters of a model for images of this shape."""
+    return params(shapes(model, image_shape), recipe)
+
+
 def images(n: int, height: int, width: int) -> np.ndarray:
     return np.random.default_rng(0).uniform(-1, 1, (n, height, width, 3)).astype(np.float32)
 
@@ -82,6 +87,15 @@ def shapes(
     """The same by name."""
     found = flatten_names(abstract_params(model, image_shape))
     return {name: leaf.shape for name, leaf in found.items()}
+
+
+def by_module(captured: Any) -> dict[str, Any]:
+    """What every module gave, by its name, from the collection `intermediates` of linen."""
+    flat = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(captured):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        flat[name.removesuffix("/0").removesuffix("__call__").rstrip("/")] = leaf
+    return flat
 
 
 def scanned(model: Any) -> Any:

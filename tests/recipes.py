@@ -6,18 +6,36 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-# What no recipe for pre-training sets, except where its test says so.
-UNTOUCHED: dict[str, Any] = {
+# What recipes for pre-training have in common; their tests say what differs.
+PRETRAINING: dict[str, Any] = {
+    "preprocess": "official_train(224)",
+    "eval_preprocess": "big_vision_eval(224, resize=256)",
+    "batch_size": 4096,
+    "repeated_augmentation": 1,
+    "dropout_rate": 0.0,
+    "attention_dropout_rate": 0.0,
+    "stochastic_depth_rate": 0.0,
+    "classifier": "token",
+    "position_embedding": "learned",
+    "mixup_alpha": 0.0,
     "cutmix_alpha": 0.0,
     "probability": 1.0,  # of a mix, where there is one
     "cutmix_probability": 0.5,
     "per_example": False,
-    "repeated_augmentation": 1,
-    "attention_dropout_rate": 0.0,
-    "decay_multipliers": (),
+    "name": "classification",
+    "loss": "sigmoid",
+    "label_smoothing": 0.0,
+    "optimizer": "adamw",
+    "b1": 0.9,
+    "b2": 0.999,
     "eps": 1e-8,
-    "cooldown_steps": 0,
+    "decay_parameters": "kernels",
+    "decay_multipliers": (),
     "polyak_decay": 0.0,
+    "schedule": "cosine",
+    "warmup_steps": 10_000,
+    "linear_end": 1e-5,
+    "cooldown_steps": 0,
 }
 
 

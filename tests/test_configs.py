@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +12,15 @@ from ml_collections import ConfigDict
 
 from configs import finetune, quickstart
 from tests import fixtures_data, tiny
+from tests.saved_models import save_model
 from tests.tiny import Script
 from vit_jax import config as default
 from vit_jax import run as run_module
 from vit_jax.command_line import help_of
-from vit_jax.data.pipeline import HostBatches
 from vit_jax.errors import UserError
-from vit_jax.models.create import MODELS, create_model
-from vit_jax.models.variants import get_variant
-from vit_jax.multihost.processes import start_processes
-from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.pretrained.fit.adapt import adapt_params
-from vit_jax.pretrained.load import load_pretrained
 from vit_jax.run import Run, create_run
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.mixing import create_mixing
-from vit_jax.training.schedule import to_steps
-from vit_jax.training.step import make_train_step
-from vit_jax.workdir.checkpoints import CheckpointManager
-
-ROOT = Path(__file__).resolve().parents[1]
-
-# Sections that are handed over whole, and who names their keys.
-SECTIONS: dict[str, Callable[..., Any] | tuple[Callable[..., Any], ...]] = {
-    "duration": to_steps,
-    "loader": HostBatches.__init__,
-    "mesh": create_mesh,
-    "mix": create_mixing,
-    "train_step": make_train_step,
-    "checkpoint": CheckpointManager.__init__,
-    "processes": (start_processes, Watchdog.start),
-    "pretrained": (load_pretrained, adapt_params),
-}
-
-
-@pytest.mark.parametrize("section", list(SECTIONS))
-def test_every_key_of_a_section_is_an_argument(section: str) -> None:
-    functions = SECTIONS[section]
-    known: set[str] = set()
-    for function in functions if isinstance(functions, tuple) else (functions,):
-        known |= set(inspect.signature(function).parameters)
-    assert set(default.get_config()[section]) <= known
-
-
-@pytest.mark.parametrize("variant", ["B/16", "R50+L/32", "DeiT-distilled-S/16", "R152x2"])
-def test_every_variant_is_a_section(variant: str) -> None:
-    config = default.get_config()
-    config.model = default.section("model", **get_variant(variant))
-    model = create_model(**config.model, num_classes=3)
-    assert type(model) is MODELS[get_variant(variant)["name"]]
-    assert model == create_model(**get_variant(variant), num_classes=3)
 
 
 def all_kinds() -> list[tuple[str, str]]:
@@ -102,10 +58,8 @@ def test_a_section_has_the_keys_of_its_kind_only() -> None:
 
 def test_the_loop_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen by watching the config while a fine-tuning runs."""
-    train_and_evaluate(tiny.config(duration__steps=2, schedule__warmup_steps=0), f"{tmp_path}/a")
-    config = tiny.config(
-        duration__steps=2, schedule__warmup_steps=0, pretrained__source=f"{tmp_path}/a"
-    )
+    source = str(save_model(tmp_path / "a", num_classes=3, mlp_dim=16))
+    config = tiny.config(duration__steps=2, pretrained__source=source)
     names = {id(node): key for key, node in config.items() if hasattr(node, "items")}
     names |= {id(config): "", id(config.evaluators.test): "evaluators.test"}
     read: set[str] = set()
@@ -128,29 +82,22 @@ def test_the_loop_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     unread = {key for key in every - read if not key.startswith(("sweep.", "evaluators."))}
     unread |= {f"evaluators.test.{key}" for key in config.evaluators.test} - read
     # scripts/sweep.py reads `sweep`, launch.main `processes`.
-    assert unread <= STARTED_BY_LAUNCH
-
-
-STARTED_BY_LAUNCH = {f"processes.{key}" for key in default.get_config().processes}
+    assert unread <= {f"processes.{key}" for key in config.processes}
 
 
 def _node(config: ConfigDict, key: str) -> ConfigDict:
     return functools.reduce(lambda node, part: node[part], key.split("."), config)
 
 
-def test_a_key_that_is_not_there_cannot_be_set() -> None:
+def test_what_can_be_set() -> None:
     config = default.get_config()
+    for patch_size in (8, (4, 8)):
+        config.model.patch_size = patch_size
+        assert config.model.patch_size == patch_size
     with pytest.raises(AttributeError, match="learning_rate"):
         config.optimizer.learing_rate = 1.0
     with pytest.raises(TypeError):
         config.optimizer.learning_rate = "fast"
-
-
-@pytest.mark.parametrize("patch_size", [8, (4, 8)])
-def test_patches_are_an_int_or_a_pair(patch_size: Any) -> None:
-    config = default.get_config()
-    config.model.patch_size = patch_size
-    assert config.model.patch_size == patch_size
 
 
 def built(config: ConfigDict) -> Run:
@@ -168,12 +115,8 @@ def test_quickstart_stages_build(stage: str, tmp_path: Path) -> None:
     run = built(config)
     assert run.description.grid == ((3, 3) if stage == "pretrain" else (6, 6))
     if stage != "pretrain":
-        assert run.dataset.num_examples == 300
-        assert {k: d.num_examples for k, d in run.datasets.items()} == {
-            "train": 300,
-            "validation": 300,
-            "test": 300,
-        }
+        assert {dataset.num_examples for dataset in run.datasets.values()} == {300}
+        assert set(run.datasets) == {"train", "validation", "test"}
 
 
 def test_fine_tuning_and_scratch_differ_in_their_start_alone() -> None:
@@ -182,19 +125,6 @@ def test_fine_tuning_and_scratch_differ_in_their_start_alone() -> None:
     assert ours["evaluators"]["test"].pop("at_start")
     assert not theirs["evaluators"]["test"].pop("at_start")
     assert ours == theirs
-
-
-@pytest.mark.parametrize("dataset", list(finetune.DATASETS))
-def test_fine_tuning_recipes_are_table_4(dataset: str) -> None:
-    config = finetune.get_config(f"B/16,{dataset}")
-    assert config.dataset.batch_size == 512
-    assert config.optimizer.clip_norm == 1.0
-    assert config.optimizer.weight_decay == 0.0
-    assert config.optimizer.momentum == 0.9
-    assert config.schedule.name == "cosine"
-    steps = {"imagenet2012": 20_000, "cifar10": 10_000, "cifar100": 10_000}
-    assert config.duration.steps == steps.get(dataset, 500)
-    assert "384" in config.dataset.preprocess
 
 
 @pytest.mark.parametrize("variant", ["Ti/16", "H/14", "R26+S/32"])
@@ -206,12 +136,6 @@ def test_fine_tuning_builds_on_a_real_tfds_directory(variant: str, tmp_path: Pat
     assert run.dataset.num_classes == 10
     grids = {"Ti/16": (24, 24), "H/14": (27, 27), "R26+S/32": (12, 12)}
     assert run.description.grid == grids[variant]
-
-
-@pytest.mark.parametrize("argument", ["B/16", "B/16,", "B/17,cifar10"])
-def test_arguments_of_the_recipe_that_make_no_sense(argument: str) -> None:
-    with pytest.raises(UserError, match=r"VARIANT,DATASET|Did you mean"):
-        finetune.get_config(argument)
 
 
 def test_a_saved_config_rebuilds_the_model() -> None:

@@ -14,17 +14,14 @@ from PIL import Image
 
 import vit_jax
 from tests import tiny
+from tests.saved_models import save_model
 from vit_jax.errors import UserError
-from vit_jax.inference import load
-from vit_jax.inference.features import extract_features
-from vit_jax.inference.predict import predict_images
-from vit_jax.train import train_and_evaluate
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("face")
-    train_and_evaluate(tiny.config(duration__steps=2), str(folder / "run"))
+    save_model(folder / "run", class_names=tuple("0123456789"))
     rng = np.random.default_rng(0)
     for name in ("a", "b", "c"):
         pixels = rng.integers(0, 256, (20, 24, 3), np.uint8)
@@ -88,50 +85,32 @@ def test_the_same_image_in_every_form(workdir: Path, model: Any) -> None:
     )
 
 
-def test_predictions_are_those_of_the_script(workdir: Path, model: Any) -> None:
-    paths = [str(workdir / f"{name}.png") for name in ("a", "b", "c")]
-    loaded = load.load_model(workdir / "run")
-    theirs = list(predict_images(loaded, paths, top=3))
-    ours = model.predict(paths, top=3)
-    for found, prediction in zip(ours, theirs, strict=True):
-        rows = prediction["predictions"]
-        assert [name for name, _ in found] == [row["class"] for row in rows]
-        expected = [row["probability"] for row in rows]
-        np.testing.assert_allclose([p for _, p in found], expected, rtol=1e-5)
-    assert model.predict(paths[0], top=3) == ours[0]
+def test_the_best_classes(workdir: Path, model: Any) -> None:
+    paths = [workdir / f"{name}.png" for name in ("a", "b", "c")]
+    found = model.predict(paths, top=3)
+    probabilities = np.asarray(jax.nn.softmax(model.logits(paths)))
+    for rows, each in zip(found, probabilities, strict=True):
+        best = np.argsort(-each)[:3]
+        assert [name for name, _ in rows] == [model.class_names[i] for i in best]
+        np.testing.assert_allclose([p for _, p in rows], each[best], rtol=1e-5)
+    assert model.predict(str(paths[0]), top=3) == found[0]
     assert {name for name, _ in model.predict(paths[0], top=10)} == set(model.class_names)
 
 
-def test_features_are_those_of_the_script(workdir: Path, model: Any) -> None:
-    extract_features(
-        str(workdir / "run"),
-        [str(workdir / "b.png")],
-        features=["cls", "block_0_tokens"],
-        output=str(workdir / "features.npz"),
-    )
-    arrays = np.load(workdir / "features.npz")
-    for name in ("cls", "block_0_tokens"):
-        np.testing.assert_allclose(
-            model.features(workdir / "b.png", name), arrays[name], rtol=1e-5, atol=1e-6
-        )
-
-
-def test_attention_in_batches(workdir: Path, model: Any) -> None:
+def test_attention_and_features_in_batches(workdir: Path, model: Any) -> None:
     paths = [workdir / f"{name}.png" for name in ("a", "b", "c")]
     found = model.attention(paths, batch_size=2)
-    assert found.shape == (1, 3, 2, 5, 5)
+    assert found.shape == (1, 3, 2, 5, 5)  # layers, images, heads
     np.testing.assert_allclose(found.sum(axis=-1), 1.0, rtol=1e-5)
     np.testing.assert_allclose(model.attention(paths[2]), found[:, 2:], rtol=1e-5)
-
-
-def test_look_is_that_of_the_module(workdir: Path, model: Any) -> None:
-    image = model.preprocess(workdir / "a.png")
-    found = model.look(workdir / "a.png", ["query", "tokens"])
-    expected = vit_jax.look(model.module, model.params, image, ["query", "tokens"])
-    assert found.keys() == expected.keys()
-    assert model.look(image, "query").keys() == {"query"}
-    for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+    inside = model.look(paths, ["query", "tokens"])
+    assert {name: array.shape for name, array in inside.items()} == {
+        "query": (1, 3, 5, 2, 8),
+        "tokens": (1, 3, 5, 16),
+    }
+    tokens = model.features(paths, "block_0_tokens", batch_size=2)
+    np.testing.assert_allclose(tokens, inside["tokens"][0], rtol=1e-5, atol=1e-6)
+    assert model.features(paths, "cls").shape == (3, 16)
 
 
 def test_a_batch_is_one_array(model: Any) -> None:

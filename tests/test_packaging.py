@@ -275,14 +275,14 @@ def test_what_is_not_ours_is_refused(clone: Clone) -> None:
     status, _, stderr = clone.setup("--test")
     known = "unknown argument '--test'; known: --tests, --help"
     assert (status, stderr) == (1, f"setup: error: {known}\n")
+    stderr = clone.setup(PYTHON="/no/python")[2]
+    assert re.fullmatch(r"setup: error: PYTHON=/no/python is not Python 3.11 or newer .*\n", stderr)
     (clone.root / ".venv").mkdir()
     clone.write(".venv/precious")
     for _ in range(2):
         status, _, stderr = clone.setup()
-        assert (status, stderr.endswith("was not made by this script; move it away.\n")) == (
-            1,
-            True,
-        )
+        assert status == 1
+        assert stderr.endswith("was not made by this script; move it away.\n")
     assert (clone.root / ".venv/precious").exists()
 
 
@@ -315,12 +315,6 @@ def test_the_python_that_setup_chooses(
         assert stderr.startswith("setup: error: no Python 3.11 or newer")
     else:
         assert stdout.startswith(f"setup: Python {chosen} ")
-    if there.get("python3") == 10:  # asked for by name
-        for name in ("/no/such/python", tools / "python3"):
-            stderr = clone.setup(PATH=str(tools), PYTHON=str(name))[2]
-            message = f"PYTHON={name} is not Python 3.11 or newer with its venv module ("
-            assert stderr.startswith(f"setup: error: {message}")
-            assert stderr.count("\n") == 1
 
 
 def test_the_dockerfile_installs_what_setup_py_and_the_constraints_name() -> None:

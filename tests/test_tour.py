@@ -36,17 +36,9 @@ def test_the_tour_runs(tmp_path: Path) -> None:
 
 
 def test_its_outputs_are_kept() -> None:
-    cells = json.loads(NOTEBOOK.read_text())["cells"]
-    pictures = 0
-    for cell in cells:
-        if cell["cell_type"] != "code":
-            continue
-        source = "".join(cell["source"])
-        outputs = cell["outputs"]
-        assert cell["execution_count"], source
-        assert all(each["output_type"] != "error" for each in outputs)
-        shows = "print(" in source or source.splitlines()[-1].startswith(("Image.", "model"))
-        assert shows == bool(outputs), source
-        pictures += any("image/png" in each.get("data", {}) for each in outputs)
-    assert pictures == 5
+    cells = [each for each in json.loads(NOTEBOOK.read_text())["cells"] if "outputs" in each]
+    assert all(cell["execution_count"] for cell in cells)
+    outputs = [each for cell in cells for each in cell["outputs"]]
+    assert "error" not in {each["output_type"] for each in outputs}
+    assert sum("image/png" in each.get("data", {}) for each in outputs) == 5
     assert NOTEBOOK.stat().st_size < 1_000_000

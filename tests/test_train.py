@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import signal
@@ -21,6 +20,8 @@ from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.names import flatten_names
+from vit_jax.parameters.sharding import create_mesh
+from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.clock import Clock
 from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
@@ -55,6 +56,8 @@ ALL_ON = {
     "train_step__polyak_decay": 0.9,
     "optimizer__clip_norm": 1.0,
     "optimizer__weight_decay": 0.1,
+    "optimizer__freeze": "cls",
+    "optimizer__layer_decay": 0.75,
 }
 
 
@@ -83,8 +86,10 @@ def test_a_run_leaves_what_it_promises(finished: Path) -> None:
     assert results["step"] == 8
     assert results["test/num_examples"] == 50
     assert 0 <= results["test/accuracy"] <= 1
-    rows = read_metrics(finished)
-    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 9))
+    rows = [row for row in read_metrics(finished) if "loss" in row]
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    # The rates that the updates used: a warm-up of 2 steps to 1e-3.
+    assert [row["learning_rate"] for row in rows[:3]] == pytest.approx([0.0, 0.0005, 0.001])
     model = json.loads((finished / "model.json").read_text())
     assert model["grid"] == [2, 2]
     assert model["class_names"] == [str(i) for i in range(10)]
@@ -96,15 +101,12 @@ def test_a_run_leaves_what_it_promises(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("results.json", b"[]"),
         ("results.json", b""),
         ("results.json", b'{"step": "8"}'),
-        ("results.json", b'{"a":' * 100_000),
-        ("params.npz", b""),
         ("params.npz", b"x" * 1000),
         ("metrics.jsonl", b'[]\n{"step": 8, "elapsed_seconds": "long"}\n{"step": 1}\n'),
     ],
-    ids=range(7),
+    ids=range(4),
 )
 def test_an_ended_run_ends_again_where_its_files_are_odd(
     file: str, content: bytes, finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -120,42 +122,46 @@ def test_an_ended_run_ends_again_where_its_files_are_odd(
     assert f"{stem}.1.{suffix}" in caplog.text
     assert results["step"] == 8
     assert results == json.loads((workdir / "results.json").read_text())
-    assert (workdir / "params.npz").read_bytes() == (finished / "params.npz").read_bytes()
+    assert_same_params(workdir, finished)
 
 
-def test_the_logged_rate_is_the_one_that_the_update_used(finished: Path) -> None:
-    rates = [row["learning_rate"] for row in read_metrics(finished) if "loss" in row]
-    assert rates[:3] == pytest.approx([0.0, 0.0005, 0.001])  # warm-up of 2 steps to 1e-3
+def losses(workdir: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(workdir) if "loss" in row]
+
+
+def assert_same_params(workdir: Path, other: Path) -> None:
+    assert (workdir / "params.npz").read_bytes() == (other / "params.npz").read_bytes()
+
+
+def scores_of(workdir: Path, step: int) -> dict[str, float]:
+    """What a checkpoint knows of its evaluation."""
+    return read_manifest(workdir / "checkpoints" / str(step) / "state")["note"]["metrics"]  # type: ignore[index]
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(finished: Path, tmp_path: Path) -> None:
-    """Mid-epoch (100 examples, 64 seen), under accumulation, dropout and averaging."""
-    run_until_saved(tiny.config(**ALL_ON), tmp_path / "run", 4)
-    assert not (tmp_path / "run" / "params.npz").exists()
-    train_and_evaluate(tiny.config(**ALL_ON), str(tmp_path / "run"))
-    ours, theirs = ((p / "params.npz").read_bytes() for p in (tmp_path / "run", finished))
-    assert ours == theirs
-    losses = [
-        [row["loss"] for row in read_metrics(p) if "loss" in row]
-        for p in (tmp_path / "run", finished)
-    ]
-    assert losses[0] == losses[1]
+    """Mid-epoch (100 examples, 64 seen), under accumulation, dropout, averaging and freezing."""
+    workdir = tmp_path / "run"
+    run_until_saved(tiny.config(**ALL_ON), workdir, 4)
+    assert not (workdir / "params.npz").exists()
+    train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
+    assert_same_params(workdir, finished)
+    assert losses(workdir) == losses(finished)
 
 
-def test_so_does_one_with_another_attention(tmp_path: Path) -> None:
+def test_so_does_one_with_another_attention_and_repeated_images(tmp_path: Path) -> None:
     """In bfloat16, with dropout, whose random words are the update's own."""
     config = tiny.config(
         model__attention="pallas",
         model__dtype="bfloat16",
         model__dropout_rate=0.1,
+        dataset__repeated_augmentation=2,
         duration__steps=4,
         checkpoint__every_steps=2,
     )
     train_and_evaluate(config, str(tmp_path / "whole"))
     run_until_saved(config, tmp_path / "parts", 2)
     train_and_evaluate(config, str(tmp_path / "parts"))
-    whole, parts = ((tmp_path / p / "params.npz").read_bytes() for p in ("whole", "parts"))
-    assert whole == parts
+    assert_same_params(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Path) -> None:
@@ -174,81 +180,51 @@ def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Pa
         patch.setattr(watchdog, "note", stopping)
         with pytest.raises(PreemptedError, match="Stopped as asked after step 4 of 8"):
             train_and_evaluate(config, str(workdir))
-    saved = workdir / "checkpoints" / "4" / "state"
-    assert read_manifest(saved)["note"]["metrics"] == {}  # type: ignore[index]
+    assert scores_of(workdir, 4) == {}
     assert not any("test/accuracy" in row for row in read_metrics(workdir))
 
     train_and_evaluate(config, str(workdir))
     evaluated = {row["step"]: row for row in read_metrics(workdir) if "test/accuracy" in row}
     assert sorted(evaluated) == [4, 8]
-    scores = read_manifest(saved)["note"]["metrics"]  # type: ignore[index]
-    assert scores["test/accuracy"] == evaluated[4]["test/accuracy"]
-    ours, theirs = ((p / "params.npz").read_bytes() for p in (workdir, finished))
-    assert ours == theirs
+    assert scores_of(workdir, 4)["test/accuracy"] == evaluated[4]["test/accuracy"]
+    assert_same_params(workdir, finished)
 
 
 def test_a_score_that_only_the_log_has_goes_to_its_checkpoint(tmp_path: Path) -> None:
     """Killed after it was evaluated, and before its checkpoint was told."""
     evaluation = {"evaluators__test__every_steps": 4, "checkpoint__best_metric": "test/accuracy"}
     train_and_evaluate(tiny.config(duration__steps=4, **evaluation), str(tmp_path))
-    saved = tmp_path / "checkpoints" / "4" / "state"
-    scores = read_manifest(saved)["note"]["metrics"]  # type: ignore[index]
-    write_manifest(saved, {"metrics": {}})
-    train_and_evaluate(tiny.config(**evaluation), str(tmp_path), resume="force")
-    assert scores == read_manifest(saved)["note"]["metrics"]  # type: ignore[index]
+    scores = scores_of(tmp_path, 4)
     assert "test/accuracy" in scores
+    write_manifest(tmp_path / "checkpoints" / "4" / "state", {"metrics": {}})
+    train_and_evaluate(tiny.config(**evaluation), str(tmp_path), resume="force")
+    assert scores_of(tmp_path, 4) == scores
 
 
-def test_a_finished_run_returns_its_results_at_once(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_finished_run_returns_its_results_and_the_workdir_of_another_is_refused(
+    finished: Path,
 ) -> None:
-    before = (finished / "params.npz").stat().st_mtime_ns
-    monkeypatch.setattr("vit_jax.run.initial_state", None)  # would fail if it were called
-    results = train_and_evaluate(tiny.config(**ALL_ON), str(finished))
-    assert results["step"] == 8
-    assert (finished / "params.npz").stat().st_mtime_ns == before
-
-
-def test_the_workdir_of_another_run_is_refused_and_forced(finished: Path) -> None:
     other = tiny.config(**{**ALL_ON, "optimizer__learning_rate": 0.5})
     with pytest.raises(UserError, match=r"optimizer.learning_rate: 0.001 -> 0.5"):
         train_and_evaluate(other, str(finished))
     # How a run is carried out may change; here another mesh, and it has ended anyway.
     same = tiny.config(**{**ALL_ON, "mesh__fsdp": 2, "log__every_steps": 3})
+    before = (finished / "params.npz").stat().st_mtime_ns
     assert train_and_evaluate(same, str(finished))["step"] == 8
+    assert (finished / "params.npz").stat().st_mtime_ns == before
 
 
 def test_another_mesh_continues_the_run(finished: Path, tmp_path: Path) -> None:
     run_until_saved(tiny.config(**ALL_ON), tmp_path / "run", 4)
     layout = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
     train_and_evaluate(tiny.config(**ALL_ON, **layout), str(tmp_path / "run"))
-    losses = [
-        [row["loss"] for row in read_metrics(p) if "loss" in row]
-        for p in (tmp_path / "run", finished)
-    ]
     # Sums over devices come in another order: a unit or two in the last place.
-    np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-6)
-
-
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
-    finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    workdir = tmp_path / "run"
-    run_until_saved(tiny.config(**ALL_ON), workdir, 8)
-    files = [p for p in (workdir / "checkpoints" / "8").rglob("*") if "/d/" in str(p)]
-    victim = max(files, key=lambda path: path.stat().st_size)
-    content = bytearray(victim.read_bytes())
-    content[len(content) // 2] ^= 1
-    victim.write_bytes(content)
-    with caplog.at_level(logging.WARNING):
-        train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
-    assert victim.name in caplog.text
-    assert (workdir / "params.npz").read_bytes() == (finished / "params.npz").read_bytes()
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(finished), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("scan", [False, True])
 def test_fine_tuning_at_twice_the_resolution(finished: Path, tmp_path: Path, scan: bool) -> None:
-    """From a work directory, into a rectangle of tokens, with new classes and a zero head."""
+    """Into a rectangle of tokens, with new classes and a zero head; the rest is as it was."""
     root = fixtures_data.write_folder(
         tmp_path / "photos", {"train": {"cat": 20, "dog": 20}, "test": {"cat": 5, "dog": 6}}
     )
@@ -259,10 +235,10 @@ def test_fine_tuning_at_twice_the_resolution(finished: Path, tmp_path: Path, sca
         dataset__eval_preprocess="decode|resize(32, 16)",
         evaluators__test__split="test",
         evaluators__test__at_start=True,
-        pretrained__source=str(finished),
+        pretrained__source=str(finished / "params.npz" if scan else finished),
         model__scan=scan,
         duration__steps=2,
-        schedule__warmup_steps=0,
+        optimizer__learning_rate=0.0,
     )
     results = train_and_evaluate(config, str(tmp_path / "run"))
     start = read_metrics(tmp_path / "run")[0]
@@ -276,26 +252,12 @@ def test_fine_tuning_at_twice_the_resolution(finished: Path, tmp_path: Path, sca
     with np.load(tmp_path / "run" / "params.npz") as params:
         assert params["Transformer/posembed_input/pos_embedding"].shape == (1, 9, 16)
         assert params["head/kernel"].shape == (16, 2)
-        assert "Transformer/encoderblock_0/LayerNorm_0/scale" in params.files
-
-
-def test_fine_tuning_starts_from_the_pretrained_values(finished: Path, tmp_path: Path) -> None:
-    config = tiny.config(
-        pretrained__source=str(finished / "params.npz"),
-        duration__steps=1,
-        schedule__warmup_steps=0,
-        optimizer__learning_rate=0.0,
-    )
-    train_and_evaluate(config, str(tmp_path / "run"))
-    with (
-        np.load(finished / "params.npz") as before,
-        np.load(tmp_path / "run" / "params.npz") as after,
-    ):
-        for name in before.files:
-            if name.startswith("head/"):
-                assert not after[name].any()
-            else:
-                np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+        assert not params["head/kernel"].any()
+        with np.load(finished / "params.npz") as before:
+            assert set(params.files) == set(before.files)
+            for name in before.files:
+                if not name.startswith("head/") and "posembed" not in name:
+                    np.testing.assert_array_equal(params[name], before[name], err_msg=name)
 
 
 def test_nan_stops_the_run_with_its_step_and_keeps_the_checkpoint(tmp_path: Path) -> None:
@@ -393,7 +355,6 @@ BAD_CONFIGS = {
     "heads": ({"model__num_heads": 0}, r"model.num_heads=0"),
     "dropout": ({"model__dropout_rate": 1.0}, r"dropout_rate=1.0"),
     "metric": ({"checkpoint__best_metric": "tset/accuracy"}, r"Did you mean 'test/accuracy'"),
-    "metric of none": ({"checkpoint__best_metric": "test/acuracy"}, r"mean 'test/accuracy'"),
     "infinite": ({"mix__mixup_alpha": float("inf")}, r"mix.mixup_alpha=inf"),
     "decay": ({"optimizer__weight_decay": -0.1}, r"weight_decay=-0.1"),
     "seed": ({"seed": 2**32}, r"seed=4294967296 must be from 0 to 4294967295"),
@@ -411,16 +372,13 @@ BAD_CONFIGS = {
 
 @pytest.mark.parametrize("case", list(BAD_CONFIGS))
 def test_bad_configs_end_in_one_line_before_any_compilation(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def compiled(*_: Any, **_kwargs: Any) -> None:
-        raise AssertionError("compiled something")
-
-    monkeypatch.setattr("jax._src.compiler.backend_compile_and_load", compiled)
     overrides, message = BAD_CONFIGS[case]
-    with pytest.raises(UserError, match=message) as error:
+    with jax.log_compiles(), pytest.raises(UserError, match=message) as error:
         train_and_evaluate(tiny.config(**overrides), str(tmp_path / "run"))
     assert "\n" not in str(error.value)
+    assert "XLA compilation" not in caplog.text
 
 
 def test_folders_that_cannot_be_trained_on_are_named(tmp_path: Path) -> None:
@@ -448,9 +406,6 @@ def test_a_mistake_does_not_lock_the_workdir(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_examples", [1, 7, 50, 64])
 def test_every_example_counts_once(num_examples: int) -> None:
     """Against plain numpy over the same scans; 8 devices, batches of 24."""
-    from vit_jax.parameters.sharding import create_mesh
-    from vit_jax.run import create_run
-
     config = tiny.config(
         evaluators__test__split=f"test[:{num_examples}]", evaluators__test__batch_size=24
     )

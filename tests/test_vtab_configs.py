@@ -32,48 +32,27 @@ FIRST = ("validation", 0)
 _DSPRITES = ({"train": 737_280}, ("train", 589_824), ("train", 663_552, 73_728))
 _SMALLNORB = ({"train": 24_300, "test": 24_300}, ("test", 0), ("test", 12_150, 12_150))
 _CLEVR = rows(70_000, 15_000, 15_000, ("train", 63_000), "validation")
-VTAB_1K: dict[str, tuple[dict[str, int], tuple[str, int], tuple[str, int, int]]] = {
-    "caltech101": rows(3060, 0, 6084, ("train", 2754)),
-    "cifar100": rows(50_000, 0, 10_000, ("train", 45_000)),
-    "dtd": rows(1880, 1880, 1880, FIRST),
-    "oxford_flowers102": rows(1020, 1020, 6149, FIRST),
-    "oxford_iiit_pet": rows(3680, 0, 3669, ("train", 2944)),
-    "sun397": rows(76_128, 10_875, 21_750, FIRST),
-    "svhn": rows(73_257, 0, 26_032, ("train", 65_931)),
-    "patch_camelyon": rows(262_144, 32_768, 32_768, FIRST),
-    "eurosat": ({"train": 27_000}, ("train", 16_200), ("train", 21_600, 5_400)),
-    "resisc45": ({"train": 31_500}, ("train", 18_900), ("train", 25_200, 6_300)),
-    "diabetic_retinopathy": rows(35_126, 10_906, 42_670, FIRST),
-    "clevr_count": _CLEVR,
-    "clevr_distance": _CLEVR,
-    "dmlab": rows(65_550, 22_628, 22_735, FIRST),
-    "dsprites_location": _DSPRITES,
-    "dsprites_orientation": _DSPRITES,
-    "kitti_distance": rows(6347, 423, 711, FIRST),
-    "smallnorb_azimuth": _SMALLNORB,
-    "smallnorb_elevation": _SMALLNORB,
-}
-# Classes of each task, of TFDS's features and of the benchmark's code.
-VTAB_CLASSES = {
-    "caltech101": 102,
-    "cifar100": 100,
-    "dtd": 47,
-    "oxford_flowers102": 102,
-    "oxford_iiit_pet": 37,
-    "sun397": 397,
-    "svhn": 10,
-    "patch_camelyon": 2,
-    "eurosat": 10,
-    "resisc45": 45,
-    "diabetic_retinopathy": 5,
-    "clevr_count": 8,
-    "clevr_distance": 6,
-    "dmlab": 6,
-    "dsprites_location": 16,
-    "dsprites_orientation": 16,
-    "kitti_distance": 4,
-    "smallnorb_azimuth": 18,
-    "smallnorb_elevation": 9,
+# Classes, of TFDS's features and of the benchmark's code; the splits.
+VTAB_1K: dict[str, tuple[int, dict[str, int], tuple[str, int], tuple[str, int, int]]] = {
+    "caltech101": (102, *rows(3060, 0, 6084, ("train", 2754))),
+    "cifar100": (100, *rows(50_000, 0, 10_000, ("train", 45_000))),
+    "dtd": (47, *rows(1880, 1880, 1880, FIRST)),
+    "oxford_flowers102": (102, *rows(1020, 1020, 6149, FIRST)),
+    "oxford_iiit_pet": (37, *rows(3680, 0, 3669, ("train", 2944))),
+    "sun397": (397, *rows(76_128, 10_875, 21_750, FIRST)),
+    "svhn": (10, *rows(73_257, 0, 26_032, ("train", 65_931))),
+    "patch_camelyon": (2, *rows(262_144, 32_768, 32_768, FIRST)),
+    "eurosat": (10, {"train": 27_000}, ("train", 16_200), ("train", 21_600, 5_400)),
+    "resisc45": (45, {"train": 31_500}, ("train", 18_900), ("train", 25_200, 6_300)),
+    "diabetic_retinopathy": (5, *rows(35_126, 10_906, 42_670, FIRST)),
+    "clevr_count": (8, *_CLEVR),
+    "clevr_distance": (6, *_CLEVR),
+    "dmlab": (6, *rows(65_550, 22_628, 22_735, FIRST)),
+    "dsprites_location": (16, *_DSPRITES),
+    "dsprites_orientation": (16, *_DSPRITES),
+    "kitti_distance": (4, *rows(6347, 423, 711, FIRST)),
+    "smallnorb_azimuth": (18, *_SMALLNORB),
+    "smallnorb_elevation": (9, *_SMALLNORB),
 }
 
 
@@ -88,7 +67,7 @@ def test_table_9_averages_to_what_table_2_says() -> None:
 @pytest.mark.parametrize("task", VTAB_1K)
 def test_vtab_1k(task: str) -> None:
     config = finetune.get_config(f"B/16,vtab/{task}")
-    sizes, (validation, start), (test, test_start, test_size) = VTAB_1K[task]
+    classes, sizes, (validation, start), (test, test_start, test_size) = VTAB_1K[task]
     train800, val200 = ("train", 0, 800), (validation, start, start + 200)
     assert parts(config.dataset.split, sizes) == [train800, val200]
     assert parts(config.sweep.train_split, sizes) == [train800]
@@ -107,7 +86,7 @@ def test_vtab_1k(task: str) -> None:
     else:
         features = tfds.builder(config.dataset.name, data_dir="/none").info.features
         num_classes = features[label_key or "label"].num_classes
-    assert num_classes == VTAB_CLASSES[task]
+    assert num_classes == classes
 
 
 def test_vtab_is_complete_and_keeps_labels_intact() -> None:

@@ -30,10 +30,6 @@ def atol(config: str) -> float:
     return 5e-5 if config.startswith("R") else 1e-5
 
 
-def filled_params(model: Any, recipe: str, image_shape: tuple[int, ...]) -> Any:
-    return golden.params(golden.shapes(model, (1, *image_shape)), recipe)
-
-
 def apply(model: Any, params: Any, images: np.ndarray) -> np.ndarray:
     """In the scan form; the details are of the loop."""
     return np.asarray(logits_of(golden.scanned(model))(stack_blocks(params), images))
@@ -95,7 +91,7 @@ ALONE = [key for key in LOGITS if key not in DETAILS and not LEFT_OUT.match(key)
 def test_logits(key: str) -> None:
     config, recipe = key.split("|")
     model = golden.model(config, num_classes=10)
-    params = filled_params(model, recipe, (224, 224, 3))
+    params = golden.filled(model, (1, 224, 224, 3), recipe)
     logits = apply(model, params, golden.images(2, 224, 224))
     np.testing.assert_allclose(logits, golden.arrays("vit_logits")[key], rtol=0, atol=atol(config))
 
@@ -131,7 +127,7 @@ VARIED = [key for key in golden.arrays("vit_variants") if not NOT_HERE.match(key
 def test_variants(key: str) -> None:
     config, recipe = key.split("|")
     model, image_size, factor = variant(config)
-    params = filled_params(model, recipe, (*image_size, 3))
+    params = golden.filled(model, (1, *image_size, 3), recipe)
     logits = apply(model, params, golden.images(2, *image_size) * np.float32(factor))
     expected = golden.arrays("vit_variants")[key]
     np.testing.assert_allclose(logits, expected, rtol=0, atol=atol(config))
@@ -142,7 +138,7 @@ def test_logits_intermediates_loss_and_gradients(key: str) -> None:
     config, recipe = key.split("|")
     expected = golden.table("vit_detail")[key]
     model = golden.model(config, num_classes=10)
-    params = filled_params(model, recipe, (224, 224, 3))
+    params = golden.filled(model, (1, 224, 224, 3), recipe)
     # Through many ReLUs the reference's own gradients differ by percents from one core to two, and
     # there is no rule for a gradient in the ResNet. Of the stem they are compared.
     gradients = not config.startswith("R26")
@@ -150,10 +146,8 @@ def test_logits_intermediates_loss_and_gradients(key: str) -> None:
     np.testing.assert_allclose(logits, golden.arrays("vit_logits")[key], rtol=0, atol=atol(config))
     assert float(loss) == pytest.approx(expected["loss"], abs=2e-5)
 
-    values = {
-        name.rpartition("__call__")[0].strip("/") or "(output)": value
-        for name, value in flatten_captured(captured).items()
-    }
+    values = golden.by_module(captured)
+    values["(output)"] = values.pop("")
     assert set(expected["intermediates"]) <= set(values)
     for name, numbers in expected["intermediates"].items():
         value = np.asarray(values[name])
@@ -163,15 +157,6 @@ def test_logits_intermediates_loss_and_gradients(key: str) -> None:
         assert value.std() == pytest.approx(std, abs=1e-4 * scale), name
     if gradients:
         check_gradients(flatten_names(grads), expected)
-
-
-def flatten_captured(captured: Any) -> dict[str, np.ndarray]:
-    """`a/b/__call__` -> the one value that linen stored there."""
-    flat = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(captured):
-        keys = [str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey)]
-        flat["/".join(keys)] = leaf
-    return flat
 
 
 def check_gradients(grads: dict[str, Any], expected: dict[str, Any]) -> None:

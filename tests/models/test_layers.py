@@ -1,4 +1,4 @@
-"""Layer norms are Flax's, computed again in the backward pass."""
+"""Layer norms are Flax's, computed again for the gradient; dropout is independent everywhere."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tests import golden
-from vit_jax.models.layers import LayerNorm
+from vit_jax.models.layers import Dropout, LayerNorm, random_words
 
 
 def outputs_and_gradients(norm: nn.Module, x: np.ndarray) -> Any:
@@ -40,3 +41,71 @@ def test_layer_norm_has_the_bits_of_flax(dtype: Any) -> None:
         assert errors[0] < errors[1]
         ours, flax = ((y, of_params) for y, (of_params, _) in (ours, flax))
     jax.tree.map(np.testing.assert_array_equal, ours, flax)
+
+
+SHAPE = (16, 50, 768)  # 614,400 places
+
+
+def kept(seed: int, shape: tuple[int, ...] = SHAPE, rate: float = 0.1) -> np.ndarray:
+    return np.asarray(random_words(jax.random.key(seed), shape)) >= round(rate * 2**32)
+
+
+def test_kept_values_are_scaled_and_evaluation_changes_nothing() -> None:
+    x = jnp.full(SHAPE, 3.0)
+    out = Dropout(0.25).apply({}, x, deterministic=False, rngs={"dropout": jax.random.key(0)})
+    assert set(np.unique(out)) == {0.0, 4.0}
+    np.testing.assert_array_equal(Dropout(0.25).apply({}, x, deterministic=True), x)
+    np.testing.assert_array_equal(Dropout(0.0).apply({}, x, deterministic=False), x)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.9])
+def test_the_rate_of_all_of_each_token_and_of_each_feature(rate: float) -> None:
+    dropped = 1.0 - kept(0, rate=rate)
+    deviation = np.sqrt(rate * (1 - rate))
+    for axes in ((0, 1, 2), (0, 2), (1, 2), (0, 1), (2,)):
+        means = np.atleast_1d(dropped.mean(axes))
+        count = dropped.size // means.size
+        # 5 standard deviations, of up to 800 means; skewed where few are dropped.
+        assert np.abs(means - rate).max() < 5 * deviation / np.sqrt(count) + 3 / count
+        if means.size > 1 and count * rate > 20:
+            # Spread as independent draws spread, neither more nor less.
+            spread = means.std() / (deviation / np.sqrt(count))
+            assert spread == pytest.approx(1.0, abs=4 / np.sqrt(2 * means.size))
+
+
+@pytest.mark.parametrize(
+    "lag", [(0, 0, 1), (0, 0, 2), (0, 0, 256), (0, 1, 0), (1, 0, 0), (0, 1, 1)]
+)
+def test_neighbours_are_independent(lag: tuple[int, int, int]) -> None:
+    values = kept(1, rate=0.5) - 0.5
+    shifted = values[tuple(slice(step, None) for step in lag)]
+    original = values[tuple(slice(0, size - step) for size, step in zip(SHAPE, lag, strict=True))]
+    correlation = 4 * np.mean(shifted * original)
+    assert abs(correlation) < 4.5 / np.sqrt(shifted.size)
+
+
+def test_each_bit_is_fair_and_runs_of_words_fill_a_cube() -> None:
+    words = np.asarray(random_words(jax.random.key(2), SHAPE))
+    for bit in range(32):
+        assert np.mean((words >> bit) & 1) == pytest.approx(0.5, abs=4.5 / 2 / np.sqrt(words.size))
+    # Eight equal parts of each of three following words: 512 cells.
+    parts = (words >> 29).reshape(-1, 3)
+    counts = np.bincount(parts @ np.array([64, 8, 1]), minlength=512)
+    expected = len(parts) / 512
+    chi_square = np.sum((counts - expected) ** 2) / expected
+    assert abs(chi_square - 511) < 4.5 * np.sqrt(2 * 511)
+
+
+def test_keys_and_places_differ() -> None:
+    first, second = kept(3, rate=0.5), kept(4, rate=0.5)
+    assert abs(np.mean(first == second) - 0.5) < 0.003
+
+
+def test_the_same_on_every_mesh() -> None:
+    draw = jax.jit(lambda key: random_words(key, SHAPE))
+    expected = np.asarray(draw(jax.random.key(5)))
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    for spec in (("data",), (None, None, "tensor"), ("data", None, "tensor")):
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        split: Any = jax.jit(draw, out_shardings=sharding)
+        np.testing.assert_array_equal(split(jax.random.key(5)), expected)

@@ -14,7 +14,7 @@ from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.models.look import INSIDE, look
-from vit_jax.parameters.names import flatten_names, stack_blocks
+from vit_jax.parameters.names import stack_blocks
 
 SMALL = {"patch_size": 8, "hidden_size": 32, "num_layers": 3, "mlp_dim": 64, "num_heads": 4}
 IMAGES = golden.images(2, 16, 24)  # a grid of 2 x 3
@@ -25,8 +25,7 @@ def model_and_params(name: str = "vit", **model: Any) -> tuple[Any, Any]:
     module = create_model(name, num_classes=5, **sizes)
     plain = {**sizes, "scan": False, "attention": "reference"}
     loop = create_model(name, num_classes=5, **plain)
-    flat = flatten_names(golden.abstract_params(loop, IMAGES.shape))
-    params = golden.params({name: leaf.shape for name, leaf in flat.items()}, "fanin")
+    params = golden.filled(loop, IMAGES.shape)
     return module, stack_blocks(params) if module.scan else params
 
 

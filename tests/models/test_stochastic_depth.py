@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from tests import golden
-from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.models.layers import StochasticDepth, drop_rates
 from vit_jax.models.vit import Encoder1DBlock, MlpBlock
-from vit_jax.parameters.names import flatten_names, stack_blocks
+from vit_jax.parameters.names import stack_blocks
 
 SMALL = {
     "name": "vit",
@@ -29,9 +28,8 @@ RNGS = {"dropout": jax.random.key(3)}
 TWO_BLOCKS = {**SMALL, "num_layers": 2}
 
 
-def params_of(model: Any) -> Any:
-    flat = flatten_names(golden.abstract_params(model, IMAGES.shape))
-    return golden.params({name: leaf.shape for name, leaf in flat.items()}, "fanin")
+def params_of(**model: Any) -> Any:
+    return golden.filled(create_model(**model), IMAGES.shape)
 
 
 def logits_of(model: Any, params: Any, *, train: bool) -> np.ndarray:
@@ -53,7 +51,7 @@ def test_branches_of_single_examples_are_dropped_at_the_rate_of_their_block(
     scan: bool, remat: str
 ) -> None:
     model = create_model(**SMALL, stochastic_depth_rate=0.6, scan=scan, remat=remat)
-    params = params_of(create_model(**SMALL))
+    params = params_of(**SMALL)
     seen_types = (Encoder1DBlock, StochasticDepth, MlpBlock, nn.MultiHeadDotProductAttention)
     _, captured = jax.jit(
         lambda p: model.apply(
@@ -110,7 +108,7 @@ def test_remat_draws_the_same_again() -> None:
     results = []
     for remat in ("none", "full"):
         model = create_model(**TWO_BLOCKS, stochastic_depth_rate=0.6, scan=True, remat=remat)
-        params = stack_blocks(params_of(create_model(**TWO_BLOCKS)))
+        params = stack_blocks(params_of(**TWO_BLOCKS))
 
         def loss(p: Any, model: Any = model) -> jax.Array:
             logits = model.apply({"params": p}, IMAGES[:8], train=True, rngs=RNGS)
@@ -126,7 +124,7 @@ def test_evaluation_is_that_of_the_model_without() -> None:
     """Of the distilled DeiT, which is a VisionTransformer with another end."""
     plain = create_model(**{**TWO_BLOCKS, "name": "deit"}, scan=True)
     model = create_model(**{**TWO_BLOCKS, "name": "deit"}, scan=True, stochastic_depth_rate=0.6)
-    params = stack_blocks(params_of(create_model(**{**TWO_BLOCKS, "name": "deit"})))
+    params = stack_blocks(params_of(**{**TWO_BLOCKS, "name": "deit"}))
     logits, plain_logits = (logits_of(m, params, train=False) for m in (model, plain))
     np.testing.assert_array_equal(logits, plain_logits)
     trained = logits_of(model, params, train=True)
@@ -136,7 +134,7 @@ def test_evaluation_is_that_of_the_model_without() -> None:
 def test_it_takes_no_random_number_from_dropout() -> None:
     """At a rate so small that nothing is dropped, dropout's masks are those of a rate of 0."""
     kwargs = {**TWO_BLOCKS, "dropout_rate": 0.5, "scan": True}
-    params = stack_blocks(params_of(create_model(**TWO_BLOCKS)))
+    params = stack_blocks(params_of(**TWO_BLOCKS))
     models = [create_model(**kwargs, stochastic_depth_rate=rate) for rate in (0.0, 1e-12)]
     logits = [logits_of(model, params, train=True) for model in models]
     np.testing.assert_array_equal(*logits)
@@ -149,8 +147,3 @@ def test_it_keeps_the_compute_dtype() -> None:
     out = StochasticDepth().apply({}, x, 0.1, deterministic=False, rngs=RNGS)
     assert out.dtype == jnp.bfloat16
     assert set(np.unique(np.asarray(out, np.float32))) == {0.0, float(jnp.bfloat16(1 / 0.9))}
-
-
-def test_a_rate_that_is_none() -> None:
-    with pytest.raises(UserError, match="stochastic_depth_rate=1.0"):
-        create_model(**TWO_BLOCKS, stochastic_depth_rate=1.0)

@@ -26,6 +26,8 @@ from vit_jax.inference.predict import predict_images
 from vit_jax.models.create import create_model
 from vit_jax.objectives.classification import MultiLabel
 from vit_jax.objectives.objective import Task
+from vit_jax.parameters.sharding import create_mesh
+from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 
 RNG = jax.random.key(0)
@@ -159,27 +161,18 @@ def test_from_the_table_to_the_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "evaluator", "message"),
     [
-        ({"objective__name": "classification"}, "has several labels per image, .*'multi_label'"),
-        ({"dataset__name": "digits"}, "has one label per image, objective.name='multi_label' is"),
+        ({"objective__name": "classification"}, "average_precision", "has several labels per "),
+        ({"dataset__name": "digits"}, "average_precision", "one label per image, objective.name="),
+        ({"evaluators__test__dataset": "digits"}, "average_precision", "'digits' has one label "),
+        ({}, "classification", "'average_precision'"),
     ],
 )
-def test_labels_that_do_not_fit_the_objective(
-    tmp_path: Path, overrides: dict[str, Any], message: str
+def test_labels_and_evaluators_that_do_not_fit_the_objective(
+    tmp_path: Path, overrides: dict[str, Any], evaluator: str, message: str
 ) -> None:
+    given = config(photos(tmp_path), **overrides)
+    tiny.default.set_kind(given, "evaluators.test", evaluator)
     with pytest.raises(UserError, match=message):
-        train_and_evaluate(config(photos(tmp_path), **overrides), str(tmp_path / "run"))
-
-
-def test_the_data_of_an_evaluator_have_the_same_kind_of_labels(tmp_path: Path) -> None:
-    given = config(photos(tmp_path), evaluators__test__dataset="digits")
-    with pytest.raises(UserError, match="dataset.name='digits' has one label per image"):
-        train_and_evaluate(given, str(tmp_path / "run"))
-
-
-def test_an_evaluator_of_another_task(tmp_path: Path) -> None:
-    given = config(photos(tmp_path))
-    tiny.default.set_kind(given, "evaluators.test", "classification")
-    with pytest.raises(UserError, match="'average_precision'"):
-        train_and_evaluate(given, str(tmp_path / "run"))
+        create_run(given, create_mesh())

@@ -1,9 +1,7 @@
-"""Freezing and layer-wise rates: exactly which parameters, in both forms of the blocks."""
+"""Freezing, layer-wise rates and decay: exactly which parameters, in both forms of the blocks."""
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,12 +14,9 @@ from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import VARIANTS
-from vit_jax.parameters.groups import frozen_mask, layer_factors
-from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names, unstack_blocks
-from vit_jax.parameters.sharding import create_mesh, state_shardings
+from vit_jax.parameters.groups import decay_factors, frozen_mask, layer_factors
+from vit_jax.parameters.names import flatten_names, stack_blocks, unstack_blocks
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.step import TrainState, create_train_state
-from vit_jax.workdir.checkpoints import CheckpointManager
 
 
 def group_model(**overrides: object) -> Any:
@@ -31,13 +26,10 @@ def group_model(**overrides: object) -> Any:
 
 def group_params(scan: bool, seed: int = 0) -> dict:
     """The parameters of a small model and, as gradients, others of the same shapes."""
-    model = group_model()
-    shapes = {
-        name: leaf.shape for name, leaf in flatten_names(golden.abstract_params(model)).items()
-    }
     rng = np.random.default_rng(seed)
-    tree = unflatten_names(
-        {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    tree = jax.tree.map(
+        lambda leaf: rng.normal(size=leaf.shape).astype(np.float32),
+        golden.abstract_params(group_model()),
     )
     return stack_blocks(tree) if scan else tree
 
@@ -192,19 +184,6 @@ def test_scan_and_loop_get_the_same_updates(name: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, *after)
 
 
-def test_a_layer_that_learns_slowly_also_decays_slowly() -> None:
-    """As BEiT: with zero gradients Adam leaves rate * factor * decay * parameter."""
-    params = group_params(scan=False)
-    tx = create_optimizer(
-        "adamw", schedule=lambda _: jnp.float32(0.1), weight_decay=0.5, layer_decay=0.5
-    )
-    updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
-    flat, start = flatten_names(updates), flatten_names(params)
-    for name, factor in {"embedding/kernel": 0.125, "head/kernel": 1.0}.items():
-        np.testing.assert_allclose(flat[name], -0.1 * factor * 0.5 * start[name], rtol=1e-6)
-    np.testing.assert_array_equal(flat["head/bias"], 0.0)
-
-
 def test_layer_decay_counts_blocks_that_are_frozen() -> None:
     params = group_params(scan=False)
     kwargs = {"schedule": lambda _: jnp.float32(0.1), "layer_decay": 0.5}
@@ -226,70 +205,77 @@ def test_layer_decay_mistakes_are_named(decay: float) -> None:
         tx.init({"head": {"kernel": jnp.zeros((2, 2))}})
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_moments_are_sharded_as_their_parameters(scan: bool) -> None:
-    """With freezing and layer decay around them, on 8 devices."""
-    model = group_model(hidden_size=16, mlp_dim=16, scan=scan)
-    tx = create_optimizer(
-        "adamw", schedule=lambda _: 0.1, freeze="embedding/.*|cls", layer_decay=0.5
+KERNELS = (
+    *(f"MultiHeadDotProductAttention_0/{name}/kernel" for name in ("query", "key", "value", "out")),
+    *(f"MlpBlock_0/Dense_{i}/kernel" for i in (0, 1)),
+)
+
+
+def ones() -> Any:
+    params = golden.abstract_params(group_model(), (1, 32, 32, 3))
+    return jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), params)
+
+
+def decay(params: Any, **kwargs: Any) -> dict[str, np.ndarray]:
+    """Flat: what one update of rate 0.1 takes from every parameter for decay of 0.5 alone."""
+    tx = create_optimizer("adamw", schedule=lambda _: jnp.float32(0.1), weight_decay=0.5, **kwargs)
+
+    @jax.jit
+    def update(params: Any) -> Any:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        updates, _ = tx.update(zeros, tx.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    after = update(params)
+    return {name: np.asarray(1.0 - value) for name, value in flatten_names(after).items()}
+
+
+def test_exactly_these_parameters_decay_so_much() -> None:
+    """ViT-g's pairs, and a block of its own; the first that matches counts."""
+    multipliers = (("head/kernel", 100.0), (f"{BLOCK}_1/.*", 0.5), (".*", 2.0))
+    factors = flatten_names(decay_factors(ones(), r".*/kernel", multipliers))
+    expected = {"head/kernel": 100.0, "embedding/kernel": 2.0}
+    expected |= {f"{BLOCK}_0/{name}": 2.0 for name in KERNELS}
+    expected |= {f"{BLOCK}_1/{name}": 0.5 for name in KERNELS}
+    assert {name: factor for name, factor in factors.items() if factor} == expected
+    assert len(factors) > len(expected)
+    taken = decay(ones(), decay_multipliers=multipliers)
+    for name, value in taken.items():
+        # Differences from 1 in float32.
+        np.testing.assert_allclose(value, 0.05 * expected.get(name, 0.0), atol=1e-6, err_msg=name)
+
+
+def test_blocks_of_the_scan_form_have_factors_of_their_own() -> None:
+    kwargs = {"decay_multipliers": ((f"{BLOCK}_1/.*", 3.0),), "layer_decay": 0.5}
+    loop = decay(ones(), **kwargs)
+    scan = decay(stack_blocks(ones()), **kwargs)
+    for name in KERNELS:
+        stacked = np.stack([loop[f"{BLOCK}_{i}/{name}"] for i in (0, 1)])
+        np.testing.assert_array_equal(scan[f"{BLOCK}/{name}"], stacked)
+        # Layer decay of 0.5 ** 2 and 0.5 for the two blocks.
+        np.testing.assert_allclose(stacked[0], 0.05 * 0.25, atol=1e-6)
+        np.testing.assert_allclose(stacked[1], 0.05 * 0.5 * 3.0, atol=1e-6)
+
+
+def test_what_is_frozen_does_not_decay() -> None:
+    taken = decay(
+        ones(), freeze="embedding/.*|cls|Transformer/.*", decay_multipliers=(("head/kernel", 2.0),)
     )
-    state = jax.eval_shape(
-        lambda params: create_train_state(params, tx=tx, polyak_decay=0.0),
-        golden.abstract_params(model),
-    )
-    shardings = state_shardings(state, create_mesh(fsdp=8))
-    expected = flatten_names(shardings.params)
-    moments = {
-        "/".join(str(entry.key) for entry in path if hasattr(entry, "key")): leaf.spec
-        for path, leaf in jax.tree_util.tree_leaves_with_path(shardings.opt_state)
-    }
-    del moments[""]  # the counters
-    assert set(moments) == {name for name in expected if not name.startswith(("embedding", "cls"))}
-    assert all(moments[name] == expected[name].spec for name in moments)
-    assert sum(bool(leaf.spec and "fsdp" in leaf.spec) for leaf in expected.values()) > 10
+    assert {name for name, value in taken.items() if np.any(value)} == {"head/kernel"}
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_a_checkpoint_brings_back_what_freezing_left(scan: bool, tmp_path: Path) -> None:
-    """Two updates, a checkpoint, two more: bit for bit the same; sharded, bfloat16 momentum."""
-    model = group_model(hidden_size=16, mlp_dim=16, scan=scan)
-    tx = create_optimizer(
-        "sgd",
-        schedule=lambda step: 0.1 + 0.01 * step,
-        clip_norm=1.0,
-        momentum_dtype="bfloat16",
-        freeze="embedding/.*|cls",
-        layer_decay=0.5,
-    )
-
-    def start(rng: jax.Array) -> TrainState:
-        params = model.init(rng, jnp.zeros((1, 224, 224, 3)), train=False)["params"]
-        return create_train_state(params, tx=tx, polyak_decay=0.0)
-
-    mesh = create_mesh(fsdp=8)
-    shapes = jax.eval_shape(start, jax.random.key(0))
-    shardings = state_shardings(shapes, mesh)
-    abstract = jax.tree.map(
-        lambda leaf, each: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=each),
-        shapes,
-        shardings,
-    )
-
-    @functools.partial(jax.jit, out_shardings=shardings)
-    def update(state: TrainState) -> TrainState:
-        grads = jax.tree.map(lambda p: jnp.sin(p + state.step), state.params)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
-
-    state = update(update(jax.jit(start, out_shardings=shardings)(jax.random.key(0))))
-    checkpoints = CheckpointManager(tmp_path, every_steps=1, keep=1)
-    checkpoints.save(2, state)
-    step, restored = checkpoints.restore(abstract)
-    checkpoints.close()
-    assert step == 2
-    assert jax.tree.structure(restored) == jax.tree.structure(state)
-    undisturbed, resumed = update(update(state)), update(update(restored))
-    jax.tree.map(np.testing.assert_array_equal, resumed, undisturbed)
-    moments = [leaf for leaf in jax.tree.leaves(resumed.opt_state) if leaf.ndim]
-    assert {str(leaf.dtype) for leaf in moments} == {"bfloat16"}
-    jax.tree.map(np.testing.assert_array_equal, resumed.params["cls"], state.params["cls"])
+@pytest.mark.parametrize(
+    ("multipliers", "message"),
+    [
+        ((("haed/kernel", 2.0),), "'haed/kernel' matches no .*Did you mean 'head/kernel'"),
+        ((("head/bias", 2.0),), "'head/bias' matches no whole name of a parameter that decays"),
+        ((("head/kernel", -1.0),), "'head/kernel' has the factor -1.0"),
+        ((("head/kernel", float("nan")),), "factor nan"),
+        ((("head/(kernel", 1.0),), "pairs of a regular expression"),
+        (("head/kernel", 1.0), "pairs of a regular expression"),
+        ((("head/kernel", "much"),), "pairs of a regular expression"),
+    ],
+)  # fmt: skip
+def test_decay_multiplier_mistakes_are_named(multipliers: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        decay(ones(), decay_multipliers=multipliers)

@@ -10,14 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from tests import golden
 from vit_jax.errors import UserError
-from vit_jax.models.create import create_model
-from vit_jax.models.variants import VARIANTS
 from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names
-from vit_jax.parameters.sharding import create_mesh, parameter_spec, state_shardings
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.step import create_train_state
 
 BLOCK = "Transformer/encoderblock_"
 # Two axes of at least 32; three of which two are; one that is too small; a vector.
@@ -128,30 +123,6 @@ def test_a_bfloat16_momentum_is_all_that_is_as_large_as_the_parameters() -> None
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) < 400 * 300 + 800
     without = create_optimizer("adafactor", schedule=lambda _: 0.1, momentum=0.0)
     assert max(leaf.size for leaf in jax.tree.leaves(without.init(params))) == 400
-
-
-def test_momentum_is_sharded_like_its_parameter() -> None:
-    """Every leaf of the state has a path that ends in its parameter's."""
-    row = {**VARIANTS["Ti/16"], "num_layers": 1}
-    params = golden.abstract_params(create_model(**row, num_classes=16))
-    tx = create_optimizer(
-        "adafactor", schedule=lambda _: 0.1, clip_norm=1.0, weight_decay=0.1, freeze="head/bias"
-    )
-    state = jax.eval_shape(lambda: create_train_state(
-        jax.tree.map(lambda x: jnp.zeros(x.shape), params), tx=tx, polyak_decay=0.0
-    ))  # fmt: skip
-    mesh = create_mesh(fsdp=8)
-    shardings = state_shardings(state, mesh)
-    names = set(flatten_names(params))
-    momenta = 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state):
-        name = "/".join(str(e.key) for e in path if isinstance(e, jax.tree_util.DictKey))
-        assert name in names or leaf.ndim == 0
-        if name in names and leaf.shape == flatten_names(params)[name].shape:
-            momenta += 1
-            sharding = dict(jax.tree_util.tree_leaves_with_path(shardings.opt_state))[path]
-            assert sharding.spec == parameter_spec(name, leaf.shape, mesh), name
-    assert momenta >= len(names) - 1
 
 
 def test_it_works_with_freezing_and_layer_decay() -> None:

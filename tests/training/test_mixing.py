@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,15 +13,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy import stats
 
 from tests import tiny
-from vit_jax import run as run_module
-from vit_jax import train
 from vit_jax.errors import UserError
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import LOSSES, Task, one_hot_targets
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.run import Run, create_run
+from vit_jax.run import create_run
 from vit_jax.training.mixing import create_mixing, random_boxes
-from vit_jax.training.step import TrainState, create_train_state, make_train_step
+from vit_jax.training.step import create_train_state, make_train_step
 
 KEY = jax.random.key(7)
 
@@ -235,15 +231,6 @@ def test_the_loss_is_the_weighted_sum_of_both_labels_losses(loss: str) -> None:
     assert float(metrics["accuracy"]) == pytest.approx(np.mean(logits.argmax(-1) == heavier))
 
 
-def test_targets_sum_to_one() -> None:
-    """Seen from outside: the softmax loss of equal logits is log K times their sum."""
-    weight = np.random.default_rng(0).random(8, np.float32)
-    batch = {**make_batch(8), "label_weight": weight, "other_label": np.arange(8)[::-1]}
-    objective = Classification(Task.of(Model(np.zeros((8, 8), np.float32))), label_smoothing=0.1)
-    value, _ = objective.loss({}, batch, KEY)
-    assert float(value) == pytest.approx(np.log(8), rel=1e-6)
-
-
 class Probe:
     """An objective whose gradient is what it sees of the batch, and that gives its key away."""
 
@@ -313,46 +300,6 @@ def test_mixing_is_a_function_of_seed_and_step_and_leaves_dropouts_key_alone() -
 def test_mistakes_are_named(kwargs: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_mixing(**kwargs)
-
-
-class Started(Exception):
-    """The loop has asked for its first batch."""
-
-
-def test_the_loop_mixes_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it hands over; mixing itself is seen above, repeats in tests/data/test_pipeline.py."""
-    asked: dict[str, Any] = {}
-
-    def make_train_step(*_: Any, **kwargs: Any) -> None:
-        asked.update(kwargs)
-
-    def loop(_run: Any, _state: Any, batches: Iterator[Any], **_: Any) -> None:
-        asked["labels"] = np.asarray(next(batches)["label"])
-        raise Started
-
-    monkeypatch.setattr(run_module, "make_train_step", make_train_step)
-    monkeypatch.setattr(train, "train", loop)
-    state = TrainState(jax.device_put(np.int32(0)), {}, (), None)
-    monkeypatch.setattr(Run, "initial_state", lambda *_: state)
-    config = tiny.config(
-        mix__mixup_alpha=0.8,
-        mix__per_example=True,
-        dataset__repeated_augmentation=2,
-        model__stochastic_depth_rate=0.1,
-    )
-    with pytest.raises(Started):
-        train.train_and_evaluate(config, str(tmp_path / "mixed"))
-    mixed = asked["mixing"](make_batch(4), KEY)
-    assert len(np.unique(mixed["label_weight"])) > 1
-    labels = asked["labels"]
-    np.testing.assert_array_equal(labels[:8], labels[8:])
-    config.mix.mixup_alpha, config.mix.per_example = 0.0, False
-    config.dataset.repeated_augmentation = 1
-    with pytest.raises(Started):
-        train.train_and_evaluate(config, str(tmp_path / "plain"))
-    assert asked["mixing"] is None
-    labels = asked["labels"]
-    assert np.any(labels[:8] != labels[8:])
 
 
 def test_repeats_are_checked_before_anything_starts() -> None:

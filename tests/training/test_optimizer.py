@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from vit_jax.models.variants import VARIANTS
 from vit_jax.parameters.groups import decay_factors
 from vit_jax.parameters.names import flatten_names
 from vit_jax.training.optimizer import create_optimizer
-from vit_jax.training.schedule import SCHEDULES, create_schedule
+from vit_jax.training.schedule import SCHEDULES, create_schedule, to_steps
 
 
 @pytest.mark.parametrize("row", golden.table("lr_schedule"), ids=lambda row: str(row)[:60])
@@ -69,6 +71,25 @@ def test_schedule_mistakes_are_named(name: str, kwargs: dict, message: str) -> N
         create_schedule(name, learning_rate=1.0, total_steps=100, **kwargs)
 
 
+def test_units_of_a_duration() -> None:
+    sizes = {"num_examples": 1_281_167, "batch_size": 4096}
+    assert to_steps(steps=7, **sizes) == 7
+    assert to_steps(examples=40960, **sizes) == 10
+    assert to_steps(epochs=300.0, **sizes) == 93_835  # paper: ImageNet, 300 epochs
+    assert to_steps(epochs=90.0, num_examples=14_197_122, batch_size=4096) == 311_948
+
+
+def test_steps_win_so_that_a_command_line_can_shorten_a_recipe() -> None:
+    assert to_steps(steps=5, epochs=90.0, num_examples=100, batch_size=10) == 5
+    assert to_steps(examples=50, epochs=90.0, num_examples=100, batch_size=10) == 5
+
+
+@pytest.mark.parametrize("duration", [{}, {"steps": 0}, {"epochs": 0.01}])
+def test_nothing_to_do_is_refused(duration: dict) -> None:
+    with pytest.raises(UserError, match="duration"):
+        to_steps(**duration, num_examples=100, batch_size=10)
+
+
 def test_exactly_these_parameters_decay() -> None:
     row = {**VARIANTS["Ti/16"], "num_layers": 1, "representation_size": 8}
     params = golden.abstract_params(create_model(**row, num_classes=3))
@@ -92,8 +113,13 @@ ZEROS = jax.tree.map(jnp.zeros_like, PARAMS)
 
 def one_update(name: str, grads: dict, **kwargs: object) -> dict:
     tx = create_optimizer(name, schedule=lambda _: jnp.float32(0.1), **kwargs)
-    updates, _ = tx.update(grads, tx.init(PARAMS), PARAMS)
-    return optax.apply_updates(PARAMS, updates)
+
+    @jax.jit
+    def update(params: Any, grads: Any) -> Any:
+        updates, _ = tx.update(grads, tx.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    return update(PARAMS, grads)
 
 
 def test_decay_is_decoupled_times_the_learning_rate_and_spares_biases() -> None:
