@@ -79,7 +79,7 @@ setup(
     package_data={
         "vit_jax": ["py.typed"],
         "vit_jax.pretrained.zoo": ["checkpoints.jsonl", "labels/*.txt"],
-        "vit_jax.report": ["page.css", "page.js"],
+        "vit_jax.report": ["page.css"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,

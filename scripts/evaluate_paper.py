@@ -11,14 +11,16 @@ or a name of scripts/zoo.py list. The suites (configs/suites.py) are
   transfer  fine-tuning on the five data sets of table 5, the learning rate chosen on held-out data
   vtab      fine-tuning on the 19 tasks of VTAB-1k, with the means of their groups
 
-What is not prepared on disk is left out, and the table says what prepares it. Prints the table and
-writes it to WORKDIR/SUITE/suite.md, suite.csv and suite.json; the same command resumes. Fine-tuning
-takes --config.KEY=VALUE, as --config.dataset.batch_size=64 for a small GPU.
+What is not prepared on disk, or fails, is left out; the table says why, and the exit status is 2.
+Prints the table and writes it to WORKDIR/SUITE/suite.md and suite.json; the same command
+resumes. Fine-tuning takes --config.KEY=VALUE, as --config.dataset.batch_size=64 for a small GPU.
 """
 
 import argparse
 import os
 import sys
+
+from absl import flags
 
 from vit_jax import launch
 
@@ -45,6 +47,8 @@ if __name__ == "__main__":
     arguments, overrides = parser.parse_known_args()
     launch.start_logging()
     with launch.one_line_errors(resumes=True):
+        from vit_jax.command_line import override
+        from vit_jax.errors import UserError
         from vit_jax.inference.load import load_model
         from vit_jax.sweep import suite
         from vit_jax.sweep.run import task_number
@@ -54,9 +58,15 @@ if __name__ == "__main__":
         datasets = [each for each in arguments.datasets.split(",") if each]
         sizes = model.description.model
         tasks = suites.tasks(arguments.suite, sizes, datasets, arguments.image_size)
+        for settings in (task["settings"] for task in tasks):
+            if "config" in settings:
+                settings["config"] = override(settings["config"], overrides, flags.FlagValues())
+            elif overrides:
+                given = " ".join(overrides)
+                raise UserError(f"unexpected arguments: {given}; nothing is trained here.")
         rows = suite.evaluate_suite(
             model,
-            suite.override_tasks(tasks, overrides),
+            tasks,
             os.path.join(arguments.workdir, arguments.suite),
             train=train_and_evaluate,
             seeds=arguments.seeds,
@@ -66,3 +76,6 @@ if __name__ == "__main__":
             task=task_number(arguments.task, arguments.num_tasks, os.environ),
         )
         print(suite.markdown(rows, arguments.source))
+        failed = [row.task for row in rows if row.state not in ("finished", "missing")]
+        if failed:
+            raise UserError(f"no result of {', '.join(failed)}; the table says why.")

@@ -48,7 +48,8 @@ def main():
     as_json = arguments.pop("json")
     launch.start_logging(to_stderr=True)
     with launch.one_line_errors():
-        from vit_jax.export.write import export_model, report_text
+        from vit_jax.export.convert import report_text
+        from vit_jax.export.write import export_model
 
         report = export_model(**arguments)
         print(json.dumps(report, indent=2) if as_json else report_text(report))

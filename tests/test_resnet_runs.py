@@ -189,7 +189,7 @@ def test_exports(format: str, finished: Path, tmp_path: Path) -> None:
     assert report["max_difference"] <= report["tolerance"]
     card = (tmp_path / "out" / "README.md").read_text()
     assert "pre-activation ResNet" in card
-    assert "Feature map | 4 x 4" in card
+    assert "Grid of tokens or features: 4 x 4" in card
 
 
 def test_transformers_and_resnets_do_not_fit_each_other(finished: Path, tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ IMAGES = golden.images(2, 32, 32)
 FOLDERS = ("timm", "huggingface", "orbax")
 
 
+def seeded_file(folder: Path, image_shape: tuple[int, ...] = (32, 32, 3), **sizes: Any) -> Path:
+    module = create_model(**weights.SMALL, num_classes=7, **sizes)
+    return write_arrays(folder / "a.npz", weights.seeded(module, image_shape))
+
+
 @pytest.fixture(scope="module")
 def params() -> dict[str, np.ndarray]:
     module = create_model(**weights.SMALL, num_classes=7)
@@ -63,7 +68,7 @@ def test_every_format_is_read_and_written(
     report = convert_checkpoint(str(sources[source]), str(target), format=name)
     assert report["source_format"] == source
     assert report["parameters_identical"]
-    assert report["max_logits_difference"] == 0.0
+    assert report["max_difference"] == 0.0
     assert all(Path(file).is_file() for file in report["files"])
     json.dumps(report)
     found = load_model(target)
@@ -120,22 +125,19 @@ def test_the_tour(tmp_path: Path) -> None:
 
 
 def test_the_class_tokens_position_moves_into_it(tmp_path: Path) -> None:
-    module = create_model(**weights.SMALL, num_classes=7)
-    params = weights.seeded(module, (32, 32, 3))
-    source = write_arrays(tmp_path / "a.npz", params)
-    report = convert_checkpoint(str(source), str(tmp_path / "b.npz"), format="big_vision")
+    source = str(seeded_file(tmp_path))
+    report = convert_checkpoint(source, str(tmp_path / "b.npz"), format="big_vision")
     assert not report["parameters_identical"]
-    assert report["max_logits_difference"] <= 1e-5
+    assert report["max_difference"] <= 1e-5
 
 
 def test_without_head(tmp_path: Path) -> None:
-    module = create_model(**weights.SMALL, num_classes=7, representation_size=20)
-    source = write_arrays(tmp_path / "a.npz", weights.seeded(module, (32, 32, 3)))
+    source = str(seeded_file(tmp_path, representation_size=20))
     target = tmp_path / "timm"
     with pytest.raises(UserError, match="--drop_head"):
-        convert_checkpoint(str(source), str(target), format="timm")
+        convert_checkpoint(source, str(target), format="timm")
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]  # nothing is left behind
-    report = convert_checkpoint(str(source), str(target), format="timm", drop_head=True)
+    report = convert_checkpoint(source, str(target), format="timm", drop_head=True)
     assert {"head/kernel", "pre_logits/bias"} <= report["arrays"]["dropped"].keys()
     loaded = load_model(target)
     assert loaded.description.model["num_classes"] == 0
@@ -145,11 +147,9 @@ def test_without_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_rectangles_in_every_format(name: str, tmp_path: Path) -> None:
     """What we write beside the weights tells their grid, also where the positions do not."""
-    module = create_model(**weights.SMALL, num_classes=7)
-    params = weights.seeded(module, (32, 48, 3))
-    source = write_arrays(tmp_path / "a.npz", params)
+    source = str(seeded_file(tmp_path, (32, 48, 3)))
     target = tmp_path / (name if name in FOLDERS else f"{name}.npz")
-    convert_checkpoint(str(source), str(target), format=name, grid=(4, 6))
+    convert_checkpoint(source, str(target), format=name, grid=(4, 6))
     assert load_model(target).description.grid == (4, 6)
     again = tmp_path / "again.npz"
     report = convert_checkpoint(str(target), str(again), format="npz", image_size=(48, 64))
@@ -162,11 +162,10 @@ def test_fixed_positions_are_written_as_learned_ones(tmp_path: Path) -> None:
     sizes = {**weights.SMALL, "classifier": "gap", "position_embedding": "sincos2d"}
     params = weights.seeded(create_model(**sizes, num_classes=7), (32, 32, 3))
     source = write_arrays(tmp_path / "a.npz", google.to_big_vision(params))
-    report = convert_checkpoint(
-        str(source), str(tmp_path / "timm"), format="timm", image_size=(32, 32)
-    )
+    target, size = str(tmp_path / "timm"), (32, 32)
+    report = convert_checkpoint(str(source), target, format="timm", image_size=size)
     assert any("fixed positions" in note for note in report["notes"])
-    assert report["max_logits_difference"] <= 1e-5
+    assert report["max_difference"] <= 1e-5
     assert load_model(tmp_path / "timm").description.model["position_embedding"] == "learned"
 
 
@@ -182,8 +181,7 @@ def test_fixed_positions_are_written_as_learned_ones(tmp_path: Path) -> None:
 )
 def test_preprocessing_in_timms_words(spec: str, expected: dict[str, Any], tmp_path: Path) -> None:
     """What timm is told comes back as the same sizes and scaling."""
-    module = create_model(**weights.SMALL, num_classes=7)
-    source = write_arrays(tmp_path / "a.npz", weights.seeded(module, (32, 32, 3)))
+    source = seeded_file(tmp_path)
     description = load_model(source).description
     dataclasses.replace(description, eval_preprocess=spec).write(tmp_path / "a.json")
     convert_checkpoint(str(source), str(tmp_path / "timm"), format="timm")
@@ -204,10 +202,7 @@ def test_every_size_of_a_crop_comes_back() -> None:
 
 
 def test_what_a_format_cannot_say_is_said(tmp_path: Path) -> None:
-    module = create_model(**weights.SMALL, num_classes=7)
-    params = weights.seeded(module, (32, 32, 3))
-    path = write_arrays(tmp_path / "a.npz", params)
-    convert_checkpoint(str(path), str(tmp_path / "hf"), format="huggingface")
+    convert_checkpoint(str(seeded_file(tmp_path)), str(tmp_path / "hf"), format="huggingface")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert (config["hidden_act"], config["layer_norm_eps"]) == ("gelu_pytorch_tanh", 1e-6)
     config |= {"hidden_act": "gelu", "layer_norm_eps": 1e-12}
@@ -223,7 +218,6 @@ def test_what_a_format_cannot_say_is_said(tmp_path: Path) -> None:
     ("name", "format", "message"),
     [
         ("there.npz", "npz", "exists"),
-        ("new", "npz", "call it NAME.npz"),
         ("new.npz", "timm", "writes a folder"),
         ("there.x.npz", "npz", "there.x.json exists"),
         ("new", "tensorflow", r"--format='tensorflow'.*Known: npz"),
@@ -240,13 +234,12 @@ def test_destinations_that_do_not_go(
 
 
 def test_the_command(sources: dict[str, Path], tmp_path: Path, script: tiny.Script) -> None:
-    result = script(
-        "convert_checkpoint.py", str(sources["npz"]), str(tmp_path / "t"), "--format=timm", "--json"
-    )
+    command = ["convert_checkpoint.py", "--format=timm", "--json"]
+    result = script(*command, str(sources["npz"]), str(tmp_path / "t"))
     assert json.loads(result.stdout)["format"] == "timm"  # stdout holds nothing else
     broken = tmp_path / "broken.npz"
     broken.write_bytes(sources["npz"].read_bytes()[:1000])
-    result = script("convert_checkpoint.py", str(broken), str(tmp_path / "u"), "--format=timm")
+    result = script(*command, str(broken), str(tmp_path / "u"))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert result.stderr.startswith("error: ")
     assert not (tmp_path / "u").exists()

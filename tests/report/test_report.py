@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import html
-import itertools
+import base64
 import json
 import re
 import shutil
@@ -13,25 +12,23 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
 from tests import fixtures_data, tiny
 from vit_jax.data.datasets import create_dataset
-from vit_jax.errors import UserError
 from vit_jax.files.paths import to_path
 from vit_jax.inference.load import load_model
 from vit_jax.report import model as of_model
-from vit_jax.report.charts import line_chart
 from vit_jax.report.page import table, tag
 from vit_jax.report.report import write_report
-from vit_jax.report.runs import Curve
 from vit_jax.train import train_and_evaluate
 from vit_jax.workdir.metrics import read_metrics
 
 SECTIONS = ["results", "curves", "time", "predictions", "inside", "settings", "provenance"]
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-CODE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
+CODE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
 
 def read(page: str) -> ET.Element:
@@ -101,37 +98,34 @@ def changed(tmp_path: Path, workdir: Path) -> Path:
     return folder
 
 
-def edit(folder: Path, change: Any) -> None:
-    """Applies `change` to the config."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    change(config)
-    path.write_text(json.dumps(config))
+def edit(folder: Path, name: str, change: Any) -> None:
+    """Applies `change` to a JSON file."""
+    content = json.loads((folder / name).read_text())
+    change(content)
+    (folder / name).write_text(json.dumps(content))
 
 
 def test_the_page_is_well_formed_and_asks_no_host(page: ET.Element, page_file: Path) -> None:
-    assert page.attrib["lang"] == "en"
     assert [each.attrib["id"] for each in page.iter("section")] == SECTIONS
-    levels = [int(each.tag[1]) for each in page.iter() if re.fullmatch(r"h\d", each.tag)]
-    assert all(after <= before + 1 for before, after in itertools.pairwise([0, *levels]))
-    ids = [each.attrib["id"] for each in page.iter() if "id" in each.attrib]
-    assert len(set(ids)) == len(ids)
     links = [each.attrib["href"] for each in page.iter("a")]
-    assert {link[1:] for link in links} == {"main", *SECTIONS} <= set(ids)
+    assert links == [f"#{name}" for name in ("main", *SECTIONS)]
     for each in page.iter():
         assert each.tag not in ("link", "iframe", "object")
         assert each.attrib.get("src", "data:image/").startswith("data:image/")
-    codes = CODE.findall(page_file.read_text())
-    assert [name for name, _ in codes] == ["style", "script"]
-    assert not any(re.search(r"url\(|@import|https?:", code) for _, code in codes)
+    [style] = CODE.findall(page_file.read_text())
+    assert not re.search(r"url\(|@import|https?:", style)
 
 
 def test_nothing_takes_eyes(page: ET.Element) -> None:
     images = list(page.iter("img"))
-    assert len(images) > 4
-    assert all(len(each.attrib["alt"]) > 20 for each in images)
-    for each in page.iterfind(".//*[@role='img']"):
-        assert len(each.attrib["aria-label"]) > 20
+    assert len(section(page, "curves").findall(".//img")) >= 4
+    assert len(section(page, "inside").findall(".//img")) == 4
+    for each in images:
+        assert len(each.attrib["alt"]) > 20
+        content = base64.b64decode(each.attrib["src"].partition(";base64,")[2])
+        pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+        assert min(pixels.shape[:2]) >= 16
+        assert np.std(pixels) > 0  # something is on it
     for each in page.iter("table"):
         assert {cell.get("scope") for cell in each.iterfind("thead/tr/th")} == {"col"}
         assert all(row[0].get("scope") == "row" for row in each.iterfind("tbody/tr"))
@@ -164,31 +158,19 @@ def test_the_results_are_those_of_the_run(page: ET.Element, workdir: Path) -> No
     assert times["training"] == f"{results['goodput'] * results['seconds']:,.1f}"
 
 
-def points_of(chart: ET.Element) -> list[np.ndarray]:
-    """Of each line [N, 2]."""
-    texts = [each.attrib["points"].split() for each in chart.iter("polyline")]
-    return [np.array([point.split(",") for point in each], float) for each in texts]
-
-
 def test_the_curves_have_every_row(page: ET.Element, workdir: Path) -> None:
-    rows = read_metrics(workdir)
-    found = page.findall(".//figure[@class='chart']")
-    charts = {text_of(each.find(".//h3")): each for each in found}
-    assert {"loss", "accuracy", "learning_rate", "images_per_second"} <= set(charts)
-    of_training = [row["loss"] for row in rows if "loss" in row]
-    of_test = [row["test/loss"] for row in rows if "test/loss" in row]
+    rows, curves = read_metrics(workdir), section(page, "curves")
+    alts = [each.attrib["alt"] for each in curves.iter("img")]
+    ends: Any = dict(alt.split(" over the steps; at the end ") for alt in alts)
+    assert {"loss", "accuracy", "learning_rate", "images_per_second"} <= set(ends)
+    of_training = [f"{row['loss']:.4g}" for row in rows if "loss" in row]
+    of_test = [f"{row['test/loss']:.4g}" for row in rows if "test/loss" in row]
     assert [len(of_training), len(of_test)] == [8, 2]
-    points, average, evaluations = points_of(charts["loss"])
-    assert [len(points), len(average), len(evaluations)] == [8, 8, 2]
-    # The places on the paper are an affine map of the numbers; one decimal is printed.
-    values, drawn = of_training + of_test, np.concatenate([points, evaluations])[:, 1]
-    slope, offset = np.polyfit(values, drawn, 1)
-    np.testing.assert_allclose(drawn, slope * np.array(values) + offset, atol=0.11)
-    assert slope < 0  # up is more
-    header, *numbers = rows_of(charts["loss"])
-    assert header == ["step", "training", "test"]
-    assert [row[1] for row in numbers] == [f"{x:.4g}" for x in of_training]
-    assert [row[2] for row in numbers if row[2]] == [f"{x:.4g}" for x in of_test]
+    assert ends["loss"] == f"loss {of_training[-1]}, test/loss {of_test[-1]}"
+    header, *numbers = rows_of(curves)
+    for name, values in (("loss", of_training), ("test/loss", of_test)):
+        column = header.index(name)
+        assert [row[column] for row in numbers if row[column]] == values
 
 
 def test_the_confusion_matrix_is_that_of_the_model(
@@ -206,7 +188,9 @@ def test_the_confusion_matrix_is_that_of_the_model(
     assert found == counts[np.ix_(seen, seen)].tolist()
     wrong = int(counts.sum() - counts.trace())
     text = text_of(section(page, "predictions"))
-    assert f"On 24 examples of {photos} test, the model is wrong {wrong} times" in text
+    assert (
+        f"On 24 of 24 examples of {photos} test, evenly spread, the model is wrong {wrong}" in text
+    )
     mistakes = page.findall(".//figure[@class='mistake']")
     assert len(mistakes) == min(wrong, 12) > 0
     shares = [float(re.search(r"([\d.]+)%", text_of(each))[1]) for each in mistakes]  # type: ignore[index]
@@ -219,13 +203,13 @@ def test_what_differs_from_the_defaults_or_the_recipe(
     rows = {row[0]: row[1:] for row in rows_of(section(page, "settings"))}
     assert rows["dataset.batch_size"] == ["16", "512"]
     assert "dataset.on_bad_image" not in rows
-    path = changed / "provenance.jsonl"
-    start = json.loads(path.read_text())
-    start["command"] = "python scripts/train.py --config=/elsewhere/configs/quickstart.py:scratch"
+    path, recipe = changed / "provenance.jsonl", "configs/quickstart.py:scratch"
+    command = f"python scripts/train.py --config=/elsewhere/{recipe}"
+    start = {**json.loads(path.read_text()), "command": command}
     path.write_text(json.dumps(start) + '\n{"torn')
     page = report(changed, tmp_path, max_examples=0)
     settings, provenance = section(page, "settings"), section(page, "provenance")
-    assert "What differs from configs/quickstart.py:scratch:" in text_of(settings)
+    assert f"What differs from {recipe}:" in text_of(settings)
     rows = {row[0]: row[1:] for row in rows_of(settings)}
     assert rows["dataset.batch_size"] == ["16", "48"]
     assert rows["evaluators.validation.split"] == ["absent", '"train[300:600]"']
@@ -236,13 +220,13 @@ def test_what_differs_from_the_defaults_or_the_recipe(
 
 
 def test_a_run_without_data_and_one_without_evaluators(changed: Path, tmp_path: Path) -> None:
-    edit(changed, lambda config: config["dataset"].update(name=str(tmp_path / "gone")))
+    edit(changed, "config.json", lambda config: config["dataset"].update(name="./gone"))
     page = report(changed, tmp_path)
     assert re.search(r"Not shown\. .*gone", text_of(section(page, "predictions")))
     assert re.search(r"Not drawn: .*gone", text_of(section(page, "inside")))
     assert len(section(page, "inside").findall(".//img")) == 2  # of the parameters alone
     assert rows_of(section(page, "results"))
-    edit(changed, lambda config: config.update(evaluators={}))
+    edit(changed, "config.json", lambda config: config.update(evaluators={}))
     page = report(changed, tmp_path)
     assert text_of(section(page, "results")) == "ResultsThe config has no evaluators."
     assert "Not drawn: The config has no evaluator" in text_of(section(page, "inside"))
@@ -259,7 +243,7 @@ def test_a_run_that_is_going_on(changed: Path, tmp_path: Path) -> None:
     assert rows_of(section(page, "results"))[1][-3] == "4"
     assert "has not written params.npz yet" in text_of(section(page, "predictions"))
     (changed / "metrics.jsonl").write_text("")
-    edit(changed, lambda config: config["duration"].update(steps=None, epochs=90.0))
+    edit(changed, "config.json", lambda config: config["duration"].update(steps=None, epochs=90.0))
     page = report(changed, tmp_path)
     assert "step 0 of 90 epochs, not ended" in text_of(page.find(".//p[@class='summary']"))
     assert "No numbers have been logged yet." in text_of(section(page, "curves"))
@@ -269,7 +253,9 @@ def test_a_run_that_is_going_on(changed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("objective", ["masked_patch", "multi_label"])
 def test_a_run_without_one_label_per_image(changed: Path, tmp_path: Path, objective: str) -> None:
-    edit(changed, lambda config: config.update(objective={"name": objective}))
+    edit(changed, "config.json", lambda config: config.update(objective={"name": objective}))
+    if objective == "masked_patch":  # its outputs are no classes
+        edit(changed, "model.json", lambda model: model.update(class_names=[]))
     page = report(changed, tmp_path, max_examples=8)
     text = f"There is no confusion matrix: objective.name='{objective}' has no one label."
     assert text in text_of(section(page, "predictions"))
@@ -283,59 +269,17 @@ def test_some_examples_many_classes_and_no_matplotlib(
     monkeypatch.setattr(of_model, "MOST_CLASSES", 1)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = report(workdir, tmp_path, max_examples=9)
-    assert "needs the package matplotlib" in text_of(section(page, "inside"))
+    for name in ("inside", "curves"):
+        assert "needs the package matplotlib" in text_of(section(page, name))
+    assert len(rows_of(section(page, "curves"))) == 1 + 8 + 2
     text = text_of(section(page, "predictions"))
-    assert "On 9 examples, evenly spread over the 24, of" in text
+    assert "On 9 of 24 examples of" in text
     header, *rows = rows_of(section(page, "predictions"))
     assert header == ["label", "taken for", "times", "images of the label"]
     times = [int(row[2]) for row in rows]
     assert times == sorted(times, reverse=True)
     assert f"the model is wrong {sum(times)} times" in text
     assert sum({row[0]: int(row[3]) for row in rows}.values()) <= 9
-
-
-def chart_of(panel: str, values: np.ndarray, start: float = 0.0) -> ET.Element:
-    steps = start + np.arange(float(len(values)))
-    return read(line_chart(panel, {panel: Curve(steps, steps, values)}))
-
-
-def test_long_curves_are_thinned_and_averaged() -> None:
-    chart = chart_of("loss", np.sin(np.arange(1.0, 100_001.0)), start=1.0)
-    raw, mean = points_of(chart)
-    assert len(raw) == len(mean) <= 300
-    assert raw[-1, 0] == 340  # the last one is there
-    assert np.ptp(mean[:, 1]) < 0.1 * np.ptp(raw[:, 1])
-    assert rows_of(chart)[-1][0] == "100000"
-
-
-@pytest.mark.parametrize(
-    ("panel", "values", "ends"),
-    [
-        ("loss", [0.5], ["0", "0.5"]),
-        ("loss", [0.0], ["0", "1"]),
-        ("loss", [-3.0, -3.0], ["-3", "0"]),
-        ("loss", [1e-9, 2e-9], ["1e-09", "2e-09"]),
-        ("loss", [0.0, 1e12], ["0", "1e+12"]),
-        ("mAP", [0.7096], ["0 %", "80 %"]),  # and not 120 %
-        ("images_per_second", [112.0, 118.0], ["0", "150"]),  # steady, and looks so
-        ("loss", [1.1, 1.4], ["1.1", "1.4"]),
-    ],
-)
-def test_where_an_axis_begins_and_ends(panel: str, values: list[float], ends: list[str]) -> None:
-    chart = chart_of(panel, np.array(values))
-    assert np.isfinite(np.concatenate(points_of(chart))).all()
-    assert 3 <= len(chart.findall(".//line[@class='grid']")) <= 7
-    ticks = [text_of(each) for each in chart.findall(".//text[@text-anchor='end']")]
-    assert [ticks[0], ticks[-1]] == ends
-
-
-def test_mistakes_are_told_in_one_line(changed: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no metrics.jsonl"):
-        write_report(str(tmp_path))
-    edit(changed, lambda config: config.pop("sweep"))
-    with pytest.raises(UserError, match="has no 'sweep': another version of the code"):
-        write_report(str(changed))
-    assert not (changed / "report.html").exists()
 
 
 def test_a_run_in_a_bucket(workdir: Path, bucket: str) -> None:
@@ -351,7 +295,13 @@ def test_the_script(changed: Path, script: tiny.Script) -> None:
     result = script("report.py", str(changed), "--max_examples=0")
     assert (result.returncode, f"Wrote {changed}/report.html." in result.stdout) == (0, True)
     assert "--max_examples=0" in (changed / "report.html").read_text()
-    assert script("report.py", "nowhere").returncode == 2
+    edit(changed, "config.json", lambda config: config.pop("sweep"))
+    for folder, message in (
+        ("nowhere", "holds no metrics.jsonl"),
+        (str(changed), "has no 'sweep': another version of the code has written it."),
+    ):
+        result = script("report.py", folder)
+        assert (result.returncode, message in result.stderr) == (2, True)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a browser: Debian's package chromium")
@@ -360,16 +310,8 @@ def test_a_browser_shows_it_on_a_phone(page_file: Path, tmp_path: Path) -> None:
     script = """
       const frame = document.querySelector("iframe");
       frame.onload = () => {
-        const page = frame.contentDocument, root = page.documentElement;
-        const plot = page.querySelector(".plot");
-        plot.focus();
-        plot.dispatchEvent(new KeyboardEvent("keydown", { key: "Home" }));
-        document.body.dataset.found = JSON.stringify({
-          inside: root.clientWidth, wide: root.scrollWidth,
-          sections: [...page.querySelectorAll("section")].map((each) => each.id),
-          at: page.querySelector(".chart .at").textContent,
-          cursor: Number(page.querySelector(".cursor").getAttribute("x1")),
-        });
+        const root = frame.contentDocument.documentElement;
+        document.body.dataset.found = `${root.clientWidth} ${root.scrollWidth}`;
       };"""
     frame = '<iframe src="page.html" style="width:390px;height:844px;border:0"></iframe>'
     (tmp_path / "phone.html").write_text(f"<body>{frame}<script>{script}</script></body>")
@@ -377,9 +319,6 @@ def test_a_browser_shows_it_on_a_phone(page_file: Path, tmp_path: Path) -> None:
     command += ["--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}"]
     command += ["--virtual-time-budget=5000", "--dump-dom", (tmp_path / "phone.html").as_uri()]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    [shown] = re.findall(r'data-found="([^"]*)"', result.stdout)
-    found = json.loads(html.unescape(shown))
-    assert found["sections"] == SECTIONS
-    assert found["inside"] in range(370, 391)  # less a scroll bar
-    assert found["wide"] <= found["inside"]
-    assert (found["at"], found["cursor"]) == ("step 1", 46 + 294 / 8)
+    [(inside, wide)] = re.findall(r'data-found="(\d+) (\d+)"', result.stdout)
+    assert int(inside) in range(370, 391)  # less a scroll bar
+    assert int(wide) <= int(inside)

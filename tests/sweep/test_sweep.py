@@ -12,13 +12,7 @@ from ml_collections import ConfigDict
 from tests import tiny
 from tests.tiny import Script
 from vit_jax.errors import UserError
-from vit_jax.sweep.run import (
-    best_learning_rate,
-    plan_final,
-    plan_grid,
-    run_sweep,
-    task_number,
-)
+from vit_jax.sweep.run import best_learning_rate, plan_final, plan_grid, run_sweep, task_number
 from vit_jax.train import train_and_evaluate
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.description import RESULTS_FILE
@@ -56,13 +50,9 @@ def test_the_grid_never_sees_the_test_set() -> None:
         assert run.config.optimizer.learning_rate == rate
         assert run.config.dataset.split == "train[:80]"
         assert run.metric == "validation/accuracy"
-        assert run.config.evaluators.to_dict() == {
-            "validation": {
-                **config().evaluators.test.to_dict(),
-                "split": "train[80:100]",
-                "every_steps": 0,
-            }
-        }
+        given = config().evaluators.test.to_dict()
+        expected = {**given, "split": "train[80:100]", "every_steps": 0}
+        assert run.config.evaluators.to_dict() == {"validation": expected}
 
 
 def test_the_final_runs_differ_in_their_seed_alone() -> None:
@@ -107,25 +97,18 @@ def test_slurm_numbers_the_tasks_of_a_shared_sweep_only() -> None:
         task_number(2, 2, {})
 
 
-@pytest.mark.parametrize(
-    ("candidates", "best"),
-    [
-        ({0.1: 0.5, 0.2: 0.6, 0.3: 0.4}, 0.2),
-        ({0.3: 0.6, 0.1: 0.5, 0.2: 0.6}, 0.2),  # a tie: the smaller
-        ({0.1: 0.0, 0.2: None}, 0.1),  # diverged is worse than nothing right
-        ({0.1: None, 0.2: None}, None),
-    ],
-)
-def test_the_choice(candidates: dict[float, float | None], best: float | None) -> None:
-    outcomes = [
-        {"learning_rate": rate, "state": "diverged" if x is None else "finished", "accuracy": x}
-        for rate, x in candidates.items()
-    ]
-    if best is None:
-        with pytest.raises(UserError, match="every learning rate diverged"):
-            best_learning_rate(outcomes)
-    else:
-        assert best_learning_rate(outcomes) == best
+def test_the_choice() -> None:
+    def choice(found: dict[float, float | None]) -> float:
+        return best_learning_rate(
+            {"learning_rate": rate, "state": "diverged" if x is None else "finished", "accuracy": x}
+            for rate, x in found.items()
+        )
+
+    assert choice({0.1: 0.5, 0.2: 0.6, 0.3: 0.4}) == 0.2
+    assert choice({0.3: 0.6, 0.1: 0.5, 0.2: 0.6}) == 0.2  # a tie: the smaller
+    assert choice({0.1: 0.0, 0.2: None}) == 0.1  # diverged is worse than nothing right
+    with pytest.raises(UserError, match="every learning rate diverged"):
+        choice({0.1: None, 0.2: None})
 
 
 def test_a_sweep_reports_what_its_runs_found(finished: Path) -> None:
@@ -156,22 +139,15 @@ def test_a_sweep_reports_what_its_runs_found(finished: Path) -> None:
     assert "Not complete" not in text
 
 
-def never(*_: Any, **_kwargs: Any) -> None:
-    raise AssertionError("this was trained already")
-
-
 def test_what_is_finished_is_read_back_and_another_config_refused(finished: Path) -> None:
     before = (finished / "sweep.json").read_text()
     # How it is carried out, and what it is compared with, may change.
     again = config(log__every_steps=3, sweep__published="98.95 from somewhere")
-    run_sweep(again, str(finished), train=never, seeds=2)
+    run_sweep(again, str(finished), train=pytest.fail, seeds=2)
     assert (finished / "sweep.json").read_text() == before
-    with pytest.raises(
-        UserError, match=r"grid/lr_0.001 belongs .*optimizer.weight_decay: .* -> 0.5"
-    ):
-        run_sweep(
-            config(optimizer__weight_decay=0.5), str(finished), train=train_and_evaluate, seeds=2
-        )
+    refused = r"grid/lr_0.001 belongs .*optimizer.weight_decay: .* -> 0.5"
+    with pytest.raises(UserError, match=refused):
+        run_sweep(config(optimizer__weight_decay=0.5), str(finished), train=pytest.fail)
 
 
 class StopHere(Exception):
@@ -183,7 +159,8 @@ def test_two_tasks_one_of_them_killed(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each does its own part, and both come to what one undisturbed task has found."""
-    first, second = ({"seeds": 2, "num_tasks": 2, "task": task} for task in (0, 1))
+    given: dict[str, Any] = {"train": train_and_evaluate, "seeds": 2, "num_tasks": 2}
+    first, second = ({**given, "task": task} for task in (0, 1))
     save = CheckpointManager.save
 
     def stopping(self: CheckpointManager, step: int, *args: Any) -> None:
@@ -194,18 +171,18 @@ def test_two_tasks_one_of_them_killed(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CheckpointManager, "save", stopping)
         with pytest.raises(StopHere):
-            run_sweep(config(), str(tmp_path), train=train_and_evaluate, **first)
-    summary = run_sweep(config(), str(tmp_path), train=train_and_evaluate, **second)
+            run_sweep(config(), str(tmp_path), **first)
+    summary = run_sweep(config(), str(tmp_path), **second)
     assert not summary["complete"]
     assert summary["missing"] == ["grid/lr_0.001"]
     assert summary["final"] == []
     assert "the final runs come after the grid" in capsys.readouterr().out
 
-    summary = run_sweep(config(), str(tmp_path), train=train_and_evaluate, **first)
+    summary = run_sweep(config(), str(tmp_path), **first)
     assert [each["state"] for each in summary["final"]] == ["finished", "missing"]
     rows = (tmp_path / "grid/lr_0.001/provenance.jsonl").read_text().splitlines()
     assert [json.loads(row)["start_step"] for row in rows] == [0, 2]  # it went on
-    summary = run_sweep(config(), str(tmp_path), train=train_and_evaluate, **second)
+    summary = run_sweep(config(), str(tmp_path), **second)
     assert summary == json.loads((finished / "sweep.json").read_text())
     for name in ("grid/lr_0.001", summary["final"][1]["run"]):
         ours, theirs = ((root / name / "params.npz").read_bytes() for root in (tmp_path, finished))

@@ -2,8 +2,7 @@
 
 The function is traced once, with a symbolic size where the batch is free. Calls are inlined, what
 depends on parameters only is computed at once (weight standardisation becomes a plain kernel), and
-every other equation goes through a table of the primitives that our models use. Emitters read the
-parameters of an equation that these models vary; whoever writes a file compares it with the model.
+every other equation goes through a table of the primitives that our models use.
 
 This is ours because jax2onnx 0.17 cannot be installed beside the orbax-checkpoint that we need, and
 writes max pooling that ONNX Runtime refuses; PyTorch has no twin for BiT, nor for pre_logits.
@@ -11,7 +10,6 @@ writes max pooling that ONNX Runtime refuses; PyTorch has no twin for BiT, nor f
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,11 +20,67 @@ import numpy as np
 from jax.extend import core
 
 from vit_jax.errors import UserError, import_extra
-from vit_jax.export.onnx_graph import INPUT_NAME, Constant, Graph, Operand, element_type, integers
 
+INPUT_NAME = "images"
 OPSET = 18  # the first in which all reductions take their axes in one way
 # Protocol buffers end at 2 GiB; beyond, constants stand in a file of their own.
 MAX_SINGLE_FILE = 2**31 - 2**24
+
+# A tensor of the graph, by name, or a value known before the graph runs.
+Operand = str | np.ndarray
+
+
+class Graph:
+    """Nodes in the order in which they run, and the constants that they use.
+
+    Shapes are those of JAX; a size that is no int is the free batch.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []  # onnx.NodeProto
+        self.constants: dict[str, np.ndarray] = {}
+
+    def add(self, op_type: str, *inputs: Operand, output: str = "", **attributes: Any) -> str:
+        """Appends a node and returns the name of its output."""
+        from onnx.helper import make_node
+
+        output, names = output or f"{op_type}_{len(self.nodes)}", []
+        for x in inputs:
+            names.append(x if isinstance(x, str) else f"constant_{len(self.constants)}")
+            if isinstance(x, np.ndarray):
+                self.constants[names[-1]] = x
+        self.nodes.append(make_node(op_type, names, [output], name=output, **attributes))
+        return output
+
+    def transpose(self, x: Operand, order: Sequence[int]) -> Operand:
+        if isinstance(x, np.ndarray):
+            return x.transpose(order)
+        return x if list(order) == sorted(order) else self.add("Transpose", x, perm=list(order))
+
+    def reshape(self, x: Operand, shape: Sequence[Any]) -> Operand:
+        """One size may depend on a free batch; it is left open."""
+        if isinstance(x, np.ndarray):
+            return x.reshape(shape)
+        return self.add("Reshape", x, integers([s if isinstance(s, int) else -1 for s in shape]))
+
+    def sizes(self, shape: Sequence[Any]) -> Operand:
+        """A shape as an operand; a free batch is read from the images when the graph runs."""
+        if all(isinstance(size, int) for size in shape):
+            return integers(shape)
+        batch = self.add("Shape", INPUT_NAME, start=0, end=1)
+        parts = [integers([size]) if isinstance(size, int) else batch for size in shape]
+        return self.add("Concat", *parts, axis=0)
+
+
+def integers(values: Sequence[int]) -> np.ndarray:
+    """Shapes and axes as ONNX takes them."""
+    return np.array(values, np.int64)
+
+
+def element_type(dtype: Any) -> int:
+    from onnx.helper import np_dtype_to_tensor_dtype
+
+    return np_dtype_to_tensor_dtype(np.dtype(dtype))
 
 
 def write_onnx(
@@ -36,17 +90,13 @@ def write_onnx(
     images: jax.ShapeDtypeStruct,
     *,
     output_name: str,
-    metadata: Mapping[str, str],
 ) -> None:
-    """Writes `function(params, images)` and checks the file's form.
+    """Writes a pure function with one array as result, and checks the file's form.
 
     Args:
       path: of the file; constants of a large model go into `PATH.data` beside it.
-      function: pure, with one array as result.
-      params: flat names to arrays; the graph's constants carry these names.
-      images: shape and type of the input; its first size may be symbolic.
+      params, images: its arguments; the first size of `images` may be symbolic.
       output_name: of the result in the file.
-      metadata: texts to go with the model.
 
     Raises:
       UserError: the package onnx is missing, or a primitive of the model is not in the table.
@@ -56,7 +106,7 @@ def write_onnx(
     closed, result = jax.make_jaxpr(function, return_shape=True)(dict(params), images)
     graph = Graph()
     # Dicts are flattened in the order of their sorted keys.
-    arguments: list[Operand] = [Constant(np.asarray(params[name]), name) for name in sorted(params)]
+    arguments: list[Operand] = [np.asarray(params[name]) for name in sorted(params)]
     [output] = _inline(graph, closed.jaxpr, closed.consts, [*arguments, INPUT_NAME])
     graph.add("Identity", output, output=output_name)
 
@@ -69,16 +119,13 @@ def write_onnx(
     model = helper.make_model(
         helper.make_graph(graph.nodes, "vit_jax", *ends),
         opset_imports=opsets,
-        # The oldest, so that older runtimes read it too.
-        ir_version=helper.find_min_ir_version_for(opsets),
+        ir_version=helper.find_min_ir_version_for(opsets),  # older runtimes read it too
         producer_name="vit_jax",
     )
-    helper.set_model_props(model, dict(metadata))
     for name, value in graph.constants.items():  # last: the helpers above copy what they are given
         model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     is_large = sum(value.nbytes for value in graph.constants.values()) > MAX_SINGLE_FILE
-    data_file = path.name + ".data"
-    onnx.save_model(model, path, save_as_external_data=is_large, location=data_file)
+    onnx.save_model(model, path, save_as_external_data=is_large, location=f"{path.name}.data")
     del model  # the checker makes copies of its own
     onnx.checker.check_model(str(path), full_check=True)
 
@@ -88,43 +135,35 @@ def _inline(
 ) -> list[Operand]:
     """Adds the equations of a jaxpr; returns its results."""
     known: dict[Any, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
-    known |= {v: Constant(np.asarray(x)) for v, x in zip(jaxpr.constvars, consts, strict=True)}
+    known |= {v: np.asarray(x) for v, x in zip(jaxpr.constvars, consts, strict=True)}
 
     def read(atom: Any) -> Operand:
         if isinstance(atom, core.Literal):
             aval: Any = atom.aval
-            return Constant(np.asarray(atom.val, aval.dtype))
+            return np.asarray(atom.val, aval.dtype)
         return known[atom]
 
     for eqn in jaxpr.eqns:
-        results = _convert(graph, eqn, [read(atom) for atom in eqn.invars])
+        name, inputs = eqn.primitive.name, [read(atom) for atom in eqn.invars]
+        is_known = all(isinstance(x, np.ndarray) for x in inputs)
+        is_sized = all(isinstance(size, int) for size in eqn.outvars[0].aval.shape)
+        if name in CALLS:  # a jaxpr, closed or without constants
+            called = eqn.params[CALLS[name]]
+            inner = getattr(called, "jaxpr", called)
+            results = _inline(graph, inner, getattr(called, "consts", ()), inputs)
+        elif is_known and is_sized and not eqn.primitive.multiple_results:
+            results = [np.asarray(eqn.primitive.bind(*inputs, **eqn.params))]
+        elif name in DIRECT:
+            results = [graph.add(DIRECT[name], *inputs)]
+        elif name in EMITTERS:
+            results = [EMITTERS[name](graph, eqn, *inputs)]
+        else:
+            raise UserError(
+                f"--format=onnx: the model uses the JAX primitive {name!r}, for which there is no "
+                "conversion; export to stablehlo, or add it to vit_jax/export/onnx.py."
+            )
         known.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
-
-
-def _convert(graph: Graph, eqn: Any, inputs: Sequence[Operand]) -> list[Operand]:
-    """The results of one equation."""
-    name = eqn.primitive.name
-    if name in CALLS:  # a jaxpr, closed or without constants
-        called = eqn.params[CALLS[name]]
-        return _inline(
-            graph, getattr(called, "jaxpr", called), getattr(called, "consts", ()), inputs
-        )
-    constants = [x for x in inputs if isinstance(x, Constant)]
-    is_sized = all(isinstance(size, int) for size in eqn.outvars[0].aval.shape)
-    if len(constants) == len(inputs) and is_sized and not eqn.primitive.multiple_results:
-        value = eqn.primitive.bind(*(constant.value for constant in constants), **eqn.params)
-        names = {constant.name for constant in constants} - {""}
-        # What comes from one parameter keeps its name.
-        return [Constant(np.asarray(value), names.pop() if len(names) == 1 else "")]
-    if name in DIRECT:
-        return [graph.add(DIRECT[name], *inputs)]
-    if name in EMITTERS:
-        return [EMITTERS[name](graph, eqn, *inputs)]
-    raise UserError(
-        f"--format=onnx: the model uses the JAX primitive {name!r}, for which there is no "
-        "conversion; export to stablehlo, or add it to vit_jax/export/onnx.py."
-    )
 
 
 def _integer_pow(graph: Graph, eqn: Any, x: Operand) -> Operand:
@@ -135,18 +174,11 @@ def _integer_pow(graph: Graph, eqn: Any, x: Operand) -> Operand:
     return product
 
 
-def _convert_element_type(graph: Graph, eqn: Any, x: Operand) -> Operand:
-    if eqn.invars[0].aval.dtype == eqn.params["new_dtype"]:
-        return x
-    return graph.add("Cast", x, to=element_type(eqn.params["new_dtype"]))
-
-
 def _broadcast_in_dim(graph: Graph, eqn: Any, x: Operand) -> Operand:
     given, shape = eqn.invars[0].aval.shape, eqn.params["shape"]
     sizes = dict(zip(eqn.params["broadcast_dimensions"], given, strict=True))
     aligned = [sizes.get(axis, 1) for axis in range(len(shape))]
-    if aligned != list(given):
-        x = graph.reshape(x, aligned)
+    x = x if aligned == list(given) else graph.reshape(x, aligned)
     if aligned == list(shape):
         return x
     # 1 leaves a size as it is, also a free one.
@@ -155,27 +187,19 @@ def _broadcast_in_dim(graph: Graph, eqn: Any, x: Operand) -> Operand:
 
 
 def _slice(graph: Graph, eqn: Any, x: Operand) -> Operand:
-    """`x[:, 0]` where the batch is fixed."""
-    return _cut(graph, eqn, x, eqn.params["start_indices"], eqn.outvars[0].aval.shape)
+    """Of the axes that are cut; the batch, which may be free, is not."""
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    axes = [axis for axis, size in enumerate(before) if size != after[axis]]
+    starts = [eqn.params["start_indices"][axis] for axis in axes]
+    ends = [eqn.params["limit_indices"][axis] for axis in axes]
+    return graph.add("Slice", x, integers(starts), integers(ends), integers(axes))
 
 
-def _gather(graph: Graph, eqn: Any, x: Operand, index: Operand) -> Operand:
-    """`x[:, 0]` where the batch is free: one constant index, for the axes that are mapped."""
-    assert isinstance(index, Constant)
-    starts = np.zeros(len(eqn.invars[0].aval.shape), int)
-    starts[list(eqn.params["dimension_numbers"].start_index_map)] = index.value
-    x = _cut(graph, eqn, x, starts.tolist(), eqn.params["slice_sizes"])
-    return graph.reshape(x, eqn.outvars[0].aval.shape)
-
-
-def _cut(graph: Graph, eqn: Any, x: Operand, starts: Any, sizes: Any) -> Operand:
-    axes = [axis for axis, size in enumerate(eqn.invars[0].aval.shape) if size != sizes[axis]]
-    begin, end = [starts[axis] for axis in axes], [starts[axis] + sizes[axis] for axis in axes]
-    return graph.add("Slice", x, integers(begin), integers(end), integers(axes))
-
-
-def _reduce(op_type: str, graph: Graph, eqn: Any, x: Operand) -> Operand:
-    return graph.add(op_type, x, integers(eqn.params["axes"]), keepdims=0)
+def _gather(graph: Graph, eqn: Any, x: Operand, start: np.ndarray) -> Operand:
+    """`x[:, 0]` and `x[:, :2]` where the batch is free: a constant place on one axis."""
+    [axis] = eqn.params["dimension_numbers"].start_index_map
+    places = integers([start.item() + i for i in range(eqn.params["slice_sizes"][axis])])
+    return graph.reshape(graph.add("Gather", x, places, axis=axis), eqn.outvars[0].aval.shape)
 
 
 def _dot_general(graph: Graph, eqn: Any, *inputs: Operand) -> Operand:
@@ -185,12 +209,8 @@ def _dot_general(graph: Graph, eqn: Any, *inputs: Operand) -> Operand:
         contracted, batch = (list(axes[side]) for axes in eqn.params["dimension_numbers"])
         shape = eqn.invars[side].aval.shape
         free = [axis for axis in range(len(shape)) if axis not in batch + contracted]
-        # Where nothing is a batch, the left factor may keep its axes: the right one is a matrix.
-        groups = [*([axis] for axis in batch), free, contracted]
-        if side:
-            groups = [*([axis] for axis in batch), contracted, free]
-        elif not batch and free:
-            groups = [*([axis] for axis in free), contracted]
+        last = (contracted, free) if side else (free, contracted)
+        groups = [*([axis] for axis in batch), *last]
         order = [axis for group in groups for axis in group]
         x = graph.transpose(x, order)
         sizes = [math.prod(shape[axis] for axis in group) for group in groups]
@@ -224,8 +244,6 @@ def _reduce_window_max(graph: Graph, eqn: Any, x: Operand) -> Operand:
     return graph.transpose(result, (0, 2, 3, 1))
 
 
-ONE = Constant(np.ones((), np.float32))
-
 # Primitives that call a function, and the key under which they hold it.
 CALLS = {"custom_jvp_call": "call_jaxpr", "jit": "jaxpr", "remat2": "jaxpr"}
 
@@ -248,15 +266,21 @@ EMITTERS: dict[str, Callable[..., Operand]] = {
     "broadcast_in_dim": _broadcast_in_dim,
     "concatenate": lambda graph, eqn, *x: graph.add("Concat", *x, axis=eqn.params["dimension"]),
     "conv_general_dilated": _conv_general_dilated,
-    "convert_element_type": _convert_element_type,
+    "convert_element_type": lambda graph, eqn, x: graph.add(
+        "Cast", x, to=element_type(eqn.params["new_dtype"])
+    ),
     "copy": lambda _, __, x: x,
     "dot_general": _dot_general,
-    "erfc": lambda graph, _, x: graph.add("Sub", ONE, graph.add("Erf", x)),
+    "erfc": lambda graph, _, x: graph.add("Sub", np.ones((), np.float32), graph.add("Erf", x)),
     "gather": _gather,
     "integer_pow": _integer_pow,
     "name": lambda _, __, x: x,
-    "reduce_max": functools.partial(_reduce, "ReduceMax"),
-    "reduce_sum": functools.partial(_reduce, "ReduceSum"),
+    "reduce_max": lambda graph, eqn, x: graph.add(
+        "ReduceMax", x, integers(eqn.params["axes"]), keepdims=0
+    ),
+    "reduce_sum": lambda graph, eqn, x: graph.add(
+        "ReduceSum", x, integers(eqn.params["axes"]), keepdims=0
+    ),
     "reduce_window_max": _reduce_window_max,
     "reshape": lambda graph, eqn, x: graph.reshape(x, eqn.outvars[0].aval.shape),
     "rsqrt": lambda graph, _, x: graph.add("Reciprocal", graph.add("Sqrt", x)),

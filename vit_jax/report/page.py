@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-_FOLDER = Path(__file__).parent
 _VOID = ("img", "meta")
 
 
@@ -41,11 +42,8 @@ def table(
 ) -> Html:
     """A table that scrolls inside its box; the first cell of a row is its header.
 
-    Args:
-      columns: headers.
-      rows: of as many values; a `td` element stands for itself.
-      label: what a screen reader calls it.
-      kind: CSS classes, such as `text` or `numbers` (aligned to the right).
+    A `td` element stands for itself. A screen reader calls the table by its `label`; `kind` is a
+    CSS class.
     """
 
     def cell(value: object) -> Html:
@@ -76,16 +74,20 @@ def picture(data: bytes, *, kind: str, alt: str, caption: object, class_: str = 
     return tag("figure", tag("img", src=source, alt=alt), tag("figcaption", caption), class_=class_)
 
 
+def figure_picture(figure: Any, *, kind: str = "png", alt: str, caption: object) -> Html:
+    """A figure of matplotlib as a `picture`."""
+    with io.BytesIO() as file:
+        figure.savefig(file, format=kind, dpi=110)
+        return picture(file.getvalue(), kind=kind, alt=alt, caption=caption)
+
+
 def page(title: str, summary: str, sections: Sequence[tuple[str, str, Iterable[object]]]) -> str:
     """The whole document, which asks no host for anything; `sections`: id, title and content."""
-    style, script = (
-        Html((_FOLDER / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js")
-    )
+    style = Html(Path(__file__).with_name("page.css").read_text(encoding="utf-8"))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{title}: training report"),
         tag("style", style),
     )
@@ -100,6 +102,5 @@ def page(title: str, summary: str, sections: Sequence[tuple[str, str, Iterable[o
         tag("header", tag("h1", title), tag("p", summary, class_="summary")),
         tag("nav", tag("ul", *links), aria_label="Sections"),
         tag("main", *elements, id="main", tabindex=-1),
-        tag("script", script),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,8 @@ from vit_jax.report.runs import HOUSEKEEPING, Curve, Run, read_run
 # Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
 # their yellow. After them the same colours come again, dashed.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLES: list[dict[str, Any]] = [
-    {"color": color, "ls": line} for line in ("-", "--", ":", "-.") for color in COLORS
-]
+LINES = ("-", "--", ":", "-.")
 MARKERS = "osD^vPX"  # one per evaluator
-MAX_MARKERS = 40  # per curve, or they hide each other
 X_TITLES = {"step": "step", "images": "training images", "hours": "hours"}
 _ABSENT = "(absent)"
 
@@ -67,59 +64,49 @@ def choose_panels(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
       UserError: no run has a metric of that name, or any metric.
     """
     names = dict.fromkeys(name for run in runs for name in run.curves)
-    last_parts = dict.fromkeys(name.rpartition("/")[2] for name in names)
+    metrics = {name: name.rpartition("/")[2] for name in names}
     for panel in asked:
-        check_known("--metrics", panel, {**names, **last_parts})
-    if asked:
-        return list(dict.fromkeys(asked))
-    evaluated = [name.rpartition("/")[2] for name in names if "/" in name]
-    first = ["loss", "accuracy", *(part for part in evaluated if part != "num_examples")]
-    chosen = [part for part in dict.fromkeys(first) if part in last_parts]
-    speed = [name for name in ("learning_rate", "images_per_second") if name in names]
-    if not chosen and not speed:
+        check_known("--metrics", panel, dict.fromkeys([*names, *metrics.values()]))
+    evaluated = [metrics[name] for name in names if "/" in name]
+    usual = ["loss", "accuracy", *evaluated, "learning_rate", "images_per_second"]
+    known = set(metrics.values()) - {"num_examples"}
+    chosen = list(dict.fromkeys(asked or [panel for panel in usual if panel in known]))
+    if not chosen:
         where = ", ".join(str(run.folder) for run in runs)
         raise UserError(f"There is no number to draw in the metrics of {where}.")
-    return chosen + speed
+    return chosen
 
 
 def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -> Any:
-    """The figure: panels in rows, the legend of runs above them."""
+    """The figure: panels in rows, above them the legend if there are several runs."""
     import_extra("a plot", "matplotlib", "embedded")
-    from matplotlib import font_manager, rcParams
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     columns = min(len(panels), 2 if len(panels) <= 4 else 3)
     rows = math.ceil(len(panels) / columns)
+    size = (5.4 * columns + 2.1 * (columns == 1), 3.4 * rows + 0.25 * len(runs))
     # Figure instead of pyplot: nothing stays open, and no display is looked for.
-    figure = Figure(
-        figsize=(5.4 * columns + 2.1 * (columns == 1), 3.4 * rows + 0.25 * len(runs)),
-        dpi=110,
-        layout="constrained",
-    )
-    curves = {panel: [run.curves_of(panel) for run in runs] for panel in panels}
-    names = dict.fromkeys(name for found in curves.values() for each in found for name in each)
-    shown = [(run, run.curves[name]) for run in runs for name in names if name in run.curves]
-    end = max((np.nanmax(positions(run, curve, x)) for run, curve in shown), default=1.0)
-    evaluators = dict.fromkeys(name.rpartition("/")[0] for name in names if "/" in name)
-    markers = dict(zip(evaluators, itertools.cycle(MARKERS), strict=False))
-    for number, panel in enumerate(panels, start=1):
-        axis = figure.add_subplot(rows, columns, number)
-        for run, found, style in zip(runs, curves[panel], itertools.cycle(STYLES), strict=False):
-            for name, curve in found.items():
-                marker = markers.get(name.rpartition("/")[0], "")
-                width = 0.0 if name == "learning_rate" else smooth * end
-                at = positions(run, curve, x)
-                draw_curve(axis, at, curve.values, width=width, marker=marker, mec="white", **style)
-        _finish_panel(axis, panel, x, curves[panel], markers)
+    figure = Figure(figsize=size, dpi=110, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    ends = [positions(run, curve, x) for run in runs for curve in run.curves.values()]
+    end = max(map(np.nanmax, ends), default=1.0)
+    names = dict.fromkeys(name.rpartition("/")[0] for run in runs for name in run.curves)
+    markers = dict(zip(filter(None, names), itertools.cycle(MARKERS), strict=False))
+    looks = itertools.islice(itertools.cycle(itertools.product(LINES, COLORS)), len(runs))
+    styles: Any = [{"ls": line, "color": color} for line, color in looks]
+    for axis, panel in itertools.zip_longest(axes, panels):
+        if panel is None:
+            axis.remove()
+            continue
+        width = 0.0 if panel == "learning_rate" else smooth * end
+        _draw_panel(axis, panel, zip(runs, styles, strict=True), x, width, markers)
         axis.set_xlim(0, 1.02 * end or 1)
-    styles = itertools.islice(itertools.cycle(STYLES), len(runs))
+    if len(runs) == 1:
+        return figure
     handles = [Line2D([], [], lw=2, **style) for style in styles]
-    labels = legend_labels(runs)
     place: Any = {"loc": "outside upper left", "frameon": False, "handlelength": 3}
-    noto = (name for name in font_manager.get_font_names() if name.startswith("Noto Sans"))
-    font = {"family": [*rcParams["font.family"], *sorted(noto)]}  # for names in any script
-    legend = figure.legend(handles, labels, prop=font, **place)
+    legend = figure.legend(handles, legend_labels(runs), **place)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ is one of a folder's name, or of a regular expression
     return figure
@@ -132,25 +119,35 @@ def positions(run: Run, curve: Curve, x: str) -> np.ndarray:
     return curve.steps * (run.config["dataset"]["batch_size"] if x == "images" else 1)
 
 
-def draw_curve(
-    axis: Any, x: np.ndarray, y: np.ndarray, *, width: float, marker: str = "", **style: Any
+def _draw_panel(
+    axis: Any, panel: str, runs: Iterable[Any], x: str, width: float, markers: Mapping[str, str]
 ) -> None:
-    """Draws the values y [N] at x [N], those at NaN left out.
+    """One metric of `runs` and their styles; training is averaged over `width`, in units of x."""
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter
 
-    With a marker (of evaluations) as marked points; else as a line, which is faint behind its
-    moving average of `width` (in units of x; 0: none).
-    """
-    x, y = x[np.isfinite(x)], y[np.isfinite(x)]
-    if marker:
-        every = max(1, math.ceil(len(y) / MAX_MARKERS))
-        # The last point always has a marker: it is what the run is remembered by.
-        offset = (len(y) - 1) % every
-        axis.plot(x, y, **style, marker=marker, lw=1, markevery=(offset, every))
-        return
-    if width:
-        axis.plot(x, y, **style, lw=0.7, alpha=0.25)
-        y = smoothed(x, y, width)
-    axis.plot(x, y, **style, lw=1.6)
+    sources = dict[str, str]()
+    for run, style in runs:
+        for name, curve in run.curves_of(panel).items():
+            at, values = positions(run, curve, x), curve.values
+            at, values = at[np.isfinite(at)], values[np.isfinite(at)]
+            source = name.rpartition("/")[0]
+            sources[source] = marker = markers.get(source, "")
+            if width and not marker:
+                axis.plot(at, values, **style, lw=0.7, alpha=0.25)
+                values = smoothed(at, values, width)
+            axis.plot(at, values, **style, lw=1 if marker else 1.6, marker=marker, mec="white")
+    axis.set_title(panel, loc="left", fontsize=11)
+    axis.set_xlabel(X_TITLES[x])
+    if x != "hours":
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250, 10k, 1.5M
+    axis.grid(color="0.92")
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    if any(sources):
+        handles = [Line2D([], [], marker=marker, color="0.4") for marker in sources.values()]
+        labels = [source or "training" for source in sources]
+        axis.legend(handles, labels, fontsize=8, frameon=False)
 
 
 def smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
@@ -166,32 +163,11 @@ def smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
     return (sums[last] - sums[first]) / (last - first)
 
 
-def _finish_panel(
-    axis: Any, panel: str, x: str, curves: Sequence[Mapping[str, Curve]], markers: dict[str, str]
-) -> None:
-    """Title, number formats, grid, and which shape is which evaluator."""
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import EngFormatter
+def legend_labels(runs: Sequence[Run]) -> list[str]:
+    """One label per run: `folder: optimizer.learning_rate=0.003  dataset.batch_size=512`.
 
-    axis.set_title(panel, loc="left", fontsize=11)
-    axis.set_xlabel(X_TITLES[x])
-    if x != "hours":
-        axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250, 10k, 1.5M
-    axis.grid(color="0.92")
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    sources = dict.fromkeys(name.rpartition("/")[0] for found in curves for name in found)
-    if any(sources):
-        handles = [Line2D([], [], marker=markers.get(each, ""), color="0.4") for each in sources]
-        labels = [source or "training" for source in sources]
-        axis.legend(handles, labels, fontsize=8, frameon=False)
-
-
-def legend_labels(runs: Sequence[Run], *, max_keys: int = 3) -> list[str]:
-    """One label per run: `folder: learning_rate=0.003  batch_size=512`.
-
-    Named are keys whose values differ. Those with the most different values come first, so that a
-    sweep is labelled by what it sweeps; last those that rarely say why a curve is above another.
+    Named are three keys that differ, first those with the most values: a sweep is labelled by what
+    it sweeps. Those that rarely say why a curve is above another come last.
     """
     names = [full_path(run.folder).name for run in runs]
     if len(set(names)) < len(names):
@@ -204,18 +180,9 @@ def legend_labels(runs: Sequence[Run], *, max_keys: int = 3) -> list[str]:
         new = _ABSENT in texts[key]  # in the code, since the oldest of these runs
         return new or key.startswith(HOUSEKEEPING), -len(set(texts[key]))
 
-    differing = sorted((key for key in keys if len(set(texts[key])) > 1), key=rank)
-    shown, more = differing[:max_keys], len(differing) - max_keys
-    last = [key.rpartition(".")[2] for key in shown]
-    labels = []
-    for number, name in enumerate(names):
-        parts = [
-            f"{short if last.count(short) == 1 else key}={texts[key][number]}"
-            for key, short in zip(shown, last, strict=True)
-        ]
-        parts += [f"(and {more} more)"] if more > 0 else []
-        labels.append(f"{name}: {'  '.join(parts)}" if parts else name)
-    return labels
+    shown = sorted((key for key in keys if len(set(texts[key])) > 1), key=rank)[:3]
+    parts = ["  ".join(f"{key}={texts[key][i]}" for key in shown) for i in range(len(runs))]
+    return [f"{a}: {b}" if b else a for a, b in zip(names, parts, strict=True)]
 
 
 def _value_text(value: Any) -> str:

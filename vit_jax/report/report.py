@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import json
+import math
 import shlex
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vit_jax import config as schema
-from vit_jax.command_line import ROOT, load_recipe
+from flax.traverse_util import flatten_dict
+
+from vit_jax.command_line import ROOT, get_config
 from vit_jax.errors import UserError, counted
 from vit_jax.files.paths import full_path, to_path, write_atomically
-from vit_jax.report.charts import line_chart, share_bar, swatch, value_text
 from vit_jax.report.model import inside, load_subject, predictions
-from vit_jax.report.page import Html, details, note, page, table, tag
+from vit_jax.report.page import Html, details, figure_picture, note, page, table, tag
+from vit_jax.report.plot import choose_panels, draw
 from vit_jax.report.runs import HOUSEKEEPING, Run, read_run
-from vit_jax.training.clock import KINDS, format_seconds
 
-OUTPUT = "report.html"
-_SIZES = {
-    "num_layers": "{} blocks",
-    "hidden_size": "width {}",
-    "num_heads": "{} heads",
-    "patch_size": "patch {}",
-    "resnet_layers": "ResNet {}",
-}
+_MOST_ROWS = 300  # of training, in the table of numbers
 
 
 def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) -> Path:
-    """Writes a self-contained HTML page about a run, finished or not.
+    """Writes a self-contained HTML page about a run, finished or not; returns the file.
 
     What the run does not have is said in a sentence in its place.
 
@@ -41,21 +36,25 @@ def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) ->
       output: file to write; "" is `WORKDIR/report.html`.
       max_examples: of the evaluation data that the model is asked about; 0: none.
 
-    Returns:
-      The file.
-
     Raises:
       UserError: it is no work directory, or one of another version of the code.
     """
     run = read_run(workdir)
     subject = functools.cache(lambda: load_subject(run, max_examples))
+
+    def of_model(build: Callable[..., list[Html]], *arguments: Any) -> list[Html]:
+        try:
+            return build(*arguments, *subject())
+        except UserError as error:
+            return [note(f"Not shown. {error}")]
+
     try:
         sections = [
             ("results", "Results", results(run)),
             ("curves", "Curves", curves(run)),
             ("time", "Where the time went", time(run)),
-            ("predictions", "Predictions", _of_model(lambda: predictions(run, subject()))),
-            ("inside", "Inside the model", _of_model(lambda: inside(subject()))),
+            ("predictions", "Predictions", of_model(predictions, run)),
+            ("inside", "Inside the model", of_model(inside)),
             ("settings", "Settings", settings(run)),
             ("provenance", "Provenance", provenance(run)),
         ]
@@ -63,23 +62,16 @@ def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) ->
     except KeyError as error:
         message = f"{workdir} has no {error}: another version of the code has written it."
         raise UserError(message) from error
-    path = to_path(output or f"{workdir}/{OUTPUT}")
+    path = to_path(output or f"{workdir}/report.html")
     write_atomically(path, text)
     return path
-
-
-def _of_model(content: Callable[[], list[Html]]) -> list[Html]:
-    """A section, or a sentence that says why there is none."""
-    try:
-        return content()
-    except UserError as error:
-        return [note(f"Not shown. {error}")]
 
 
 def summary(run: Run) -> str:
     """One line: model, data, how far, how good, when, on what."""
     model, data = run.config["model"], run.config["dataset"]
-    sizes = [text.format(model[key]) for key, text in _SIZES.items() if model.get(key)]
+    keys = ("num_layers", "hidden_size", "num_heads", "patch_size", "resnet_layers")
+    sizes = [f"{key} {model[key]}" for key in keys if model.get(key)]
     parts = [
         f"{model['name']} ({', '.join(sizes)})",
         f"{run.config['objective']['name']} on {data['name']} {data['split']}",
@@ -119,14 +111,40 @@ def results(run: Run) -> list[Html]:
 
 
 def curves(run: Run) -> list[Html]:
-    """A chart per metric: that of training and of all evaluators in one."""
-    evaluated = [name.partition("/")[2] for name in run.curves if "/" in name]
-    panels = dict.fromkeys(["loss", "accuracy", *evaluated, "learning_rate", "grad_norm"])
-    shown = {panel: run.curves_of(panel) for panel in panels if panel != "num_examples"}
-    found = [line_chart(panel, each) for panel, each in shown.items() if each]
-    if not found:
+    """A picture per metric, of training and of all evaluators, and the numbers."""
+    if not run.curves:
         return [note("No numbers have been logged yet.")]
-    return [tag("div", *found, class_="grid-of")]
+    content = []
+    for panel in choose_panels([run], ()):
+        shown = run.curves_of(panel).items()
+        ends = ", ".join(f"{name} {value_text(name, each.values[-1])}" for name, each in shown)
+        try:
+            figure = draw([run], [panel], x="step", smooth=0.02)
+        except UserError as error:
+            return [note(f"Not drawn. {error}"), _numbers(run)]
+        figure.set_size_inches(4.4, 3.1)  # as wide as a phone
+        alt = f"{panel} over the steps; at the end {ends}"
+        content.append(figure_picture(figure, alt=alt, caption=f"At the end {ends}."))
+    return [tag("div", *content, class_="grid-of"), _numbers(run)]
+
+
+def _numbers(run: Run) -> Html:
+    every = math.ceil(len(run.rows) / _MOST_ROWS)
+    rows = [
+        (row["step"], *(value_text(name, row[name]) if name in row else "" for name in run.curves))
+        for i, row in enumerate(run.rows)
+        if i % every == 0 or any("/" in name for name in row)
+    ]
+    label = "Metrics by step"
+    return details("Numbers", table(["step", *run.curves], rows, label=label, kind="numbers"))
+
+
+def value_text(name: str, value: float) -> str:
+    """A metric's value: `93.00 %`, `0.3143`, `300`."""
+    shares = ("accuracy", "mAP", "calibration", "goodput", "mfu")
+    if any(part in name for part in shares):
+        return f"{100 * value:.2f} %"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def time(run: Run) -> list[Html]:
@@ -136,27 +154,24 @@ def time(run: Run) -> list[Html]:
         return [note("No times have been logged yet.")]
     elapsed = times["elapsed_seconds"]
     parts = {"training": times["goodput"] * elapsed}
-    parts |= {kind.replace("_", " "): times[f"{kind}_seconds"] for kind in KINDS}
-    rows = [
-        (tag("span", swatch(i), label), f"{seconds:,.1f}", f"{seconds / elapsed:.1%}")
-        for i, (label, seconds) in enumerate(parts.items())
-    ]
-    title = "Where the time went"
-    numbers = table(["spent on", "seconds", "share"], rows, label=title, kind="numbers")
-    text = f"{format_seconds(elapsed)} in all; {times['goodput']:.1%} of it trained (goodput)."
-    side_by_side = [tag("div", numbers)]
-    if speed := run.curves_of("images_per_second"):
-        median = statistics.median(speed["images_per_second"].values)
-        text += f" Training went at {median:,.0f} images per second (median)."
-        side_by_side.append(line_chart("images_per_second", speed))
-    if mfu := run.curves.get("mfu"):
-        text += f" Of the chips' peak it used {statistics.median(mfu.values):.1%} (mfu)."
-    return [tag("p", text), share_bar(parts, title), tag("div", *side_by_side, class_="grid-of")]
+    for key, seconds in times.items():
+        if key.endswith("_seconds") and key != "elapsed_seconds":
+            parts[key.removesuffix("_seconds").replace("_", " ")] = seconds
+    rows = [(kind, f"{each:,.1f}", f"{each / elapsed:.1%}") for kind, each in parts.items()]
+    duration = datetime.timedelta(seconds=round(elapsed))
+    text = f"{duration} in all; {times['goodput']:.1%} of it trained (goodput)."
+    medians = {name: statistics.median(curve.values) for name, curve in run.curves.items()}
+    if speed := medians.get("images_per_second"):
+        text += f" Training went at {speed:,.0f} images per second (median)."
+    if mfu := medians.get("mfu"):
+        text += f" Of the chips' peak it used {mfu:.1%} (mfu)."
+    columns, label = ["spent on", "seconds", "share"], "Where the time went"
+    return [tag("p", text), table(columns, rows, label=label, kind="numbers")]
 
 
 def settings(run: Run) -> list[Html]:
     """What differs from the recipe, or from the defaults; the whole config on demand."""
-    ours = schema.flatten(run.config)
+    ours = flatten_dict(run.config, sep=".")
     basis, theirs = _basis(run)
     keys = [key for key in {**ours, **theirs} if _json(ours, key) != _json(theirs, key)]
     keys.sort(key=lambda key: key.startswith(HOUSEKEEPING))
@@ -173,30 +188,19 @@ def provenance(run: Run) -> list[Html]:
     """Each start of the run: when, from where, with what."""
     if not run.starts:
         return [note("The work directory has no provenance.jsonl.")]
+    keys = ("time", "start_step", "commit", "uncommitted_changes", "num_processes", "host")
     rows = [
-        (
-            each["time"],
-            f"{each['start_step']:,}",
-            tag("code", each["commit"] or "unknown"),
-            "yes" if each["uncommitted_changes"] else "no",
-            _devices(each),
-            each["num_processes"],
-            each["host"],
-        )
+        [*("unknown" if each[key] is None else each[key] for key in keys), _devices(each)]
         for each in run.starts
     ]
+    columns = [*(key.replace("_", " ") for key in keys), "devices"]
     last = run.starts[-1]
-    columns = ["time", "from step", "commit", "own changes", "devices", "processes", "host"]
     versions = {"python": last["python"], **last["packages"]}
-    commands = dict.fromkeys(each["command"] for each in run.starts)
     return [
         tag("p", f"The run was started {counted(len(rows), 'time')}."),
         table(columns, rows, label="Starts"),
-        *(tag("pre", command, tabindex=0) for command in commands),
-        details(
-            "Versions at the last start",
-            table(["package", "version"], versions.items(), label="Versions"),
-        ),
+        *(tag("pre", each, tabindex=0) for each in dict.fromkeys(x["command"] for x in run.starts)),
+        details("Versions", table(["package", "version"], versions.items(), label="Versions")),
     ]
 
 
@@ -215,8 +219,8 @@ def _basis(run: Run) -> tuple[str, dict[str, Any]]:
     if Path(path).parent.name == "configs" and (ROOT / recipe).is_file():
         recipe += separator + argument
         with contextlib.suppress(UserError):  # of another version, or its data are not here
-            return recipe, schema.flatten(load_recipe(f"{ROOT}/{recipe}"))
-    return "the defaults of vit_jax/config.py", schema.flatten(schema.get_config())
+            return recipe, flatten_dict(get_config(f"{ROOT}/{recipe}").to_dict(), sep=".")
+    return "the defaults of vit_jax/config.py", flatten_dict(get_config().to_dict(), sep=".")
 
 
 def _json(values: dict[str, Any], key: str) -> str:

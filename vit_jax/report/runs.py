@@ -9,13 +9,12 @@ import functools
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_object, to_path
-from vit_jax.training.schedule import to_steps
 from vit_jax.workdir.description import RESULTS_FILE
 from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
 from vit_jax.workdir.provenance import PROVENANCE_FILE
@@ -29,8 +28,7 @@ HOUSEKEEPING = (
 _MAIN = ("accuracy", "mAP", "loss")
 
 
-@dataclasses.dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """Values of one metric in the order of training; all three arrays are [N] float64."""
 
     steps: np.ndarray
@@ -81,28 +79,28 @@ class Run:
     @property
     def step(self) -> int:
         """Finished updates, as far as they are known."""
-        return int(
-            self.results["step"] if self.results else max([0, *(r["step"] for r in self.rows)])
-        )
+        rows = [self.results] if self.results else self.rows
+        return max([0, *(int(row["step"]) for row in rows)])
 
     @property
     def length(self) -> str:
         """How long the run is to be: `250`, or `90 epochs` where only the data could tell."""
+        if self.results:
+            return f"{self.step:,}"
         duration = self.config["duration"]
-        if duration["steps"] is None and duration["examples"] is None:
-            return f"{self.step:,}" if self.results else f"{duration['epochs']:g} epochs"
-        batch_size = self.config["dataset"]["batch_size"]
-        return f"{to_steps(**duration, num_examples=0, batch_size=batch_size):,}"
+        unit = next(key for key in ("steps", "examples", "epochs") if duration[key] is not None)
+        value = f"{duration[unit]:,}".removesuffix(".0")
+        return value if unit == "steps" else f"{value} {unit}"
 
     @property
     def evaluations(self) -> dict[str, tuple[int, float]]:
         """The step and value of the last evaluation of each `NAME/METRIC`."""
-        curves = {name: curve for name, curve in self.curves.items() if "/" in name}
         last = {
-            name: (int(each.steps[-1]), float(each.values[-1])) for name, each in curves.items()
+            name: (int(each.steps[-1]), float(each.values[-1]))
+            for name, each in self.curves.items()
         }
-        ended = {name: (self.step, value) for name, value in self.results.items() if "/" in name}
-        return last | ended
+        last |= {name: (self.step, value) for name, value in self.results.items()}
+        return {name: found for name, found in last.items() if "/" in name}
 
     @property
     def main_metric(self) -> str:

@@ -8,13 +8,13 @@ back, so a sweep can be killed, continued, and shared out over processes and arr
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import logging
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
@@ -32,8 +32,7 @@ DIVERGED_FILE = "diverged.json"
 Outcome = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class SweepRun:
+class SweepRun(NamedTuple):
     """One training of a sweep: its folder below the sweep's, and what it is scored by."""
 
     name: str
@@ -71,24 +70,29 @@ def run_sweep(
     """
     folder = to_path(workdir)
 
-    def complete(runs: list[SweepRun]) -> list[Outcome]:  # of all, with our part done
-        def read() -> list[Outcome]:
-            return [read_outcome(run, folder, resume) for run in runs]
+    def read(runs: list[SweepRun]) -> list[Outcome]:
+        return run_on_first_process(lambda: [read_outcome(run, folder, resume) for run in runs])
 
-        found = run_on_first_process(read)
-        mine = range(task, len(runs), num_tasks)
-        left = [runs[i] for i in mine if found[i]["state"] == "missing"]
+    def complete(runs: list[SweepRun]) -> list[Outcome]:  # of all, with our part done
+        mine = list(zip(runs, read(runs), strict=True))[task::num_tasks]
+        left = [run for run, outcome in mine if outcome["state"] == "missing"]
         for number, run in enumerate(left, start=1):
             logging.info("Sweep, run %d of %d: %s", number, len(left), run.name)
-            execute(run, folder, train, resume)
-        return run_on_first_process(read)
+            diverged = folder / run.name / DIVERGED_FILE
+            run_on_first_process(functools.partial(diverged.unlink, missing_ok=True))
+            try:
+                train(run.config, str(diverged.parent), resume=resume)
+            except TrainingDivergedError as error:  # an outcome too
+                logging.warning("%s diverged: %s", run.name, error)
+                found = {"message": str(error)}
+                run_on_first_process(functools.partial(write_json, diverged, found))
+        return read(runs)
 
-    grid = complete(plan_grid(config))
-    learning_rate = None if grid else plan_rates(config)[0]
-    if grid and all(outcome["state"] != "missing" for outcome in grid):
-        learning_rate = best_learning_rate(grid)
-    runs = [] if learning_rate is None else plan_final(config, learning_rate, seeds)
-    summary = summarize(config, grid, learning_rate, complete(runs))
+    grid, final, rate = complete(plan_grid(config)), list[Outcome](), None
+    if all(outcome["state"] != "missing" for outcome in grid):
+        rate = best_learning_rate(grid) if grid else plan_rates(config)[0]
+        final = complete(plan_final(config, rate, seeds))
+    summary = summarize(config, grid, rate, final)
     if jax.process_index() == 0:
         text = table(summary)
         print(text)
@@ -96,18 +100,6 @@ def run_sweep(
         write_json(folder / "sweep.json", summary)
         write_atomically(folder / "sweep.txt", text + "\n")
     return summary
-
-
-def execute(run: SweepRun, workdir: Path, train: Callable[..., Any], resume: str) -> None:
-    """Trains one run to its end; that it diverged is an outcome too, and is written down."""
-    diverged = workdir / run.name / DIVERGED_FILE
-    run_on_first_process(lambda: diverged.unlink(missing_ok=True))
-    try:
-        train(run.config, str(workdir / run.name), resume=resume)
-    except TrainingDivergedError as error:
-        message = str(error)
-        logging.warning("%s diverged: %s", run.name, message)
-        run_on_first_process(lambda: write_json(diverged, {"message": message}))
 
 
 def plan_rates(config: ConfigDict) -> list[float]:
@@ -119,9 +111,9 @@ def plan_rates(config: ConfigDict) -> list[float]:
     rates = config.sweep.learning_rates
     positive = all(isinstance(rate, int | float) and 0 < rate < math.inf for rate in rates)
     if not rates or not positive or len(set(rates)) < len(rates):
-        as_in = "as in --config.sweep.learning_rates=0.01,0.03"
         raise UserError(
-            f"sweep.learning_rates={rates} must be different positive numbers, {as_in}."
+            f"sweep.learning_rates={rates} must be different positive numbers, as in "
+            "--config.sweep.learning_rates=0.01,0.03."
         )
     return sorted(map(float, rates))
 
@@ -158,13 +150,13 @@ def metric(config: ConfigDict) -> str:
     Raises:
       UserError: the evaluator `test` does not measure it.
     """
-    objective, evaluator = config.objective.name, config.evaluators.test.name
-    if (objective == "multi_label") != (evaluator == "average_precision"):
+    several = config.objective.name == "multi_label"
+    if several != (config.evaluators.test.name == "average_precision"):
         raise UserError(
-            f"a sweep of objective.name={objective!r} is not scored by evaluators.test.name="
-            f"{evaluator!r}; 'average_precision' goes with 'multi_label'."
+            f"evaluators.test.name={config.evaluators.test.name!r} does not score a sweep of "
+            f"objective.name={config.objective.name!r}; 'average_precision' is for 'multi_label'."
         )
-    return "mAP" if evaluator == "average_precision" else "accuracy"
+    return "mAP" if several else "accuracy"
 
 
 def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[SweepRun]:
@@ -199,7 +191,7 @@ def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:
     return {**outcome, "state": "diverged", "message": read_object(diverged)["message"]}
 
 
-def best_learning_rate(candidates: Sequence[Mapping[str, Any]]) -> float:
+def best_learning_rate(candidates: Iterable[Outcome]) -> float:
     """Of the most accurate candidate; the smaller rate where two are equal; diverged is worst.
 
     Raises:
@@ -208,15 +200,11 @@ def best_learning_rate(candidates: Sequence[Mapping[str, Any]]) -> float:
     finished = [each for each in candidates if each["state"] == "finished"]
     if not finished:
         raise UserError("every learning rate diverged; try smaller sweep.learning_rates.")
-    best = max(finished, key=lambda each: (each["accuracy"], -each["learning_rate"]))
-    return best["learning_rate"]
+    return max(finished, key=lambda x: (x["accuracy"], -x["learning_rate"]))["learning_rate"]
 
 
 def summarize(
-    config: ConfigDict,
-    grid: Sequence[Outcome],
-    learning_rate: float | None,
-    final: Sequence[Outcome],
+    config: ConfigDict, grid: list[Outcome], learning_rate: float | None, final: list[Outcome]
 ) -> dict[str, Any]:
     """Everything about a sweep, finished or not, for JSON.
 
@@ -226,47 +214,46 @@ def summarize(
     percents = percents_of(final)
     missing = [each["run"] for each in (*grid, *final) if each["state"] == "missing"]
     return {
-        "complete": not missing and bool(final),
+        "complete": not missing,
         "missing": missing,
         "validation_split": config.sweep.validation_split,
-        "grid": list(grid),
+        "grid": grid,
         "learning_rate": learning_rate,
         "metric": metric(config),
         "test_split": config.evaluators.test.split,
-        "final": list(final),
+        "final": final,
         "mean": statistics.fmean(percents) if percents else None,
         "std": statistics.stdev(percents) if len(percents) > 1 else None,
         "published": config.sweep.published,
     }
 
 
-def percents_of(outcomes: Sequence[Outcome]) -> list[float]:
+def percents_of(outcomes: Iterable[Outcome]) -> list[float]:
     """Accuracies of the runs that finished."""
     return [100 * each["accuracy"] for each in outcomes if each["state"] == "finished"]
 
 
 def table(summary: Mapping[str, Any]) -> str:
     """The summary as text."""
-    lines = []
+    lines, metric = [], summary["metric"]
     if summary["grid"]:
-        lines.append(f"{'learning rate':16}{summary['metric']} on {summary['validation_split']}")
+        lines.append(f"{'learning rate':16}{metric} on {summary['validation_split']}")
     for each in summary["grid"]:
         chosen = "  <- chosen" if each["learning_rate"] == summary["learning_rate"] else ""
         lines.append(f"{each['learning_rate']:<16g}{_result(each)}{chosen}")
     if summary["final"]:
         rate = f"rate {summary['learning_rate']:g}"
-        lines.append(f"{rate:16}{summary['metric']} on {summary['test_split']}")
+        lines.append(f"{rate:16}{metric} on {summary['test_split']}")
     lines += [f"seed {each['seed']:<11}{_result(each)}" for each in summary["final"]]
     if summary["mean"] is not None:
         spread = "" if summary["std"] is None else f" +- {summary['std']:.2f}"
-        count = len(percents_of(summary["final"]))
-        note = f"mean and standard deviation of {count} of {len(summary['final'])} seeds"
-        lines.append(f"{'this sweep':16}{summary['mean']:.2f}{spread} ({note})")
+        count = f"{len(percents_of(summary['final']))} of {len(summary['final'])} seeds"
+        mean = f"{summary['mean']:.2f}{spread} (mean and standard deviation of {count})"
+        lines.append(f"{'this sweep':16}{mean}")
     if summary["published"]:
         lines.append(f"{'published':16}{summary['published']}")
-    if not summary["complete"]:
+    if missing := ", ".join(summary["missing"]):
         stage = "" if summary["final"] else "; the final runs come after the grid"
-        missing = ", ".join(summary["missing"]) or "nothing else"
         lines.append(f"Not complete; missing: {missing}{stage}. The same command resumes.")
     return "\n".join(lines)
 
@@ -282,8 +269,8 @@ def _result(outcome: Outcome) -> str:
 def task_number(task: int | None, num_tasks: int, environ: Mapping[str, str]) -> int:
     """--task, or where it is not given the number that Slurm gave this job of its array."""
     # With one task, an array is one over something else, such as datasets.
-    if task is None and num_tasks > 1:
-        task = int(environ.get("SLURM_ARRAY_TASK_ID", "0"))
-    if not 0 <= (task or 0) < num_tasks:
-        raise UserError(f"--task={task} must be from 0 to {num_tasks - 1}.")
-    return task or 0
+    found = int(environ.get("SLURM_ARRAY_TASK_ID", "0")) if num_tasks > 1 else 0
+    found = found if task is None else task
+    if not 0 <= found < num_tasks:
+        raise UserError(f"--task={found} must be from 0 to {num_tasks - 1}.")
+    return found

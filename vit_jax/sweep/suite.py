@@ -7,9 +7,7 @@ command resumes, and several tasks share the work.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import logging
 import math
 import re
@@ -19,32 +17,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import flags
+from flax.traverse_util import flatten_dict
 
-from vit_jax import command_line
-from vit_jax.data.datasets import create_dataset
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import PassingError, UserError
 from vit_jax.evaluators.few_shot import confidence95
 from vit_jax.files.paths import read_object, write_atomically, write_json
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.probe import probe
-from vit_jax.parameters.names import flatten_names
 from vit_jax.sweep.run import percents_of, run_sweep
 
-MODEL_FILE = "evaluated_model.json"
-
-
-# As configs/suites.py gives it: `name`, in the table and of its file; `kind`, which is `few_shot`,
-# `evaluate` or `fine_tune`; `settings`, arguments of `probe` or `evaluate`, or the `config` of a
-# sweep; `group`, of tasks whose mean is reported too; `published`, a number with its source.
+# See configs/suites.py: `name`, `group`, `published`, `kind` (`few_shot`, `evaluate`, `fine_tune`),
+# and `settings`: arguments of `probe` or `evaluate`, or the `config` of a sweep.
 Task = Mapping[str, Any]
 
 
 class Row(NamedTuple):
     """A line of the table; `ours` and `ci95`, half of the 95 % interval, are in percent.
 
-    `of` says of what the interval is; `state` is `finished`, `missing`, `diverged`, or why there
-    is no number.
+    `of` says of what the interval is; `state` is `finished`, `missing`, `diverged`, or why the task
+    cannot be done.
     """
 
     group: str
@@ -71,155 +62,102 @@ def evaluate_suite(
 ) -> list[Row]:
     """Does every `num_tasks`-th task from number `task` on, and reports on all.
 
-    A task whose data is not there is left out; the table says what prepares it.
+    A task that cannot be done, mostly as its data are not there, is left out; its row says why.
 
     Args:
       model: see `load_model`; fine-tuning reads its `source` again.
-      workdir: a local folder of this suite; `suite.md`, `suite.csv` and `suite.json` go there.
+      workdir: a local folder of this suite; `suite.md` and `suite.json` go there.
       train: `train.train_and_evaluate`, for fine-tuning.
       seeds: of fine-tuning, and choices of the images for few-shot.
       data_dir: where TFDS sets are prepared; "" for TFDS's default.
       batch_size: of `few_shot` and `evaluate`.
 
     Raises:
-      UserError: the folder is about another model, or no task's data is there.
+      UserError: the folder is about another model.
     """
     if seeds < 1:
         raise UserError(f"--seeds={seeds} must be 1 or more.")
     folder = Path(workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, model)
-    absent = {each["name"]: error for each in tasks if (error := _absence(each, data_dir))}
-    for name, error in absent.items():
-        logging.info("Left out: %s: %s", name, error)
-    if len(absent) == len(tasks):
-        first = next(iter(absent.values()))
-        raise UserError(f"no data set of the suite is there; the first: {first}")
 
-    mine = tasks[task::num_tasks]
+    def measure(kind: str, settings: Mapping[str, Any], path: Path) -> None:
+        if kind == "fine_tune":
+            config = settings["config"].copy_and_resolve_references()
+            config.pretrained.source = model.source
+            config.dataset.data_dir = data_dir or config.dataset.data_dir
+            run_sweep(config, str(path.parent), train=train, seeds=seeds)
+            return
+        options: dict[str, Any] = {"data_dir": data_dir, "batch_size": batch_size, **settings}
+        if kind == "few_shot":
+            found = probe(model.source, kinds=["few_shot"], seeds=seeds, **options)
+        else:
+            found = evaluate(model.source, **options)
+        write_json(path, {"settings": {"kind": kind, **settings, "seeds": seeds}, **found})
+
+    mine, failed = tasks[task::num_tasks], dict[str, str]()
     for number, each in enumerate(mine, start=1):
-        if each["name"] not in absent and _read(each, folder, seeds) is None:
+        if _read(each, folder, seeds) is None:
             logging.info("Task %d of %d: %s", number, len(mine), each["name"])
-            _measure(each, model.source, folder, train, seeds, data_dir, batch_size)
-            write_report(folder, _rows(tasks, folder, seeds, absent), model.source)
-    rows = _rows(tasks, folder, seeds, absent)
-    write_report(folder, rows, model.source)
-    return rows
-
-
-def override_tasks(tasks: Sequence[Task], overrides: Sequence[str]) -> list[Task]:
-    """The tasks after `--config.KEY=VALUE` of the command line.
-
-    Raises:
-      UserError: a mistake in an override, or nothing is trained.
-    """
-    found = []
-    for task in tasks:
-        if task["kind"] == "fine_tune":
-            config = task["settings"]["config"]
-            config = command_line.override(config, list(overrides), flags.FlagValues())
-            task = {**task, "settings": {"config": config}}
-        elif overrides:
-            given = " ".join(overrides)
-            raise UserError(f"unexpected arguments: {given}; nothing is trained here.")
-        found.append(task)
-    return found
+            try:
+                measure(each["kind"], each["settings"], _path(each, folder))
+            except PassingError:
+                raise
+            except UserError as error:
+                failed[each["name"]] = str(error)
+                logging.info("Left out: %s: %s", each["name"], error)
+            _report(tasks, folder, seeds, failed, model.source)
+    return _report(tasks, folder, seeds, failed, model.source)
 
 
 def _claim(folder: Path, model: Any) -> None:
     """Notes down which model the folder is about, or raises UserError if it is another one."""
     digest = hashlib.sha256()
-    for name, array in sorted(flatten_names(model.params).items()):
+    for name, array in sorted(flatten_dict(model.params, sep="/").items()):
         digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-    path, mine = folder / MODEL_FILE, {"model": model.source, "sha256": digest.hexdigest()}
+    path = folder / "evaluated_model.json"
+    mine = {"model": model.source, "sha256": digest.hexdigest()}
     if not path.exists():
         write_json(path, mine)
-    elif (found := read_object(path))["sha256"] != mine["sha256"]:
-        other = f"{folder} has evaluations of other parameters ({found['model']})."
-        raise UserError(f"{other} Choose another --workdir.")
+    if (found := read_object(path))["sha256"] != mine["sha256"]:
+        other = f"evaluations of other parameters ({found['model']})"
+        raise UserError(f"{folder} has {other}; choose another --workdir.")
 
 
-def _absence(task: Task, data_dir: str) -> str:
-    """Why the data of a task cannot be read; "" if it can."""
-    settings = task["settings"]
-    if task["kind"] == "fine_tune":
-        data, sweep = settings["config"].dataset, settings["config"].sweep
-        shared = {"name": data.name, "label_key": data.label_key, "data_dir": data.data_dir}
-        splits = [data.split, settings["config"].evaluators.test.split]
-        if len(sweep.learning_rates) > 1:
-            splits += [sweep.train_split, sweep.validation_split]
-    else:
-        shared = {"name": settings["dataset"]}
-        splits = [settings[key] for key in ("train_split", "split") if key in settings]
-    shared |= {"data_dir": data_dir} if data_dir else {}
-    try:
-        for split in splits:
-            create_dataset(**shared, split=split, preprocess="decode")
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def _measure(
-    task: Task,
-    source: str,
-    folder: Path,
-    train: Callable[..., Any],
-    seeds: int,
-    data_dir: str,
-    batch_size: int,
-) -> None:
-    """Leaves the result in `folder`."""
-    options: dict[str, Any] = {"data_dir": data_dir, "batch_size": batch_size, **task["settings"]}
-    if task["kind"] == "fine_tune":
-        config = task["settings"]["config"].copy_and_resolve_references()
-        config.pretrained.source = source
-        config.dataset.data_dir = data_dir or config.dataset.data_dir
-        try:
-            run_sweep(config, str(folder / _file(task)), train=train, seeds=seeds)
-        except UserError as error:
-            raise as_user_error(f"{task['name']}: {error}", error) from error
-        return
-    if task["kind"] == "few_shot":
-        found = probe(source, kinds=["few_shot"], seeds=seeds, **options)
-    else:
-        found = evaluate(source, **options)
-    write_json(folder / f"{_file(task)}.json", {"settings": _identity(task, seeds), **found})
-
-
-def _file(task: Task) -> str:
-    """The name, which may be a path, as that of a file or folder."""
-    return re.sub(r"[^\w.=-]+", "_", task["name"]).strip("_.")
-
-
-def _identity(task: Task, seeds: int) -> dict[str, Any]:
-    """What a result depends on besides the model."""
-    return {"kind": task["kind"], **task["settings"], "seeds": seeds}
+def _path(task: Task, folder: Path) -> Path:
+    """The file with the result, called like the task, whose name may be a path."""
+    name = re.sub(r"[^\w.=-]+", "_", task["name"]).strip("_.")
+    return folder / name / "sweep.json" if task["kind"] == "fine_tune" else folder / f"{name}.json"
 
 
 def _read(task: Task, folder: Path, seeds: int) -> dict[str, Any] | None:
     """The result of a task that is finished with these settings."""
-    tuned = task["kind"] == "fine_tune"
-    path = folder / _file(task) / "sweep.json" if tuned else folder / f"{_file(task)}.json"
-    if not path.exists():
+    if not (path := _path(task, folder)).exists():
         return None
     found = read_object(path)
-    if tuned:  # a sweep checks its config itself
+    if task["kind"] == "fine_tune":  # a sweep checks its config itself
         return found if found["complete"] and len(found["final"]) == seeds else None
-    return found if found.pop("settings") == _identity(task, seeds) else None
+    settings = {"kind": task["kind"], **task["settings"], "seeds": seeds}
+    return found if found["settings"] == settings else None
 
 
-def _rows(tasks: Sequence[Task], folder: Path, seeds: int, absent: Mapping[str, str]) -> list[Row]:
+def _report(
+    tasks: Sequence[Task], folder: Path, seeds: int, failed: Mapping[str, str], source: str
+) -> list[Row]:
+    """The rows, which `suite.md` and `suite.json` then have too."""
     rows = []
     for task in tasks:
-        found = None if task["name"] in absent else _read(task, folder, seeds)
+        group, name, published = task["group"], task["name"], task["published"]
+        found = _read(task, folder, seeds)
         numbers = {} if found is None else _numbers(task, found)
+        rows += [Row(group, name, metric, *each, published) for metric, each in numbers.items()]
         if not numbers:
-            state = absent.get(task["name"], "missing" if found is None else "diverged")
-            rows.append(Row(task["group"], task["name"], published=task["published"], state=state))
-        for metric, number in numbers.items():
-            rows.append(Row(task["group"], task["name"], metric, *number, task["published"]))
-    return rows + means(rows)
+            state = failed.get(name, "missing" if found is None else "diverged")
+            rows.append(Row(group, name, published=published, state=state))
+    rows += means(rows)
+    write_atomically(folder / "suite.md", markdown(rows, source) + "\n")
+    write_json(folder / "suite.json", {"model": source, "rows": [row._asdict() for row in rows]})
+    return rows
 
 
 def _numbers(task: Task, found: Mapping[str, Any]) -> dict[str, tuple[float, float | None, str]]:
@@ -229,18 +167,18 @@ def _numbers(task: Task, found: Mapping[str, Any]) -> dict[str, tuple[float, flo
         number = found["mean"], confidence95(percents), f"{len(percents)} seeds"
         return {found["metric"]: number} if percents else {}
     numbers: dict[str, tuple[float, float | None, str]] = {}
-    if task["kind"] == "evaluate":
-        for metric in [key for key in ("accuracy", "accuracy_top5") if key in found]:
-            p, n = found[metric], found["num_examples"]
-            # The normal approximation of a binomial proportion.
-            numbers[metric] = 100 * p, 196 * math.sqrt(p * (1 - p) / n), f"{n} images"
-        return numbers | {"calibration_error": (100 * found["calibration_error"], None, "")}
     for name, value in found.items():
         metric = name.removeprefix("few_shot/accuracy_")
-        if metric != name and not metric.endswith("_ci95"):
-            ci95 = found.get(f"{name}_ci95")
-            interval = None if ci95 is None else 100 * ci95
-            numbers[metric] = 100 * value, interval, f"{found['seeds']} seeds"
+        if metric in ("accuracy", "accuracy_top5"):
+            # The normal approximation of a binomial proportion.
+            n = found["num_examples"]
+            half = 196 * math.sqrt(value * (1 - value) / n)
+            numbers[metric] = 100 * value, half, f"{n} images"
+        elif metric == "calibration_error":
+            numbers[metric] = 100 * value, None, ""
+        elif re.fullmatch(r"\d+shot", metric):
+            ci95 = 100 * found[f"{name}_ci95"] if f"{name}_ci95" in found else None
+            numbers[metric] = 100 * value, ci95, f"{found['seeds']} seeds"
     return numbers
 
 
@@ -251,36 +189,28 @@ def means(rows: Sequence[Row]) -> list[Row]:
     for group in [*groups, None] if len(groups) > 1 else groups:
         members = [row for row in rows if group in (None, row.group)]
         count = len({row.task for row in members})
-        for metric in dict.fromkeys(row.metric for row in members if row.ours is not None):
-            values = [row.ours for row in members if row.metric == metric and row.ours is not None]
-            if count > 1 and metric != "calibration_error":
-                of = f"mean of {len(values)} of {count} tasks"
-                name = f"mean {group or ''}".strip()
-                found.append(Row("", name, metric, statistics.fmean(values), of=of))
+        values: dict[str, list[float]] = {}
+        for row in members if count > 1 else ():
+            if row.ours is not None and row.metric != "calibration_error":
+                values.setdefault(row.metric, []).append(row.ours)
+        for metric, each in values.items():
+            of = f"mean of {len(each)} of {count} tasks"
+            name = f"mean {group or ''}".strip()
+            found.append(Row("", name, metric, statistics.fmean(each), of=of))
     return found
 
 
-def write_report(folder: Path, rows: Sequence[Row], source: str) -> None:
-    """The rows as `suite.md`, `suite.csv` and `suite.json`."""
-    write_atomically(folder / "suite.md", markdown(rows, source) + "\n")
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([Row._fields, *rows])
-    write_atomically(folder / "suite.csv", text.getvalue())
-    write_json(folder / "suite.json", {"model": source, "rows": [row._asdict() for row in rows]})
-
-
 def markdown(rows: Sequence[Row], source: str) -> str:
-    """The rows as a table, and below it why some have no number."""
+    """The rows as a table."""
     lines = [
         f"{source}, in percent ± half of the 95 % interval.",
         "",
-        "| group | task | metric | ours | over | published |",
-        "|---|---|---|---|---|---|",
+        "| group | task | metric | ours | over | published | state |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         spread = "" if row.ci95 is None else f" ± {row.ci95:.2f}"
         ours = "-" if row.ours is None else f"{row.ours:.2f}{spread}"
-        cells = (row.group, row.task, row.metric, ours, row.of, row.published)
+        cells = (row.group, row.task, row.metric, ours, row.of, row.published, row.state)
         lines.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
-    why = [f"{row.task}: {row.state}" for row in rows if row.state != "finished"]
-    return "\n".join([*lines, *(["", "Without a number:", ""] if why else []), *why])
+    return "\n".join(lines)
