@@ -26,7 +26,6 @@ from vit_jax.evaluators.create import (
     create_evaluations,
     open_eval_data,
 )
-from vit_jax.hardware.chips import find_chip
 from vit_jax.models.create import create_model
 from vit_jax.models.features import vector_feature
 from vit_jax.models.tokens import token_grid
@@ -144,8 +143,14 @@ class Run:
 
     def flops(self) -> dict[str, Any]:
         """What the clock needs for the MFU; {} where it would mean nothing."""
-        chip = find_chip(jax.devices()[0].device_kind)
-        if chip is None or self.freezes:  # freezing skips an unknown part of the backward pass
+        device = jax.devices()[0]
+        # Freezing skips an unknown part of the backward pass.
+        if device.platform == "cpu" or self.freezes:
+            return {}
+        from vit_jax.hardware.chips import find_chip
+
+        chip = find_chip(device.device_kind)
+        if chip is None:
             return {}
         peak_flops = chip.device_peak_flops * jax.device_count()
         return {"peak_flops": peak_flops, "flops_per_image": self.train_flops_per_image()}
