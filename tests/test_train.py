@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.names import flatten_names
 from vit_jax.train import train_and_evaluate
-from vit_jax.training.session import Session, TrainingDivergedError
+from vit_jax.training.clock import Clock, TrainingDivergedError
 from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
 from vit_jax.workdir.metrics import read_metrics
 from vit_jax.workdir.provenance import collect_provenance
@@ -347,23 +348,21 @@ def test_a_session_that_dies_at_its_start_keeps_the_times_of_those_before(
 ) -> None:
     config, workdir = tiny.config(checkpoint__every_steps=4), str(tmp_path / "run")
 
-    def dies(*_: Any) -> None:
+    def dies(*_: Any, **_kwargs: Any) -> None:
         raise RuntimeError("the power goes")
 
-    after_update = Session.after_update
+    dispatched, updates = Clock.dispatched, itertools.count(1)
     with monkeypatch.context() as patch:
         patch.setattr(
-            Session,
-            "after_update",
-            lambda session, state, step, found: (
-                dies() if step == 7 else after_update(session, state, step, found)
-            ),
+            Clock,
+            "dispatched",
+            lambda clock, loss: dies() if next(updates) == 7 else dispatched(clock, loss),
         )
         with pytest.raises(RuntimeError, match="power"):
             train_and_evaluate(config, workdir)
     first = read_metrics(workdir)[-1]
     assert first["step"] == 6  # two updates past the checkpoint
-    monkeypatch.setattr(train_module, "train_iterator", dies)
+    monkeypatch.setattr(train_module, "train_batches_on", dies)
     with pytest.raises(RuntimeError, match="power"):
         train_and_evaluate(config, workdir)
     second = read_metrics(workdir)[-1]
@@ -459,10 +458,10 @@ def test_every_example_counts_once(num_examples: int) -> None:
     mesh = create_mesh()
     with jax.set_mesh(mesh):
         run = create_run(config, mesh)
-        params = jax.jit(run.init_state)(jax.random.key(0)).params
+        params = run.initial_state(0).params
         params["head"]["kernel"] = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
-        values = run.evaluators["test"](params)
-        dataset = run.eval_datasets["test"]
+        values = run.evaluations["test"].evaluator(params)
+        dataset = run.datasets["test"]
         examples = [dataset.example(i, np.random.default_rng(0)) for i in range(num_examples)]
         batch = {
             "image": np.stack([example["image"] for example in examples]),

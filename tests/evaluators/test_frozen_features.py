@@ -15,10 +15,10 @@ from ml_collections import ConfigDict
 from tests import fixtures_data, tiny
 from vit_jax import config as schema
 from vit_jax.errors import UserError
-from vit_jax.evaluators import few_shot, linear_probe, nearest_neighbors
+from vit_jax.evaluators import few_shot, probes
 from vit_jax.evaluators.frozen_features import accuracy
-from vit_jax.inference import features
 from vit_jax.inference.probe import probe, table
+from vit_jax.objectives import objective
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
@@ -90,7 +90,7 @@ def test_k_nn_is_scikit_learns() -> None:
     from sklearn.neighbors import KNeighborsClassifier
 
     x_train, y_train, x, y = clusters(3, 4, 30, 16, 50, 2.0)
-    found = nearest_neighbors.vote(x_train, y_train, x, 4, 20, 0.07)
+    found = probes.vote(x_train, y_train, x, 4, 20, 0.07)
 
     def weights(distances: np.ndarray) -> np.ndarray:
         return np.exp((1 - distances) / 0.07)
@@ -99,7 +99,7 @@ def test_k_nn_is_scikit_learns() -> None:
     np.testing.assert_array_equal(found, theirs.predict(x))
     assert 0.3 < accuracy(found, y) < 1
     # One vote of a far neighbour weighs less than one of a near one.
-    few = nearest_neighbors.vote(
+    few = probes.vote(
         np.array([[1.0, 0], [0, 1], [0, 1]]), np.array([0, 1, 1]), np.array([[1.0, 0.1]]), 2, 9, 0.1
     )
     assert few.tolist() == [0]
@@ -109,14 +109,14 @@ def test_the_linear_probe_is_scikit_learns() -> None:
     from sklearn.linear_model import LogisticRegression
 
     x_train, y_train, x, _ = clusters(4, 3, 20, 6, 40, 1.0)
-    weights, bias = linear_probe.fit(x_train, y_train, 3, 1e-2)
+    weights, bias = probes.fit(x_train, y_train, 3, 1e-2)
     theirs = LogisticRegression(C=1 / (1e-2 * len(x_train)), max_iter=1000, tol=1e-8)
     theirs.fit(x_train, y_train)
     ours = x @ weights + bias
     expected = theirs.decision_function(x)
     ours, expected = (z - z.mean(axis=1, keepdims=True) for z in (ours, expected))  # same softmax
     np.testing.assert_allclose(ours, expected, atol=2e-2)  # where both stop
-    with_less = linear_probe.fit(x_train, y_train, 3, 1e-4)[0]
+    with_less = probes.fit(x_train, y_train, 3, 1e-4)[0]
     assert np.linalg.norm(with_less) > 1.5 * np.linalg.norm(weights)
 
 
@@ -132,8 +132,8 @@ def measured(config: ConfigDict) -> dict[str, float]:
     mesh = create_mesh(**config.mesh, devices=jax.devices()[: config.mesh.data * config.mesh.fsdp])
     with jax.set_mesh(mesh):
         run = create_run(config, mesh)
-        params = jax.jit(run.init_state)(jax.random.key(0)).params
-        evaluator = run.evaluators["probe"]
+        params = run.initial_state(0).params
+        evaluator = run.evaluations["probe"].evaluator
         found = evaluator(params)
     assert set(found) == set(evaluator.metric_names)
     return found
@@ -163,23 +163,23 @@ def test_features_are_computed_once_and_a_second_evaluation_compiles_nothing(
             "test[:45]", "nearest_neighbors", train_split="train[:90]"
         )
         config.evaluators.thorough = schema.evaluator("test[:45]", "classification")
-    traced, scale_images = [], features.scale_images
+    traced, scale_images = [], objective.scale_images
     mesh = create_mesh(devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         run = create_run(config, mesh)
-        params = jax.jit(run.init_state)(jax.random.key(0)).params
+        params = run.initial_state(0).params
 
         def count(images: jax.Array) -> jax.Array:
             traced.append(images)
             return scale_images(images)
 
-        monkeypatch.setattr(features, "scale_images", count)
+        monkeypatch.setattr(objective, "scale_images", count)
         batches: Counter[str] = Counter()
 
         def evaluate_all() -> dict[str, dict[str, float]]:
             return {
-                key: evaluate(params, on_batch=lambda key=key: batches.update([key]))
-                for key, evaluate in run.evaluators.items()
+                key: evaluation.evaluator(params, on_batch=lambda key=key: batches.update([key]))
+                for key, evaluation in run.evaluations.items()
             }
 
         first = evaluate_all()

@@ -37,8 +37,8 @@ def test_another_data_set_with_some_of_the_classes_in_another_order(tmp_path: Pa
     mesh = create_mesh()
     with jax.set_mesh(mesh):
         run = create_run(config, mesh)
-        evaluator = run.evaluators["photos"]
-        params = jax.jit(run.init_state)(jax.random.key(0)).params
+        evaluator = run.evaluations["photos"].evaluator
+        params = run.initial_state(0).params
         # The model says 7 whatever it sees: right for the sevens.
         params["head"]["bias"] = params["head"]["bias"].at[7].set(9.0)
         found = evaluator(params)
@@ -48,7 +48,7 @@ def test_another_data_set_with_some_of_the_classes_in_another_order(tmp_path: Pa
     assert found["num_examples"] == 5
     assert found["accuracy"] == pytest.approx(3 / 5)
     assert sorted(np.unique(labels)) == [3, 7]
-    assert run.evaluators["test"].metric_names == ("loss", "accuracy", "num_examples")
+    assert run.evaluations["test"].evaluator.metric_names == ("loss", "accuracy", "num_examples")
 
 
 def test_classes_that_training_does_not_have(tmp_path: Path) -> None:

@@ -16,16 +16,12 @@ from tests import fixtures_data, tiny
 from tests.saved_models import save_model
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
-from vit_jax.inference.feature_file import write_rows
-from vit_jax.inference.features import (
-    available_features,
-    check_features,
-    extract_features,
-    feature_function,
-)
+from vit_jax.inference.features import _write_rows, extract_features
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
+from vit_jax.models.features import available_features, check_features, feature_function
 from vit_jax.models.vit import Encoder1DBlock, MAPHead
+from vit_jax.objectives.objective import scale_images
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
 
@@ -41,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def features_of(model: Model, names: list[str]) -> dict[str, np.ndarray]:
     function = jax.jit(feature_function(model.module, names))
-    values = function(model.params, {"image": IMAGES})
+    values = function(model.params, scale_images(IMAGES))
     assert set(values) == set(names)
     assert all(value.dtype == jnp.float32 for value in values.values())
     return jax.device_get(values)
@@ -104,33 +100,13 @@ def test_the_logits_are_the_models(tmp_path: Path) -> None:
     found = features_of(model, ["logits", "block_1_tokens"])
     close(found["logits"], expected)
     scanned = feature_function(model.module.clone(scan=True, remat="full"), ["block_1_tokens"])
-    actual = scanned(model.params, {"image": IMAGES})["block_1_tokens"]
+    actual = scanned(model.params, scale_images(IMAGES))["block_1_tokens"]
     close(actual, found["block_1_tokens"])
-
-
-def test_nothing_else_is_kept(tmp_path: Path) -> None:
-    """Of the big arrays, those that nobody asks for may be freed as the model goes on."""
-    model = load_model(save_model(tmp_path / "m", class_names=("a", "b"), num_layers=3))
-    kept = []
-
-    def spying(module: Any, variables: Any, *args: Any, **kwargs: Any) -> Any:
-        logits, state = apply(module, variables, *args, **kwargs)
-        kept.extend(jax.tree.leaves(state))
-        return logits, state
-
-    apply = type(model.module).apply
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(model.module), "apply", spying)
-        feature_function(model.module, ["logits"])(model.params, {"image": IMAGES})
-        assert kept == []
-        feature_function(model.module, ["block_2", "pre_logits"])(model.params, {"image": IMAGES})
-        assert sorted(leaf.shape for leaf in kept) == [(2, 5, 16), (2, 16)]
 
 
 def test_a_headless_model_without_transformer(tmp_path: Path) -> None:
     headless = load_model(save_model(tmp_path / "m")).module
     assert "logits" not in available_features(headless)
-    assert available_features(headless.clone(num_layers=None)) == ["pre_logits"]
 
 
 def test_unknown_features_are_answered_with_the_list(tmp_path: Path) -> None:
@@ -178,7 +154,7 @@ def test_a_dataset_becomes_a_file(saved: Path, photos: Path, tmp_path: Path) -> 
         function = jax.jit(feature_function(model.module, names))
         for index in range(11):
             example = data.example(index, np.random.default_rng(0))
-            expected = function(model.params, {"image": example["image"][None]})
+            expected = function(model.params, scale_images(example["image"][None]))
             for name in names:
                 close(file[name][index], expected[name][0])
             assert file["labels"][index] == example["label"]
@@ -227,7 +203,7 @@ def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)
     specs = {"x": jax.ShapeDtypeStruct((4, 3), np.float32), "y": jax.ShapeDtypeStruct((4,), int)}
     parts = [{"x": rows[:3], "y": rows[:3, 0].astype(int)}, {"x": rows[3:], "y": rows[3:, 0]}]
-    write_rows(path, specs, parts, z=np.array(["a"]))
+    _write_rows(path, specs, parts, z=np.array(["a"]))
     with np.load(path) as stored:
         np.testing.assert_array_equal(stored["x"], rows)
         np.testing.assert_array_equal(stored["y"], rows[:, 0])
@@ -239,7 +215,7 @@ def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_rows(path, specs, interrupted())
+        _write_rows(path, specs, interrupted())
     assert [each.name for each in tmp_path.iterdir()] == ["f.npz"]
     assert path.read_bytes() == before
 
@@ -263,4 +239,4 @@ def test_the_script(
 def test_a_full_disk_is_said_at_once(tmp_path: Path) -> None:
     specs = {"x": jax.ShapeDtypeStruct((10**12, 1000), np.float32)}
     with pytest.raises(UserError, match=r"needs 8000000.0 GB, the disk has .* GB left"):
-        write_rows(tmp_path / "f.npz", specs, [])
+        _write_rows(tmp_path / "f.npz", specs, [])

@@ -15,9 +15,10 @@ from jax.sharding import PartitionSpec as P
 from tests import tiny
 from tests.saved_models import save_model
 from vit_jax.errors import UserError
+from vit_jax.inference.load import load_model, load_teacher
 from vit_jax.models.create import create_model
 from vit_jax.objectives.distillation import HardDistillation, SoftDistillation
-from vit_jax.objectives.objective import FrozenModel, Task
+from vit_jax.objectives.objective import Task
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
@@ -29,27 +30,23 @@ SIZES = {"patch_size": 8, "hidden_size": 16, "num_layers": 1, "mlp_dim": 16, "nu
 CLASSES = tuple("abcde")
 
 
-class Answers:
-    """A teacher that always says the same."""
-
-    def __init__(self, logits: np.ndarray):
-        self.answers = jnp.asarray(logits)
-
-    def apply(self, variables: Any, images: jax.Array, *, train: bool) -> jax.Array:
-        assert not train
-        assert set(variables["params"]) == {"of"}
-        return self.answers + 0.0 * jnp.sum(images)
-
-
 def make_task(answers: np.ndarray, model: str = "deit", **attributes: Any) -> Task:
     build = functools.partial(create_model, model, **SIZES, **attributes)
-    ones = np.ones(3, np.float32)
-    frozen = FrozenModel(Answers(answers), {"of": ones}, -ones, ones, np.arange(5))
+
+    def load_teacher(_: str) -> Any:
+        """One that always says the same."""
+
+        def logits(params: Any, images: jax.Array) -> jax.Array:
+            assert set(params) == {"of"}
+            return jnp.asarray(answers) + 0.0 * jnp.sum(images)
+
+        return logits, {"of": np.ones(3, np.float32)}
+
     return Task(
         build_model=lambda num_outputs: build(num_classes=num_outputs),
         image_shape=(16, 16, 3),
         class_names=CLASSES,
-        load_model=lambda _: frozen,
+        load_teacher=load_teacher,
     )
 
 
@@ -141,17 +138,24 @@ def test_a_student_of_one_head_learns_both_with_it() -> None:
     assert float(loss) == pytest.approx(cross_entropy(logits, targets)[:3].mean(), rel=1e-5)
 
 
-def test_the_teacher_gets_its_own_range_and_answers_in_the_order_of_the_data() -> None:
-    class Mean:
-        def apply(self, _: Any, images: jax.Array, **_kwargs: Any) -> jax.Array:
-            return jnp.mean(images, axis=(1, 2))  # [B, C]
-
-    black = np.array([-2.0, 0.0, 0.0], np.float32)
-    white = np.array([2.0, 1.0, 255.0], np.float32)
-    frozen = FrozenModel(Mean(), {}, black, white, np.array([2, 0]))
-    images = jnp.stack([jnp.full((4, 4, 3), value) for value in (-1.0, 0.0, 1.0)])
-    expected = [[0.0, -2.0], [127.5, 0.0], [255.0, 2.0]]
-    np.testing.assert_allclose(frozen.logits({}, images), expected, atol=1e-5)
+def test_the_teacher_gets_its_own_range_and_answers_in_the_order_of_the_data(
+    tmp_path: Path,
+) -> None:
+    ops = "decode|resize(16)|normalize((0.5, 0.0, 0.0), (0.25, 1.0, 2.0))"
+    source = save_model(tmp_path / "m", class_names=("a", "b", "c"), eval_preprocess=ops)
+    model = load_model(source)
+    logits, params = load_teacher(
+        "objective.teacher",
+        str(source),
+        image_shape=(16, 16, 3),
+        class_names=("c", "a"),
+        dtype="float32",
+    )
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 16, 3)).astype(np.float32)
+    pixels = (images + 1) / 2
+    inputs = (pixels - [0.5, 0.0, 0.0]) / [0.25, 1.0, 2.0]
+    expected = model.module.apply({"params": model.params}, inputs, train=False)[:, [2, 0]]
+    np.testing.assert_allclose(logits(params, images), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -234,7 +234,7 @@ def test_moments_are_sharded_as_their_parameters(scan: bool) -> None:
         "adamw", schedule=lambda _: 0.1, freeze="embedding/.*|cls", layer_decay=0.5
     )
     state = jax.eval_shape(
-        lambda params: create_train_state(params, tx, polyak_decay=0.0),
+        lambda params: create_train_state(params, tx=tx, polyak_decay=0.0),
         golden.abstract_params(model),
     )
     shardings = state_shardings(state, create_mesh(fsdp=8))
@@ -264,7 +264,7 @@ def test_a_checkpoint_brings_back_what_freezing_left(scan: bool, tmp_path: Path)
 
     def start(rng: jax.Array) -> TrainState:
         params = model.init(rng, jnp.zeros((1, 224, 224, 3)), train=False)["params"]
-        return create_train_state(params, tx, polyak_decay=0.0)
+        return create_train_state(params, tx=tx, polyak_decay=0.0)
 
     mesh = create_mesh(fsdp=8)
     shapes = jax.eval_shape(start, jax.random.key(0))

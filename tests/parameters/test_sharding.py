@@ -101,7 +101,7 @@ abstract_params = functools.cache(golden.abstract_params)
 def abstract_state(model: Any, **optimizer: Any) -> Any:
     tx = create_optimizer(schedule=lambda _: 0.1, **optimizer)
     params = abstract_params(model)
-    return jax.eval_shape(lambda p: create_train_state(p, tx, polyak_decay=0.9), params)
+    return jax.eval_shape(lambda p: create_train_state(p, tx=tx, polyak_decay=0.9), params)
 
 
 def leaf_specs(state: Any, mesh: Any) -> list[tuple[str, str, tuple[int, ...], P]]:
@@ -227,7 +227,7 @@ def test_fsdp_divides_the_bytes_of_a_device() -> None:
 
     def init(rng: jax.Array) -> object:
         params = model.init(rng, image, train=False)["params"]
-        return create_train_state(params, tx, polyak_decay=0.0)
+        return create_train_state(params, tx=tx, polyak_decay=0.0)
 
     abstract = jax.eval_shape(init, jax.random.key(0))
     state = jax.jit(init, out_shardings=state_shardings(abstract, mesh))(jax.random.key(0))

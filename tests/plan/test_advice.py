@@ -6,7 +6,7 @@ import itertools
 
 from configs import pretrain
 from tests import tiny
-from vit_jax.plan.advice import Changes, changed, flags, remedies
+from vit_jax.plan.plan import Changes, changed, flags, remedies
 from vit_jax.plan.subject import planned_run
 from vit_jax.plan.topology import parse_topology
 

@@ -17,11 +17,10 @@ from tests.tiny import Script
 from vit_jax import launch
 from vit_jax.errors import UserError
 from vit_jax.hardware.chips import GIB
-from vit_jax.plan.devices import GPU_COMPILERS, topology_devices
-from vit_jax.plan.estimate import CORE_DAYS, paper_core_days, v3_core_days
+from vit_jax.plan.cost import CORE_DAYS, paper_core_days, v3_core_days
 from vit_jax.plan.plan import Plan, make_plan
 from vit_jax.plan.report import plan_json, report_text
-from vit_jax.plan.topology import parse_topology
+from vit_jax.plan.topology import GPU_COMPILERS, parse_topology, topology_devices
 
 CPU = parse_topology("cpu:8")
 

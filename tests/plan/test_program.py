@@ -10,12 +10,11 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from vit_jax.hardware.flops import forward_flops
-from vit_jax.plan.collectives import collective_traffic, replica_groups
-from vit_jax.plan.hbm_traffic import hbm_bytes
-from vit_jax.plan.hlo import Instruction, Program, executions, parse_program
+from vit_jax.plan.program import Computation, executions, parse_program
+from vit_jax.plan.traffic import collective_traffic, first_group, hbm_bytes
 
 
-def compiled(function: Any, *arguments: Any, **kwargs: Any) -> Program:
+def compiled(function: Any, *arguments: Any, **kwargs: Any) -> Computation:
     text = jax.jit(function, **kwargs).lower(*arguments).compile().as_text()
     assert text is not None
     return parse_program(text)
@@ -33,7 +32,7 @@ def loop(x: jax.Array, weights: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("length", [7, 100])
 def test_a_loops_body_counts_as_often_as_it_runs(length: int) -> None:
     program = compiled(loop, floats(256), floats(length, 256))
-    tanh = [times for _, each, times, _ in executions(program) if each.opcode == "tanh"]
+    tanh = [times for each, times, _ in executions(program) if each.opcode == "tanh"]
     assert tanh == [length]
 
 
@@ -72,7 +71,7 @@ ENTRY %main (p: pred[], x: f32[8]) -> f32[8] {
         "branch_computations={%no, %yes}",
     ):
         program = parse_program(text.replace("BRANCHES", branches))
-        opcodes = {each.opcode for _, each, _, _ in executions(program)}
+        opcodes = {each.opcode for each, _, _ in executions(program)}
         assert {"tanh", "exponential"} <= opcodes
 
 
@@ -179,9 +178,11 @@ def test_the_text_of_a_tpu_program() -> None:
 
 def test_what_stays_on_the_chip_moves_no_bytes() -> None:
     program = parse_program(TPU_PROGRAM)
-    body = hbm_bytes(Program(program.computations, "body"))
-    gathered = (64 * 128 + 256 * 128) * 2  # the slice of it lies in another memory: S(1)
-    assert body == gathered
+    [loop] = [each for each in program if each.opcode == "while"]
+    body = hbm_bytes(loop.called[0])
+    gathered = (64 * 128 + 256 * 128) * 2
+    sliced = 64 * 128 * 2  # is read; what it is copied to lies in another memory: S(1)
+    assert body == gathered + sliced
 
 
 # As XLA writes what goes on while the device computes: the result names operands and targets. S(1)
@@ -278,8 +279,7 @@ def test_collectives_that_go_on_meanwhile(started: str, kind: str, whole: int) -
     ],
 )
 def test_who_talks_to_whom(text: str, groups: list[list[int]]) -> None:
-    instruction = Instruction("x", "all-reduce", "f32[]", (), text, root=False)
-    assert replica_groups(instruction, 4) == groups
+    assert first_group(text, 4) == groups[0]
 
 
 def test_between_nodes_each_device_sends_its_share() -> None:

@@ -25,7 +25,7 @@ def test_data_that_are_not_here_are_planned_by_size() -> None:
     )
     run, origin = planned_run(config, CPU)
     assert run.dataset.num_examples == 14_197_122 - 51_200
-    assert run.eval_datasets["test"].num_examples == 25_600
+    assert run.datasets["test"].num_examples == 25_600
     assert run.dataset.num_classes == 21_843
     assert "configs/pretrain.py" in origin
     assert "not prepared" in origin

@@ -104,4 +104,6 @@ def test_attention_kernels_compile_for(name: str, attention: str, mesh: dict[str
     assert step.kernel_cycles > 0
     # Without the padding of the kernels: all but the gradient of the pixels.
     model = run.train_flops_per_image() * run.batch_size
-    assert 0.9 * model < step.executed_flops < model
+    assert 0.9 * model < step.executed_flops
+    if attention != "splash":  # JAX's kernel states what it computes, padding included
+        assert step.executed_flops < model

@@ -20,8 +20,8 @@ from vit_jax.sweep.run import (
     run_sweep,
     task_number,
 )
-from vit_jax.train import RESULTS_FILE
 from vit_jax.workdir.checkpoints import CheckpointManager
+from vit_jax.workdir.description import RESULTS_FILE
 
 DIVERGES = 1e30
 OVERRIDES: dict[str, Any] = {

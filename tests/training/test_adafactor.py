@@ -138,7 +138,7 @@ def test_momentum_is_sharded_like_its_parameter() -> None:
         "adafactor", schedule=lambda _: 0.1, clip_norm=1.0, weight_decay=0.1, freeze="head/bias"
     )
     state = jax.eval_shape(lambda: create_train_state(
-        jax.tree.map(lambda x: jnp.zeros(x.shape), params), tx, polyak_decay=0.0
+        jax.tree.map(lambda x: jnp.zeros(x.shape), params), tx=tx, polyak_decay=0.0
     ))  # fmt: skip
     mesh = create_mesh(fsdp=8)
     shardings = state_shardings(state, mesh)

@@ -20,16 +20,17 @@ def test_speed_leaves_out_compilation_and_pauses_and_the_eta_does_not(clock: Fak
         start_step=0,
         total_steps=101,
         batch_size=10,
+        began=clock.now,
         earlier=earlier,
-        flops_per_second=1000.0,
         flops_per_image=30.0,
+        peak_flops=1000.0,
     )
     clock.now += 30.0
     assert progress.first_step_done(1) == 30.0
     assert "images_per_second" not in progress.report(1)
     clock.now += 50.0  # 50 steps of one second
     assert progress.report(51)["eta_seconds"] == pytest.approx(50.0)
-    with progress.book("evaluation"):
+    with progress.book("evaluation", "evaluating test", 51):
         clock.now += 25.0
     clock.now += 10.0
     report = progress.report(61)

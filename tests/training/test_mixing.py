@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import LOSSES, Task, one_hot_targets
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.run import create_run
+from vit_jax.run import Run, create_run
 from vit_jax.training.mixing import create_mixing, random_boxes
 from vit_jax.training.step import TrainState, create_train_state, make_train_step
 
@@ -266,7 +267,7 @@ def probe(mixup_alpha: float, accumulation_steps: int = 1) -> Any:
 
     def probed(step: int) -> tuple[np.ndarray, float]:
         with jax.set_mesh(create_mesh(data=1, tensor=8)):
-            state = create_train_state({"w": jnp.zeros(2)}, tx, polyak_decay=0.0)
+            state = create_train_state({"w": jnp.zeros(2)}, tx=tx, polyak_decay=0.0)
             batch = {**make_batch(8), "image": scaled(make_batch(8)["image"])}
             after, metrics = update(dataclasses.replace(state, step=jnp.int32(step)), {}, batch)
         return -np.asarray(after.params["w"]), float(metrics["key"])
@@ -315,7 +316,7 @@ def test_mistakes_are_named(kwargs: dict, message: str) -> None:
 
 
 class Started(Exception):
-    """The loop has asked for its train step."""
+    """The loop has asked for its first batch."""
 
 
 def test_the_loop_mixes_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,11 +325,15 @@ def test_the_loop_mixes_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def make_train_step(*_: Any, **kwargs: Any) -> None:
         asked.update(kwargs)
+
+    def loop(_run: Any, _state: Any, batches: Iterator[Any], **_: Any) -> None:
+        asked["labels"] = np.asarray(next(batches)["label"])
         raise Started
 
     monkeypatch.setattr(run_module, "make_train_step", make_train_step)
+    monkeypatch.setattr(train, "train", loop)
     state = TrainState(jax.device_put(np.int32(0)), {}, (), None)
-    monkeypatch.setattr(run_module, "initial_state", lambda *_, **__: state)
+    monkeypatch.setattr(Run, "initial_state", lambda *_: state)
     config = tiny.config(
         mix__mixup_alpha=0.8,
         mix__per_example=True,
@@ -336,19 +341,17 @@ def test_the_loop_mixes_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         model__stochastic_depth_rate=0.1,
     )
     with pytest.raises(Started):
-        train.train_and_evaluate(config, str(tmp_path / "run"))
-    batch = make_batch(4)
-    mixed = asked["mixing"](batch, KEY)
+        train.train_and_evaluate(config, str(tmp_path / "mixed"))
+    mixed = asked["mixing"](make_batch(4), KEY)
     assert len(np.unique(mixed["label_weight"])) > 1
-    with train.train_iterator(create_run(config, create_mesh()), 0) as batches:
-        labels = next(batches)["label"]
+    labels = asked["labels"]
     np.testing.assert_array_equal(labels[:8], labels[8:])
     config.mix.mixup_alpha, config.mix.per_example = 0.0, False
     config.dataset.repeated_augmentation = 1
-    run = create_run(config, create_mesh())
-    assert run.mixing is None
-    with train.train_iterator(run, 0) as batches:
-        labels = next(batches)["label"]
+    with pytest.raises(Started):
+        train.train_and_evaluate(config, str(tmp_path / "plain"))
+    assert asked["mixing"] is None
+    labels = asked["labels"]
     assert np.any(labels[:8] != labels[8:])
 
 

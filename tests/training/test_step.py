@@ -27,7 +27,6 @@ from vit_jax.training.step import (
     accumulate_gradients,
     create_train_state,
     make_train_step,
-    step_shardings,
 )
 
 LABELS = golden.arrays("accumulate_gradient")["labels"]
@@ -67,7 +66,7 @@ def test_loss_and_gradient_of_the_reference(accumulation_steps: int) -> None:
     with jax.set_mesh(one_device()):
         params = golden_params()
         state, metrics = jax.jit(step)(
-            create_train_state(params, tx, polyak_decay=0.0), {}, golden_batch()
+            create_train_state(params, tx=tx, polyak_decay=0.0), {}, golden_batch()
         )
     assert float(metrics["loss"]) == pytest.approx(float(expected["loss"]), abs=2e-6)
     before, after = flatten_names(params), flatten_names(state.params)
@@ -108,7 +107,7 @@ def test_three_updates_of_the_official_code(key: str) -> None:
     with jax.set_mesh(one_device()):
         step = jax.jit(step)
         # Placed as the step's results are: otherwise the second update is compiled anew.
-        state = create_train_state(golden_params(), tx, polyak_decay=0.0)
+        state = create_train_state(golden_params(), tx=tx, polyak_decay=0.0)
         state = jax.device_put(state, replicated(one_device()))
         for i, expected_loss in enumerate(row["losses"]):
             state, metrics = step(state, {}, golden_batch())
@@ -144,7 +143,7 @@ def small_run(*, steps: int, **step_kwargs: Any) -> tuple[list[float], Any]:
 
     def init(rng: jax.Array) -> Any:
         params = objective.init(rng, {"image": jnp.zeros((1, 32, 32, 3))})
-        return create_train_state(params, tx, polyak_decay=polyak_decay)
+        return create_train_state(params, tx=tx, polyak_decay=polyak_decay)
 
     rng = jax.random.key(0)
     shardings = state_shardings(jax.eval_shape(init, rng), mesh)
@@ -154,7 +153,12 @@ def small_run(*, steps: int, **step_kwargs: Any) -> tuple[list[float], Any]:
     with jax.set_mesh(mesh):
         state = jax.jit(init, out_shardings=shardings)(rng)
         step = make_train_step(objective, tx, seed=3, **step_kwargs)
-        step = jax.jit(step, **step_shardings(shardings, {}, mesh))
+        step = jax.jit(
+            step,
+            in_shardings=(shardings, {}, batch_sharding(mesh)),
+            out_shardings=(shardings, replicated(mesh)),
+            donate_argnums=0,
+        )
         for t in range(steps):
             batch = {"image": images[t], "label": labels[t], "mask": np.ones(16, np.float32)}
             state, metrics = step(state, {}, jax.device_put(batch, batch_sharding(mesh)))
@@ -204,7 +208,7 @@ def test_frozen_parameters_have_no_gradient_at_all() -> None:
         step = make_train_step(Classification(Task.of(golden_model())), tx, seed=0, freeze=freeze)
         with jax.set_mesh(one_device()):
             params = golden_params()
-            state = create_train_state(params, tx, polyak_decay=0.0)
+            state = create_train_state(params, tx=tx, polyak_decay=0.0)
             compiled = jax.jit(step).lower(state, {}, golden_batch()).compile()
             after, metrics = compiled(state, {}, golden_batch())
         expected_norm = norm_of_head if freeze else norm

@@ -41,10 +41,10 @@ class Unfinished:
 def test_the_host_is_at_most_two_updates_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unfinished, train_step = Unfinished(), Run.train_step
+    unfinished, jit_train_step = Unfinished(), Run.jit_train_step
 
-    def slow_step(self: Run, *arguments: Any) -> Any:
-        step = train_step(self, *arguments)
+    def slow_step(self: Run) -> Any:
+        step = jit_train_step(self)
 
         def function(*arguments: Any) -> Any:
             state, metrics = step(*arguments)
@@ -54,7 +54,7 @@ def test_the_host_is_at_most_two_updates_ahead(
 
         return function
 
-    monkeypatch.setattr(Run, "train_step", slow_step)
+    monkeypatch.setattr(Run, "jit_train_step", slow_step)
     train_and_evaluate(tiny.config(log__every_steps=1000), str(tmp_path))
     assert len(unfinished.counts) == 8
     assert max(unfinished.counts) == 1  # and the one that starts

@@ -96,4 +96,5 @@ DEVICE_KINDS = {
 
 def find_chip(device_kind: str) -> Chip | None:
     """The chip that JAX calls `device_kind`, as "TPU v5 lite"; None for CPUs and the unknown."""
-    return CHIPS.get(DEVICE_KINDS.get(device_kind, ""))
+    names = {kind.lower(): name for kind, name in DEVICE_KINDS.items()}  # drivers differ in case
+    return CHIPS.get(names.get(device_kind.lower(), ""))

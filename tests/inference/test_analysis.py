@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vit_jax.analysis.attention import (
+from vit_jax.errors import UserError
+from vit_jax.inference.analysis import (
+    cka_of_layers,
     class_token_attention,
     mean_distance,
+    position_similarity,
+    principal_filters,
     rollout,
     uniform_distance,
 )
-from vit_jax.analysis.filters import principal_filters
-from vit_jax.analysis.positions import position_similarity
-from vit_jax.analysis.similarity import cka_of_layers, linear_cka
-from vit_jax.errors import UserError
 
 GRID = (2, 3)  # rows, columns
 RNG = np.random.default_rng(0)
@@ -22,6 +22,10 @@ RNG = np.random.default_rng(0)
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape)
+
+
+def linear_cka(x: np.ndarray, y: np.ndarray, *, unbiased: bool = False) -> float:
+    return float(cka_of_layers([x], [y], unbiased=unbiased)[0, 0])
 
 
 def stacked(weights: np.ndarray, *, layers: int = 2, images: int = 3, heads: int = 4) -> np.ndarray:
@@ -70,12 +74,10 @@ def test_rollout_follows_the_path() -> None:
     np.testing.assert_allclose(swapped.ravel()[[5, 2]], [0.5, 0])
 
 
-def test_heads_are_fused_as_told() -> None:
+def test_rollout_averages_the_heads() -> None:
     weights = np.stack([np.eye(7)[[1, 1, 2, 3, 4, 5, 6]], np.eye(7)[[2, 1, 2, 3, 4, 5, 6]]])
     mean = rollout(weights[None, None], GRID).ravel()
     np.testing.assert_allclose(mean[:2], [0.25, 0.25])
-    largest = rollout(weights[None, None], GRID, head_fusion="max").ravel()
-    np.testing.assert_allclose(largest[:2], [1 / 3, 1 / 3])  # rows sum to 1 again
 
 
 def test_the_class_tokens_row_is_shown() -> None:

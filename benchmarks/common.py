@@ -1,0 +1,173 @@
+"""What the benchmarks share: the recipe, a run on random pixels, turns, ratios, the JSON."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import re
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+from ml_collections import ConfigDict
+
+from vit_jax.command_line import override
+from vit_jax.config import get_config, section
+from vit_jax.data.datasets import Dataset
+from vit_jax.data.preprocess import parse
+from vit_jax.files.paths import write_json
+from vit_jax.models.variants import get_variant
+from vit_jax.parameters.sharding import create_mesh
+from vit_jax.plan.subject import Noise
+from vit_jax.run import Run, create_run
+
+NUM_EXAMPLES, NUM_CLASSES = 1_281_167, 1000
+PACKAGES = ("jax", "jaxlib", "flax", "libtpu", "torch", "timm")
+
+
+def arguments_parser(doc: str | None, name: str) -> argparse.ArgumentParser:
+    """A parser with --json; `name` is that of the script."""
+    parser = argparse.ArgumentParser(
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="--config.KEY=VALUE overrides a key of vit_jax/config.py.",
+    )
+    path = Path(__file__).parent / "results" / f"{name}.json"
+    parser.add_argument("--json", type=Path, default=path, help=f"default: results/{name}.json")
+    return parser
+
+
+def names(text: str) -> list[str]:
+    """`a,b` as a list."""
+    return [each for each in text.split(",") if each]
+
+
+def create_config(variant: str, batch_size: int, overrides: Sequence[str] = ()) -> ConfigDict:
+    """A variant on ImageNet at 224 pixels: clipping and AdamW as in the paper.
+
+    Args:
+      variant: of `vit_jax/models/variants.py`, such as "S/16".
+      batch_size: images per update.
+      overrides: `--config.KEY=VALUE`.
+
+    Raises:
+      UserError: a mistake in one of them.
+    """
+    config = get_config()
+    with config.unlocked():
+        config.model = section("model", **get_variant(variant))
+        config.evaluators = ConfigDict()
+    config.dataset.name = "imagenet2012"
+    config.dataset.preprocess = "official_train(224)"
+    config.dataset.eval_preprocess = "official_eval(224)"
+    config.dataset.batch_size = batch_size
+    config.duration.steps = 10_000
+    config.optimizer.clip_norm = 1.0
+    config.optimizer.weight_decay = 0.1
+    return override(config, list(overrides), flags.FlagValues())
+
+
+def noise_run(config: ConfigDict) -> Run:
+    """The run of a config on the devices of this machine; its images are random pixels."""
+
+    def open_noise(*, name: str, split: str, preprocess: str, **_: Any) -> Dataset:
+        class_names = tuple(map(str, range(NUM_CLASSES)))
+        return Dataset(name, split, Noise(NUM_EXAMPLES, 0), parse(preprocess), class_names)
+
+    mesh = create_mesh(**config.mesh)
+    with jax.set_mesh(mesh):
+        return create_run(config, mesh, open_noise)
+
+
+def take_turns(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
+    """What each subject returns in each round.
+
+    In turn, so that a machine whose speed drifts drifts for all.
+    """
+    found: dict[str, list[Any]] = {name: [] for name in subjects}
+    for turn in range(rounds):
+        print(f"turn {turn + 1} of {rounds}", file=sys.stderr)
+        for name, subject in subjects.items():
+            found[name].append(subject())
+    return found
+
+
+def compare(
+    model: str, case: str, unit: str, figures: Mapping[str, Sequence[float]]
+) -> list[dict[str, Any]]:
+    """Rows of the JSON, one for each peer: medians, and the ratio of each turn.
+
+    Args:
+      model: variant.
+      case: what is measured.
+      unit: a rate (`images/s`), or a cost (`s`, `Mcycles`, ...), of which less is better.
+      figures: of each turn, by subject; `vit_jax` are ours. A ratio above 1 is in our favour.
+    """
+    ours = figures["vit_jax"]
+    row = {"model": model, "case": case, "unit": unit, "ours": round(statistics.median(ours), 4)}
+    rows = []
+    for peer in [each for each in figures if each != "vit_jax"]:
+        pairs = list(zip(ours, figures[peer], strict=True))
+        ratios = [a / b if unit.endswith("/s") else b / a for a, b in pairs]
+        about_peer = {
+            "peer": peer,
+            "theirs": round(statistics.median(figures[peer]), 4),
+            "ratio": round(statistics.median(ratios), 4),
+            "ratio_of_turns": [round(min(ratios), 4), round(max(ratios), 4)],
+        }
+        rows.append({**row, **about_peer})
+    return rows or [row]
+
+
+def write_result(path: Path, cases: list[dict[str, Any]], arguments: Sequence[str]) -> None:
+    """Prints the cases and writes them with the command, the machine and the versions."""
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    cpuinfo = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+    about = {key.strip(): value.strip() for key, value in re.findall("(.*):(.*)", cpuinfo)}
+    sets = [each for each in ("avx512_bf16", "avx512f", "avx2") if each in about.get("flags", "")]
+    cpu = ", ".join([about.get("model name", platform.machine()), *sets[:1]])
+    device = jax.devices()[0]
+    accelerator = "" if device.platform == "cpu" else f", {device.device_kind}"
+    kept = [each for each in arguments if not each.startswith(("--clones", "--json"))]
+    result = {
+        "cases": cases,
+        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *kept]),
+        "machine": f"{os.cpu_count()} cores of {cpu}{accelerator}",
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, result)
+    print(f"{markdown(result)}\n\n{path}")
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """A result as a line that says how it was made, and a table."""
+    # Older results hold the command of before: `benchmark.py step --variant=S/16`.
+    command = re.sub(r"^benchmark.py (\w+)", r"python benchmarks/\1.py", result["command"])
+    versions = ", ".join(f"{name} {each}" for name, each in result["versions"].items())
+    lines = [
+        f"`{command}` on {result['machine']} ({versions}):",
+        "",
+        "| model | case | unit | ours | peer | theirs | ratio | of turns |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["cases"]:
+        cells = [row["model"], row["case"], row["unit"], f"{row['ours']:.4g}"]
+        if "peer" in row:
+            low, high = row["ratio_of_turns"]
+            spread = f"{low:.2f} to {high:.2f}" if high > low else ""
+            cells += [row["peer"], f"{row['theirs']:.4g}", f"**{row['ratio']:.2f}**", spread]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

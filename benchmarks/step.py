@@ -1,0 +1,121 @@
+"""Images per second of the update beside those of other projects, in turn, on the same batch.
+
+    python benchmarks/step.py --variant=S/16 --against=timm,official,big_vision --clones=peers
+    python benchmarks/step.py --variant=S/16 --config.model.dtype=bfloat16 --against=timm
+
+Also how long each takes until its first update is done. A ratio above 1 is in our favour. timm
+comes with `pip install -e '.[peers]'`; official and big_vision are clones of google-research's
+vision_transformer and big_vision in the folder --clones.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax import launch
+
+sys.path.append(str(launch.ROOT))
+
+from benchmarks import common
+from benchmarks.common import NUM_CLASSES
+from benchmarks.peers import PEERS, check_peer, create_timm, jax_peer
+from vit_jax.data.pipeline import batch_spec
+from vit_jax.parameters.sharding import batch_sharding
+from vit_jax.run import Run
+
+Batch = dict[str, jax.Array]
+Steps = Callable[[int], Any]  # runs so many updates, and waits for them
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = common.arguments_parser(__doc__, "step")
+    parser.add_argument("--variant", default="Ti/16", help="sizes of the model (default: Ti/16)")
+    parser.add_argument(
+        "--against", type=common.names, default=[], help=f"some of {','.join(PEERS)}"
+    )
+    parser.add_argument("--clones", default="peers", help="folder of the peers' clones")
+    parser.add_argument("--steps", type=int, default=5, help="updates per turn (default: 5)")
+    parser.add_argument("--rounds", type=int, default=8, help="turns of each (default: 8)")
+    arguments, overrides = parser.parse_known_args(argv)
+    config = common.create_config(arguments.variant, batch_size=8, overrides=overrides)
+    for peer in arguments.against:
+        check_peer(peer, config.model, arguments.clones)
+
+    run = common.noise_run(config)
+    batch_size = run.batch_size
+    with jax.set_mesh(run.mesh):
+        batch = random_batch(run)
+        subjects: dict[str, Steps] = {}
+        starts, updates = {}, {}  # seconds, compilation included
+        for name in ("vit_jax", *arguments.against):
+            start = time.perf_counter()
+            subjects[name] = create_subject(name, config, run, batch, arguments.clones)
+            made = time.perf_counter()
+            subjects[name](1)
+            starts[name], updates[name] = [made - start], [time.perf_counter() - made]
+
+        def images_per_second(subject: Steps) -> float:
+            subject(1)  # brings back the memory and the caches that others took
+            start = time.perf_counter()
+            subject(arguments.steps)
+            return arguments.steps * batch_size / (time.perf_counter() - start)
+
+        turns = {name: lambda each=each: images_per_second(each) for name, each in subjects.items()}
+        speeds = common.take_turns(turns, arguments.rounds)
+
+    pixels = "x".join(map(str, run.dataset.image_shape[:2]))
+    case = f"update, {config.model.dtype}, batch {batch_size}, {pixels} pixels"
+    if config.model.dropout_rate:
+        case += f", dropout {config.model.dropout_rate}"
+    cases = common.compare(arguments.variant, case, "images/s", speeds)
+    for what, seconds in (("initial state", starts), ("first update", updates)):
+        cases += common.compare(arguments.variant, f"until there: {what}", "s", seconds)
+    common.write_result(arguments.json, cases, argv)
+
+
+def random_batch(run: Run) -> Batch:
+    """Random pixels and labels on the devices of a run."""
+    rng, shapes = np.random.default_rng(0), batch_spec(run.dataset, run.batch_size)
+    batch = {
+        "image": rng.integers(0, 256, shapes["image"].shape, np.uint8),
+        "label": rng.integers(0, NUM_CLASSES, shapes["label"].shape, np.int32),
+        "mask": np.ones(run.batch_size, np.float32),
+    }
+    return jax.device_put(batch, batch_sharding(run.mesh))
+
+
+def create_subject(name: str, config: ConfigDict, run: Run, batch: Batch, clones: str) -> Steps:
+    """Makes the state of ours (`vit_jax`) or of a peer; returns what updates it."""
+    if name.startswith("timm"):
+        return create_timm(config, batch, NUM_CLASSES, compiled=name == "timm")
+    arguments: tuple[Any, ...]
+    if name == "vit_jax":
+        step, state = run.jit_train_step(), run.initial_state(config.seed)
+        arguments = (run.place_constants(), batch)
+    else:
+        init, update = jax_peer(name, config, NUM_CLASSES, clones)
+        step = jax.jit(update, donate_argnums=0)
+        state = jax.jit(init)(jax.random.key(0), batch["image"][:1])
+        arguments = (batch["image"], batch["label"])
+    jax.block_until_ready(state)
+
+    def run_steps(steps: int) -> None:
+        nonlocal state
+        for _ in range(steps):
+            state, metrics = step(state, *arguments)
+        jax.block_until_ready((state, metrics))
+
+    return run_steps
+
+
+if __name__ == "__main__":
+    launch.use_huge_pages()
+    with launch.one_line_errors():
+        main(sys.argv[1:])

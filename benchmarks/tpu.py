@@ -1,0 +1,144 @@
+"""What the update takes on a TPU that is not here, by its compiler, beside JAX peers.
+
+    python benchmarks/tpu.py --variant=B/16 --against=official,big_vision --clones=peers
+    python benchmarks/tpu.py --variant=L/16 --topology=v4:2x2x1 --largest_batch
+
+Mcycles of 1.5 GHz: the compiler's estimate of every instruction, and a model of the attention
+kernel, which it leaves out: products at the peak plus bytes at the bandwidth. GB to and from HBM;
+GiB at the peak. All of one device, with 64 images, fully optimized: a minute or more each.
+
+--largest_batch: how many images fit on a device (figure 13 of the paper, while training), and the
+figures with 64, or with those that fit.
+"""
+
+from __future__ import annotations
+
+import bisect
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import launch
+
+sys.path.append(str(launch.ROOT))
+
+from benchmarks import common
+from benchmarks.peers import CLONES, check_peer, jax_peer
+from vit_jax.errors import UserError, check_known
+from vit_jax.parameters.sharding import batch_sharding, replicated, with_shardings
+from vit_jax.plan.cost import TooLargeError, compile_step
+from vit_jax.plan.subject import planned_run, step_arguments
+from vit_jax.plan.topology import Topology, parse_topology
+from vit_jax.run import Run
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = common.arguments_parser(__doc__, "tpu")
+    parser.add_argument("--variant", default="B/16", help="sizes of the model (default: B/16)")
+    parser.add_argument("--topology", default="v5e:2x2", help="TPUs (default: v5e:2x2)")
+    parser.add_argument("--against", type=common.names, default=[], help=f"of {','.join(CLONES)}")
+    parser.add_argument("--clones", default="peers", help="folder of the peers' clones")
+    parser.add_argument("--largest_batch", action="store_true", help="first find what fits")
+    arguments, overrides = parser.parse_known_args(argv)
+    topology = parse_topology(arguments.topology)
+    if topology.kind != "tpu":
+        raise UserError("--topology must name TPUs, such as v5e:2x2.")
+    bfloat16 = ("--config.model.dtype=bfloat16", "--config.optimizer.momentum_dtype=bfloat16")
+    config = common.create_config(
+        arguments.variant, 64 * topology.num_devices, [*bfloat16, *overrides]
+    )
+    for peer in arguments.against:
+        check_known("--against", peer, CLONES)
+        check_peer(peer, config.model, arguments.clones)
+
+    cases = []
+    if arguments.largest_batch:
+        fit = largest_per_device(config, topology)
+        if not fit:
+            raise UserError("--largest_batch: not even one image fits on each device.")
+        fitting = {"vit_jax": [float(fit)]}
+        cases += common.compare(arguments.variant, "that fit on a device", "images", fitting)
+        config.dataset.batch_size = min(fit, 64) * topology.num_devices
+    run, shapes = planned(config, topology)
+    found = {"vit_jax": costs(run, run.jit_train_step(), shapes)}
+    for peer in arguments.against:
+        found[peer] = costs(run, *peer_update(peer, config, run, shapes[2], arguments.clones))
+
+    per_device = run.batch_size // topology.num_devices
+    case = f"update, {config.model.dtype}, {per_device} images a device"
+    if config.model.dropout_rate:
+        case += f", dropout {config.model.dropout_rate}"
+    for unit in found["vit_jax"]:
+        figures = {name: [each[unit]] for name, each in found.items()}
+        cases += common.compare(arguments.variant, case, unit, figures)
+    common.write_result(arguments.json, cases, argv)
+
+
+def planned(config: ConfigDict, topology: Topology) -> tuple[Run, Any]:
+    """A run for devices that are not here, and the shapes that its update takes."""
+    sizes = {"num_examples": common.NUM_EXAMPLES, "num_classes": common.NUM_CLASSES}
+    run, _ = planned_run(config, topology, **sizes)
+    return run, step_arguments(run)
+
+
+def peer_update(
+    peer: str, config: ConfigDict, run: Run, batch: Any, clones: str
+) -> tuple[Any, tuple[Any, ...]]:
+    """A peer's jitted update on the mesh of our run, and shapes of what it takes.
+
+    Its state is whole on every device.
+    """
+    init, update = jax_peer(peer, config, common.NUM_CLASSES, clones)
+    images, labels = batch["image"], batch["label"]
+    one = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
+    state = jax.eval_shape(lambda images: init(jax.random.key(0), images), one)
+    whole, split = replicated(run.mesh), batch_sharding(run.mesh)
+    shardings: Any = jax.tree.map(lambda _: whole, state)
+    step = jax.jit(
+        update,
+        in_shardings=(shardings, split, split),
+        out_shardings=(shardings, whole),
+        donate_argnums=0,
+    )
+    return step, (with_shardings(state, shardings), images, labels)
+
+
+def costs(run: Run, update: Any, shapes: Sequence[Any]) -> dict[str, float]:
+    """What an update takes on each device, by unit."""
+    step = compile_step(run.mesh, update, shapes, full=True)
+    cycles, kernels = step.cycles / 1e6, step.kernel_cycles / 1e6
+    print(f"{cycles:.1f} Mcycles by the compiler, {kernels:.1f} of kernels")
+    return {
+        "Mcycles": cycles + kernels,
+        "GB": step.hbm_bytes / 1e9,
+        "GiB": step.memory["peak"] / 2**30,
+    }
+
+
+def largest_per_device(config: ConfigDict, topology: Topology) -> int:
+    """Images on a device that fit: a power of two, or one and a half of one; 0 if not even one.
+
+    By the fast compile, whose memory is up to 10 % off.
+    """
+    sizes = sorted({size for n in range(15) for size in (2**n, 2**n * 3 // 2)})
+
+    def too_large(per_device: int) -> bool:
+        trial = config.copy_and_resolve_references()
+        trial.dataset.batch_size = per_device * topology.num_devices
+        run, shapes = planned(trial, topology)
+        try:
+            compile_step(run.mesh, run.jit_train_step(), shapes, full=False)
+        except TooLargeError:
+            return True
+        return False
+
+    count = bisect.bisect_left(sizes, True, key=too_large)
+    return sizes[count - 1] if count else 0
+
+
+if __name__ == "__main__":
+    with launch.one_line_errors():
+        main(sys.argv[1:])
