@@ -10,16 +10,19 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
 from vit_jax import launch
 from vit_jax.errors import UserError, check_known
 from vit_jax.hardware.chips import GIB
 from vit_jax.plan.cost import FAST_SHARE, utilization
-from vit_jax.plan.plan import available_bytes, changed, flags, make_plan, remedies
-from vit_jax.plan.topology import parse_topology
+from vit_jax.plan.plan import Changes, available_bytes, changed, flags, make_plan, remedies
+from vit_jax.plan.topology import Topology, parse_topology
 
 sys.path.append(str(launch.ROOT))  # for the recipes
 
@@ -28,7 +31,7 @@ from configs import pretrain
 TOPOLOGIES = "v3-8,v4-8,v5e-16,v5e-256,v5p-16"
 
 
-def make_tables(models, topologies, results):
+def make_tables(models: Sequence[str], topologies: Sequence[str], results: Path) -> str:
     """Plans every model for every topology; returns Markdown, a table per topology.
 
     Args:
@@ -58,30 +61,32 @@ def make_tables(models, topologies, results):
     return "\n\n".join(tables) + "\n"
 
 
-def plan_row(topology, config):
+def plan_row(topology: Topology, config: ConfigDict) -> dict[str, Any]:
     """The recipe with its state split over the slice, and whatever else it takes to fit.
 
     Where something else than arithmetic then takes longest, a copy of the state on every device is
     planned too.
     """
     split = changed(config, {"mesh.data": -1, "mesh.fsdp": 0})
-    found = None
-    for changes in ({}, *remedies(split, topology)):
-        plan = make_plan(changed(split, changes), topology, try_remedies=False)
-        if plan.filled <= 1:
-            found = plan, changes
-            break
-    if found and plan.time.predicted > plan.time.compute:
+
+    def planned(changes: Changes) -> Any:
+        return make_plan(changed(split, changes), topology, try_remedies=False)
+
+    changes: Changes = {}
+    plan, tried = planned(changes), remedies(split, topology)
+    while plan.filled > 1 and (more := next(tried, None)):
+        plan, changes = planned(more), more
+    if plan.filled <= 1 and plan.time.predicted > plan.time.compute:
         # It may fit without what the split state needed.
         for copied in ({"mesh.fsdp": 1}, {**changes, "mesh.fsdp": 1}):
-            copy = make_plan(changed(split, copied), topology, try_remedies=False)
+            copy = planned(copied)
             if copy.filled <= 1:
-                found = min(found, (copy, copied), key=lambda each: each[0].time.predicted)
+                if copy.time.predicted < plan.time.predicted:
+                    plan, changes = copy, copied
                 break
     jax.clear_caches()  # hundreds of programs would fill the memory of this machine
-    if not found:
+    if plan.filled > 1:
         return {"settings": flags(changes), "gib": None}
-    plan, changes = found
     return {
         "settings": flags(changes),
         "gib": plan.step.memory["total"] / GIB,
@@ -91,9 +96,9 @@ def plan_row(topology, config):
     }
 
 
-def markdown(topology, rows):
-    available = available_bytes(topology) / GIB
-    share, origin = utilization(topology.chip.name)
+def markdown(topology: Topology, rows: Sequence[dict[str, Any]]) -> str:
+    available = (available_bytes(topology) or 0) / GIB
+    share, origin = utilization(topology.chip.name if topology.chip else "")
     sure = available * (FAST_SHARE if topology.kind == "tpu" else 1.0)
     lines = [
         f"## {topology}: {available:.2f} GiB per device",
@@ -116,7 +121,7 @@ def markdown(topology, rows):
     return "\n".join(lines)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -181,9 +181,7 @@ def test_a_teacher_takes_its_memory_and_its_arithmetic(tmp_path: Path) -> None:
     names = class_names("imagenet2012")
     teacher = saved_models.save_model(tmp_path / "x", class_names=names, image_size=16)
     size = sum(array.nbytes for array in np.load(teacher / "params.npz").values())
-    taught = planned(
-        **sizes, objective__name="hard_distillation", objective__teacher=str(teacher)
-    )
+    taught = planned(**sizes, objective__name="hard_distillation", objective__teacher=str(teacher))
     alone = planned(**sizes)
     more = taught.step.memory["arguments"] - alone.step.memory["arguments"]
     assert size <= more < 1.02 * size  # padded
