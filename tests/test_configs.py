@@ -20,9 +20,9 @@ from vit_jax import run as run_module
 from vit_jax.command_line import help_of
 from vit_jax.data.pipeline import HostBatches
 from vit_jax.errors import UserError
+from vit_jax.launch import start_processes
 from vit_jax.models.create import MODELS, create_model
 from vit_jax.models.variants import get_variant
-from vit_jax.multihost.processes import start_processes
 from vit_jax.multihost.watchdog import Watchdog
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.fit.adapt import adapt_params

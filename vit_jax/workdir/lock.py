@@ -25,9 +25,8 @@ from typing import Any
 
 import tensorstore
 
-from vit_jax.errors import UserError, one_line
+from vit_jax.errors import REQUEUE_EXIT_CODE, UserError, one_line
 from vit_jax.files.paths import is_bucket
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 from vit_jax.multihost.watchdog import watchdog
 
 _LOG = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import (
+    REQUEUE_EXIT_CODE,
     PreemptedError,
     UserError,
     as_user_error,
@@ -34,7 +35,6 @@ from vit_jax.files.paths import (
     write_json,
 )
 from vit_jax.multihost.agreement import run_on_first_process
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 
 METRICS_FILE = "metrics.jsonl"
 WANDB_FILE = "wandb_run.json"
