@@ -26,16 +26,10 @@ from vit_jax.run import Run, create_run
 from vit_jax.training.clock import KINDS, Clock, check_finite, update_line
 from vit_jax.training.step import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
-from vit_jax.workdir.claim import LOCAL_KEYS, RUNTIME_KEYS, claim_workdir, release_workdir
-from vit_jax.workdir.description import (
-    earlier_times,
-    evaluations_of,
-    finished_results,
-    write_results,
-)
-from vit_jax.workdir.metrics import MetricWriter, check_wandb
-from vit_jax.workdir.provenance import describe, write_provenance
-from vit_jax.workdir.tracing import trace
+from vit_jax.workdir.claim import claim_workdir, release_workdir
+from vit_jax.workdir.description import finished_results, write_results
+from vit_jax.workdir.metrics import MetricWriter, check_wandb, earlier_times, evaluations_of
+from vit_jax.workdir.provenance import describe, trace, write_provenance
 
 FIRST_LINE_SECONDS = 10.0  # of the log, after the first update
 
@@ -81,14 +75,7 @@ def train_and_evaluate(
 
         watchdog.note("opening the data")
         run = create_run(config, mesh, _opener(dataset, config.dataset.name))
-        claim_workdir(
-            workdir,
-            config.to_dict(),
-            run.fingerprints,
-            resume=resume,
-            runtime_keys=RUNTIME_KEYS,
-            local_keys=LOCAL_KEYS,
-        )
+        claim_workdir(workdir, config.to_dict(), run.fingerprints, resume=resume)
         stack.callback(release_workdir, workdir)
         finished = run_on_first_process(lambda: finished_results(workdir, run.total_steps))
         if finished is not None:

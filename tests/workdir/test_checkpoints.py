@@ -478,7 +478,7 @@ workdir, mesh = Path(workdir), mesh_of(2, 4)
 config = {"model": {"width": 8}}
 
 def claim_for(config, data):
-    claim.claim_workdir(workdir, config, data, resume="auto", runtime_keys=())
+    claim.claim_workdir(workdir, config, data, resume="auto")
 
 def refused(check, message, processes):
     try:
@@ -489,7 +489,7 @@ def refused(check, message, processes):
 
 claim_for(config, {})
 refused(lambda: claim_for({"model": {"width": 9}}, {}), "model.width: 8 -> 9", "01")
-refused(lambda: claim.check_same(config, {"train": index}, ()), 'train: "0" -> "1"', "1")
+refused(lambda: claim.check_same(config, {"train": index}), 'train: "0" -> "1"', "1")
 mine = workdir / ("other" if int(index) else "")
 refused(lambda: claim.check_shared(mine), "is not the one that", "1")
 

@@ -169,26 +169,3 @@ def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
         set_aside(path, f"is none of a run's ({error})")
         return None
     return results if results.get("step") == total_steps else None
-
-
-def evaluations_of(workdir: str, step: int) -> dict[str, float]:
-    """The evaluations of `step` that an earlier session has written, as `NAME/METRIC`."""
-    rows = [row for row in read_metrics(workdir) if row["step"] == step and "loss" not in row]
-    return {key: value for row in rows for key, value in row.items() if "/" in key}
-
-
-def earlier_times(workdir: str, start_step: int, kinds: tuple[str, ...]) -> dict[str, float]:
-    """Seconds by kind at the end of the earlier sessions; {} in the first one.
-
-    What they trained after `start_step`, where this session starts, is lost.
-    """
-    rows = [row for row in read_metrics(workdir) if "elapsed_seconds" in row]
-    if not rows:
-        return {}
-
-    def training(row: dict[str, float]) -> float:
-        return row["elapsed_seconds"] - sum(row.get(f"{kind}_seconds", 0.0) for kind in kinds)
-
-    kept = [training(row) for row in rows if row["step"] <= start_step]
-    lost = training(rows[-1]) - (kept[-1] if kept else 0.0)
-    return {**rows[-1], "lost_seconds": rows[-1].get("lost_seconds", 0.0) + max(lost, 0.0)}

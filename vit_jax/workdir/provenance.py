@@ -14,7 +14,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,13 @@ import jax
 from clu import parameter_overview
 
 from vit_jax.errors import counted, list_names
-from vit_jax.files.paths import to_path, write_atomically
+from vit_jax.files.paths import is_bucket, to_path, uploaded, write_atomically
 from vit_jax.parameters.names import count_parameters
 from vit_jax.workdir.description import MODEL_FILE, PARAMETERS_FILE, Description
 
 PROVENANCE_FILE = "provenance.jsonl"
-PACKAGES = (
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "grain",
-    "tensorflow-datasets",
-    "opencv-python-headless",
-    "numpy",
-)
+_PACKAGES = ["jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy"]
+_PACKAGES += ["tensorflow-datasets", "opencv-python-headless"]
 
 
 def describe(
@@ -51,13 +42,8 @@ def describe(
 ) -> None:
     """Writes `model.json`, the table of parameters and drawn splits; logs what is to be trained.
 
-    Args:
-      workdir: folder of the run.
-      description: of the model.
-      params: pytree of arrays or their shapes.
-      datasets: the `Dataset` that is trained on, then those of the evaluators.
-      total_steps: updates of the whole run.
-      batch_size: images of one update.
+    `params` is a pytree of arrays or their shapes; `datasets` the one that is trained on, then
+    those of the evaluators.
     """
     train = datasets[0]
     if jax.process_index() == 0:
@@ -125,7 +111,7 @@ def first_start(workdir: str) -> float | None:
 def collect_provenance() -> dict[str, Any]:
     """Commit, versions, devices, command line and time of this process."""
     versions: dict[str, str] = {}
-    for package in PACKAGES:
+    for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     changed = _git("status", "--porcelain")
@@ -151,3 +137,13 @@ def _git(*args: str) -> str | None:
         options: dict[str, Any] = {"stderr": subprocess.DEVNULL, "text": True, "timeout": 10}
         return subprocess.check_output(command, **options).strip()
     return None
+
+
+@contextlib.contextmanager
+def trace(workdir: str) -> Iterator[None]:
+    """Records what the devices do into WORKDIR/profile, for TensorBoard or xprof."""
+    folder = to_path(workdir) / "profile"
+    # A bucket, which the profiler cannot write to, gets a copy at the end.
+    place = uploaded(folder) if is_bucket(folder) else contextlib.nullcontext(folder)
+    with place as local, jax.profiler.trace(str(local)):
+        yield

@@ -1,0 +1,191 @@
+"""What a work directory in a bucket needs: a lock without locks, and files that grow.
+
+A bucket writes an object, if asked, only where it is of a certain generation: of several processes
+at most one creates the object, and at most one replaces it. Nothing can be appended to it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import tensorstore
+
+from vit_jax.errors import REQUEUE_EXIT_CODE, one_line
+from vit_jax.files.paths import names_below, size_of
+from vit_jax.multihost.watchdog import watchdog
+from vit_jax.workdir import claim
+
+_LOG = logging.getLogger(__name__)
+RENEW_SECONDS = 20.0
+_TIMEOUT = 15.0  # seconds of one request, repetitions included
+_UPLOAD_SECONDS = 30.0  # for each MB
+
+
+class BucketLock:
+    """The object `.lock`, held from `acquire` to `release`, or until the process ends.
+
+    Its holder renews it; whoever waits sees by his own clock that a killed one does not.
+
+    Args:
+      folder: of a bucket.
+      machine: name of this machine and of its process ids.
+    """
+
+    def __init__(self, folder: Path, machine: str):
+        self._folder, self._machine = folder, machine
+        self._token = secrets.token_hex(8)
+        self._generation = b""
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._renew, daemon=True, name="lock")
+        bucket, _, name = str(folder).removeprefix("gs://").partition("/")
+        spec = {"driver": "gcs", "bucket": bucket, "path": f"{name}/"}
+        retries = {"gcs_request_retries": {"max_retries": 2}}
+        self._store = tensorstore.KvStore.open({**spec, **retries}).result()
+
+    def acquire(self) -> None:
+        """Waits for a holder that may be lost.
+
+        Raises:
+          UserError: another run holds it.
+          ValueError, TimeoutError: TensorStore's; the bucket refuses, or does not answer.
+        """
+        awaited, deadline = b"", 0.0
+        generation, holder = self._read()
+        while holder.get("token") != self._token:
+            if generation == awaited and time.monotonic() < deadline:
+                time.sleep(claim.POLL_SECONDS)
+            elif not holder or generation == awaited or self._is_dead(holder):
+                self._write(generation)
+            elif awaited or holder.get("machine") == self._machine:
+                raise claim.in_use(self._folder, _who(holder))
+            else:
+                awaited, deadline = generation, claim.start_waiting(self._folder, _who(holder))
+            generation, holder = self._read()
+        self._generation = generation
+        self._renew_once()  # fails in a bucket that keeps what it has (a retention policy)
+        self._thread.start()
+
+    def release(self) -> None:
+        """Lets others in, if it is still ours."""
+        self._released.set()
+        self._thread.join()
+        try:
+            write = self._store.write(claim.LOCK, None, if_equal=self._generation)
+            write.result(timeout=_TIMEOUT)
+        except (ValueError, TimeoutError) as error:
+            _LOG.warning("%s/%s stays behind: %s", self._folder, claim.LOCK, one_line(error))
+
+    def end(self, message: str, exit_code: int) -> None:
+        """Ends this process, and the others of its run: another run has the lock, or soon may."""
+        _LOG.error("error: %s", message)
+        watchdog.fail(message, exit_code)
+        logging.shutdown()
+        os._exit(exit_code)
+
+    def _is_dead(self, holder: dict[str, Any]) -> bool:
+        """Whether it was a process of this machine that is gone, or whose number is another's."""
+        same = holder.get("machine") == self._machine
+        return same and holder.get("started") != _started(holder.get("pid"))
+
+    def _read(self) -> tuple[bytes, dict[str, Any]]:
+        """Generation and content; of a missing object what its first write asks for."""
+        found = self._store.read(claim.LOCK).result(timeout=_TIMEOUT)
+        return found.stamp.generation, json.loads(found.value) if found.state == "value" else {}
+
+    def _write(self, generation: bytes) -> None:
+        """Writes the object if it is of that generation; only reading it shows whether it was."""
+        pid = os.getpid()
+        content = {"pid": pid, "started": _started(pid), "machine": self._machine}
+        text = json.dumps({**content, "token": self._token})
+        self._store.write(claim.LOCK, text, if_equal=generation).result(timeout=_TIMEOUT)
+
+    def _renew_once(self) -> str:
+        """Who has the lock now, if it is no longer ours; else ""."""
+        self._write(self._generation)
+        generation, holder = self._read()
+        if holder.get("token") != self._token:
+            return _who(holder)
+        self._generation = generation
+        return ""
+
+    def _renew(self) -> None:
+        renewed = time.monotonic()
+        while not self._released.wait(RENEW_SECONDS):
+            try:
+                if holder := self._renew_once():
+                    self.end(
+                        f"Workdir {self._folder} was taken over by another run ({holder}), "
+                        f"because this process did not answer for {claim.LOST_SECONDS:.0f} s.",
+                        2,
+                    )
+                    return
+                renewed = time.monotonic()
+            except (ValueError, TimeoutError) as error:
+                seconds = time.monotonic() - renewed
+                reason = f"for {seconds:.0f} s: {one_line(error)}"
+                message = f"Workdir {self._folder}: the lock could not be renewed {reason}"
+                _LOG.warning(message)
+                if seconds > claim.LOST_SECONDS / 2:  # the next attempt may end too late
+                    self.end(message, REQUEUE_EXIT_CODE)
+                    return
+
+
+def _started(pid: Any) -> str:
+    """When a process began, in the kernel's ticks; "" if there is none, or no telling."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _who(holder: dict[str, Any]) -> str:
+    return f"pid {holder.get('pid', '?')} on {holder.get('machine', 'an unknown host')}"
+
+
+class BucketUpload:
+    """Copies files of this machine, in its attribute `folder`, to a bucket.
+
+    A thread does so every 30 s (less often once there are several MB) and at the end; what fails is
+    tried again.
+    """
+
+    def __init__(self, target: Path):
+        self._temporary = tempfile.TemporaryDirectory()
+        self.folder, self._target = Path(self._temporary.name), target
+        self._copied: dict[str, int] = {}  # bytes of each file that the bucket has
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._repeat, daemon=True, name="upload")
+        self._thread.start()
+
+    def copy(self, name: str) -> None:
+        """Returns once the bucket has all of a file; raises where that fails."""
+        with self._lock:
+            content = (self.folder / name).read_bytes()
+            if self._copied.get(name) != len(content):
+                (self._target / name).write_bytes(content)
+                self._copied[name] = len(content)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        self._temporary.cleanup()
+
+    def _repeat(self) -> None:
+        last = False
+        while not last:
+            size = sum(size_of(self.folder / name) for name in names_below(self.folder))
+            last = self._closing.wait(_UPLOAD_SECONDS * max(1.0, size / 1e6))
+            for name in names_below(self.folder):
+                try:
+                    self.copy(name)
+                except Exception as error:  # of any client
+                    path = self._target / name
+                    logging.warning("%s could not be written: %s", path, one_line(error))
