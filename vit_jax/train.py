@@ -27,9 +27,14 @@ from vit_jax.training.clock import KINDS, Clock, check_finite, update_line
 from vit_jax.training.step import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
-from vit_jax.workdir.description import finished_results, write_results
+from vit_jax.workdir.description import (
+    describe,
+    finished_results,
+    trace,
+    write_provenance,
+    write_results,
+)
 from vit_jax.workdir.metrics import MetricWriter, check_wandb, earlier_times, evaluations_of
-from vit_jax.workdir.provenance import describe, trace, write_provenance
 
 FIRST_LINE_SECONDS = 10.0  # of the log, after the first update
 

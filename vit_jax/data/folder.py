@@ -81,12 +81,6 @@ class FolderSource:
         for path, size in zip(self.relative_paths(), sizes, strict=True):
             yield f"{path} {size}"
 
-    def newer_than(self, seconds: float) -> list[str]:
-        """Relative paths of the files written more than a second after this time (since 1970)."""
-        times = map_threads(os.path.getmtime, self._files())
-        names = self.relative_paths()
-        return [name for name, time in zip(names, times, strict=True) if time > seconds + 1.0]
-
     def _files(self) -> list[bytes]:
         return [self.path(index) for index in range(len(self))]
 

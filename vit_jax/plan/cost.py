@@ -45,37 +45,25 @@ class TooLargeError(Exception):
 class CompiledStep:
     """What one update costs; bytes are per device.
 
-    Attributes:
-      memory: `arguments` (train state, constants and batch), `outputs`, `aliased` (outputs in the
-        place of arguments), `temporaries`, `peak` (most that is alive at a time), and `total`, what
-        has to be there: with the gaps that allocation leaves it is more than the peak.
-      executed_flops: in products of the whole update over all devices, what remat repeats included;
-        what our attention kernel pads and repeats is not.
-      hbm_bytes: read from and written to the device's memory.
-      traffic: collectives by kind.
-      cycles: of a device as the TPU compiler expects, kernels not included; 0 for other platforms.
-      kernel_cycles: see `kernel_cycles`; 0 likewise.
+    `memory` has `arguments` (train state, constants and batch), `outputs`, `aliased` (outputs in
+    the place of arguments), `temporaries`, `peak` (most that is alive at a time), and `total`, what
+    has to be there: with the gaps that allocation leaves it is more than the peak.
     """
 
     memory: dict[str, int]
-    executed_flops: float
-    hbm_bytes: float
-    traffic: dict[str, Traffic]
-    cycles: float
-    kernel_cycles: float
+    executed_flops: float  # in products over all devices, with remat's, without a kernel's padding
+    hbm_bytes: float  # read from and written to the device's memory
+    traffic: dict[str, Traffic]  # collectives by kind
+    cycles: float  # of a device as the TPU compiler expects, without kernels; 0 elsewhere
+    kernel_cycles: float  # see `kernel_cycles`; 0 likewise
 
 
 def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
-    """Compiles an update for a mesh, whose devices need not be there.
+    """Compiles a jitted update for a mesh, whose devices need not be there; may be TooLargeError.
 
     Args:
-      mesh: of the update.
-      update: jitted.
       arguments: shapes with shardings, see `subject.step_arguments`.
       full: with all optimization, as the training does; else fast.
-
-    Raises:
-      TooLargeError: see there.
     """
     device = mesh.devices.flat[0]
     platform, chip = device.platform, find_chip(device.device_kind)
@@ -160,27 +148,24 @@ _V3 = (
     "published ViT trainings on TPUv3 reached 27 % (S/16, 2205.01580), 32 % (H/14), 37 and 43 % "
     "(L/16; 2010.11929, table 2)"
 )
-_A100 = (0.44, "NVIDIA's NeMo trains g/14 at 44 % on A100 80GB")
-_H100 = (0.29, "NVIDIA's NeMo trains g/14 at 29 % on H100")
-UTILIZATION = {
-    "v3": (V3_SHARE, _V3),
-    **dict.fromkeys(("A100-40GB", "A100-80GB"), _A100),
-    **dict.fromkeys(("H100", "H100-PCIe", "H200"), _H100),
-}
 
 
 def utilization(chip: str) -> tuple[float, str]:
     """The share of the peak to expect on the chip of this name, and its origin."""
-    other = (V3_SHARE, f"no published figure for this chip, so that of TPUv3: {_V3}")
-    return UTILIZATION.get(chip, other)
+    if chip.startswith("A100"):
+        return 0.44, "NVIDIA's NeMo trains g/14 at 44 % on A100 80GB"
+    if chip.startswith(("H100", "H200")):
+        return 0.29, "NVIDIA's NeMo trains g/14 at 29 % on H100"
+    other = "" if chip == "v3" else "no published figure for this chip, so that of TPUv3: "
+    return V3_SHARE, other + _V3
 
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
     """Seconds of one update on each device, as if each thing were all it did.
 
-    `predicted`, the longest, is neither a lower nor an upper bound: things never overlap perfectly,
-    but the share of the peak is a middle that some trainings were above.
+    `predicted`, the longest, is no bound: things never overlap perfectly, and some trainings were
+    above the share of the peak.
     """
 
     compute: float  # executed products at the share of the peak that `utilization` names

@@ -85,8 +85,6 @@ def make_plan(
     """Builds and compiles the update of `config` for `topology`, and adds up what it costs.
 
     Args:
-      config: as for training.
-      topology: see `parse_topology`.
       full_compile: optimize as for training: minutes instead of seconds.
       hbm_gib: memory of a device, if not that of the chip.
       try_remedies: where it does not fit, compile with changes until it does.

@@ -71,8 +71,8 @@ def claim_workdir(
 ) -> None:
     """Makes the workdir ours until the process ends or calls `release_workdir`.
 
-    Called by every process; the work is done on process 0. Creates the folder, locks it, and
-    compares `config.json` and `dataset.json` in it with this run's; writes them into a new one.
+    Called by every process. Creates the folder, locks it, and compares `config.json` and
+    `dataset.json` in it with this run's; writes them into a new one.
 
     Args:
       config: plain nested dict of int, float, str, bool, None, list and tuple.
@@ -290,10 +290,7 @@ def start_waiting(folder: Path, holder: str) -> float:
 
 
 def _machine() -> str:
-    """This host since it was started: Kubernetes gives a pod's name to its successor elsewhere.
-
-    And its process ids, of which each container has its own.
-    """
+    """This host since its start (a pod's name goes to its successor) and the container's pids."""
     name = socket.gethostname()
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]

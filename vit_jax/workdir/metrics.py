@@ -22,7 +22,6 @@ from vit_jax.errors import (
     one_line,
 )
 from vit_jax.files.paths import (
-    free_name,
     full_path,
     is_bucket,
     read_object,
@@ -74,7 +73,8 @@ class MetricWriter:
         def start() -> None:
             if wandb_project:  # first, for this may fail
                 self._wandb = _start_wandb(workdir, wandb_project, config or {})
-            kept = "".join(json.dumps(row) + "\n" for row in self._rows_to_keep())
+            rows = (row for row in read_metrics(workdir) if row["step"] <= start_step)
+            kept = "".join(json.dumps(row) + "\n" for row in rows)
             write_atomically(self._path, kept)
             folder = self._path.parent
             if is_bucket(folder):
@@ -89,21 +89,8 @@ class MetricWriter:
 
         run_on_first_process(start)
 
-    def _rows_to_keep(self) -> list[dict[str, Any]]:
-        """Those up to the first step; a file with lines of no run of ours is kept beside."""
-        rows = _read(self._path)
-        if others := rows[:-1].count(None):  # the last may be torn
-            kept = free_name(self._path)
-            kept.write_bytes(self._path.read_bytes())
-            logging.warning(f"{self._path}: lines that are no metrics ({others}); see {kept.name}.")
-        return [row for row in rows if row and row["step"] <= self._start_step]
-
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Writes scalars by name.
-
-        Raises:
-          UserError: the disk is full, or gone.
-        """
+        """Writes scalars by name; UserError where the disk is full, or gone."""
         if self._file is not None:
             with self._errors_of_writing():
                 self._file.write(json.dumps({"step": step, **metrics}) + "\n")
@@ -219,25 +206,20 @@ def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl` that are rows of metrics.
+    """The rows of `metrics.jsonl`, numbers by name.
 
     A killed run may leave part of a line behind, at the end or, where a file system lost what came
-    next, in the middle.
+    next, in the middle: what is no row is left out.
     """
-    return [row for row in _read(to_path(workdir) / METRICS_FILE) if row is not None]
-
-
-def _read(path: Path) -> list[dict[str, Any] | None]:
-    """Each line as `MetricWriter` writes it, numbers by name; None for any other line."""
-    rows: list[dict[str, Any] | None] = []
+    path = to_path(workdir) / METRICS_FILE
     text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+    rows = []
     for line in text.splitlines():
-        try:
+        with contextlib.suppress(ValueError):
             row = json.loads(line)
-        except ValueError:
-            row = None
-        numbers = isinstance(row, dict) and all(type(x) in (int, float) for x in row.values())
-        rows.append(row if numbers and type(row.get("step")) is int else None)
+            numbers = isinstance(row, dict) and all(type(x) in (int, float) for x in row.values())
+            if numbers and type(row.get("step")) is int:
+                rows.append(row)
     return rows
 
 
