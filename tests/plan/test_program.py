@@ -10,7 +10,7 @@ import pytest
 
 from vit_jax.plan.cost import compiler_cycles
 from vit_jax.plan.program import Computation, executions, parse_program
-from vit_jax.plan.traffic import collective_traffic, first_group, hbm_bytes
+from vit_jax.plan.traffic import collective_traffic, hbm_bytes
 
 
 def compiled(function: Any, *shapes: tuple[int, ...]) -> Computation:
@@ -146,22 +146,6 @@ def test_what_runs_meanwhile(started: str, moved: int, array: int | None) -> Non
     assert hbm_bytes(program) == moved
     traffic = collective_traffic(program, [0] * 4).values()
     assert [each.num_bytes for each in traffic] == ([] if array is None else [array])
-
-
-@pytest.mark.parametrize(
-    ("text", "group"),
-    [
-        ("replica_groups={{0,1},{2,3}}", [0, 1]),
-        ("replica_groups=[2,2]<=[4]", [0, 1]),
-        ("replica_groups=[2,2]<=[2,2]T(1,0)", [0, 2]),
-        ("replica_groups=mesh['a'=2,'b'=2] {'b'}", [0, 1]),
-        ("replica_groups=mesh['a'=2,'b'=2] {'a'}", [0, 2]),
-        ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}", [0, 1]),
-        ("source_target_pairs={{0,1},{1,0}}", [0, 1, 2, 3]),
-    ],
-)
-def test_who_talks_to_whom(text: str, group: list[int]) -> None:
-    assert first_group(text, 4) == group
 
 
 def test_between_nodes_each_device_sends_its_share() -> None:

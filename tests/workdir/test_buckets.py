@@ -21,7 +21,7 @@ from vit_jax.multihost.agreement import PreemptionNotice
 from vit_jax.pretrained.load import read_source
 from vit_jax.report.runs import read_run
 from vit_jax.train import train_and_evaluate
-from vit_jax.workdir import buckets, claim
+from vit_jax.workdir import buckets
 from vit_jax.workdir.buckets import BucketLock
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.metrics import MetricWriter, read_metrics
@@ -229,8 +229,8 @@ def test_logs_are_there_after_a_while_and_when_they_must_be(
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "RENEW_SECONDS", 0.2)
-    monkeypatch.setattr(claim, "LOST_SECONDS", 1.5)
-    monkeypatch.setattr(claim, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(buckets, "LOST_SECONDS", 1.5)
+    monkeypatch.setattr(buckets, "POLL_SECONDS", 0.1)
 
 
 class Holder(BucketLock):
@@ -315,7 +315,7 @@ def test_a_run_that_cannot_renew_its_lock_ends_before_another_takes_it(
     began = time.monotonic()
     bucket_server.speaks.clear()  # neither an answer nor an error
     wait(lambda: ours.lost)
-    assert time.monotonic() - began < claim.LOST_SECONDS
+    assert time.monotonic() - began < buckets.LOST_SECONDS
     bucket_server.speaks.set()
     assert ours.lost[0].startswith("75 ")
     ours.release()

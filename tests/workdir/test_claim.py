@@ -19,7 +19,7 @@ import pytest
 
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_json, write_json
-from vit_jax.workdir import claim as claim_module
+from vit_jax.workdir import buckets
 from vit_jax.workdir.claim import claim_workdir, release_workdir
 
 REPO = Path(__file__).parents[2]
@@ -215,14 +215,14 @@ def test_a_lock_of_another_host_is_waited_for(
     name: str,
     boot: str,
 ) -> None:
-    monkeypatch.setattr(claim_module, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(claim_module, "LOST_SECONDS", 0.5)
+    monkeypatch.setattr(buckets, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(buckets, "LOST_SECONDS", 0.5)
     with holding(tmp_path, name, boot) as holder:
         host = name or socket.gethostname()
         with pytest.raises(UserError, match=f"in use .*pid {holder.pid} on {host}"):
             claim(tmp_path, {"seed": 0}, {})
         assert caplog.text.count("is locked by another host") == 1
-        monkeypatch.setattr(claim_module, "LOST_SECONDS", 60.0)
+        monkeypatch.setattr(buckets, "LOST_SECONDS", 60.0)
         threading.Timer(0.5, holder.kill).start()
         claim(tmp_path, {"seed": 0}, {})  # it was lost
 

@@ -203,8 +203,7 @@ def whole_recipe(
 ) -> dict[str, float | None]:
     """What the whole training costs, without evaluations, checkpoints and interruptions.
 
-    `days` and `chip_days` are None where nothing is known of the devices, `paper_core_days` where
-    the paper has no such training. `v3_core_days` are those of the products, forward and backward
+    Without `days` where nothing is known of the devices. `v3_core_days` are those of the products,
     without what remat repeats, on a TPUv3 core at its published share of the peak.
     """
     images = run.total_steps * run.batch_size

@@ -35,10 +35,7 @@ def planned_run(
     """The run of a config on a mesh over the whole topology, and where its data are from.
 
     Data that are not here, or of which a size is given, are planned by their sizes: those given,
-    else those that the recipes know.
-
-    Raises:
-      UserError: what training would raise; the data are not here and their sizes unknown.
+    else those that the recipes know; a UserError where they are unknown.
     """
     from configs.pretrain import DATASETS
 

@@ -1,7 +1,8 @@
 """What a work directory in a bucket needs: a lock without locks, and files that grow.
 
 A bucket writes an object, if asked, only where it is of a certain generation: of several processes
-at most one creates the object, and at most one replaces it. Nothing can be appended to it.
+at most one creates the object, and at most one replaces it. Nothing can be appended to it. Who
+waits for a lock does so in the same way on a disk (claim.py).
 """
 
 from __future__ import annotations
@@ -16,17 +17,33 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tensorstore
-
-from vit_jax.errors import REQUEUE_EXIT_CODE, one_line
+from vit_jax.errors import REQUEUE_EXIT_CODE, UserError, one_line
 from vit_jax.files.paths import names_below, size_of
 from vit_jax.multihost.watchdog import watchdog
-from vit_jax.workdir import claim
 
 _LOG = logging.getLogger(__name__)
+LOCK = ".lock"
+LOST_SECONDS = 120.0  # until a silent host counts as lost; NFS 4 gives it up after 90
+POLL_SECONDS = 2.0
 RENEW_SECONDS = 20.0
 _TIMEOUT = 15.0  # seconds of one request, repetitions included
 _UPLOAD_SECONDS = 30.0  # for each MB
+
+
+def in_use(folder: Path, holder: str) -> UserError:
+    return UserError(
+        f"Workdir {folder} is in use by another process ({holder}). "
+        "Wait for it, stop it, or choose another --workdir."
+    )
+
+
+def start_waiting(folder: Path, holder: str) -> float:
+    """Says so; returns when the waiting ends."""
+    _LOG.warning(
+        f"Workdir {folder} is locked by another host ({holder}): waiting up to "
+        f"{LOST_SECONDS:.0f} s, in case it is lost."
+    )
+    return time.monotonic() + LOST_SECONDS
 
 
 class BucketLock:
@@ -40,6 +57,8 @@ class BucketLock:
     """
 
     def __init__(self, folder: Path, machine: str):
+        import tensorstore  # takes a moment
+
         self._folder, self._machine = folder, machine
         self._token = secrets.token_hex(8)
         self._generation = b""
@@ -61,13 +80,13 @@ class BucketLock:
         generation, holder = self._read()
         while holder.get("token") != self._token:
             if generation == awaited and time.monotonic() < deadline:
-                time.sleep(claim.POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
             elif not holder or generation == awaited or self._is_dead(holder):
                 self._write(generation)
             elif awaited or holder.get("machine") == self._machine:
-                raise claim.in_use(self._folder, _who(holder))
+                raise in_use(self._folder, _who(holder))
             else:
-                awaited, deadline = generation, claim.start_waiting(self._folder, _who(holder))
+                awaited, deadline = generation, start_waiting(self._folder, _who(holder))
             generation, holder = self._read()
         self._generation = generation
         self._renew_once()  # fails in a bucket that keeps what it has (a retention policy)
@@ -78,10 +97,10 @@ class BucketLock:
         self._released.set()
         self._thread.join()
         try:
-            write = self._store.write(claim.LOCK, None, if_equal=self._generation)
+            write = self._store.write(LOCK, None, if_equal=self._generation)
             write.result(timeout=_TIMEOUT)
         except (ValueError, TimeoutError) as error:
-            _LOG.warning("%s/%s stays behind: %s", self._folder, claim.LOCK, one_line(error))
+            _LOG.warning("%s/%s stays behind: %s", self._folder, LOCK, one_line(error))
 
     def end(self, message: str, exit_code: int) -> None:
         """Ends this process, and the others of its run: another run has the lock, or soon may."""
@@ -97,7 +116,7 @@ class BucketLock:
 
     def _read(self) -> tuple[bytes, dict[str, Any]]:
         """Generation and content; of a missing object what its first write asks for."""
-        found = self._store.read(claim.LOCK).result(timeout=_TIMEOUT)
+        found = self._store.read(LOCK).result(timeout=_TIMEOUT)
         return found.stamp.generation, json.loads(found.value) if found.state == "value" else {}
 
     def _write(self, generation: bytes) -> None:
@@ -105,7 +124,7 @@ class BucketLock:
         pid = os.getpid()
         content = {"pid": pid, "started": _started(pid), "machine": self._machine}
         text = json.dumps({**content, "token": self._token})
-        self._store.write(claim.LOCK, text, if_equal=generation).result(timeout=_TIMEOUT)
+        self._store.write(LOCK, text, if_equal=generation).result(timeout=_TIMEOUT)
 
     def _renew_once(self) -> str:
         """Who has the lock now, if it is no longer ours; else ""."""
@@ -123,7 +142,7 @@ class BucketLock:
                 if holder := self._renew_once():
                     self.end(
                         f"Workdir {self._folder} was taken over by another run ({holder}), "
-                        f"because this process did not answer for {claim.LOST_SECONDS:.0f} s.",
+                        f"because this process did not answer for {LOST_SECONDS:.0f} s.",
                         2,
                     )
                     return
@@ -133,7 +152,7 @@ class BucketLock:
                 reason = f"for {seconds:.0f} s: {one_line(error)}"
                 message = f"Workdir {self._folder}: the lock could not be renewed {reason}"
                 _LOG.warning(message)
-                if seconds > claim.LOST_SECONDS / 2:  # the next attempt may end too late
+                if seconds > LOST_SECONDS / 2:  # the next attempt may end too late
                     self.end(message, REQUEUE_EXIT_CODE)
                     return
 

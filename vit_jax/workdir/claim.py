@@ -43,12 +43,10 @@ from vit_jax.files.paths import (
     write_json,
 )
 from vit_jax.multihost.agreement import run_on_first_process
+from vit_jax.workdir import buckets
 from vit_jax.workdir.description import CHECKPOINTS, PARAMS_FILE, RESULTS_FILE
 
 _LOG = logging.getLogger(__name__)
-LOCK = ".lock"
-LOST_SECONDS = 120.0  # until a silent host counts as lost; NFS 4 gives it up after 90
-POLL_SECONDS = 2.0
 _CONFIG = "config.json"
 _DATASET = "dataset.json"
 # What a run leaves behind that another run must not mix with its own.
@@ -237,12 +235,10 @@ def _lock_folder(folder: Path) -> Callable[[], None]:
       OSError, ValueError: the file system or the bucket refuses.
     """
     if is_bucket(folder):
-        from vit_jax.workdir.buckets import BucketLock
-
-        bucket_lock = BucketLock(folder, _machine())
+        bucket_lock = buckets.BucketLock(folder, _machine())
         bucket_lock.acquire()
         return bucket_lock.release
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    lock = os.open(folder / buckets.LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _wait_for_lock(lock, folder)
         os.ftruncate(lock, 0)
@@ -267,26 +263,10 @@ def _wait_for_lock(lock: int, folder: Path) -> None:
                 raise
         holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "unknown"
         if holder.endswith((f" on {_machine()}", "unknown")) or 0 < deadline <= time.monotonic():
-            raise in_use(folder, holder)
+            raise buckets.in_use(folder, holder)
         if not deadline:
-            deadline = start_waiting(folder, holder)
-        time.sleep(POLL_SECONDS)
-
-
-def in_use(folder: Path, holder: str) -> UserError:
-    return UserError(
-        f"Workdir {folder} is in use by another process ({holder}). "
-        "Wait for it, stop it, or choose another --workdir."
-    )
-
-
-def start_waiting(folder: Path, holder: str) -> float:
-    """Says so; returns when the waiting ends."""
-    _LOG.warning(
-        f"Workdir {folder} is locked by another host ({holder}): waiting up to "
-        f"{LOST_SECONDS:.0f} s, in case it is lost."
-    )
-    return time.monotonic() + LOST_SECONDS
+            deadline = buckets.start_waiting(folder, holder)
+        time.sleep(buckets.POLL_SECONDS)
 
 
 def _machine() -> str:

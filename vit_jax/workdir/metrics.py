@@ -30,6 +30,7 @@ from vit_jax.files.paths import (
     write_json,
 )
 from vit_jax.multihost.agreement import run_on_first_process
+from vit_jax.workdir.buckets import BucketUpload
 
 METRICS_FILE = "metrics.jsonl"
 WANDB_FILE = "wandb_run.json"
@@ -78,8 +79,6 @@ class MetricWriter:
             write_atomically(self._path, kept)
             folder = self._path.parent
             if is_bucket(folder):
-                from vit_jax.workdir.buckets import BucketUpload
-
                 self._upload = BucketUpload(folder)
                 folder = self._upload.folder
                 (folder / METRICS_FILE).write_text(kept)
