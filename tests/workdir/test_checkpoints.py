@@ -409,12 +409,12 @@ from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.workdir import claim
 
 workdir, mesh = Path(workdir), mesh_of(2, 4)
-claim.claim_workdir(workdir, {"model": {"width": 8}}, {}, resume="auto")
 try:
     claim.check_shared(workdir / ("other" if int(index) else ""))
     assert index == "0"
 except UserError as error:
     assert index == "1" and "is not the one that" in str(error), str(error)
+claim.claim_workdir(workdir, {"model": {"width": 8}}, {}, resume="auto")
 
 def sharded(step):
     shape = jax.eval_shape(lambda: build_state(step))
