@@ -28,9 +28,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vit_jax import launch
-from vit_jax.errors import UserError
+from vit_jax.errors import REQUEUE_EXIT_CODE, UserError
 from vit_jax.files.paths import COMMITTED, full_path, is_bucket, names_below, size_of
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 from vit_jax.workdir.description import PARAMS_FILE
 from vit_jax.workdir.orbax_parts import steps_in
 

@@ -2,36 +2,26 @@
 
     nice python scripts/plan_table.py --output=docs/plan_table.md --results=docs/plan_table.jsonl
 
-Each cell is a plan as scripts/plan.py makes it; hours on two cores. Given again with the same
+Each row is a plan as scripts/plan.py makes it; hours on two cores. Given again with the same
 --results an interrupted run resumes. What stands above the first table of --output is kept.
 """
 
-from __future__ import annotations
-
 import argparse
-import dataclasses
 import json
 import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from vit_jax import launch
 from vit_jax.errors import UserError, check_known
-from vit_jax.hardware.chips import GIB, Chip
+from vit_jax.hardware.chips import GIB
 from vit_jax.plan.cost import FAST_SHARE, utilization
-from vit_jax.plan.plan import (
-    Changes,
-    Plan,
-    available_bytes,
-    changed,
-    flags,
-    make_plan,
-    remedies,
-)
+from vit_jax.plan.plan import Changes, available_bytes, changed, flags, make_plan, remedies
 from vit_jax.plan.topology import Topology, parse_topology
 
 sys.path.append(str(launch.ROOT))  # for the recipes
@@ -39,19 +29,6 @@ sys.path.append(str(launch.ROOT))  # for the recipes
 from configs import pretrain
 
 TOPOLOGIES = "v3-8,v4-8,v5e-16,v5e-256,v5p-16"
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """One model on one topology, a line of the results; no figures where nothing tried fits."""
-
-    model: str
-    topology: str
-    settings: str = ""  # beside the recipe's own
-    gib: float | None = None  # per device in all
-    step_seconds: float | None = None
-    images_per_second: float | None = None
-    chip_days: float | None = None
 
 
 def make_tables(models: Sequence[str], topologies: Sequence[str], results: Path) -> str:
@@ -66,24 +43,25 @@ def make_tables(models: Sequence[str], topologies: Sequence[str], results: Path)
       UserError: a topology cannot be read, or is no accelerator; see `make_plan`.
     """
     lines = results.read_text().splitlines() if results.exists() else []
-    cells = {(cell.model, cell.topology): cell for cell in (Cell(**json.loads(s)) for s in lines)}
+    rows = {(row["model"], row["topology"]): row for row in map(json.loads, lines)}
     tables = []
     for text in topologies:
         topology = parse_topology(text)
         if topology.chip is None:
             raise UserError(f"--topologies: {topology.name} has no speed; name accelerators.")
         for model in models:
-            if (model, text) not in cells:
-                cell = plan_cell(model, text, topology, pretrain.get_config(model))
-                logging.info("%s", cell)
-                cells[model, text] = cell
+            if (model, text) not in rows:
+                row = {"model": model, "topology": text}
+                row |= plan_row(topology, pretrain.get_config(model))
+                logging.info("%s", row)
+                rows[model, text] = row
                 with results.open("a") as file:
-                    file.write(json.dumps(dataclasses.asdict(cell)) + "\n")
-        tables.append(markdown(topology, topology.chip, [cells[model, text] for model in models]))
+                    file.write(json.dumps(row) + "\n")
+        tables.append(markdown(topology, [rows[model, text] for model in models]))
     return "\n\n".join(tables) + "\n"
 
 
-def plan_cell(model: str, text: str, topology: Topology, config: ConfigDict) -> Cell:
+def plan_row(topology: Topology, config: ConfigDict) -> dict[str, Any]:
     """The recipe with its state split over the slice, and whatever else it takes to fit.
 
     Where something else than arithmetic then takes longest, a copy of the state on every device is
@@ -91,41 +69,37 @@ def plan_cell(model: str, text: str, topology: Topology, config: ConfigDict) -> 
     """
     split = changed(config, {"mesh.data": -1, "mesh.fsdp": 0})
 
-    def planned(changes: Changes) -> Plan:
+    def planned(changes: Changes) -> Any:
         return make_plan(changed(split, changes), topology, try_remedies=False)
 
-    best: Changes = {}
-    plan = planned(best)
-    tried = remedies(split, topology)
-    while plan.filled > 1 and (remedy := next(tried, None)):
-        best = remedy[0]
-        plan = planned(best)
-    time = plan.time
-    if time and plan.filled <= 1 and time.predicted > time.compute and split.mesh.tensor == 1:
+    changes: Changes = {}
+    plan, tried = planned(changes), remedies(split, topology)
+    while plan.filled > 1 and (more := next(tried, None)):
+        plan, changes = planned(more), more
+    if plan.filled <= 1 and plan.time.predicted > plan.time.compute:
         # It may fit without what the split state needed.
-        copied: list[Changes] = [{"mesh.fsdp": 1}, {**best, "mesh.fsdp": 1}]
-        for changes in copied:
-            copy = planned(changes)
-            if copy.time and copy.filled <= 1:
-                if copy.time.predicted < time.predicted:
-                    plan, best, time = copy, changes, copy.time
+        copies: tuple[Changes, ...] = ({"mesh.fsdp": 1}, {**changes, "mesh.fsdp": 1})
+        for copied in copies:
+            copy = planned(copied)
+            if copy.filled <= 1:
+                if copy.time.predicted < plan.time.predicted:
+                    plan, changes = copy, copied
                 break
     jax.clear_caches()  # hundreds of programs would fill the memory of this machine
-    cell = Cell(model, text, settings=flags(best))
-    if plan.step is None or time is None or plan.filled > 1:
-        return cell
-    return dataclasses.replace(
-        cell,
-        gib=plan.step.memory["total"] / GIB,
-        step_seconds=time.predicted,
-        images_per_second=plan.batch_size / time.predicted,
-        chip_days=plan.recipe["chip_days"],
-    )
+    if plan.filled > 1:
+        return {"settings": flags(changes), "gib": None}
+    return {
+        "settings": flags(changes),
+        "gib": plan.step.memory["total"] / GIB,
+        "step_seconds": plan.time.predicted,
+        "images_per_second": plan.batch_size / plan.time.predicted,
+        "chip_days": plan.recipe["chip_days"],
+    }
 
 
-def markdown(topology: Topology, chip: Chip, cells: list[Cell]) -> str:
+def markdown(topology: Topology, rows: Sequence[dict[str, Any]]) -> str:
     available = (available_bytes(topology) or 0) / GIB
-    share, origin = utilization(chip.name)
+    share, origin = utilization(topology.chip.name if topology.chip else "")
     sure = available * (FAST_SHARE if topology.kind == "tpu" else 1.0)
     lines = [
         f"## {topology}: {available:.2f} GiB per device",
@@ -135,16 +109,16 @@ def markdown(topology: Topology, chip: Chip, cells: list[Cell]) -> str:
         "| recipe | GiB per device | step | images/s | chip-days | beside the recipe |",
         "|---|---|---|---|---|---|",
     ]
-    for cell in cells:
-        settings = cell.settings.replace("--config.", "") or "-"
+    for row in rows:
+        settings = row["settings"].replace("--config.", "") or "-"
         figures = "does not fit | | |"
-        if cell.gib is not None:
-            close = " close" if cell.gib > sure else ""
+        if row["gib"] is not None:
+            close = " close" if row["gib"] > sure else ""
             figures = (
-                f"{cell.gib:.2f}{close} | {cell.step_seconds:.2f} s | "
-                f"{cell.images_per_second:,.0f} | {cell.chip_days:,.0f}"
+                f"{row['gib']:.2f}{close} | {row['step_seconds']:.2f} s | "
+                f"{row['images_per_second']:,.0f} | {row['chip_days']:,.0f}"
             )
-        lines.append(f"| {cell.model} | {figures} | {settings} |")
+        lines.append(f"| {row['model']} | {figures} | {settings} |")
     return "\n".join(lines)
 
 
@@ -153,14 +127,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, required=True, help="Markdown file")
-    parser.add_argument("--results", type=Path, required=True, help="JSON lines, one per cell")
-    parser.add_argument("--models", default="", help="comma-separated (default: all of table 3)")
+    parser.add_argument("--results", type=Path, required=True, help="JSON lines, one per row")
+    parser.add_argument("--models", default=",".join(pretrain.JFT), help="default: all of table 3")
     parser.add_argument("--topologies", default=TOPOLOGIES, help=f"default: {TOPOLOGIES}")
     parser.add_argument("--dataset", default="jft", help="of configs/pretrain.py (default: jft)")
     arguments = parser.parse_args()
     launch.start_logging(to_stderr=True)
     with launch.one_line_errors():
-        models = arguments.models.split(",") if arguments.models else list(pretrain.JFT)
+        models = arguments.models.split(",")
         for model in models:
             check_known("--models", model, pretrain.JFT)
         recipes = [f"{model},{arguments.dataset}" for model in models]

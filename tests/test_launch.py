@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
 from absl import flags
 
@@ -19,15 +21,22 @@ from tests import forks, tiny
 from tests.tiny import Script
 from vit_jax import command_line, launch
 from vit_jax import config as default
-from vit_jax.errors import TrainingDivergedError, UserError, as_user_error
+from vit_jax.errors import (
+    TrainingDivergedError,
+    UserError,
+    as_user_error,
+    may_be_caused_by_peer,
+)
 from vit_jax.train import train_and_evaluate
 from vit_jax.workdir.metrics import read_metrics
 
-BAD_COMMANDS = {
-    "misspelt flag": (["--wrkdir=x"], "Did you mean: workdir"),
-    "stray argument": (["config.seed=3"], "config.seed=3"),
-    "no cluster": (["--distributed=on"], "no cluster was found"),
-    "no devices": (["--config.duration.epochs=0.5"], "JAX_PLATFORMS=cuda,cpu"),
+BAD_COMMANDS = {  # case -> script, arguments, what is said
+    "misspelt flag": ("train.py", ["--wrkdir=x"], "Did you mean: workdir"),
+    "stray argument": ("train.py", ["config.seed=3"], "config.seed=3"),
+    "no workdir": ("train.py", ["--workdir="], "error: --workdir is missing; see --help."),
+    "no start": ("finetune.py", ["--distributed=off"], "--config.pretrained.source is missing"),
+    "no cluster": ("train.py", ["--distributed=on"], "no cluster was found"),
+    "no devices": ("train.py", ["--config.duration.epochs=0.5"], "JAX_PLATFORMS=cuda,cpu"),
 }
 BAD_OVERRIDES = [
     ("evaluators.test.splt=test", "Did you mean 'evaluators.test.split'"),
@@ -42,24 +51,93 @@ BAD_OVERRIDES = [
 
 @pytest.mark.parametrize("case", list(BAD_COMMANDS))
 def test_mistakes_end_in_one_line_and_status_2(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Script
 ) -> None:
-    arguments, message = BAD_COMMANDS[case]
+    name, arguments, message = BAD_COMMANDS[case]
     if case == "no devices":
         monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
-    if case in ("misspelt flag", "stray argument"):  # before it looks for other processes
-        command = tiny.command("train.py", tmp_path / "run", *arguments)
-        status = tiny.run_here(monkeypatch, "train.py", *command[2:])
-        said = capsys.readouterr().err
+    if case in ("no cluster", "no devices"):  # JAX must not have started
+        result = tiny.run(name, tmp_path / "run", *arguments)
     else:
-        result = tiny.run("train.py", tmp_path / "run", *arguments)
-        status, said = result.returncode, result.stderr
-    assert status == 2, said
-    last = said.strip().splitlines()[-1]
+        result = script(name, *tiny.command(name, tmp_path / "run", *arguments)[2:])
+    assert result.returncode == 2, result.stderr
+    last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("error: ")
     assert message in last
-    assert "Traceback" not in said
+    assert "Traceback" not in result.stderr
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+TIMEOUTS: dict[str, Any] = {
+    "arrival_timeout_seconds": 5,
+    "heartbeat_timeout_seconds": 1.0,
+    "step_timeout_seconds": 1.0,
+    "start_timeout_seconds": 1.0,
+}
+FLAGS = ("coordinator_address", "num_processes", "process_id")
+
+
+def start_processes(distributed: str = "auto", **changes: Any) -> None:
+    given = {name: changes.pop(name, None) for name in FLAGS}
+    timeouts = {**TIMEOUTS, **changes}
+    launch.start_processes(distributed=distributed, flags_of_process=given, **timeouts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_processes": 2}, "go together: coordinator_address should be defined"),
+        ({"coordinator_address": "a:1", "num_processes": 2}, "process id .* must be defined"),
+        (dict(zip(FLAGS, ("a:1", 2, 2), strict=True)), "Got process_id=2, num_processes=2"),
+        (dict(zip(FLAGS, ("a", 2, 0), strict=True)), "--coordinator_address=a is no HOST:PORT"),
+        ({"arrival_timeout_seconds": 0}, "arrival_timeout_seconds=0 must be positive."),
+        ({"heartbeat_timeout_seconds": float("nan")}, "heartbeat_timeout_seconds=nan must be"),
+        ({"start_timeout_seconds": -1.0}, r"seconds=-1.0 must be positive or 0 \(no limit\)"),
+        ({"distributed": "off", "process_id": 0}, "--distributed=off contradicts the flags"),
+    ],
+)
+def test_flags_of_processes_that_cannot_be_meant(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a new process: tests before this one may have started JAX in this one.
+    monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)
+    with pytest.raises(UserError, match=message):
+        start_processes(**changes)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (ConnectionError("metadata.google.internal does not answer"), TimeoutError),
+        (jax.errors.JaxRuntimeError("UNKNOWN: Failed to start RPC server"), TimeoutError),
+        (RuntimeError("initialize must be called before any computations"), RuntimeError),
+    ],
+)
+def test_a_cluster_that_does_not_answer_may_do_so_later(
+    error: Exception, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher starts it again after a TimeoutError; see `launch.one_line_errors`."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("jax.distributed.initialize", fails)
+    with pytest.raises(raised, match=str(error)):
+        start_processes()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer [::1]:3496"), True),
+        (jax.errors.JaxRuntimeError("whatever it says"), True),
+        (RuntimeError("UNAVAILABLE: the service has gone"), True),
+        (ValueError("the state is UNKNOWN: nobody set it"), False),
+        (ValueError("INVALID_ARGUMENT: shapes differ"), False),
+    ],
+)
+def test_for_which_errors_a_peer_may_be_to_blame(error: Exception, expected: bool) -> None:
+    assert may_be_caused_by_peer(error) is expected
 
 
 @pytest.mark.parametrize(("override", "message"), BAD_OVERRIDES)
@@ -159,14 +237,6 @@ def test_bad_profile_steps(text: str) -> None:
         command_line.step_range(text)
 
 
-def test_an_empty_workdir_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = tiny.command("train.py", tmp_path, "--workdir=")
-    assert tiny.run_here(monkeypatch, "train.py", *command[2:]) == 2
-    assert capsys.readouterr().err == "error: --workdir is missing; see --help.\n"
-
-
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [("configs/finetune.py:B16,cifar10", "B16"), ("nowhere.py", "there is no recipe")],
@@ -174,21 +244,6 @@ def test_an_empty_workdir_is_none(
 def test_an_unknown_variant_and_a_missing_recipe(recipe: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         command_line.get_config(recipe)
-
-
-def test_fine_tuning_without_a_start_says_so(script: Script, tmp_path: Path) -> None:
-    command = tiny.command("finetune.py", tmp_path / "run", "--distributed=off")
-    result = script("finetune.py", *command[2:])
-    assert result.returncode == 2
-    assert "--config.pretrained.source is missing" in result.stderr
-
-
-def test_an_unwritable_workdir_is_named(script: Script, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    command = tiny.command("train.py", tmp_path / "file" / "run", "--distributed=off")
-    result = script("train.py", *command[2:])
-    assert result.returncode == 2
-    assert str(tmp_path / "file") in result.stderr.strip().splitlines()[-1]
 
 
 # Everything on that a restart could get wrong: accumulation, dropout, averaging.

@@ -25,8 +25,8 @@ from vit_jax.run import create_run
 from vit_jax.train import train_and_evaluate
 from vit_jax.training.clock import Clock
 from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
+from vit_jax.workdir.description import collect_provenance
 from vit_jax.workdir.metrics import read_metrics
-from vit_jax.workdir.provenance import collect_provenance
 
 
 class StopHere(Exception):
@@ -98,31 +98,12 @@ def test_a_run_leaves_what_it_promises(finished: Path) -> None:
     assert provenance["packages"]["jax"] == jax.__version__
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("results.json", b""),
-        ("results.json", b'{"step": "8"}'),
-        ("params.npz", b"x" * 1000),
-        ("metrics.jsonl", b'[]\n{"step": 8, "elapsed_seconds": "long"}\n{"step": 1}\n'),
-    ],
-    ids=range(4),
-)
-def test_an_ended_run_ends_again_where_its_files_are_odd(
-    file: str, content: bytes, finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_of_results_is_named(finished: Path, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     shutil.copytree(finished, workdir)
-    (workdir / file).write_bytes(content)
-    if file == "metrics.jsonl":
-        (workdir / "results.json").unlink()
-    results = train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
-    stem, _, suffix = file.partition(".")
-    assert (workdir / f"{stem}.1.{suffix}").read_bytes() == content
-    assert f"{stem}.1.{suffix}" in caplog.text
-    assert results["step"] == 8
-    assert results == json.loads((workdir / "results.json").read_text())
-    assert_same_params(workdir, finished)
+    (workdir / "results.json").write_bytes(b"")
+    with pytest.raises(UserError, match=r"results\.json is damaged"):
+        train_and_evaluate(tiny.config(**ALL_ON), str(workdir))
 
 
 def losses(workdir: Path) -> list[float]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
 # Errors of a disk or network that may soon be back.
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
 # In the ValueErrors of TensorStore.
@@ -16,6 +17,11 @@ _OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")
 _PASSING_STATUS = re.compile(r"\b(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE)\b")
 _NETWORK = ("aiohttp", "gcsfs", "google", "requests")  # whose errors have no common class
 _REFUSALS = (400, 401, 403, 404)
+# How XLA's errors begin that the loss of a process may cause in the others.
+_OF_PEERS = re.compile(
+    "(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE"
+    "|UNKNOWN): "
+)
 
 
 class UserError(ValueError):
@@ -41,6 +47,14 @@ def may_pass(error: BaseException) -> bool:
     code = _OS_ERROR_CODE.search(str(error))
     status = isinstance(error, ValueError) and _PASSING_STATUS.search(str(error))
     return bool(status) or (code is not None and int(code[1]) in _PASSING)
+
+
+def may_be_caused_by_peer(error: BaseException) -> bool:
+    """Whether another process of the run may be to blame: a collective has failed, or the like.
+
+    By the words, because JAX raises one and the same as JaxRuntimeError or as ValueError.
+    """
+    return type(error).__name__ == "JaxRuntimeError" or _OF_PEERS.match(str(error)) is not None
 
 
 def one_line(error: BaseException) -> str:

@@ -1,21 +1,31 @@
-"""How a script starts: flags, config, processes, logging, and errors in one line."""
+"""How a script starts: flags, config, logging, other processes, and errors in one line."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import logging
+import math
 import os
 import sys
+import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import flags
 
-from vit_jax.errors import PreemptedError, UserError, is_network_error, may_pass, one_line
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, may_be_caused_by_peer
+from vit_jax.errors import (
+    REQUEUE_EXIT_CODE,
+    PreemptedError,
+    UserError,
+    is_network_error,
+    may_be_caused_by_peer,
+    may_pass,
+    one_line,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = flags.FLAGS
@@ -60,9 +70,14 @@ def main(
         if FLAGS.profile_steps is not None:
             FLAGS.config.log.profile_steps = command_line.step_range(FLAGS.profile_steps)
         start_logging(FLAGS.process_id)
-        join_processes(FLAGS.config.processes)
+        names = ("coordinator_address", "num_processes", "process_id")
+        start_processes(
+            distributed=FLAGS.distributed,
+            flags_of_process={name: FLAGS[name].value for name in names},
+            **FLAGS.config.processes,
+        )
         run(FLAGS.config, FLAGS.workdir)
-        leave_processes()
+        _leave_processes()
 
 
 def use_huge_pages() -> None:
@@ -95,52 +110,45 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
         _end(f"error: {error}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
     except PreemptedError as error:
         print(error, file=sys.stderr)
-        leave_processes()
+        _leave_processes()
         sys.exit(REQUEUE_EXIT_CODE)
     except KeyboardInterrupt:
         way_on = " The same command resumes from the last checkpoint." if resumes else ""
         _end(f"Interrupted.{way_on}", 130)
     except Exception as error:
-        kind = type(error).__name__
-        if kind == "TrainingDivergedError":
+        if type(error).__name__ == "TrainingDivergedError":
             _end(f"error: {error}", 1)
-        if _has_peers() and may_be_caused_by_peer(error):
+        if may_be_caused_by_peer(error):
             _wait_for_verdict(error)
         if is_network_error(error) or may_pass(error):  # a bucket is out of reach
             _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
-        if not _has_peers():
+        if not _peers():
             raise
         _end("".join(traceback.format_exception(error)), 1)
 
 
-def _has_peers() -> bool:
-    if "vit_jax.multihost.watchdog" not in sys.modules:
-        return False
-    from vit_jax.multihost.watchdog import watchdog
-
-    return watchdog.num_processes > 1
+def _peers() -> Any:
+    """The watchdog of a run of several processes; None in a process alone."""
+    module = sys.modules.get("vit_jax.multihost.watchdog")
+    return module.watchdog if module and module.watchdog.num_processes > 1 else None
 
 
 def _wait_for_verdict(error: Exception) -> None:
     """Ends the process if another one is to blame; the watchdog says which."""
-    if _has_peers():
-        from vit_jax.multihost.watchdog import watchdog
-
+    if peers := _peers():
         print(f"{one_line(error)} (looking for the cause)", file=sys.stderr, flush=True)
-        watchdog.wait_for_verdict()
+        peers.wait_for_verdict()
 
 
 def _end(message: str, exit_code: int) -> NoReturn:
     """Ends this process and the others of the run, which would wait for it."""
     with contextlib.suppress(OSError):  # the log may be on the full disk
         print(message, file=sys.stderr, flush=True)
-    if not _has_peers():
-        sys.exit(exit_code)
-    from vit_jax.multihost.watchdog import watchdog
-
-    watchdog.fail(message.strip().splitlines()[-1].removeprefix("error: "), exit_code)
-    logging.shutdown()
-    os._exit(exit_code)  # JAX's exit handlers would wait for all processes
+    if peers := _peers():
+        peers.fail(message.strip().splitlines()[-1].removeprefix("error: "), exit_code)
+        logging.shutdown()
+        os._exit(exit_code)  # JAX's exit handlers would wait for all processes
+    sys.exit(exit_code)
 
 
 def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> None:
@@ -158,23 +166,103 @@ def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> 
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of what it raises
 
 
-def join_processes(timeouts: Any) -> None:
-    """Joins the other processes of this run, if any; see `processes.start_processes`."""
-    from vit_jax.multihost.processes import start_processes
+def start_processes(
+    *,
+    distributed: str,
+    flags_of_process: dict[str, Any],
+    arrival_timeout_seconds: int,
+    **timeouts: float,
+) -> None:
+    """Joins the other processes of this run, if there are any, and begins to watch over them.
+
+    Ends this process with status 75 if they have not all arrived in time.
+
+    Args:
+      distributed: `auto` joins where the flags or a cluster that JAX knows (Cloud TPU, GKE, SLURM,
+        Open MPI, Kubernetes jobs) say how; `on` insists on it; `off` runs alone.
+      flags_of_process: `coordinator_address` (host:port of process 0), `num_processes` and
+        `process_id`, where the processes were started by hand; else None.
+      arrival_timeout_seconds: how long to wait for all of them.
+      timeouts: of `Watchdog.start`.
+
+    Raises:
+      UserError: flags that contradict each other, or `on` without a cluster.
+      TimeoutError: the cluster does not answer, or the coordinator's port is still taken.
+    """
     from vit_jax.multihost.watchdog import watchdog
 
-    start_processes(
-        distributed=FLAGS.distributed,
-        coordinator_address=FLAGS.coordinator_address,
-        num_processes=FLAGS.num_processes,
-        process_id=FLAGS.process_id,
-        **timeouts,
-    )
+    given = any(value is not None for value in flags_of_process.values())
+    address = flags_of_process["coordinator_address"]
+    if distributed == "off" and given:
+        raise UserError("--distributed=off contradicts the flags of the processes; drop one.")
+    if address and not address.rpartition(":")[2].isdigit():
+        raise UserError(f"--coordinator_address={address} is no HOST:PORT.")
+    for key, value in {"arrival_timeout_seconds": arrival_timeout_seconds, **timeouts}.items():
+        has_zero = key in ("step_timeout_seconds", "start_timeout_seconds")
+        if not (0 < value < math.inf or (has_zero and value == 0)):
+            or_zero = " or 0 (no limit)" if has_zero else ""
+            raise UserError(f"processes.{key}={value} must be positive{or_zero}.")
+    try:
+        if distributed != "off":
+            heartbeat = timeouts["heartbeat_timeout_seconds"]
+            _find_each_other(arrival_timeout_seconds, heartbeat, flags_of_process)
+    except ValueError as error:
+        names = f"--{', --'.join(flags_of_process)}"
+        if given:
+            raise UserError(f"{names} go together: {one_line(error)}") from error
+        if "defined" not in str(error):
+            raise
+        if distributed == "on":
+            raise UserError(
+                "--distributed=on, but no cluster was found that says who the other processes are "
+                f"(Cloud TPU, GKE, SLURM, Open MPI); give {names}."
+            ) from error
+    watchdog.start(**timeouts)
     if watchdog.num_processes > 1:
         start_logging(watchdog.process_id)
 
 
-def leave_processes() -> None:
+def _find_each_other(arrival_timeout: int, heartbeat_timeout: float, flags: dict[str, Any]) -> None:
+    """Calls jax.distributed.initialize, whose own timeouts abort without a word: ours come first.
+
+    Raises:
+      ValueError: flags that contradict each other; none ("defined"), and no cluster was found.
+      TimeoutError: see `start_processes`.
+    """
+    import jax
+    from jax._src.distributed import global_state
+
+    def give_up() -> None:
+        os.write(
+            2,
+            f"error: not all processes arrived within {arrival_timeout} s "
+            "(config.processes.arrival_timeout_seconds).\n".encode(),
+        )
+        os._exit(REQUEUE_EXIT_CODE)
+
+    # Read only on CPU, where the default would not let processes talk to each other.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    timer = threading.Timer(arrival_timeout, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        with warnings.catch_warnings():
+            # JAX warns where it sees Kubernetes without the package that would tell it more.
+            warnings.simplefilter("ignore")
+            jax.distributed.initialize(
+                **flags,
+                initialization_timeout=arrival_timeout + 60,
+                heartbeat_timeout_seconds=int(3 * heartbeat_timeout) + 10,
+            )
+    except (jax.errors.JaxRuntimeError, OSError) as error:
+        raise TimeoutError(f"the processes did not find each other: {one_line(error)}") from error
+    finally:
+        timer.cancel()
+    process = f"Process {global_state.process_id} of {global_state.num_processes}"
+    logging.info("%s, coordinator %s.", process, global_state.coordinator_address)
+
+
+def _leave_processes() -> None:
     """Tells the other processes that this one is done and may leave."""
     from vit_jax.multihost.watchdog import watchdog
 

@@ -27,15 +27,14 @@ from vit_jax.run import Run, create_run
 from vit_jax.training.clock import KINDS, Clock, update_line
 from vit_jax.training.step import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
-from vit_jax.workdir.claim import LOCAL_KEYS, RUNTIME_KEYS, claim_workdir, release_workdir
+from vit_jax.workdir.claim import claim_workdir, release_workdir
 from vit_jax.workdir.description import (
-    earlier_times,
-    evaluations_of,
+    describe,
     finished_results,
+    write_provenance,
     write_results,
 )
-from vit_jax.workdir.metrics import MetricWriter, check_wandb
-from vit_jax.workdir.provenance import describe, write_provenance
+from vit_jax.workdir.metrics import MetricWriter, check_wandb, earlier_times, evaluations_of
 from vit_jax.workdir.tracing import Profile
 
 
@@ -161,14 +160,7 @@ def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] |
 
 def _claim(run: Run, config: ConfigDict, workdir: str, resume: str) -> dict[str, float] | None:
     """Makes `workdir` this run's, and describes the run there; its results if it has ended."""
-    claim_workdir(
-        workdir,
-        config.to_dict(),
-        run.fingerprints,
-        resume=resume,
-        runtime_keys=RUNTIME_KEYS,
-        local_keys=LOCAL_KEYS,
-    )
+    claim_workdir(workdir, config.to_dict(), run.fingerprints, resume=resume)
     finished = run_on_first_process(lambda: finished_results(workdir, run.total_steps))
     if finished is None:
         describe(

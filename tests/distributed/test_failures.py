@@ -14,8 +14,8 @@ import pytest
 
 from tests.distributed.cluster import Cluster, cluster, read_results
 from tests.gcs_emulator import Server
+from vit_jax.errors import REQUEUE_EXIT_CODE
 from vit_jax.files.paths import COMMITTED, local_copy, names_below, size_of, to_path
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
 from vit_jax.workdir.orbax_parts import newest_intact, steps_in
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 from tests.distributed.cluster import cluster
 from tests.fixtures_data import write_folder
 from vit_jax.data.pipeline import order
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
+from vit_jax.errors import REQUEUE_EXIT_CODE
 
 pytestmark = pytest.mark.slow
 

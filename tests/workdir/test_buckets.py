@@ -21,9 +21,9 @@ from vit_jax.multihost.agreement import PreemptionNotice
 from vit_jax.pretrained.load import read_source
 from vit_jax.report.runs import read_run
 from vit_jax.train import train_and_evaluate
-from vit_jax.workdir import lock, metrics
+from vit_jax.workdir import buckets
+from vit_jax.workdir.buckets import BucketLock
 from vit_jax.workdir.checkpoints import CheckpointManager
-from vit_jax.workdir.lock import BucketLock
 from vit_jax.workdir.metrics import MetricWriter, read_metrics
 from vit_jax.workdir.orbax_parts import steps_in
 
@@ -206,14 +206,13 @@ def test_logs_are_there_after_a_while_and_when_they_must_be(
     def events() -> bytes:
         return b"".join(path.read_bytes() for path in folder.glob("tensorboard/*"))
 
-    writer = MetricWriter(str(folder), start_step=0, tensorboard=True)
-    writer.write(1, {"first": 1.0})
-    assert rows.read_text() == ""
-    writer.flush()
-    assert rows.read_text() == '{"step": 1, "first": 1.0}\n'
-    writer.close()
+    with MetricWriter(str(folder), start_step=0, tensorboard=True) as writer:
+        writer.write(1, {"first": 1.0})
+        assert rows.read_text() == ""
+        writer.flush()
+        assert rows.read_text() == '{"step": 1, "first": 1.0}\n'
     assert b"first" in events()
-    monkeypatch.setattr(metrics, "_UPLOAD_SECONDS", 0.1)
+    monkeypatch.setattr(buckets, "_UPLOAD_SECONDS", 0.1)
     with MetricWriter(str(folder), start_step=1, tensorboard=True) as writer:
         bucket_server.answers = 503
         writer.write(2, {"second": 2.0})
@@ -229,9 +228,9 @@ def test_logs_are_there_after_a_while_and_when_they_must_be(
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "RENEW_SECONDS", 0.2)
-    monkeypatch.setattr(lock, "LOST_SECONDS", 1.5)
-    monkeypatch.setattr(lock, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(buckets, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(buckets, "LOST_SECONDS", 1.5)
+    monkeypatch.setattr(buckets, "POLL_SECONDS", 0.1)
 
 
 class Holder(BucketLock):
@@ -239,9 +238,9 @@ class Holder(BucketLock):
 
     def __init__(self, bucket: str, host: str):
         self.lost: list[str] = []
-        super().__init__(to_path(f"{bucket}/run"), machine=host, on_lost=self.told)
+        super().__init__(to_path(f"{bucket}/run"), machine=host)
 
-    def told(self, message: str, exit_code: int) -> None:
+    def end(self, message: str, exit_code: int) -> None:
         self.lost.append(f"{exit_code} {message}")
 
 
@@ -273,7 +272,7 @@ def test_the_lock_of_a_lost_host_is_taken_and_the_host_ends_if_it_comes_back(
 ) -> None:
     first, second = Holder(bucket, "a"), Holder(bucket, "b")
     with monkeypatch.context() as patch:
-        patch.setattr(lock, "RENEW_SECONDS", 4.0)  # it hangs
+        patch.setattr(buckets, "RENEW_SECONDS", 4.0)  # it hangs
         first.acquire()
     began = time.monotonic()
     second.acquire()
@@ -296,9 +295,9 @@ def test_the_lock_of_a_killed_process_of_this_machine_is_taken_at_once(
     """Also where another process has its number by now."""
     pid = os.getpid() if successor else 2**22 + 1
     with monkeypatch.context() as patch:
-        patch.setattr(lock, "RENEW_SECONDS", 1e9)
-        patch.setattr(lock.os, "getpid", lambda: pid)
-        patch.setattr(lock, "_started", lambda _: "12345")
+        patch.setattr(buckets, "RENEW_SECONDS", 1e9)
+        patch.setattr(buckets.os, "getpid", lambda: pid)
+        patch.setattr(buckets, "_started", lambda _: "12345")
         Holder(bucket, "a").acquire()
     began, second = time.monotonic(), Holder(bucket, "a")
     second.acquire()
@@ -310,13 +309,13 @@ def test_the_lock_of_a_killed_process_of_this_machine_is_taken_at_once(
 def test_a_run_that_cannot_renew_its_lock_ends_before_another_takes_it(
     bucket: str, bucket_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "_TIMEOUT", 0.3)
+    monkeypatch.setattr(buckets, "_TIMEOUT", 0.3)
     ours = Holder(bucket, "a")
     ours.acquire()
     began = time.monotonic()
     bucket_server.speaks.clear()  # neither an answer nor an error
     wait(lambda: ours.lost)
-    assert time.monotonic() - began < lock.LOST_SECONDS
+    assert time.monotonic() - began < buckets.LOST_SECONDS
     bucket_server.speaks.set()
     assert ours.lost[0].startswith("75 ")
     ours.release()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -273,21 +270,10 @@ def test_checkpoints_of_which_none_is_intact_are_an_error_every_time(tmp_path: P
         restore_params(tmp_path)
 
 
-def test_metadata_of_orbax_outside_the_item_cannot_break_a_restore(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1, 2)
-    outside = [p for p in item_files(tmp_path, 2) if "state" not in p.parts]
-    assert "_CHECKPOINT_METADATA" in [p.name for p in outside]
-    for damage in (lambda path: path.write_bytes(b"\xff{"), Path.unlink):
-        for path in outside:
-            damage(path)
-        with managing(tmp_path) as manager:
-            assert_restores(manager, build_state(2), 4, 2)
-
-
 def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
     state = build_state(1)
-    params, kernel = state.params, state.params["dense"]["kernel"]
+    params = state.params
     others = {
         r"params/dense/kernel \(saved float32\[16, 4\], needed float32\[16, 5\]\)": {
             "params": {**params, "dense": {"kernel": jnp.zeros((16, 5))}}
@@ -297,9 +283,6 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
         },
         r"params/extra \(saved nothing, needed float32\[2\]\)": {
             "params": {**params, "extra": jnp.zeros(2)}
-        },
-        r"params/bias \(saved bfloat16\[8\], needed nothing\)": {
-            "params": {"dense": {"kernel": kernel}}
         },
         "polyak_params/": {"polyak_params": params},
     }
@@ -412,55 +395,6 @@ def test_swapped_steps_are_noticed_and_other_folders_left_alone(tmp_path: Path) 
     assert {path.name for path in folder.iterdir()} == {"1", *others}
 
 
-SAVER = """
-import logging, sys
-sys.path.insert(0, "tests/workdir")
-from test_checkpoints import *
-logging.disable(logging.CRITICAL)
-manager = CheckpointManager(sys.argv[1], every_steps=1, keep=2)
-first, step = make_state(0, mesh_of(4, 2), size=1 << 17), 0
-restored = manager.restore(abstract(first, mesh_of(4, 2)))
-if restored is not None:
-    step, state = restored
-    assert_same(state, make_state(step, mesh_of(4, 2), size=1 << 17))
-while True:
-    step += 1
-    manager.save(step, make_state(step, mesh_of(4, 2), size=1 << 17))
-    print(step, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_the_newest_step_on_disk_is_whole(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    reached = 0
-    for _ in range(2):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SAVER, str(tmp_path)],
-            cwd=REPO,
-            env=os.environ | {"PYTHONPATH": str(REPO)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        for _ in range(3):
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            reached = int(line)
-        time.sleep(rng.uniform(0, 0.3))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        with managing(tmp_path, keep=2) as manager:  # removes what the killed save left behind
-            latest = manager.latest_step()
-        assert latest is not None
-        assert latest >= reached - 1
-        assert damage_in(tmp_path, latest) == []
-        assert all(p.name.isdecimal() for p in (tmp_path / "checkpoints").iterdir())
-    assert reached >= 4
-
-
 PEER = """
 import os, sys
 workdir, port, index = sys.argv[1:]
@@ -475,23 +409,12 @@ from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.workdir import claim
 
 workdir, mesh = Path(workdir), mesh_of(2, 4)
-config = {"model": {"width": 8}}
-
-def claim_for(config, data):
-    claim.claim_workdir(workdir, config, data, resume="auto", runtime_keys=())
-
-def refused(check, message, processes):
-    try:
-        check()
-        assert index not in processes, f"{message}: nothing was raised here"
-    except UserError as error:
-        assert index in processes and message in str(error), str(error)
-
-claim_for(config, {})
-refused(lambda: claim_for({"model": {"width": 9}}, {}), "model.width: 8 -> 9", "01")
-refused(lambda: claim.check_same(config, {"train": index}, ()), 'train: "0" -> "1"', "1")
-mine = workdir / ("other" if int(index) else "")
-refused(lambda: claim.check_shared(mine), "is not the one that", "1")
+try:
+    claim.check_shared(workdir / ("other" if int(index) else ""))
+    assert index == "0"
+except UserError as error:
+    assert index == "1" and "is not the one that" in str(error), str(error)
+claim.claim_workdir(workdir, {"model": {"width": 8}}, {}, resume="auto")
 
 def sharded(step):
     shape = jax.eval_shape(lambda: build_state(step))

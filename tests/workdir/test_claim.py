@@ -19,7 +19,7 @@ import pytest
 
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_json, write_json
-from vit_jax.workdir import lock
+from vit_jax.workdir import buckets
 from vit_jax.workdir.claim import claim_workdir, release_workdir
 
 REPO = Path(__file__).parents[2]
@@ -28,11 +28,9 @@ CONFIG: dict[str, Any] = {
     "model": {"patch_size": (4, 4), "dropout": 0.0, "name": "vit", "extra": None, "kwargs": {}},
     "mesh": {"data": -1, "fsdp": 1},
     "log": {"every_steps": 10},
-    "steps": 100,
-    "steps_more": 1,
+    "mesh_more": 1,
 }
 DATASET = {"num_examples": 1797, "digest": "abc"}
-RUNTIME = ("mesh.", "log.", "steps")
 
 
 def hold(
@@ -42,7 +40,7 @@ def hold(
     *,
     resume: str = "auto",
 ) -> None:
-    claim_workdir(workdir, config, dataset, resume=resume, runtime_keys=RUNTIME)
+    claim_workdir(workdir, config, dataset, resume=resume)
 
 
 def claim(workdir: Path, *args: Any, **kwargs: Any) -> None:
@@ -70,7 +68,7 @@ def test_a_new_workdir_is_created_and_resumed(tmp_path: Path) -> None:
     assert read_json(workdir / "dataset.json") == DATASET
     (workdir / "thesis.tex").write_text("hands off")
     claim(workdir)
-    claim(workdir, changed(mesh={"data": 2}, log={"every_steps": 1}, steps=200))
+    claim(workdir, changed(mesh={"data": 2}, log={"every_steps": 1}, model={"remat": "full"}))
     # The same values in another form.
     claim(workdir, changed(seed=0.0, model={"patch_size": [4.0, 4], "dropout": 0}))
     assert (workdir / "config.json").read_bytes() == saved
@@ -80,11 +78,11 @@ def test_a_new_workdir_is_created_and_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"seed": 1, "steps_more": 2}, "config: seed: 0 -> 1, steps_more: 1 -> 2"),
+        ({"mesh_more": 2, "seed": 1}, "config: mesh_more: 1 -> 2, seed: 0 -> 1"),
+        ({"model": {"remat_more": 1}}, r"model.remat_more: \(absent\) -> 1"),
         ({"model": {"patch_size": (4, 8)}}, r"model.patch_size: \[4, 4\] -> \[4, 8\]"),
         ({"model": {"extra": 1, "name": "a"}}, 'extra: null -> 1, model.name: "vit" -> "a"'),
         ({"model": {"kwargs": {"a": 1}}}, r"kwargs: \{\} -> \(absent\), .*a: \(absent\) -> 1"),
-        ({"model": {"new": 3}}, r"model.new: \(absent\) -> 3"),
         ({"model": {f"key{i:02}": 0 for i in range(12)}}, r"key09: [^,]* and 2 more\. "),
     ],
 )
@@ -164,13 +162,13 @@ def test_a_file_in_the_way_and_a_folder_that_even_root_cannot_write_to(tmp_path:
 
 HOLDER = """
 import os, socket, sys, time
-from vit_jax.workdir import claim, lock
+from vit_jax.workdir import claim
 name, boot = sys.argv[2:]
 if name:
     socket.gethostname = lambda: name
 if boot:
-    lock._machine = lambda: f"{socket.gethostname()} (boot {boot})"
-claim.claim_workdir(sys.argv[1], {"seed": 0}, {}, resume="auto", runtime_keys=())
+    claim._machine = lambda: f"{socket.gethostname()} (boot {boot})"
+claim.claim_workdir(sys.argv[1], {"seed": 0}, {}, resume="auto")
 if os.fork() == 0:
     print("claimed", flush=True)
 time.sleep(60)
@@ -217,14 +215,14 @@ def test_a_lock_of_another_host_is_waited_for(
     name: str,
     boot: str,
 ) -> None:
-    monkeypatch.setattr(lock, "_POLL_SECONDS", 0.1)
-    monkeypatch.setattr(lock, "LOST_SECONDS", 0.5)
+    monkeypatch.setattr(buckets, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(buckets, "LOST_SECONDS", 0.5)
     with holding(tmp_path, name, boot) as holder:
         host = name or socket.gethostname()
         with pytest.raises(UserError, match=f"in use .*pid {holder.pid} on {host}"):
             claim(tmp_path, {"seed": 0}, {})
         assert caplog.text.count("is locked by another host") == 1
-        monkeypatch.setattr(lock, "LOST_SECONDS", 60.0)
+        monkeypatch.setattr(buckets, "LOST_SECONDS", 60.0)
         threading.Timer(0.5, holder.kill).start()
         claim(tmp_path, {"seed": 0}, {})  # it was lost
 

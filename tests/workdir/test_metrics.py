@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from tests import wandb_stand_in
 from tests.wandb_stand_in import Record
 from vit_jax.errors import PreemptedError, UserError
-from vit_jax.multihost import agreement
 from vit_jax.workdir.metrics import (
     METRICS_FILE,
     WANDB_FILE,
@@ -64,21 +61,6 @@ def test_a_line_that_a_killed_run_left_unfinished_is_not_read(tmp_path: Path) ->
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("line", ["[]", '{"loss": 1.0}', '{"step": 1, "loss": null}', "\0" * 9])
-def test_lines_of_others_are_set_aside(
-    line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write(tmp_path, range(1, 3))
-    path = tmp_path / METRICS_FILE
-    before = path.read_text()
-    path.write_text(line + "\n" + before)
-    write(tmp_path, range(3, 4))
-    assert steps_in(tmp_path) == [1, 2, 3]
-    assert path.read_text().startswith(before)
-    assert (tmp_path / "metrics.1.jsonl").read_text() == line + "\n" + before
-    assert "lines that are no metrics (1); see metrics.1.jsonl" in caplog.text
-
-
 @pytest.mark.parametrize("start_step", [0, 3])
 def test_event_files_hold_the_scalars_and_the_config(tmp_path: Path, start_step: int) -> None:
     config = {"optimizer": {"learning_rate": 0.125}}
@@ -89,17 +71,6 @@ def test_event_files_hold_the_scalars_and_the_config(tmp_path: Path, start_step:
     # Four spaces make a block of code in Markdown, which TensorBoard renders.
     shown = b'    {\n      "optimizer": {\n        "learning_rate": 0.125\n      }\n    }'
     assert shown in file.read_bytes()
-
-
-def test_only_process_0_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: dict[str, Record]
-) -> None:
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(agreement, "_broadcast", lambda _: pickle.dumps((None, None)))
-    write(tmp_path, range(1, 3), tensorboard=True, **WANDB)
-    assert not runs
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
@@ -171,13 +142,6 @@ def test_wandb_learns_how_a_run_has_ended(
     (record,) = runs.values()
     assert record.exit_codes == [exit_code]
     assert record.preempting == (error is PreemptedError)
-
-
-def test_nothing_of_wandb_without_a_project(tmp_path: Path, runs: dict[str, Record]) -> None:
-    check_wandb("")
-    write(tmp_path, range(1, 3))
-    assert not runs
-    assert not (tmp_path / WANDB_FILE).exists()
 
 
 def test_what_keeps_wandb_from_starting_is_told(

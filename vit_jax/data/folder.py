@@ -72,11 +72,6 @@ class FolderSource:
         sizes = map_threads(os.path.getsize, self.paths())
         return map("{} {}".format, self.relative_paths(), sizes)
 
-    def newer_than(self, seconds: float) -> list[str]:
-        """Relative paths of the files written more than a second after this time (since 1970)."""
-        times = zip(self.relative_paths(), map_threads(os.path.getmtime, self.paths()), strict=True)
-        return [name for name, time in times if time > seconds + 1.0]
-
     def check(self, on_bad_image: str) -> FolderSource:
         """Decodes every file; UserError where none does, or one does not and that is an "error"."""
         verdicts = map_threads(_decodes_file, self.paths())

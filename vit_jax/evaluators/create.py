@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from vit_jax.evaluators.few_shot import FewShotEvaluator
 from vit_jax.evaluators.frozen_features import Features, feature_step
 from vit_jax.evaluators.probes import LinearProbeEvaluator, NearestNeighborsEvaluator
 from vit_jax.evaluators.stream import ObjectiveEvaluator, Reader
+from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import check_batch_size
 
 # Each has `metric_names`, and returns `{metric: float}` when called with parameters.
@@ -164,6 +166,7 @@ def create_evaluations(
       UserError: classes that the training does not have, a feature that the model does not have, or
         a batch that does not divide over the devices.
     """
+    on_wait = functools.partial(watchdog.note, "reading a batch to evaluate")
     evaluations: dict[str, Evaluation] = {}
     steps: dict[str, Any] = {}  # by feature
     features: dict[Any, Features] = {}  # by feature and data
@@ -180,13 +183,15 @@ def create_evaluations(
             data = feature, batch, *(section[name] for name in _OF_DATA), section["train_split"]
             if data not in features:
                 readers = [
-                    Reader(each, mesh, batch, dict(loader)) for each in datasets[key].values()
+                    Reader(each, mesh, batch, dict(loader), on_wait=on_wait)
+                    for each in datasets[key].values()
                 ]
                 features[data] = Features(steps[feature], *readers)
             source = (features[data],)
         else:
             dataset = with_classes(key, datasets[key][key])
-            source = objective, Reader(dataset, mesh, batch, dict(loader), objective.example_keys)
+            keys = objective.example_keys
+            source = objective, Reader(dataset, mesh, batch, dict(loader), keys, on_wait)
         try:
             evaluator = EVALUATORS[section["name"]](*source, **own_keys)
         except UserError as error:

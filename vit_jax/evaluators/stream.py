@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 
 from vit_jax.data.device import DeviceBatch, device_batches, local_rows
 from vit_jax.data.pipeline import Batch, Examples, eval_batches
-from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import (
     batch_sharding,
     compiler_options,
@@ -34,6 +33,7 @@ class Reader:
       batch_size: examples per step over all devices.
       loader: keyword arguments of the host's reader.
       keys: of a batch; they go to the devices, with `mask`.
+      on_wait: called before the host waits for a batch: a run tells its watchdog.
     """
 
     dataset: Examples
@@ -41,6 +41,7 @@ class Reader:
     batch_size: int
     loader: dict[str, Any]
     keys: tuple[str, ...] = ("image", "label")
+    on_wait: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
     def batches(self) -> Iterator[Iterator[DeviceBatch]]:
@@ -57,15 +58,14 @@ class Reader:
         with eval_batches(
             self.dataset, batch_size=self.batch_size, rows=rows, **loader
         ) as host_batches:
-            watched = _tell_watchdog(host_batches)
-            yield device_batches(watched, sharding, batch_size=self.batch_size, keys=self.keys)
+            announced = self._announce(host_batches)
+            yield device_batches(announced, sharding, batch_size=self.batch_size, keys=self.keys)
 
-
-def _tell_watchdog(host_batches: Iterable[Batch]) -> Iterator[Batch]:
-    watchdog.note("reading a batch to evaluate")
-    for batch in host_batches:
-        yield batch
-        watchdog.note("reading a batch to evaluate")
+    def _announce(self, host_batches: Iterable[Batch]) -> Iterator[Batch]:
+        self.on_wait()
+        for batch in host_batches:
+            yield batch
+            self.on_wait()
 
 
 OutputStep = Callable[[Any, DeviceBatch], dict[str, jax.Array]]

@@ -25,12 +25,11 @@ TRAIN_OVER_FORWARD = 3
 
 
 def forward_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
-    """Operations in the matrix products and convolutions of `function(*abstract_args)`.
+    """Operations in the matrix products and convolutions of a function, which is traced, not run.
 
-    A `lax.scan` (and so `nn.scan`) counts as often as it runs; of the branches of a `lax.cond`, the
-    most expensive one counts. A Pallas kernel counts as it states (ours state what the definition
-    asks for, without what they pad and repeat), else at every step of its grid. What does not say
-    how often it runs, such as a `while_loop`, counts once. `function` is traced, not run.
+    A `lax.scan` counts as often as it runs, a `while_loop` once. A Pallas kernel counts as it
+    states (ours state what the definition asks for, without what they pad and repeat), else at
+    every step of its grid.
     """
     return jaxpr_flops(jax.make_jaxpr(function)(*abstract_args).jaxpr)
 
@@ -64,4 +63,4 @@ def flops_of(eqn: Any) -> float:
         return eqn.params["length"] * sum(counts)
     if name == "shard_map":  # what one device does
         return eqn.params["mesh"].size * sum(counts)
-    return max(counts, default=0.0) if name == "cond" else sum(counts)
+    return max(counts, default=0.0) if name == "cond" else sum(counts)  # the dearest branch

@@ -1,9 +1,7 @@
 """What all processes of a run do as one: work that one does for all, and stopping when asked.
 
-Being asked to stop is SIGTERM (SLURM, Kubernetes, a spot machine) or a maintenance notice. The loop
-asks `PreemptionNotice.reached()` at points that all processes pass in the same order. It is true
-for all of them at the same point, soon after any of them was asked; then the loop saves and ends
-with `REQUEUE_EXIT_CODE`.
+Being asked to stop is SIGTERM (SLURM, Kubernetes, a spot machine) or Google Cloud's maintenance
+notice. All processes learn of it at the same update; then the loop saves and ends with status 75.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from jax.experimental import multihost_utils
 from vit_jax.errors import UserError
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 
 
 def run_on_first_process(function: Callable[[], T]) -> T:
@@ -68,7 +67,6 @@ def _broadcast(content: bytes) -> bytes:
     return np.asarray(multihost_utils.broadcast_one_to_all(buffer)).astype(np.uint8).tobytes()
 
 
-_LOG = logging.getLogger(__name__)
 _PRODUCT = Path("/sys/class/dmi/id/product_name")
 # Of a Google Cloud machine's metadata: the keys to poll, and the value that means no.
 _METADATA = {"maintenance-event": "NONE", "preempted": "FALSE"}
@@ -80,8 +78,7 @@ class PreemptionNotice:
     """Whether this run has been asked to stop; a context, on the main thread of every process.
 
     Several processes leave SIGTERM, and where to stop, to JAX's preemption service. Further
-    SIGTERMs change nothing: a machine that shuts down sends several, while the checkpoint is being
-    written.
+    SIGTERMs change nothing: a machine that shuts down sends several.
     """
 
     def __init__(self) -> None:
@@ -139,10 +136,9 @@ class PreemptionNotice:
 
 def metadata_server() -> str:
     """host[:port] of the Google Cloud metadata server; "" on other machines."""
-    if "GCE_METADATA_HOST" in os.environ:  # as Google's own libraries have it
-        return os.environ["GCE_METADATA_HOST"]
     is_google = _PRODUCT.exists() and "Google" in _PRODUCT.read_text()
-    return "metadata.google.internal" if is_google else ""
+    default = "metadata.google.internal" if is_google else ""
+    return os.environ.get("GCE_METADATA_HOST", default)  # as Google's own libraries have it
 
 
 def read_metadata(server: str, key: str) -> str | None:

@@ -2,12 +2,10 @@
 
 JAX's own heartbeats notice a death, not a hang, and abort the other processes with a number in
 place of a name. So the processes report to each other, through the key-value store of JAX's
-coordination service (no port but JAX's own): each writes its `Record` a few times per timeout and
-reads that of process 0, which reads all. What process 0 finds becomes the verdict in its own
-record, which ends every process.
-
-The service is a part of process 0. When that is killed, XLA aborts the others within a second:
-nothing can be said in time, and JAX has no setting that prevents it.
+coordination service: each writes its `Record` a few times per timeout and reads that of process 0,
+which reads all. What process 0 finds becomes the verdict in its own record, which ends every
+process. When process 0 itself is killed, and the service with it, XLA aborts the others within a
+second; JAX has no setting that prevents it.
 
 A process alone has only itself to watch: it ends when it makes no progress.
 """
@@ -23,12 +21,13 @@ import os
 import socket
 import sys
 import threading
+import time
 from typing import Any
 
 import jax
 from jax._src.distributed import global_state  # known before the devices start
 
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE, Record, Seen, judge
+from vit_jax.errors import REQUEUE_EXIT_CODE
 
 _LOG = logging.getLogger(__name__)
 _RECORDS = "vit_jax/records"
@@ -37,11 +36,80 @@ _FOREVER_MILLISECONDS = 7 * 24 * 3600 * 1000  # longer than anything that is wat
 _EXIT_SECONDS, _LAST_EXIT_SECONDS = 1.0, 6.0
 
 
-class Watchdog:
-    """Watches over this process and its peers from threads, between `start` and `stop`.
+@dataclasses.dataclass
+class Record:
+    """What a process reports of itself."""
 
-    `num_processes` and `process_id` are known from `start` on.
+    host: str
+    pid: int
+    beat: int = 0  # grows as long as the process lives
+    progress: int = 0  # grows whenever its main thread gets somewhere
+    step: int = 0
+    doing: str = "starting"
+    waits: bool = False  # for others, or the devices: then it is not to blame
+    limit_seconds: float = 0.0  # without progress, before it counts as hanging; 0: never
+    verdict: str = ""  # why the run ends: its own failure, or what process 0 has found
+    exit_code: int = 0  # that goes with the verdict
+
+    def name(self, process_id: int) -> str:
+        return f"process {process_id} (pid {self.pid} on {self.host})"
+
+
+# (what, process) -> (its value, when it was first seen)
+Seen = dict[tuple[str, int], tuple[int, float]]
+
+
+def judge(
+    records: dict[int, Record],
+    num_processes: int,
+    seen: Seen,
+    heartbeat_timeout_seconds: float,
+) -> tuple[str, int] | None:
+    """(verdict, exit status) on the records of processes; None while all is well.
+
+    Args:
+      records: by process id; a process that has not reported yet has none.
+      num_processes: how many there should be.
+      seen: {} for the first call, then the same again.
+      heartbeat_timeout_seconds: a record unchanged for so long belongs to a lost process.
     """
+
+    def unchanged_seconds(what: str, process_id: int, value: int) -> float:
+        key, now = (what, process_id), time.monotonic()
+        if key not in seen or seen[key][0] != value:
+            seen[key] = value, now
+        return now - seen[key][1]
+
+    for record in records.values():
+        if record.verdict:
+            return record.verdict, record.exit_code
+    stuck: list[int] = []
+    for i in range(num_processes):
+        record = records.get(i, Record("an unknown host", 0))
+        silent = unchanged_seconds("beat", i, record.beat)
+        if silent >= heartbeat_timeout_seconds:
+            verdict = f"{record.name(i)} is lost: no heartbeat for {silent:.0f} s. "
+            return f"{verdict}It was {record.doing} (step {record.step}).", REQUEUE_EXIT_CODE
+        idle = unchanged_seconds("progress", i, record.progress)
+        if record.limit_seconds and idle >= record.limit_seconds:
+            stuck.append(i)
+    # Those that wait do so for the one that does not; where all wait, for the one furthest behind.
+    to_blame = [i for i in stuck if not records[i].waits]
+    if not to_blame:
+        if len(stuck) < sum(record.limit_seconds > 0 for record in records.values()):
+            return None  # the one they wait for still gets somewhere; who has left does not count
+        behind = min((records[i].step for i in stuck), default=0)
+        to_blame = [i for i in stuck if records[i].step == behind]
+    blamed = [
+        f"{records[i].name(i)} has been {records[i].doing} (step {records[i].step}) "
+        f"for {records[i].limit_seconds:.0f} s"
+        for i in to_blame
+    ]
+    return (f"No progress: {'; '.join(blamed)}.", REQUEUE_EXIT_CODE) if blamed else None
+
+
+class Watchdog:
+    """Watches over this process and its peers from threads, between `start` and `stop`."""
 
     def __init__(self) -> None:
         self.num_processes, self.process_id = 1, 0
@@ -150,9 +218,7 @@ class Watchdog:
                 key = f"{_RECORDS}/{self.process_id}/record"
                 self._client.key_value_set(key, content, allow_overwrite=True)
                 found = self._client.key_value_dir_get(f"{folder}/")
-                records = {
-                    int(key.split("/")[-2]): Record(**json.loads(text)) for key, text in found
-                }
+                records = {int(key.split("/")[-2]): Record(**json.loads(x)) for key, x in found}
                 if self.process_id > 0 and records:
                     records[0].limit_seconds = 0.0  # who hangs is judged by all records, or not
                 self._records = records

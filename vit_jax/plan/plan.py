@@ -13,20 +13,21 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.hardware.chips import GIB
+from vit_jax.hardware.chips import CHIPS, GIB
 from vit_jax.models.create import MODELS
-from vit_jax.parameters.devices import mesh_sizes
+from vit_jax.models.variants import VARIANTS
 from vit_jax.plan.cost import (
     FAST_SHARE,
+    V3_SHARE,
     CompiledStep,
     StepTime,
     TooLargeError,
     compile_step,
     step_time,
-    whole_recipe,
 )
 from vit_jax.plan.subject import Row, parameter_rows, planned_run, step_arguments
 from vit_jax.plan.topology import Topology
+from vit_jax.run import Run
 
 Changes = dict[str, object]
 
@@ -47,7 +48,7 @@ class Plan:
     model_flops_per_image: float  # products of forward and backward pass
     time: StepTime | None
     recipe: dict[str, float | None]
-    remedy: tuple[Changes, str] | None = None  # what to change so that it fits, and its price
+    remedy: Changes | None = None  # what to change so that it fits
 
     @property
     def sure_share(self) -> float:
@@ -84,8 +85,6 @@ def make_plan(
     """Builds and compiles the update of `config` for `topology`, and adds up what it costs.
 
     Args:
-      config: as for training.
-      topology: see `parse_topology`.
       full_compile: optimize as for training: minutes instead of seconds.
       hbm_gib: memory of a device, if not that of the chip.
       try_remedies: where it does not fit, compile with changes until it does.
@@ -100,7 +99,7 @@ def make_plan(
     step, time, refusal = None, None, ""
     try:
         step = compile_step(run.mesh, run.jit_train_step(), arguments, full=full_compile)
-        time = step_time(step, topology, flops * run.batch_size)
+        time = step_time(step, topology)
     except TooLargeError as error:
         refusal = str(error)
     data, pixels = run.dataset, "x".join(map(str, run.dataset.image_shape))
@@ -131,7 +130,7 @@ def make_plan(
             jax.clear_caches()
 
     if plan.filled > 1 and try_remedies:
-        plan.remedy = next((each for each in remedies(config, topology) if fits(each[0])), None)
+        plan.remedy = next(filter(fits, remedies(config, topology)), None)
     return plan
 
 
@@ -150,49 +149,32 @@ def gpu_share() -> float:
     return float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
 
 
-def remedies(config: ConfigDict, topology: Topology) -> Iterator[tuple[Changes, str]]:
-    """Changes of config keys and their price, each with those before it; the cheapest first.
+def remedies(config: ConfigDict, topology: Topology) -> Iterator[Changes]:
+    """Changes of config keys, each with those before it; the cheapest first.
 
-    Those that are in force already are left out.
-
-    Raises:
-      UserError: the config's mesh does not fit the topology.
+    Those that are in force are left out. Full remat is up to a third more arithmetic; a
+    scan draws other initial values and dropout masks from the same seed; with `fsdp` parameters are
+    gathered layer by layer, with accumulation in every part of a batch.
     """
+    tensor, batch_size = config.mesh.tensor, config.dataset.batch_size
+    has_blocks = hasattr(MODELS[config.model.name], "scan")  # all alike; those of a ResNet are not
+    remat: Changes = {"model.scan": True, "model.remat": "full"}
+    # Beside an open mesh.tensor mesh.fsdp=0 has no meaning.
+    split: Changes = {} if tensor == -1 else {"mesh.data": -1, "mesh.fsdp": 0}
+    rows = batch_size // (topology.num_devices // max(tensor, 1))  # of a device
+    parts: list[Changes] = [
+        {"train_step.accumulation_steps": steps}
+        for steps in (2, 4, 8, 16, 32, 64)
+        if rows % steps == 0 and steps > config.train_step.accumulation_steps
+    ]
+    # Accumulation costs a ResNet less than remat.
+    order = [remat, split, *parts] if has_blocks else [split, *parts, {"model.remat": "full"}]
     changes: Changes = {}
-    prices: dict[str, None] = {}  # each once, in order
-
-    def with_(more: Changes, *costs: str) -> tuple[Changes, str]:
-        changes.update(more)
-        prices.update(dict.fromkeys(costs))
-        return dict(changes), "; ".join(prices)
-
-    model, mesh = config.model, config.mesh
-    has_blocks = hasattr(MODELS[model.name], "scan")  # all alike; those of a ResNet are not
-    if has_blocks and (model.remat != "full" or not model.scan):
-        costs = ["about a quarter more arithmetic"] if model.remat != "full" else []
-        if not model.scan:
-            costs.append("other initial values and dropout masks from the same seed")
-        yield with_({"model.scan": True, "model.remat": "full"}, *costs)
-    group = topology.num_devices // topology.slices
-    _, fsdp, tensor = mesh_sizes(
-        **mesh, num_devices=topology.num_devices, group_size=group, kind="slice"
-    )
-    if group % tensor == 0 and fsdp != group // tensor:
-        # mesh.fsdp=0 asks for a number where mesh.tensor is -1.
-        split = {"mesh.tensor": tensor} if mesh.tensor != tensor else {}
-        price = "parameters are gathered layer by layer"
-        yield with_({"mesh.data": -1, "mesh.fsdp": 0, **split}, price)
-    steps, rows = 2, config.dataset.batch_size // (topology.num_devices // tensor)
-    while steps <= 64 and rows % steps == 0:
-        if steps > config.train_step.accumulation_steps:
-            price = "parameters are gathered in every part of a batch"
-            yield with_({"train_step.accumulation_steps": steps}, price)
-        steps *= 2
-    # Here after the accumulation, which costs a ResNet less.
-    if not has_blocks and model.remat != "full":
-        yield with_({"model.remat": "full"}, "up to a third more arithmetic")
-    if config.optimizer.momentum_dtype != "bfloat16":
-        yield with_({"optimizer.momentum_dtype": "bfloat16"}, "the first moment is rounded")
+    for more in (*order, {"optimizer.momentum_dtype": "bfloat16"}):
+        keys = [key.split(".") for key in more]
+        if [config[section][key] for section, key in keys] != list(more.values()):
+            changes |= more
+            yield dict(changes)
 
 
 def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
@@ -205,3 +187,44 @@ def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
 def flags(changes: Changes) -> str:
     """As they are given to the scripts."""
     return " ".join(f"--config.{key}={value}" for key, value in changes.items())
+
+
+# 2010.11929, table 2: (variant, dataset, epochs) -> TPUv3-core-days. The epochs of L/16 on
+# ImageNet-21k are those of the published checkpoint: table 3 has 30 and 90.
+CORE_DAYS: dict[tuple[str, str, int], float] = {
+    ("H/14", "jft", 14): 2500,
+    ("L/16", "jft", 14): 680,
+    ("L/16", "imagenet21k", 90): 230,
+}
+
+
+def whole_recipe(
+    run: Run, flops_per_image: float, time: StepTime | None, topology: Topology
+) -> dict[str, float | None]:
+    """What the whole training costs, without evaluations, checkpoints and interruptions.
+
+    Without `days` where nothing is known of the devices. `v3_core_days` are those of the products,
+    without what remat repeats, on a TPUv3 core at its published share of the peak.
+    """
+    images = run.total_steps * run.batch_size
+    flops = images * flops_per_image
+    days = None if time is None else time.predicted * run.total_steps / 86_400
+    epochs = round(images / run.dataset.num_examples)
+    return {
+        "steps": run.total_steps,
+        "images": images,
+        "exaflops": flops / 1e18,
+        "days": days,
+        "chip_days": days and days * topology.num_chips,
+        "v3_core_days": flops / CHIPS["v3"].device_peak_flops / V3_SHARE / 86_400,
+        "paper_core_days": paper_core_days(run.description.model, run.dataset.name, epochs),
+    }
+
+
+def paper_core_days(model: dict[str, Any], dataset: str, epochs: int) -> float | None:
+    """Table 2 for a model's config; None where it has no such row."""
+    for (variant, name, length), days in CORE_DAYS.items():
+        sizes = {"resnet_layers": None, **VARIANTS[variant]}
+        if (name, length) == (dataset, epochs) and sizes.items() <= model.items():
+            return days
+    return None

@@ -36,13 +36,14 @@ class Instruction:
 
     opcode: str
     shape: str  # of its result
-    operands: list[Instruction]
     text: str  # behind the opcode's parenthesis: operands and attributes, or a constant's value
     root: bool
     computation: str  # name of that in which it stands
+    operands: list[Instruction]
     called: list[Computation]  # that it runs; of a loop the body
     trips: int  # how often a loop runs it; 1 for all others
-    users: list[tuple[Instruction, int]]  # of its result, and as which operand
+    # Of its result, and as which operand.
+    users: list[tuple[Instruction, int]] = dataclasses.field(default_factory=list)
 
     @functools.cached_property
     def arrays(self) -> list[Array]:
@@ -72,30 +73,30 @@ Computation = list[Instruction]
 def parse_program(text: str) -> Computation:
     """The entry of `compiled.as_text()`, which is written last; all that it runs hangs from it."""
     computations: dict[str, Computation] = {}
+    known: dict[str, Instruction] = {}  # of the current computation
     for line in text.splitlines():
         if header := _HEADER.match(line):
-            name = header[1]
-            known: dict[str, Instruction] = {}
-            current = computations[name] = []
+            name, known = header[1], {}
+            computations[name] = []
         elif match := _LINE.match(line):
-            names = re.findall(r"%([^\s,()]+)", match["text"].partition("), ")[0])
-            called = _CALLED.findall(match["text"]) if match["opcode"] in _CALLING else []
-            called = re.findall(r"[^\s,{}%]+", " ".join(called))
-            known[match["name"]] = instruction = Instruction(
-                match["opcode"],
-                shape=match["shape"],
-                operands=[known[each] for each in names],
-                text=match["text"],
+            _, label, shape, opcode, rest = match.groups()
+            names = re.findall(r"%([^\s,()]+)", rest.partition("), ")[0])
+            called = " ".join(_CALLED.findall(rest)) if opcode in _CALLING else ""
+            instruction = Instruction(
+                opcode=opcode,
+                shape=shape,
+                text=rest,
                 root=bool(match["root"]),
                 computation=name,
-                called=[computations[each] for each in called if each in computations],
-                trips=_trips(match["text"], computations) if match["opcode"] == "while" else 1,
-                users=[],
+                operands=[known[each] for each in names],
+                called=[computations[each] for each in re.findall(r"[^\s,{}%]+", called)],
+                trips=_trips(rest, computations) if opcode == "while" else 1,
             )
             for position, operand in enumerate(instruction.operands):
                 operand.users.append((instruction, position))
-            current.append(instruction)
-    return current
+            known[label] = instruction
+            computations[name].append(instruction)
+    return computations[name]
 
 
 def _trips(loop: str, computations: dict[str, Computation]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from vit_jax.hardware.chips import GIB
@@ -11,13 +10,19 @@ from vit_jax.plan.cost import CompiledStep, StepTime, utilization
 from vit_jax.plan.plan import Plan, flags, gpu_share
 from vit_jax.plan.subject import Row
 from vit_jax.plan.topology import Topology
-from vit_jax.plan.traffic import COLLECTIVES
 
 
 def report_text(plan: Plan) -> str:
     """Everything, section by section; the verdict comes last, where it is read first."""
+    per_device = plan.batch_size / (plan.mesh["data"] * plan.mesh["fsdp"])
+    subject = [
+        f"devices  {plan.topology}",
+        "mesh     " + ", ".join(f"{axis} {size}" for axis, size in plan.mesh.items()),
+        f"batch    {plan.batch_size} images, {per_device:g} per device",
+        f"data     {plan.data}",
+    ]
     sections = {
-        "Plan": _subject(plan),
+        "Plan": subject,
         "Parameters": _parameters(plan.rows),
         "FLOPs": _flops(plan),
         "Memory per device": _memory(plan),
@@ -30,23 +35,12 @@ def report_text(plan: Plan) -> str:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """What `plan.json` holds: the fields of `Plan`, and the verdict.
+    """What `plan.json` holds: the fields of `Plan`, and its `fits` and `too_close`.
 
-    `fits` and `too_close` are those of `Plan`: a plan that is too close for the fast compile does
-    not count as fitting.
+    A plan that is too close for the fast compile does not count as fitting.
     """
     verdict = {"fits": plan.fits, "too_close": plan.too_close}
     return {**dataclasses.asdict(plan), "topology": plan.topology.name, **verdict}
-
-
-def _subject(plan: Plan) -> list[str]:
-    per_device = plan.batch_size / (plan.mesh["data"] * plan.mesh["fsdp"])
-    return [
-        f"devices  {plan.topology}",
-        "mesh     " + ", ".join(f"{axis} {size}" for axis, size in plan.mesh.items()),
-        f"batch    {plan.batch_size} images, {per_device:g} per device",
-        f"data     {plan.data}",
-    ]
 
 
 def _parameters(rows: list[Row]) -> list[str]:
@@ -63,14 +57,17 @@ def _parameters(rows: list[Row]) -> list[str]:
 
 def _flops(plan: Plan) -> list[str]:
     model = plan.model_flops_per_image * plan.batch_size
-    executed = plan.step.executed_flops if plan.step else math.nan
     lines = [
         f"model     {model / 1e12:,.4g} TFLOP per step, {plan.model_flops_per_image / 1e9:,.4g} G "
         "per image: products, forward and twice that backward",
-        f"executed  {executed / 1e12:,.4g} TFLOP, {executed / model:.2f} x the model's: with what "
-        "remat repeats, but not what XLA computes again by itself where memory is short",
     ]
-    return lines if plan.step else lines[:1]
+    if plan.step:
+        executed = plan.step.executed_flops
+        lines.append(
+            f"executed  {executed / 1e12:,.4g} TFLOP, {executed / model:.2f} x the model's: with "
+            "what remat repeats, but not what XLA computes again by itself where memory is short"
+        )
+    return lines
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -85,11 +82,10 @@ def _memory(plan: Plan) -> list[str]:
 
 def _collectives(step: CompiledStep) -> list[str]:
     lines = [f"{'':20}{'count':>7}{'arrays GiB':>13}{'sent GiB':>11}{'over the network':>19}"]
-    for kind in COLLECTIVES:
-        if traffic := step.traffic.get(kind):
-            sizes = (traffic.num_bytes, traffic.sent_bytes, traffic.network_bytes)
-            arrays, sent, network = (size / GIB for size in sizes)
-            lines.append(f"{kind:20}{traffic.count:>7}{arrays:>13.3f}{sent:>11.3f}{network:>19.3f}")
+    for kind, traffic in sorted(step.traffic.items()):
+        sizes = (traffic.num_bytes, traffic.sent_bytes, traffic.network_bytes)
+        arrays, sent, network = (size / GIB for size in sizes)
+        lines.append(f"{kind:20}{traffic.count:>7}{arrays:>13.3f}{sent:>11.3f}{network:>19.3f}")
     return lines if step.traffic else ["none"]
 
 
@@ -98,14 +94,15 @@ def _time(step: CompiledStep, time: StepTime | None, topology: Topology) -> list
     if time is None or topology.chip is None:
         return [moved, "virtual devices: nothing is known of their speed"]
     share, origin = utilization(topology.chip.name)
-    return [
-        f"compute    {_ms(time.compute)}  executed FLOPs at {share:.0%} of peak: {origin}",
-        f"memory     {_ms(time.memory)}  {moved}, at full bandwidth",
-        f"links      {_ms(time.links)}  collectives, at full bandwidth",
-        f"predicted  {_ms(time.predicted)}  the longest of these, as if they overlapped: a "
-        "model, never measured on this chip",
-        f"bound      {_ms(time.bound)}  the model's FLOPs at the whole peak: no program is faster",
-    ]
+    basis = {
+        "compute": f"executed FLOPs at {share:.0%} of peak: {origin}",
+        "memory": f"{moved}, at full bandwidth",
+        "links": "collectives, at full bandwidth",
+        "predicted": "the longest of these, as if they overlapped: a model, never measured on "
+        "this chip",
+    }
+    seconds = dataclasses.asdict(time)
+    return [f"{name:9}{1e3 * seconds[name]:12,.2f} ms  {text}" for name, text in basis.items()]
 
 
 def _recipe(recipe: dict[str, Any]) -> list[str]:
@@ -124,25 +121,22 @@ def _verdict(plan: Plan) -> list[str]:
     total = plan.step.memory["total"] / GIB if plan.step else 0.0
     if plan.available_bytes is None:
         return [f"It compiles and needs {total:.3f} GiB per device; this machine may have less."]
-    available = plan.available_bytes / GIB
-    needs = f"{total:.3f} of the {available:.3f} GiB of a device ({plan.filled:.0%})"
+    needs = f"{total:.3f} of the {plan.available_bytes / GIB:.3f} GiB of a device"
+    needs = f"{needs} ({plan.filled:.0%})"
     if plan.fits:
         return [f"It fits: {needs}."]
-    refused = "It does not fit, says the compiler."
-    lines = [f"It does not fit: it needs {needs}." if plan.step else refused]
     if plan.too_close:
         verb = "It seems not to fit" if plan.filled > 1 else "It may fit"
         lines = [f"{verb}: {needs}, too close for the fast compile; --full_compile tells."]
+    elif plan.step is None:
+        lines = ["It does not fit, says the compiler."]
+    else:
+        lines = [f"It does not fit: it needs {needs}."]
     if plan.remedy is not None:
-        changes, price = plan.remedy
-        lines.append(f"This fits: {flags(changes)}  ({price})")
+        lines.append(f"This fits: {flags(plan.remedy)}")
     elif plan.filled > 1:
         lines.append(
             "Remat, scan, fsdp, accumulation and a bfloat16 moment are not enough or were not "
             "tried; take more chips or a smaller dataset.batch_size."
         )
     return lines
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:10,.2f} ms"

@@ -35,16 +35,15 @@ def planned_run(
     """The run of a config on a mesh over the whole topology, and where its data are from.
 
     Data that are not here, or of which a size is given, are planned by their sizes: those given,
-    else those that the recipes know.
-
-    Raises:
-      UserError: what training would raise; the data are not here and their sizes unknown.
+    else those that the recipes know; a UserError where they are unknown.
     """
     from configs.pretrain import DATASETS
 
-    origins: list[str] = []
+    origin = "here"
+    several = OBJECTIVES[config.objective.name].several_labels
 
     def open_dataset(*, name: str, split: str, preprocess: str, **options: Any) -> Dataset:
+        nonlocal origin
         missing = "not looked for, as a size is given."
         if not (num_examples or num_classes):
             try:
@@ -62,15 +61,15 @@ def planned_run(
                 f"dataset.name={name!r}: {missing} To plan without the data give --num_examples "
                 "and --num_classes."
             )
-        origins.append(f"sizes from the flags or configs/pretrain.py ({missing})")
+        origin = f"sizes from the flags or configs/pretrain.py ({missing})"
         # A teacher's classes are found by their names.
         named = wordnet_ids(key) if LABELS.get(key) == classes else map(str, range(classes))
-        several = OBJECTIVES[config.objective.name].several_labels
         noise = Noise(count, np.zeros(classes, np.uint8) if several else 0)
         return Dataset(name, split, noise, parse(preprocess), tuple(named))
 
     mesh = create_mesh(**config.mesh, devices=topology_devices(topology))
-    return create_run(config, mesh, open_dataset), origins[0] if origins else "here"
+    run = create_run(config, mesh, open_dataset)
+    return run, origin
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,12 +41,11 @@ SHAPES: dict[str, dict[int, str]] = {
     name: {cores * math.prod(map(int, shape.split("x"))): shape for shape in products.split()}
     for name, (cores, products, _) in _SLICES.items()
 }
-ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6litepod": "v6e"}
+_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6litepod": "v6e"}
 _TEXT = re.compile(
     r"(?:(?P<slices>[1-9]\d*) ?x ?)?(?P<name>[a-z]\w*(?:-(?:\d+gb|pcie))?)"
     r"(?:-(?P<size>\d+)|:(?P<shape>[1-9]\d*(?:x[1-9]\d*)*))"
 )
-EXAMPLES = "v5e:16x16, v4:4x4x4, v5e-256, v3-8, 2xv5e:16x16, H100:8, H100:2x8, cpu:8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +87,9 @@ def parse_topology(text: str) -> Topology:
     """
     match = _TEXT.fullmatch(text.strip().lower())
     if match is None:
-        raise UserError(f"--topology={text!r} cannot be read; write it as {EXAMPLES}.")
-    name = ALIASES.get(match["name"], match["name"])
+        examples = "v5e:16x16, v4:4x4x4, v5e-256, v3-8, 2xv5e:16x16, H100:8, H100:2x8, cpu:8"
+        raise UserError(f"--topology={text!r} cannot be read; write it as {examples}.")
+    name = _ALIASES.get(match["name"], match["name"])
     chips = {each.lower(): chip for each, chip in CHIPS.items()}
     check_known(f"--topology={text!r}: the chip", name, [*chips, "cpu"])
     products = SHAPES.get(name, {})
@@ -119,7 +119,6 @@ _NO_TPU = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
 }
-GPU_COMPILERS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 # What the compiler asks of a GPU beside `Chip`, from NVIDIA's data sheets: a GpuDeviceInfoProto.
 _LIMITS = """
   threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
@@ -137,7 +136,7 @@ _HOPPER = f"""{_LIMITS}
   shared_memory_per_core: {228 * 2**10} shared_memory_per_block_optin: {227 * 2**10}
   cuda_compute_capability {{ major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }}
 """
-GPUS = {  # by `Chip.name`
+_GPUS = {  # by `Chip.name`
     "A100-40GB": _A100,
     "A100-80GB": _A100,
     "H100": f"{_HOPPER} core_count: 132 clock_rate_ghz: 1.98",
@@ -176,24 +175,23 @@ def topology_devices(topology: Topology) -> list[Any]:
 
 
 def _gpus(topology: Topology, chip: Chip) -> list[Any]:
-    check_known("the GPU of --topology", chip.name, GPUS)
-    if not any(map(importlib.util.find_spec, GPU_COMPILERS)):
+    check_known("the GPU of --topology", chip.name, _GPUS)
+    if not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
         raise UserError(
             f"--topology={topology.name} needs the GPU compiler, which runs without a GPU: "
             "pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt (or both of cuda13) in the "
             f"version of jax ({jax.__version__}); or plan for cpu:{topology.num_devices}."
         )
     [device_kind] = [kind for kind, name in DEVICE_KINDS.items() if name == chip.name]
+    bandwidth, memory = round(chip.hbm_gb_s * 1e9), chip.device_hbm_bytes
     target_config = f"""
       platform_name: "CUDA" device_description_str: "{device_kind}"
       dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
       gpu_device_info {{
-        {GPUS[chip.name]}
-        memory_bandwidth: {round(chip.hbm_gb_s * 1e9)} device_memory_size: {chip.device_hbm_bytes}
+        {_GPUS[chip.name]} memory_bandwidth: {bandwidth} device_memory_size: {memory}
       }}
     """
+    shape = f"{topology.slices}x1x{topology.shape[0]}"
     return topologies.get_topology_desc(
-        platform="cuda",
-        target_config=target_config,
-        topology=f"{topology.slices}x1x{topology.shape[0]}",
+        platform="cuda", topology=shape, target_config=target_config
     ).devices

@@ -15,9 +15,8 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_object, to_path
-from vit_jax.workdir.description import RESULTS_FILE
+from vit_jax.workdir.description import PROVENANCE_FILE, RESULTS_FILE
 from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
-from vit_jax.workdir.provenance import PROVENANCE_FILE
 
 # Settings in which runs differ without being better or worse for it.
 HOUSEKEEPING = (

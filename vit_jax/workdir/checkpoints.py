@@ -37,18 +37,13 @@ from vit_jax.workdir.orbax_parts import (
 )
 
 _LOG = logging.getLogger(__name__)
-_DAMAGED = "checkpoints_damaged"
 
 
 class CheckpointManager:
     """Saves, keeps and restores the train state under `workdir/checkpoints/<step>`.
 
-    Every process makes one and calls every method at the same point.
-
-    Args:
-      workdir: existing folder, the same for every process.
-      every_steps, keep, best_metric, best_mode, keep_best: keys of `config.checkpoint`;
-        `best_metric` is a name in the metrics given to `save`.
+    Every process makes one, with the keys of `config.checkpoint`, and calls every method at the
+    same point. `best_metric` is a name in the metrics given to `save`.
 
     Raises:
       UserError: an argument is out of range.
@@ -68,8 +63,7 @@ class CheckpointManager:
             if value < 1:
                 raise UserError(f"checkpoint.{key}={value} must be at least 1.")
         check_known("checkpoint.best_mode", best_mode, ("max", "min"))
-        self._workdir = full_path(workdir)
-        self._folder = self._workdir / CHECKPOINTS
+        self._folder = full_path(workdir) / CHECKPOINTS
         self._every_steps = every_steps
         self._keep, self._keep_best = keep, keep_best
         self._best_metric = best_metric
@@ -89,8 +83,7 @@ class CheckpointManager:
     def should_save(self, step: int, total_steps: int, evaluates: bool = False) -> bool:
         """Whether a checkpoint is due after `step` finished updates, which are evaluated or not.
 
-        Raises:
-          UserError: the save under way has failed on this process; the others wait for it.
+        Raises the UserError of a save under way that has failed on this process.
         """
         if self._saving is not None and self._saving.done():
             self.wait()
@@ -100,17 +93,13 @@ class CheckpointManager:
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Starts to write a checkpoint and returns; the state may be donated right away.
 
-        Args:
-          step: finished updates.
-          state: pytree of (sharded) jax.Arrays.
-          metrics: of this step, if any.
+        `step`: finished updates; `state`: pytree of (sharded) jax.Arrays; `metrics`: of this step.
 
         Raises:
           UserError: this or the previous checkpoint could not be written.
         """
         self.wait()  # the handler still needs the metrics of the save under way
-        metrics = {name: float(value) for name, value in (metrics or {}).items()}
-        self._handler.note = {"step": step, "metrics": metrics}
+        self._handler.note = {"step": step, "metrics": metrics or {}}
         with self._errors_of_saving(step):
             args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
             self._orbax.save(self._folder / str(step), args=args)
@@ -139,7 +128,6 @@ class CheckpointManager:
 
         A run that had to stop before its evaluation makes up for it when it resumes.
         """
-        metrics = {name: float(value) for name, value in metrics.items()}
 
         def write() -> None:
             item = self._folder / str(step) / ITEM
@@ -162,11 +150,8 @@ class CheckpointManager:
 
     def close(self) -> None:
         """Waits, as `wait`, and frees the threads. The manager cannot be used afterwards."""
-        try:
+        with contextlib.closing(self._orbax), self._thread:
             self.wait()
-        finally:
-            self._thread.shutdown()
-            self._orbax.close()
 
     @contextlib.contextmanager
     def _errors_of_saving(self, step: int) -> Iterator[None]:
@@ -189,16 +174,13 @@ class CheckpointManager:
         return max(steps_in(self._folder), default=None)
 
     def restore(self, abstract_state: Any) -> tuple[int, Any] | None:
-        """Restores the newest step that agrees with its checksums.
+        """(step, state) of the newest step that agrees with its checksums; None without any step.
 
         Newer steps that do not are reported and moved to `workdir/checkpoints_damaged/`.
 
         Args:
           abstract_state: the state with jax.ShapeDtypeStruct leaves that carry the shardings to
             restore to; mesh and process count may differ from those of the save.
-
-        Returns:
-          (step, state), or None where there is no checkpoint at all.
 
         Raises:
           UserError: none is intact, or the newest intact one is of another state.
@@ -221,7 +203,7 @@ class CheckpointManager:
         """The newest intact step; damaged ones are moved aside. Runs on process 0."""
         intact, damaged = newest_intact(self._folder, steps_in(self._folder))
         for step in damaged:
-            folder = self._workdir / _DAMAGED
+            folder = self._folder.with_name(f"{CHECKPOINTS}_damaged")
             make_folder(folder)
             target = free_name(folder / str(step))
             # Not a rename: `checkpoints` may be a link to another disk.
@@ -231,13 +213,9 @@ class CheckpointManager:
 
 
 def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads the parameters of one of our checkpoints, for use as pre-trained weights.
+    """The parameters of one of our checkpoints, averaged where the run kept an average: numpy.
 
-    Args:
-      path: a workdir, its `checkpoints` folder (the newest intact step is taken) or one step.
-
-    Returns:
-      Nested dict of numpy arrays: the averaged parameters where the run kept an average.
+    `path` is a workdir, its `checkpoints` folder (the newest intact step is taken) or one step.
 
     Raises:
       UserError: there is no checkpoint there, or none is intact.

@@ -1,12 +1,17 @@
 """One workdir, one run: nothing in a workdir is overwritten by a different run.
 
-`config.json` and `dataset.json` say whose workdir it is, `.lock` says who works in it now.
+`config.json` and `dataset.json` say whose workdir it is; of the processes of this and other
+machines the one that works in it holds its `.lock`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import functools
 import json
+import logging
 import os
 import secrets
 import socket
@@ -24,6 +29,7 @@ from vit_jax.errors import (
     as_user_error,
     check_known,
     is_network_error,
+    list_names,
     one_line,
 )
 from vit_jax.files.paths import (
@@ -37,16 +43,18 @@ from vit_jax.files.paths import (
     write_json,
 )
 from vit_jax.multihost.agreement import run_on_first_process
+from vit_jax.workdir import buckets
 from vit_jax.workdir.description import CHECKPOINTS, PARAMS_FILE, RESULTS_FILE
-from vit_jax.workdir.lock import lock_folder
 
+_LOG = logging.getLogger(__name__)
 _CONFIG = "config.json"
 _DATASET = "dataset.json"
 # What a run leaves behind that another run must not mix with its own.
 _RESULTS = (CHECKPOINTS, PARAMS_FILE, "metrics.jsonl")
 _HELD: dict[Path, Callable[[], None]] = {}  # locked by this process -> what gives it back
 _ABSENT = object()
-# The processes of a run may differ in these: where the data lie, how a host works.
+# Keys of the config; one that ends in a dot stands for the section. The processes of a run may
+# differ in these: where the data lie, how a host works.
 LOCAL_KEYS = ("dataset.data_dir", "loader.", "log.")
 # A resumed run may change these too: they say how it runs, not what it computes.
 RUNTIME_KEYS = (*LOCAL_KEYS, "mesh.", "checkpoint.", "processes.", "model.remat", "sweep.")
@@ -58,22 +66,17 @@ def claim_workdir(
     dataset_fingerprint: dict[str, Any],
     *,
     resume: str,
-    runtime_keys: tuple[str, ...],
-    local_keys: tuple[str, ...] = (),
 ) -> None:
     """Makes the workdir ours until the process ends or calls `release_workdir`.
 
-    Called by every process; the work is done on process 0. Creates the folder, locks it, and
-    compares `config.json` and `dataset.json` in it with this run's; writes them into a new one.
+    Called by every process. Creates the folder, locks it, and compares `config.json` and
+    `dataset.json` in it with this run's; writes them into a new one.
 
     Args:
       config: plain nested dict of int, float, str, bool, None, list and tuple.
       dataset_fingerprint: what the order and content of the data depend on.
       resume: `auto` refuses the workdir of another config; `force` keeps its `config.json` as
         `config.<n>.json`, its finished results likewise, and takes this one.
-      runtime_keys: dotted keys of the config that may change between restarts. One that ends in
-        a dot stands for the section (`mesh.`).
-      local_keys: likewise those that may differ between the processes of a run.
 
     Raises:
       UserError: the folder cannot be created or written, another process works in it, it belongs
@@ -86,8 +89,8 @@ def claim_workdir(
         release_workdir(folder)  # where this process has it: it may have been deleted since
         try:
             make_folder(folder)
-            _HELD[folder] = lock_folder(folder)
-            _take_over(folder, config, dataset_fingerprint, resume, runtime_keys)
+            _HELD[folder] = _lock_folder(folder)
+            _take_over(folder, config, dataset_fingerprint, resume)
         except BaseException as error:
             release_workdir(folder)
             refused = isinstance(error, OSError | ValueError) or is_network_error(error)
@@ -101,7 +104,7 @@ def claim_workdir(
     if jax.process_count() == 1:
         claim()
         return
-    check_same(config, dataset_fingerprint, local_keys)
+    check_same(config, dataset_fingerprint)
     run_on_first_process(claim)
     # Not touched before it is there: a network file system would remember that it is not.
     check_shared(folder)
@@ -113,12 +116,10 @@ def release_workdir(workdir: str | os.PathLike[str]) -> None:
         release()
 
 
-def check_same(
-    config: dict[str, Any], fingerprint: dict[str, Any], local_keys: tuple[str, ...]
-) -> None:
+def check_same(config: dict[str, Any], fingerprint: dict[str, Any]) -> None:
     """Raises UserError on a process that was given another config or other data than process 0."""
     mine = {**config, "data": fingerprint}
-    if found := _differences(run_on_first_process(lambda: mine), mine, local_keys):
+    if found := _differences(run_on_first_process(lambda: mine), mine, LOCAL_KEYS):
         raise UserError(
             f"Process {jax.process_index()} on {socket.gethostname()} has another config or other "
             f"data than process 0: {found}. Give every process the same command and the same data."
@@ -146,11 +147,7 @@ def check_shared(folder: Path) -> None:
 
 
 def _take_over(
-    folder: Path,
-    config: dict[str, Any],
-    fingerprint: dict[str, Any],
-    resume: str,
-    runtime_keys: tuple[str, ...],
+    folder: Path, config: dict[str, Any], fingerprint: dict[str, Any], resume: str
 ) -> None:
     """Compares what the workdir says it is with this run; writes the files where it may.
 
@@ -165,7 +162,8 @@ def _take_over(
             "to something else. Choose another --workdir, or --resume=force."
         )
     # config.json is written last: until then the workdir counts as new.
-    for name, value, may_differ in ((_DATASET, fingerprint, ()), (_CONFIG, config, runtime_keys)):
+    files = (_DATASET, fingerprint, ()), (_CONFIG, config, RUNTIME_KEYS)
+    for name, value, may_differ in files:
         path = folder / name
         if not (known and results and path.exists()):
             write_json(path, value)
@@ -213,7 +211,7 @@ def _differences(saved: Any, value: dict[str, Any], may_differ: tuple[str, ...])
         and key not in may_differ
         and not key.startswith(sections)
     ]
-    return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
+    return list_names(found, 10)
 
 
 def _flatten(tree: dict[str, Any]) -> dict[str, Any]:
@@ -223,3 +221,59 @@ def _flatten(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _shown(flat: dict[str, Any], key: str) -> str:
     return json.dumps(flat[key], default=lambda _: {}) if key in flat else "(absent)"
+
+
+def _lock_folder(folder: Path) -> Callable[[], None]:
+    """Takes the exclusive lock of a work directory; returns what gives it back.
+
+    On a disk it is a record lock, which the kernel drops when the process dies. It is not
+    inherited: a worker process that outlives a killed parent must not keep the workdir shut, as it
+    would with flock. A holder on another host is waited for, in case that host is lost.
+
+    Raises:
+      UserError: another process works in it.
+      OSError, ValueError: the file system or the bucket refuses.
+    """
+    if is_bucket(folder):
+        bucket_lock = buckets.BucketLock(folder, _machine())
+        bucket_lock.acquire()
+        return bucket_lock.release
+    lock = os.open(folder / buckets.LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _wait_for_lock(lock, folder)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"pid {os.getpid()} on {_machine()}\n".encode(), 0)
+    except BaseException:
+        os.close(lock)
+        raise
+    return functools.partial(os.close, lock)
+
+
+def _wait_for_lock(lock: int, folder: Path) -> None:
+    deadline = 0.0
+    while True:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                _LOG.warning("%s: this file system has no locks; start one run at a time.", folder)
+                return
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+        holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "unknown"
+        if holder.endswith((f" on {_machine()}", "unknown")) or 0 < deadline <= time.monotonic():
+            raise buckets.in_use(folder, holder)
+        if not deadline:
+            deadline = buckets.start_waiting(folder, holder)
+        time.sleep(buckets.POLL_SECONDS)
+
+
+def _machine() -> str:
+    """This host since its start (a pod's name goes to its successor) and the container's pids."""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        ids = "".join(filter(str.isdecimal, os.readlink("/proc/self/ns/pid")))
+        return f"{name} (boot {boot}, ids {ids})"
+    return name

@@ -1,21 +1,38 @@
-"""What a work directory holds: what one has to know of the parameters, and the results."""
+"""What a work directory says of its run: the model, where it came from, the results."""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import dataclasses
+import datetime
+import importlib.metadata
+import io
+import json
 import logging
 import os
+import platform
+import shlex
 import statistics
-import zipfile
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from vit_jax.errors import PassingError, UserError
-from vit_jax.files.paths import read_object, set_aside, to_path, write_arrays, write_json
+from vit_jax.errors import UserError, counted
+from vit_jax.files.paths import (
+    read_object,
+    to_path,
+    write_arrays,
+    write_atomically,
+    write_json,
+)
 from vit_jax.models.create import MODELS, model_keys
-from vit_jax.parameters.names import flatten_names, unstack_blocks
+from vit_jax.parameters.names import count_parameters, flatten_names, unstack_blocks
 from vit_jax.workdir.metrics import read_metrics
 
 # What a work directory holds.
@@ -24,50 +41,34 @@ MODEL_FILE = "model.json"  # a `Description`
 PARAMETERS_FILE = "parameters.txt"
 PARAMS_FILE = "params.npz"
 RESULTS_FILE = "results.json"
+PROVENANCE_FILE = "provenance.jsonl"
 
+_PACKAGES = ["jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy"]
+_PACKAGES += ["tensorflow-datasets", "opencv-python-headless"]
 HALF = (0.5, 0.5, 0.5)
 
 
 @dataclasses.dataclass(frozen=True)
 class InputSettings:
-    """`eval_preprocess` in the terms in which other libraries store it.
+    """`eval_preprocess` in the terms in which other libraries store it."""
 
-    Attributes:
-      method: `bilinear` or `bicubic`.
-      resize: pixels of the short side, or (height, width) to which the whole image is scaled.
-      crop: (height, width) cut from the middle afterwards, or None.
-      mean, std: per channel, for pixels in [0, 1]; 0.5 and 0.5 give [-1, 1].
-    """
-
-    method: str
-    resize: int | tuple[int, int]
-    crop: tuple[int, int] | None
-    mean: tuple[float, ...] = HALF
+    method: str  # "bilinear" or "bicubic"
+    resize: int | tuple[int, int]  # of the short side, or (height, width) of the whole image
+    crop: tuple[int, int] | None  # (height, width) cut from the middle afterwards
+    mean: tuple[float, ...] = HALF  # per channel, for pixels in [0, 1]; with `std` 0.5: [-1, 1]
     std: tuple[float, ...] = HALF
-
-
-MAX_LAYERS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """Goes with every set of parameters that we write, as JSON.
+    """Goes with every set of parameters that we write, as JSON."""
 
-    Attributes:
-      model: keyword arguments of `create_model`: `name`, sizes, `classifier`, `num_classes`, ...
-      image_shape: [H, W, C] of the images that the position embeddings are for.
-      grid: rows and columns of tokens; of a ResNet's last feature map, where there are none.
-      class_names: one per class in the order of the logits; () where they are not known.
-      eval_preprocess: ops from an image file to the model's input, see `data/preprocess.py`.
-      probabilities_by: how logits become probabilities, `softmax` or `sigmoid`.
-    """
-
-    model: dict[str, Any]
-    image_shape: tuple[int, int, int]
-    grid: tuple[int, int]
-    class_names: tuple[str, ...]
-    eval_preprocess: str
-    probabilities_by: str = "softmax"
+    model: dict[str, Any]  # of `create_model`: `name`, sizes, `classifier`, `num_classes`, ...
+    image_shape: tuple[int, int, int]  # [H, W, C] of the images that the positions are for
+    grid: tuple[int, int]  # rows and columns of tokens, or of a ResNet's last feature map
+    class_names: tuple[str, ...]  # in the order of the logits; () where they are not known
+    eval_preprocess: str  # ops from an image file to the model's input, see data/preprocess.py
+    probabilities_by: str = "softmax"  # or "sigmoid"
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -80,9 +81,7 @@ class Description:
           ValueError, KeyError, TypeError: `value` is not what `to_json` gives.
         """
         model = _own_keys(dict(value["model"]))
-        layers = (model.get("num_layers") or 0, *(model.get("resnet_layers") or ()))
-        if not all(0 <= each <= MAX_LAYERS for each in layers):
-            raise ValueError(f"{layers} layers; at most {MAX_LAYERS} are built")
+        tuple(model.get("resnet_layers") or ())  # a TypeError where it is no list
         by = value.get("probabilities_by", cls.probabilities_by)
         if by not in ("softmax", "sigmoid"):
             raise ValueError(f"probabilities_by={by!r} is neither softmax nor sigmoid")
@@ -130,13 +129,8 @@ def write_params(path: str | os.PathLike[str], params: Any) -> None:
 def write_results(workdir: str, params: Any, results: dict[str, float]) -> dict[str, float]:
     """Writes `params.npz`, then `results.json`, whose existence means that the run has ended.
 
-    Args:
-      workdir: folder of the run.
-      params: nested dict of host arrays.
-      results: of the run; `images_per_second`, the median of its log, is added.
-
-    Returns:
-      What `results.json` holds.
+    Adds `images_per_second`, the median of the log, to `results`, and returns them. `params` is a
+    nested dict of host arrays.
     """
     rows = read_metrics(workdir)
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
@@ -150,45 +144,96 @@ def write_results(workdir: str, params: Any, results: dict[str, float]) -> dict[
 
 
 def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
-    """What a run that has ended wrote; files that cannot be that are set aside."""
-    path, params = to_path(workdir) / RESULTS_FILE, to_path(workdir) / PARAMS_FILE
-    if not path.exists() or not params.exists():
+    """What a run of that length wrote when it ended; None if it has not."""
+    folder = to_path(workdir)
+    if not (folder / RESULTS_FILE).exists() or not (folder / PARAMS_FILE).exists():
         return None
-    with params.open("rb") as file:
-        whole = zipfile.is_zipfile(file)
-    if not whole:
-        set_aside(params, "is no file of parameters")
-        return None
-    try:
-        results = read_object(path)
-        if not all(type(value) in (int, float) for value in results.values()):
-            raise UserError(f"{path} holds other values than numbers.")
-    except PassingError:
-        raise
-    except UserError as error:
-        set_aside(path, f"is none of a run's ({error})")
-        return None
+    results = read_object(folder / RESULTS_FILE)
     return results if results.get("step") == total_steps else None
 
 
-def evaluations_of(workdir: str, step: int) -> dict[str, float]:
-    """The evaluations of `step` that an earlier session has written, as `NAME/METRIC`."""
-    rows = [row for row in read_metrics(workdir) if row["step"] == step and "loss" not in row]
-    return {key: value for row in rows for key, value in row.items() if "/" in key}
+def describe(
+    workdir: str,
+    *,
+    description: Description,
+    params: Any,
+    datasets: Sequence[Any],
+    total_steps: int,
+    batch_size: int,
+) -> None:
+    """Writes `model.json`, the table of parameters and drawn splits; logs what is to be trained.
 
-
-def earlier_times(workdir: str, start_step: int, kinds: tuple[str, ...]) -> dict[str, float]:
-    """Seconds by kind at the end of the earlier sessions; {} in the first one.
-
-    What they trained after `start_step`, where this session starts, is lost.
+    `params` is a pytree of arrays or their shapes; `datasets` the one that is trained on, then
+    those of the evaluators.
     """
-    rows = [row for row in read_metrics(workdir) if "elapsed_seconds" in row]
-    if not rows:
-        return {}
+    train = datasets[0]
+    if jax.process_index() == 0:
+        from clu import parameter_overview
 
-    def training(row: dict[str, float]) -> float:
-        return row["elapsed_seconds"] - sum(row.get(f"{kind}_seconds", 0.0) for kind in kinds)
+        folder = to_path(workdir)
+        description.write(folder / MODEL_FILE)
+        table = parameter_overview.get_parameter_overview(params, include_stats=False)
+        write_atomically(folder / PARAMETERS_FILE, table + "\n")
+        _write_splits(datasets, folder / "splits.csv")
+    logging.info(
+        f"{workdir}: {counted(count_parameters(params), 'parameter')}, "
+        f"{counted(description.model['num_classes'], 'output')}, "
+        f"{counted(train.num_examples, 'training image')} of "
+        f"{'x'.join(map(str, description.image_shape))}, "
+        f"{counted(total_steps, 'step')} of {batch_size}, "
+        f"{counted(jax.device_count(), 'device')}."
+    )
 
-    kept = [training(row) for row in rows if row["step"] <= start_step]
-    lost = training(rows[-1]) - (kept[-1] if kept else 0.0)
-    return {**rows[-1], "lost_seconds": rows[-1].get("lost_seconds", 0.0) + max(lost, 0.0)}
+
+def _write_splits(datasets: Sequence[Any], path: Path) -> None:
+    """Which file is in which split, where the folder does not say."""
+    drawn = [each for each in datasets if getattr(each.source, "drawn", False)]
+    if drawn:
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(["split", "file"])
+        for each in drawn:
+            writer.writerows([each.split, name] for name in each.source.relative_paths())
+        write_atomically(path, text.getvalue())
+        counts = ", ".join(f"{each.split} {each.num_examples}" for each in drawn)
+        logging.info("%s has no splits; drawn: %s (see %s).", datasets[0].name, counts, path)
+
+
+def write_provenance(workdir: str, *, start_step: int) -> None:
+    """Appends one line to `WORKDIR/provenance.jsonl` for this start of the run; process 0 only."""
+    if jax.process_index() == 0:
+        path = to_path(workdir) / PROVENANCE_FILE
+        known = path.read_text() if path.exists() else ""
+        line = json.dumps({"start_step": start_step, **collect_provenance()})
+        write_atomically(path, f"{known}{line}\n")
+
+
+def collect_provenance() -> dict[str, Any]:
+    """Commit, versions, devices, command line and time of this process."""
+    versions: dict[str, str] = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    changed = _git("status", "--porcelain")
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([sys.executable, *sys.argv]),
+        # An image has no history: the Dockerfile leaves a note.
+        "commit": _git("rev-parse", "HEAD") or os.environ.get("VIT_JAX_COMMIT"),
+        "uncommitted_changes": None if changed is None else bool(changed),
+        "python": platform.python_version(),
+        "packages": versions,
+        "devices": sorted({device.device_kind for device in jax.devices()}),
+        "num_devices": jax.device_count(),
+        "num_processes": jax.process_count(),
+        "host": platform.platform(),
+    }
+
+
+def _git(*args: str) -> str | None:
+    """Its answer; None without a checkout, or without git on this machine."""
+    command = ["git", "-C", os.path.dirname(__file__), *args]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        options: dict[str, Any] = {"stderr": subprocess.DEVNULL, "text": True, "timeout": 10}
+        return subprocess.check_output(command, **options).strip()
+    return None

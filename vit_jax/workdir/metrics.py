@@ -8,13 +8,12 @@ import logging
 import os
 import secrets
 import sys
-import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import (
+    REQUEUE_EXIT_CODE,
     PreemptedError,
     UserError,
     as_user_error,
@@ -23,22 +22,18 @@ from vit_jax.errors import (
     one_line,
 )
 from vit_jax.files.paths import (
-    free_name,
     full_path,
     is_bucket,
-    names_below,
     read_object,
-    size_of,
     to_path,
     write_atomically,
     write_json,
 )
 from vit_jax.multihost.agreement import run_on_first_process
-from vit_jax.multihost.verdict import REQUEUE_EXIT_CODE
+from vit_jax.workdir.buckets import BucketUpload
 
 METRICS_FILE = "metrics.jsonl"
 WANDB_FILE = "wandb_run.json"
-_UPLOAD_SECONDS = 30.0  # for each MB
 
 
 class MetricWriter:
@@ -61,7 +56,6 @@ class MetricWriter:
         """Must be called by every process.
 
         Args:
-          workdir: folder of the run.
           start_step: finished updates.
           tensorboard: whether to write event files, into `WORKDIR/tensorboard`.
           wandb_project: project on Weights & Biases; empty: none.
@@ -73,14 +67,15 @@ class MetricWriter:
         self._start_step = start_step
         self._path = to_path(workdir) / METRICS_FILE
         self._file: Any = None
-        self._upload: BucketUpload | None = None
+        self._upload: Any = None  # of a bucket
         self._summary: Any = None
         self._wandb: Any = None
 
         def start() -> None:
             if wandb_project:  # first, for this may fail
                 self._wandb = _start_wandb(workdir, wandb_project, config or {})
-            kept = "".join(json.dumps(row) + "\n" for row in self._rows_to_keep())
+            rows = (row for row in read_metrics(workdir) if row["step"] <= start_step)
+            kept = "".join(json.dumps(row) + "\n" for row in rows)
             write_atomically(self._path, kept)
             folder = self._path.parent
             if is_bucket(folder):
@@ -93,21 +88,8 @@ class MetricWriter:
 
         run_on_first_process(start)
 
-    def _rows_to_keep(self) -> list[dict[str, Any]]:
-        """Those up to the first step; a file with lines of no run of ours is kept beside."""
-        rows = _read(self._path)
-        if others := rows[:-1].count(None):  # the last may be torn
-            kept = free_name(self._path)
-            kept.write_bytes(self._path.read_bytes())
-            logging.warning(f"{self._path}: lines that are no metrics ({others}); see {kept.name}.")
-        return [row for row in rows if row and row["step"] <= self._start_step]
-
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Writes scalars by name.
-
-        Raises:
-          UserError: the disk is full, or gone.
-        """
+        """Writes scalars by name; UserError where the disk is full, or gone."""
         if self._file is not None:
             with self._errors_of_writing():
                 self._file.write(json.dumps({"step": step, **metrics}) + "\n")
@@ -129,32 +111,26 @@ class MetricWriter:
                 if self._upload is not None:
                     self._upload.copy(METRICS_FILE)
 
-    def close(self, error: BaseException | None = None) -> None:
-        """Flushes everything; W&B shows the run as finished, preempted or failed, by `error`."""
-        if self._summary is not None:
-            self._summary.close()
-        if self._file is not None:
-            try:
-                self.flush()
-            except UserError:
-                if error is None:
-                    raise
-            finally:
-                with contextlib.suppress(OSError):  # `flush` has said it
-                    self._file.close()
-        if self._upload is not None:
-            self._upload.close()
-        if isinstance(error, PreemptedError):
-            self._tell_wandb(lambda run: run.mark_preempting())  # in place of "failed"
-            self._tell_wandb(lambda run: run.finish(exit_code=REQUEUE_EXIT_CODE))
-        else:
-            self._tell_wandb(lambda run: run.finish(exit_code=int(error is not None)))
-
     def __enter__(self) -> MetricWriter:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self.close(error)
+        """Flushes everything; W&B shows the run as finished, preempted or failed."""
+        try:
+            self.flush()
+        except UserError:
+            if error is None:
+                raise
+        finally:
+            for part in (self._summary, self._file, self._upload):
+                with contextlib.suppress(OSError):  # `flush` has said it
+                    if part is not None:
+                        part.close()
+        preempted = isinstance(error, PreemptedError)
+        if preempted:  # in place of "failed"
+            self._tell_wandb(lambda run: run.mark_preempting())
+        exit_code = REQUEUE_EXIT_CODE if preempted else int(error is not None)
+        self._tell_wandb(lambda run: run.finish(exit_code=exit_code))
 
     @contextlib.contextmanager
     def _errors_of_writing(self) -> Iterator[None]:
@@ -177,50 +153,6 @@ class MetricWriter:
             logging.warning("W&B does not answer (%r); this session sends it no more.", error)
 
 
-class BucketUpload:
-    """Copies files of this machine to a bucket, whose objects cannot be appended to.
-
-    A thread does so every 30 s (less often once there are several MB) and at the end; what fails is
-    tried again.
-
-    Attributes:
-      folder: of the files.
-    """
-
-    def __init__(self, target: Path):
-        self._temporary = tempfile.TemporaryDirectory()
-        self.folder, self._target = Path(self._temporary.name), target
-        self._copied: dict[str, int] = {}  # bytes of each file that the bucket has
-        self._lock, self._closing = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._repeat, daemon=True, name="upload")
-        self._thread.start()
-
-    def copy(self, name: str) -> None:
-        """Returns once the bucket has all of a file; raises where that fails."""
-        with self._lock:
-            content = (self.folder / name).read_bytes()
-            if self._copied.get(name) != len(content):
-                (self._target / name).write_bytes(content)
-                self._copied[name] = len(content)
-
-    def close(self) -> None:
-        self._closing.set()
-        self._thread.join()
-        self._temporary.cleanup()
-
-    def _repeat(self) -> None:
-        last = False
-        while not last:
-            size = sum(size_of(self.folder / name) for name in names_below(self.folder))
-            last = self._closing.wait(_UPLOAD_SECONDS * max(1.0, size / 1e6))
-            for name in names_below(self.folder):
-                try:
-                    self.copy(name)
-                except Exception as error:  # of any client
-                    path = self._target / name
-                    logging.warning("%s could not be written: %s", path, one_line(error))
-
-
 def _summary_writer(folder: Path, start_step: int, config: dict[str, Any] | None) -> Any:
     """TensorBoard's events; each start of a run also adds its config, as a code block."""
     hidden = "torch" not in sys.modules
@@ -237,10 +169,9 @@ def _summary_writer(folder: Path, start_step: int, config: dict[str, Any] | None
     return summary
 
 
-def check_wandb(project: str) -> None:
-    """Raises a UserError if a project is given and the package wandb is not installed."""
-    if project:
-        import_extra(f"log.wandb={project!r}", "wandb", "wandb")
+def check_wandb(project: str) -> Any:
+    """The package wandb, if a project is given; a UserError where it is not installed."""
+    return import_extra(f"log.wandb={project!r}", "wandb", "wandb") if project else None
 
 
 def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
@@ -249,9 +180,7 @@ def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
     Its id is in `WORKDIR/wandb_run.json`; W&B's own files are in `WORKDIR/wandb`. Everything else
     (account, server, `WANDB_MODE=offline`) is as W&B's own environment variables say.
     """
-    check_wandb(project)
-    import wandb
-
+    wandb = check_wandb(project)
     path = to_path(workdir) / WANDB_FILE
     known = read_object(path) if path.exists() else {}
     if known.get("project") != project:
@@ -276,23 +205,41 @@ def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl` that are rows of metrics.
+    """The rows of `metrics.jsonl`, numbers by name.
 
     A killed run may leave part of a line behind, at the end or, where a file system lost what came
-    next, in the middle.
+    next, in the middle: what is no row is left out.
     """
-    return [row for row in _read(to_path(workdir) / METRICS_FILE) if row is not None]
-
-
-def _read(path: Path) -> list[dict[str, Any] | None]:
-    """Each line as `MetricWriter` writes it, numbers by name; None for any other line."""
-    rows: list[dict[str, Any] | None] = []
+    path = to_path(workdir) / METRICS_FILE
     text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+    rows = []
     for line in text.splitlines():
-        try:
+        with contextlib.suppress(ValueError):
             row = json.loads(line)
-        except ValueError:
-            row = None
-        numbers = isinstance(row, dict) and all(type(x) in (int, float) for x in row.values())
-        rows.append(row if numbers and type(row.get("step")) is int else None)
+            numbers = isinstance(row, dict) and all(type(x) in (int, float) for x in row.values())
+            if numbers and type(row.get("step")) is int:
+                rows.append(row)
     return rows
+
+
+def evaluations_of(workdir: str, step: int) -> dict[str, float]:
+    """The evaluations of `step` that an earlier session has written, as `NAME/METRIC`."""
+    rows = [row for row in read_metrics(workdir) if row["step"] == step and "loss" not in row]
+    return {key: value for row in rows for key, value in row.items() if "/" in key}
+
+
+def earlier_times(workdir: str, start_step: int, kinds: tuple[str, ...]) -> dict[str, float]:
+    """Seconds by kind at the end of the earlier sessions; {} in the first one.
+
+    What they trained after `start_step`, where this session starts, is lost.
+    """
+    rows = [row for row in read_metrics(workdir) if "elapsed_seconds" in row]
+    if not rows:
+        return {}
+
+    def training(row: dict[str, float]) -> float:
+        return row["elapsed_seconds"] - sum(row.get(f"{kind}_seconds", 0.0) for kind in kinds)
+
+    kept = [training(row) for row in rows if row["step"] <= start_step]
+    lost = training(rows[-1]) - (kept[-1] if kept else 0.0)
+    return {**rows[-1], "lost_seconds": rows[-1].get("lost_seconds", 0.0) + max(lost, 0.0)}

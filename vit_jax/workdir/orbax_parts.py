@@ -27,17 +27,13 @@ _DISK_ERROR = re.compile(
     "|UNAVAILABLE"
 )
 
-# All holders of a replicated array write a part of it; below this size cutting it up (a program to
-# compile for each shape and device) costs more than it saves.
+# All holders of a replicated array write a part of it; of a smaller one the programs that cut it
+# would cost more than they save.
 _MIN_PART_BYTES = 1 << 20
 
 
 class ChecksummedHandler(ocp.PyTreeCheckpointHandler):
-    """Writes the manifest as the last file of the item, before Orbax commits the step.
-
-    Orbax calls `finalize` on process 0 only, after every process has written its shards and their
-    index has been merged.
-    """
+    """Writes the manifest as the last file of the item, before Orbax commits the step."""
 
     def __init__(self) -> None:
         arrays = ocp.type_handlers.ArrayHandler(
@@ -48,6 +44,7 @@ class ChecksummedHandler(ocp.PyTreeCheckpointHandler):
         self.note: dict[str, Any] = {}  # goes with the step that is being saved
 
     def finalize(self, directory: epath.Path) -> None:
+        """Called on process 0, once every process has written its shards."""
         super().finalize(directory)
         write_manifest(to_path(directory), self.note)
 
@@ -81,12 +78,7 @@ def is_disk_error(error: Exception) -> bool:
 
 
 def differing_leaves(saved_tree: Any, abstract_state: Any) -> list[str]:
-    """Leaves that differ in name, shape or dtype, each with both: Orbax casts silently.
-
-    Args:
-      saved_tree: of a handler's metadata.
-      abstract_state: pytree of jax.ShapeDtypeStruct.
-    """
+    """Leaves of two trees that differ in name, shape or dtype: Orbax casts silently."""
     saved, wanted = (
         {
             jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}"
@@ -113,11 +105,8 @@ def unfinished_in(folder: Path) -> list[Path]:
 
 
 def _saves_in(folder: Path) -> dict[str, bool]:
-    """Names of what is in a folder, and whether it is complete; in a bucket those of steps only.
-
-    There by one listing, which raises where the bucket does not answer: gcsfs's `isdir` says no.
-    """
-    if is_bucket(folder):
+    """Names of what is in a folder, and whether it is complete; in a bucket those of steps only."""
+    if is_bucket(folder):  # one listing, which raises without an answer: gcsfs's `isdir` says no
         names = names_below(folder)
         steps = {name.partition("/")[0] for name in names}
         return {step: f"{step}/{COMMITTED}" in names for step in steps if _STEP.fullmatch(step)}
