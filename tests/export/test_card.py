@@ -21,7 +21,7 @@ from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.models.create import MODELS
 from vit_jax.models.variants import VARIANTS, get_variant
-from vit_jax.pretrained.zoo.list import entries
+from vit_jax.pretrained.zoo.entries import entries
 from vit_jax.workdir.description import Description
 
 CLASSES = ("ant", "bee | wasp", "cat")

@@ -10,7 +10,7 @@ from tests import saved_models, tiny
 from vit_jax.errors import UserError
 from vit_jax.plan.subject import planned_run
 from vit_jax.plan.topology import parse_topology
-from vit_jax.pretrained.zoo.class_names import class_names
+from vit_jax.pretrained.zoo.entries import class_names
 
 CPU = parse_topology("cpu:8")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.flat_params import Flat, distilled, shapes, small
 from vit_jax.pretrained.fit.adapt import adapt_params, report_text
-from vit_jax.pretrained.fit.sizes import POSEMB
+from vit_jax.pretrained.infer import POSEMB
 
 
 def as_they_are(params: Flat) -> dict[str, Any]:

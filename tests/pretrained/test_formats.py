@@ -74,7 +74,7 @@ def write(path: Path, name: str, params: Any, description: Description) -> Path:
 
 
 def read(path: Path, **kwargs: Any) -> Stored:
-    return formats.read_weights(path, **kwargs)
+    return formats.read_weights(path, read_arrays(path), **kwargs)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

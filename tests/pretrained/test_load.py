@@ -20,7 +20,7 @@ from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats.google import POSEMB
 from vit_jax.pretrained.load import load_pretrained, read_source
-from vit_jax.pretrained.zoo import list as zoo
+from vit_jax.pretrained.zoo import entries as zoo
 from vit_jax.pretrained.zoo import resolve as sources
 
 GOLDEN = {

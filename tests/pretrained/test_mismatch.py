@@ -9,7 +9,7 @@ import pytest
 from tests.flat_params import Flat, distilled, small, without
 from vit_jax.errors import UserError
 from vit_jax.pretrained.fit.adapt import adapt_params
-from vit_jax.pretrained.fit.sizes import POSEMB
+from vit_jax.pretrained.infer import POSEMB
 
 
 def error_of(loaded: Flat, like: Any, **kwargs: Any) -> str:

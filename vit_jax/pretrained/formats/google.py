@@ -28,9 +28,9 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.parameters.names import flatten_names, unflatten_names, unstack_blocks
-from vit_jax.pretrained.fit.sizes import BIT_STEM_KERNEL, PATCH_KERNEL, POSEMB, STEM_KERNEL
 from vit_jax.pretrained.formats.rows import Op, Row, norm, numbers, read_rows, write_rows
 from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.pretrained.infer import BIT_STEM_KERNEL, PATCH_KERNEL, POSEMB, STEM_KERNEL
 
 PREFIXES = ("opt/target/", "params/img/", "params/", "target/", "")
 _OTHER_POSEMBS = ("pos_embedding", "Transformer/pos_embedding")

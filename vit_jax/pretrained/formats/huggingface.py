@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.pretrained.fit.sizes import POSEMB
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm
 from vit_jax.pretrained.formats.stored import (
@@ -26,6 +25,7 @@ from vit_jax.pretrained.formats.stored import (
     positive,
     reading,
 )
+from vit_jax.pretrained.infer import POSEMB
 from vit_jax.workdir.description import HALF, Description, InputSettings
 
 GELUS = {

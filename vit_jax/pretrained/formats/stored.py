@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.models.tokens import token_grid
 from vit_jax.workdir.description import Description
+
+# Of a folder; beside the weights there may be the JSON files that the format has.
+WEIGHTS_FILE = "model.safetensors"
+TORCH_FILE = "pytorch_model.bin"
 
 
 @dataclasses.dataclass
@@ -60,6 +65,23 @@ class Stored:
             raise UserError(f"{name} has numbers beyond the range of float32.") from error
         if dtype != "float32":
             self.changed[name] = f"{dtype} as float32"
+
+
+def check_description(description: Description, names: str = "class_names") -> Description:
+    """Raises UserError where parts of a description contradict each other.
+
+    `names` is the key that names the classes, for the error.
+    """
+    model, size = description.model, description.image_shape[:2]
+    expected = token_grid(size, model.get("patch_size"), model.get("resnet_layers"))
+    if description.grid != expected:
+        raise UserError(
+            f"it says grid={description.grid}, but images of {size} have {expected} tokens."
+        )
+    count, num_classes = len(description.class_names), model.get("num_classes")
+    if count and num_classes and count != num_classes:
+        raise UserError(f"{count} classes are named ({names}), the head has {num_classes}.")
+    return description
 
 
 @contextlib.contextmanager

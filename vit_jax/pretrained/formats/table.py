@@ -14,16 +14,12 @@ from vit_jax.files.paths import read_object, write_arrays, write_json
 from vit_jax.models.create import MODELS
 from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES
-from vit_jax.pretrained.arrays import read_arrays, write_safetensors
-from vit_jax.pretrained.fit.sizes import POSEMB, num_prefix_tokens
+from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google, huggingface, timm
 from vit_jax.pretrained.formats.rows import numbers
-from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Stored
+from vit_jax.pretrained.infer import POSEMB, num_prefix_tokens
 from vit_jax.workdir.description import Description, InputSettings
-
-# Of a folder; beside the weights there may be the JSON files that the format has.
-WEIGHTS_FILE = "model.safetensors"
-TORCH_FILE = "pytorch_model.bin"
 
 Params = dict[str, np.ndarray]
 
@@ -90,24 +86,25 @@ FORMATS: dict[str, Format] = {
 
 def read_weights(
     path: Path,
+    arrays: Params,
     *,
     num_heads: int | None = None,
     default_heads: int | None = None,
     grid: tuple[int, int] | None = None,
 ) -> Stored:
-    """Reads a file of any format, recognised by the names in it, into our names.
+    """Brings the arrays of a file of any format, recognised by their names, into our names.
 
     Args:
       path: the file, beside which there may be a `config.json`.
+      arrays: in it; what becomes a parameter is taken out.
       num_heads: of the attention, which files of PyTorch do not tell; None asks `config.json`, then
         the table of known sizes, then `default_heads`.
       default_heads: see there.
       grid: rows and columns of the file's tokens, where they are no square.
 
     Raises:
-      UserError: see `read_arrays`; names of no known model; see also the readers of the formats.
+      UserError: names of no known model; see also the readers of the formats.
     """
-    arrays = read_arrays(path)
     in_folder = path.name.startswith((WEIGHTS_FILE, TORCH_FILE))
     files = (path.parent / file for file in ("config.json", "preprocessor_config.json"))
     config, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)

@@ -19,8 +19,7 @@ from vit_jax.errors import UserError, import_extra, one_line
 from vit_jax.files.paths import cache_dir, is_bucket, to_path
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo.download import download
-from vit_jax.pretrained.zoo.entry import ZooEntry
-from vit_jax.pretrained.zoo.list import find_entry, get_entry
+from vit_jax.pretrained.zoo.entries import ZooEntry, find_entry, get_entry
 
 _GOOGLE = "https://storage.googleapis.com"
 _HUB = "hf://"
