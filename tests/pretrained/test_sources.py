@@ -83,7 +83,6 @@ def test_a_bucket_is_read_over_https(monkeypatch: pytest.MonkeyPatch) -> None:
         "gs://bucket",
         "https://a/b/",
         "https://host:port/x",
-        f"https://{'a' * 70}.org/x",
         "https://user:password@host/x",
         "https://host/\udcff",
         "gs://a/../../x",  # would leave the cache

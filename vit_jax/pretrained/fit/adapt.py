@@ -51,8 +51,7 @@ def adapt_params(
 
     Heads (`head`, and `head_dist` of a distilled model) are those of `like` (zeros, in a new model)
     unless `reset_head` is False. `pre_logits` is kept where `like` has it, and dropped where it has
-    none and no head that is kept stands on it. Position embeddings are interpolated. Arrays that
-    need no change are passed on and not copied.
+    none and no head that is kept stands on it. Arrays that need no change are not copied.
 
     Args:
       loaded: flat names to arrays, loop form of the blocks.
@@ -62,11 +61,10 @@ def adapt_params(
       reset_head: take the heads from `like`; with False they must fit.
       posemb: how position embeddings are interpolated, a key of `resize.METHODS`.
       resize_patches: give the patch embedding the model's patch size (`resize_patch_kernel`).
-      channels: how the convolution that reads the image is given other input channels, one of
-        `resize.CHANNEL_METHODS`; "" demands equal channels.
+      channels: how other input channels are made, one of `resize.CHANNEL_METHODS`; "" demands
+        equal channels.
       class_token: "add" gives class and distillation tokens that `loaded` lacks, zero at a zero
-        position; "drop" takes out those that `like` lacks, with their positions; "" demands the
-        same tokens.
+        position; "drop" takes out those that `like` lacks; "" demands the same tokens.
       dropped, changed: names that the reader of the file left out, or read otherwise than bit for
         bit -> why; they become part of the report.
 
@@ -74,8 +72,7 @@ def adapt_params(
       (flat names to float32 arrays, report). Every name of `like` is in the result, in its order
       and with its shape; what is reset is the leaf of `like` itself, which may be a mere shape.
       The report has every name of `like` in exactly one of `loaded` (as they are), `adapted` (name
-      -> how, as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has names of the
-      file, or ours where the reader had translated them, those of heads that are reset included.
+      -> how, as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has other names.
 
     Raises:
       UserError: an array is missing, unexpected or of another shape. All kinds are named, with the
@@ -215,10 +212,7 @@ class _Fit:
 def describe_mismatch(arrays: Params, like: Params, original: Params) -> str:
     """One line that names what does not fit, and the way out; "" where all fits.
 
-    Args:
-      arrays: after adapting, those that were left out or reset excluded.
-      like: of the model, those that are reset excluded.
-      original: before adapting, for the shapes as the file has them.
+    `original` has the shapes from before adapting; what was left out or reset is in none of them.
     """
     different = [
         f"{name} is {tuple(original[name].shape)} and must be {tuple(like[name].shape)}"

@@ -41,11 +41,8 @@ def http_address(url: str) -> str:
     Raises:
       UserError: none of these, or no file in it.
     """
-    match = re.fullmatch(
-        r"(gs|https?)://(([\w.-]+)(?::\d{1,5})?(?:/[^/]+)+)", url.partition("#")[0]
-    )
-    has_host = match is not None and all(0 < len(part) < 64 for part in match[3].split("."))
-    if match is None or not has_host or not url.isprintable() or {".", ".."} & {*url.split("/")}:
+    match = re.fullmatch(r"(gs|https?)://([\w.-]+(?::\d{1,5})?(?:/[^/]+)+)", url.partition("#")[0])
+    if match is None or not url.isprintable() or {".", ".."} & {*url.split("/")}:
         raise UserError(f"{url!r} is no address of a file, such as gs://BUCKET/NAME.")
     if match[1] != "gs":
         return urllib.parse.quote(url, safe="%/:?&=+@,;~!$'()*[]")
