@@ -199,33 +199,3 @@ def test_the_ways_out_lead_out() -> None:
 def test_unknown_options_are_named(option: str, value: str, match: str) -> None:
     with pytest.raises(UserError, match=match):
         adapt_params(small(), small(), grid=(2, 2), **{option: value})
-
-
-DAMAGES = {
-    "removed": None,
-    "flat": lambda array: array.reshape(-1),
-    "empty": lambda array: array[..., :0],
-    "no rows": lambda array: array[:0],
-    "an axis more": lambda array: array[None],
-    "one short": lambda array: array[..., :-1],
-    "no axis": lambda array: array.reshape(-1)[0].reshape(()),
-}
-
-
-@pytest.mark.parametrize("damage", list(DAMAGES))
-def test_one_damaged_array_is_an_error_that_names_it(damage: str) -> None:
-    """Whatever may be adapted is; still no array is taken for what it is not."""
-    whole = small(representation_size=8)
-    like = small((48, 32, 3), representation_size=8)
-    options: dict[str, Any] = {"resize_patches": True, "channels": "sum", "class_token": "add"}
-    for name, array in whole.items():
-        change = DAMAGES[damage]
-        if change is None:
-            loaded = without(whole, name)
-        elif change(array).shape == array.shape:
-            continue
-        else:
-            loaded = {**whole, name: change(array)}
-        text = error_of(loaded, like, grid=(3, 2), reset_head=False, **options)
-        # A token is told from its position, and may be what is missing to the other.
-        assert name in text or (name in ("cls", POSEMB) and "position embeddings" in text)

@@ -182,7 +182,6 @@ def test_any_file_of_augreg_has_a_name(bucket: FileServer) -> None:
         ("augreg/B_16-i22k-300ep", "is not a file of AugReg"),
         ("augreg:B/16,resolution=big", "resolution='big' must be a number"),
         ("hf://only-an-owner", "must be as hf://OWNER/NAME"),
-        ("x" * 5000, "is not in the zoo"),
     ],
 )
 def test_mistakes_are_explained(source: str, message: str) -> None:

@@ -47,12 +47,10 @@ def load_pretrained(
     """Loads published or own weights into the shape of a model.
 
     Args:
-      source: see `read_source`.
+      source, grid, num_heads: see `read_source`.
       like: parameter tree of a freshly initialised model, either form of the blocks; arrays or
         mere shapes (jax.ShapeDtypeStruct).
       target_grid: rows and columns of tokens of that model; None takes its positions for a square.
-      grid: those of the file, where they are no square and it does not tell.
-      num_heads: those of the file, where it does not tell and they are not those of `like`.
       model: attributes of the model; those that do not show in parameters (`gelu`,
         `layer_norm_epsilon`) and differ from the file's are warned of.
       **options: `reset_head`, `posemb`, `resize_patches`, `channels`, `class_token`: what may be
@@ -132,8 +130,7 @@ def read_source(
                 from vit_jax.pretrained.formats.table import read_weights  # of other projects
 
                 grid = grid or (description.grid if description else None)
-                heads = {"num_heads": num_heads, "default_heads": default_heads}
-                stored = read_weights(local, arrays, **heads, grid=grid)
+                stored = read_weights(local, arrays, num_heads, default_heads, grid)
         stored.description = description
     if (entry := describe_source(source)) is not None:
         _add_entry(stored, entry)
@@ -196,12 +193,9 @@ _UNVERIFIED = ("classifier", "representation_size", "num_classes", "gelu")
 
 
 def _add_entry(stored: Stored, entry: ZooEntry) -> None:
-    """What the zoo knows of a file besides its arrays.
+    """What the zoo knows of a file besides its arrays; UserError if it is of another model.
 
     Its preprocessing wins over the file's own: it is the one that the accuracy was measured with.
-
-    Raises:
-      UserError: the file is of another model than the entry.
     """
     from vit_jax.pretrained.infer import infer_model
 

@@ -102,7 +102,7 @@ def positive(value: Any) -> int:
     return value
 
 
-def number(name: str, value: Any, *, positive: bool = False) -> float:
+def number(name: str, value: Any, *, positive: bool) -> float:
     """A finite number, not a bool; else TypeError."""
     if type(value) not in (int, float) or not abs(value) < math.inf or (positive and value <= 0):
         raise TypeError(f"{name}={value!r} is no {'positive' if positive else 'finite'} number")

@@ -87,7 +87,6 @@ FORMATS: dict[str, Format] = {
 def read_weights(
     path: Path,
     arrays: Params,
-    *,
     num_heads: int | None = None,
     default_heads: int | None = None,
     grid: tuple[int, int] | None = None,
@@ -99,7 +98,6 @@ def read_weights(
       arrays: in it; what becomes a parameter is taken out.
       num_heads: of the attention, which files of PyTorch do not tell; None asks `config.json`, then
         the table of known sizes, then `default_heads`.
-      default_heads: see there.
       grid: rows and columns of the file's tokens, where they are no square.
 
     Raises:
@@ -127,7 +125,9 @@ def read_weights(
                 "are those of no Vision Transformer or ResNet known here: Google's .npz, BiT, "
                 "big_vision, timm, Hugging Face ViT or DeiT."
             )
-        _check_depth(config, stored)
+        stated = (config.get("model_args") or {}).get("depth") or config.get("num_hidden_layers")
+        if stated and stated != (found := len(numbers(r"encoderblock_(\d+)/", stored.params))):
+            raise UserError(f"config.json says {stated} blocks, and the file has {found}.")
     except UserError as error:
         if str(path) in str(error):
             raise
@@ -155,11 +155,3 @@ def _choose_heads(
         "nothing tells the number of attention heads, and its sizes are none that is known here; "
         "give it (num_heads, --num_heads)."
     )
-
-
-def _check_depth(settings: dict[str, Any], stored: Stored) -> None:
-    """Raises UserError where the file beside the weights says another number of blocks."""
-    stated = (settings.get("model_args") or {}).get("depth") or settings.get("num_hidden_layers")
-    found = numbers(r"encoderblock_(\d+)/", stored.params)
-    if stated is not None and stated != len(found):
-        raise UserError(f"config.json says {stated} blocks, and the file has {len(found)}.")

@@ -103,11 +103,7 @@ def is_timm(names: Collection[str]) -> bool:
 
 
 def read_settings(settings: dict[str, Any]) -> Stored:
-    """What timm's `config.json` says.
-
-    Raises:
-      UserError: a value of a wrong kind, or an activation that is not ours.
-    """
+    """What timm's `config.json` says; UserError where it is not ours."""
     with reading("config.json"):
         args, inputs = settings.get("model_args") or {}, settings.get("pretrained_cfg") or {}
         architecture = str(settings.get("architecture") or inputs.get("architecture") or "")
@@ -121,14 +117,13 @@ def read_settings(settings: dict[str, Any]) -> Stored:
         check_known("config.json: global_pool", pooling, _POOL.values())
         size = args.get("img_size") or (inputs.get("input_size") or [None])[1:]
         image_size = pair(size) if size else None
+        names = settings.get("label_names") or inputs.get("label_names") or []
         return Stored(
             "timm",
             conventions={"gelu": _GELUS[activation], "layer_norm_epsilon": 1e-6},
             num_heads=positive(args["num_heads"]) if args.get("num_heads") else None,
             image_size=image_size,
-            class_names=tuple(
-                map(str, settings.get("label_names") or inputs.get("label_names") or [])
-            ),
+            class_names=tuple(map(str, names)),
             eval_preprocess=_preprocess(inputs, image_size),
         )
 
@@ -217,11 +212,7 @@ def _architecture(model: dict[str, Any]) -> str:
 def to_timm(
     params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
-
-    Raises:
-      UserError: timm has no such model.
-    """
+    """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
     model = description.model
     check_known("--format=timm: model.classifier", model["classifier"], _POOL)
     architecture = _architecture(model)
@@ -276,9 +267,8 @@ def to_timm(
 
 
 def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Our flat names -> timm's."""
-    blocks = numbers(r"encoderblock_(\d+)/", params)
-    units = numbers(r"block(\d+)/unit(\d+)/", params)
+    """Our flat names -> timm's; UserError for a parameter that timm has no name for."""
+    blocks, units = (numbers(p, params) for p in (r"encoderblock_(\d+)/", r"block(\d+)/unit(\d+)/"))
     return rows.write_rows(_table(blocks, units), params, "timm")
 
 

@@ -23,11 +23,7 @@ Row = dict[str, Any]
 
 
 def read_index(path: str | os.PathLike[str]) -> list[Row]:
-    """Rows of index.csv: texts, and the fractions as floats, -1 where there is none.
-
-    Raises:
-      UserError: not that file.
-    """
+    """Rows of index.csv: texts, and the fractions as floats, -1 where there is none."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows: list[Row] = list(csv.DictReader(file, restval=""))
@@ -78,11 +74,7 @@ def select(
 
 
 def parse_choice(text: str) -> dict[str, Any]:
-    """`B/16,adapt_ds=imagenet2012,resolution=384` as keyword arguments of `select`.
-
-    Raises:
-      UserError: an unknown key, or a value of the wrong type.
-    """
+    """`B/16,adapt_ds=imagenet2012,resolution=384` as keyword arguments of `select`."""
     name, *options = text.split(",")
     arguments: dict[str, Any] = {"name": name}
     for option in options:

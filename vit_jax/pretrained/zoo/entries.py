@@ -141,11 +141,7 @@ def entries() -> dict[str, ZooEntry]:
 
 
 def augreg_entry(file: str) -> ZooEntry:
-    """What the name of a file of AugReg says, with or without `.npz`.
-
-    Raises:
-      UserError: the collection has no such names.
-    """
+    """What the name of a file of AugReg says, with or without `.npz`; UserError if none has it."""
     file = file.removesuffix(".npz")
     parts = augreg_names.parse(file)
     num_classes, labels = PRETRAINING[parts.data], augreg_names.DATASETS[parts.data]
@@ -183,11 +179,7 @@ def find_entry(name_or_url: str) -> ZooEntry | None:
 
 
 def get_entry(name: str) -> ZooEntry:
-    """The entry called `name`.
-
-    Raises:
-      UserError: there is none; the message tells the nearest name.
-    """
+    """The entry called `name`; UserError with the nearest name if there is none."""
     found = find_entry(name)
     if found is not None:
         return found

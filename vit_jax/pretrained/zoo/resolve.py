@@ -52,11 +52,7 @@ def http_address(url: str) -> str:
 
 
 def cache_path(url: str) -> Path:
-    """Where the file at a gs://, https:// or http:// address is kept.
-
-    Raises:
-      UserError: no address of a file.
-    """
+    """Where the file at a gs://, https:// or http:// address is kept; else UserError."""
     url = _canonical(url)
     http_address(url)  # says what is no address
     scheme, _, rest = url.partition("#")[0].partition("://")
@@ -129,12 +125,9 @@ def _canonical(url: str) -> str:
 
 
 def _existing(source: str | os.PathLike[str]) -> Path | None:
-    try:
-        path = Path(os.path.expanduser(source))
-        # Path("") would be the current folder.
-        return path if os.fspath(source) and path.exists() else None
-    except OSError:  # a name too long for a path
-        return None
+    path = Path(os.path.expanduser(source))
+    # Path("") would be the current folder.
+    return path if os.fspath(source) and path.exists() else None
 
 
 def fetch_from_hub(address: str) -> Path:
