@@ -46,7 +46,8 @@ def layer_width(params: Params, layer: str) -> int | None:
     return axis_of(params, f"{layer}/kernel", 2, 1) or axis_of(params, f"{layer}/bias", 1, 0)
 
 
-def patch_sides(params: Params) -> tuple[int | None, int | None]:
+def patch_sides(params: Params) -> tuple[Any, Any]:
+    """Height and width of a patch, None where they cannot be told."""
     return axis_of(params, PATCH_KERNEL, 4, 0), axis_of(params, PATCH_KERNEL, 4, 1)
 
 

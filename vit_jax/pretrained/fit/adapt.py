@@ -188,25 +188,19 @@ class _Fit:
             self._replace(POSEMB, replace_prefix(posemb, tokens, new), ", ".join(how))
 
     def patches(self) -> None:
-        if self._differs_along(PATCH_KERNEL, slice(0, 2)):
-            kernel = np.asarray(self.arrays[PATCH_KERNEL])  # [h, w, C, D]
-            height, width = self.like[PATCH_KERNEL].shape[:2]
-            how = f"pseudo-inverse resize {kernel.shape[0]}x{kernel.shape[1]} -> {height}x{width}"
-            self._replace(PATCH_KERNEL, resize_patch_kernel(kernel, (height, width)), how)
+        before, after = patch_sides(self.arrays), patch_sides(self.like)
+        if None not in before + after and before != after:
+            how = f"pseudo-inverse resize {before[0]}x{before[1]} -> {after[0]}x{after[1]}"
+            kernel = np.asarray(self.arrays[PATCH_KERNEL])
+            self._replace(PATCH_KERNEL, resize_patch_kernel(kernel, after), how)
 
     def channels(self, method: str) -> None:
         name = image_kernel(self.like)
-        if self._differs_along(name, slice(2, 3)):
-            kernel, channels = np.asarray(self.arrays[name]), self.like[name].shape[2]
-            how = f"{method} {kernel.shape[2]} -> {channels} channels"
-            self._replace(name, mix_channels(kernel, channels, method), how)
-
-    def _differs_along(self, name: str, axes: slice) -> bool:
-        """Whether both have the kernel `name` [h, w, C, D], not empty, and `axes` differ."""
-        before, after = (x[name].shape if name in x else () for x in (self.arrays, self.like))
-        if len(before) != 4 or len(after) != 4 or not min(before):
-            return False  # damaged: named as a mismatch
-        return before[axes] != after[axes]
+        before, after = (axis_of(params, name, 4, 2) for params in (self.arrays, self.like))
+        if before and after and before != after:
+            how = f"{method} {before} -> {after} channels"
+            kernel = np.asarray(self.arrays[name])
+            self._replace(name, mix_channels(kernel, after, method), how)
 
 
 def describe_mismatch(arrays: Params, like: Params, original: Params) -> str:

@@ -17,14 +17,7 @@ import numpy as np
 from vit_jax.errors import UserError, check_known
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm
-from vit_jax.pretrained.formats.stored import (
-    Stored,
-    finite_numbers,
-    number,
-    pair,
-    positive,
-    reading,
-)
+from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive, reading
 from vit_jax.pretrained.infer import POSEMB
 from vit_jax.workdir.description import HALF, Description, InputSettings
 
@@ -89,8 +82,7 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Sto
         check_known("config.json: pooler_act", settings.get("pooler_act", "tanh"), ["tanh"])
         activation = settings.get("hidden_act", "gelu")
         check_known("config.json: hidden_act", activation, GELUS)
-        epsilon = settings.get("layer_norm_eps", 1e-12)
-        epsilon = number("layer_norm_eps", epsilon, positive=True)
+        epsilon = float(settings.get("layer_norm_eps", 1e-12))
         heads, size = settings.get("num_attention_heads"), settings.get("image_size")
         stored = Stored(
             "huggingface",
@@ -157,8 +149,7 @@ def _preprocess(settings: dict[str, Any]) -> str:
         ops += f"|central_crop({height}, {width}, rounding='nearest')"
     if not settings.get("do_normalize", True):
         return f"{ops}|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))"
-    mean = finite_numbers("image_mean", settings.get("image_mean") or HALF)
-    std = finite_numbers("image_std", settings.get("image_std") or HALF, positive=True)
+    mean, std = (numbers_of(settings.get(key) or HALF) for key in ("image_mean", "image_std"))
     return ops if mean == std == HALF else f"{ops}|normalize({mean}, {std})"
 
 

@@ -54,25 +54,19 @@ class Format(NamedTuple):
             raise UserError(
                 f"this format has no place for model.name={kind!r}; --format={able} or orbax has."
             )
-        if self.to_folder is None:
-            assert self.to_file is not None
+        if self.to_file is not None:
             return write_arrays(path, self.to_file(params))
-        params = _with_learned_positions(params, description)
+        assert self.to_folder is not None
+        if POSEMB not in params:  # fixed positions: folders of others know only learned ones
+            table = sincos2d(description.grid, description.model["hidden_size"])
+            zeros = np.zeros((1, num_prefix_tokens(params), table.shape[-1]), np.float32)
+            params = {**params, POSEMB: np.concatenate([zeros, table], axis=1)}  # [1, P + h*w, D]
         arrays, settings = self.to_folder(params, description, inputs)
         path.mkdir(parents=True, exist_ok=True)
         write_safetensors(path / WEIGHTS_FILE, arrays, {"format": "pt"})
         for name, value in settings.items():
             write_json(path / name, value)
         return path / WEIGHTS_FILE
-
-
-def _with_learned_positions(params: Params, description: Description) -> Params:
-    """Fixed position embeddings as a parameter: folders of others know only learned ones."""
-    if POSEMB in params:
-        return params
-    table = sincos2d(description.grid, description.model["hidden_size"])
-    zeros = np.zeros((1, num_prefix_tokens(params), table.shape[-1]), np.float32)
-    return {**params, POSEMB: np.concatenate([zeros, table], axis=1)}  # [1, P + h*w, D]
 
 
 FORMATS: dict[str, Format] = {

@@ -14,7 +14,7 @@ from vit_jax.errors import UserError, check_known
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
-from vit_jax.pretrained.formats.stored import Stored, finite_numbers, pair, positive, reading
+from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive, reading
 from vit_jax.pretrained.infer import POSEMB, grid_of_images, num_prefix_tokens
 from vit_jax.workdir.description import HALF, Description, InputSettings
 
@@ -135,8 +135,7 @@ def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
     method, crop_pct = inputs.get("interpolation", "bicubic"), float(inputs["crop_pct"])
     if method not in ("bilinear", "bicubic") or not 0.0 < crop_pct <= 1.0:
         return ""
-    mean = finite_numbers("mean", inputs.get("mean") or HALF)
-    std = finite_numbers("std", inputs.get("std") or HALF, positive=True)
+    mean, std = (numbers_of(inputs.get(key) or HALF) for key in ("mean", "std"))
     if inputs.get("crop_mode") == "squash":
         height, width = (math.floor(side / crop_pct) for side in size)
         normalize = "" if mean == std == HALF else f"|normalize({mean}, {std})"
