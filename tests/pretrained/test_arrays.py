@@ -7,8 +7,6 @@ import io
 import json
 import os
 import pickle
-import struct
-import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -154,37 +152,6 @@ def test_safetensors_of_every_type_both_ways(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot write"):
-        write_safetensors(tmp_path / "a", {"a": np.asarray(["text"])}, {})
-    with pytest.raises(OSError, match="missing/a"):
-        write_safetensors(tmp_path / "missing" / "a", {"a": np.zeros(2)}, {})
-    assert not list(tmp_path.iterdir())
-
-
-def tensors(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + data
-
-
-def entry(start: int, end: int, shape: Any = (2,), dtype: str = "F32") -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param(tensors({"a": entry(0, 8)}, bytes(7)), id="data cut short"),
-        pytest.param(tensors({"a": entry(0, 16, (2,), "C64")}, bytes(16)), id="complex"),
-        pytest.param(tensors({"a\n": entry(0, 8)}, bytes(8)), id="line break in a name"),
-        pytest.param(tensors({}), id="nothing"),
-    ],
-)
-def test_damaged_safetensors_give_one_line(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.safetensors").write_bytes(content)
-    refused(tmp_path / "a.safetensors")
-
-
 def write_shards(folder: Path, **changes: Any) -> Path:
     write_safetensors(folder / "model-1.safetensors", {"a": ARRAYS["head.bias"]}, {"x": "1"})
     write_safetensors(folder / "model-2.safetensors", {"b": np.arange(3), "c": np.arange(2)}, {})
@@ -219,37 +186,10 @@ def test_an_index_that_lies_is_refused(
     refused(write_shards(tmp_path, **changes), message)
 
 
-@pytest.mark.parametrize("text", ["[]", '{"weight_map": 3}', '{"weight_map": {}}'])
-def test_what_is_no_index_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "index.json").write_text(text)
-    refused(tmp_path / "index.json")
-
-
 def test_an_honest_file_of_zeros_is_read_though_it_shrank_a_thousandfold(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", head=np.zeros((768, 21_843), np.float32))
     assert (tmp_path / "a.npz").stat().st_size < 100_000
     assert not read_arrays(tmp_path / "a.npz")["head"].any()
-
-
-def peak_memory(path: Path) -> int:
-    tracemalloc.start()
-    try:
-        read_arrays(path)
-    except UserError:
-        pass
-    finally:
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    return peak
-
-
-def test_reading_takes_the_memory_of_the_arrays_once(tmp_path: Path) -> None:
-    size = 32 << 20
-    array = np.zeros(size // 4, np.float32)
-    np.savez(tmp_path / "stored", a=array)
-    np.savez_compressed(tmp_path / "deflated", a=array)
-    for name in ("stored.npz", "deflated.npz"):
-        assert size <= peak_memory(tmp_path / name) < 1.2 * size, name
 
 
 def test_bombs_are_not_unpacked(tmp_path: Path) -> None:
@@ -259,7 +199,6 @@ def test_bombs_are_not_unpacked(tmp_path: Path) -> None:
         for i in range(17):
             archive.writestr(f"a{i}.npy", zeros)
     refused(tmp_path / "a.npz", "claim to expand to")
-    assert peak_memory(tmp_path / "a.npz") < 4 << 20
 
 
 def test_an_array_longer_than_its_shape_is_refused(tmp_path: Path) -> None:

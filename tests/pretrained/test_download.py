@@ -7,7 +7,6 @@ import base64
 import datetime
 import hashlib
 import ipaddress
-import logging
 import ssl
 import subprocess
 import sys
@@ -215,23 +214,3 @@ def test_in_a_notebook_where_a_loop_is_running(server: FileServer, tmp_path: Pat
 
     put(server)
     assert asyncio.run(cell()).read_bytes() == BODY
-
-
-def test_says_what_it_does(
-    server: FileServer,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    put(server, faults=[{"status": 500}])
-    with caplog.at_level(logging.INFO):
-        path = get(server, tmp_path)
-    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
-    assert "the server answers 500 Internal Server Error; trying again" in caplog.text
-    assert capsys.readouterr().err == ""
-    # The bar is for terminals.
-    path.unlink()
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    get(server, tmp_path)
-    assert "20.0k/20.0k" in capsys.readouterr().err

@@ -250,10 +250,3 @@ def test_heads_that_nothing_tells(tmp_path: Path) -> None:
         read(path)
     with pytest.raises(UserError, match="cannot be .* with 5 heads"):
         read(path, num_heads=5)
-
-
-def test_integers_are_no_parameters(tmp_path: Path) -> None:
-    params, _ = build("token")
-    path = write_arrays(tmp_path / "file.npz", {**params, "cls": np.zeros((1, 1, 24), np.int32)})
-    with pytest.raises(UserError, match="cls has type int32"):
-        read(path)

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -15,13 +16,16 @@ from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays
 from vit_jax.inference.load import load_model
+from vit_jax.models import create
 from vit_jax.models.create import create_model
+from vit_jax.models.parameter_table import LAST, Row
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.formats import google
 from vit_jax.pretrained.formats.google import POSEMB
 from vit_jax.pretrained.load import load_pretrained, read_source
 from vit_jax.pretrained.zoo import entries as zoo
 from vit_jax.pretrained.zoo import resolve as sources
+from vit_jax.workdir.description import Description
 
 GOLDEN = {
     "ViT-Ti_16,drop_head": ("Ti/16", {}),
@@ -224,3 +228,38 @@ def test_a_file_of_the_zoo_is_the_model_that_the_zoo_says(
     write_arrays(sources.cache_path(url), shorter)
     with pytest.raises(UserError, match=r"num_layers=11, and num_layers=12 is expected"):
         load_model(name)
+
+
+class Linear(nn.Module):
+    """A kind of model that no weight format knows."""
+
+    num_classes: int
+    dtype: Any = None
+
+    @nn.compact
+    def __call__(self, images: Any, *, train: bool) -> Any:  # noqa: ARG002
+        features = images.mean((1, 2))  # [B, C]
+        return nn.Dense(self.num_classes, name="color")(features)
+
+
+def test_our_own_files_are_what_their_description_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a kind of model that somebody adds: nothing is recognised, nothing inferred."""
+    row = Row("color/(?:kernel|bias)", (None, "classes"), LAST, role="head")
+    monkeypatch.setitem(create.MODELS, "linear", Linear)
+    monkeypatch.setattr(create, "PARAMETERS", (*create.PARAMETERS, row))
+    monkeypatch.setattr(create, "check_attributes", lambda *_: None)
+    params = {"color/kernel": np.ones((3, 2), "f"), "color/bias": np.zeros(2, "f")}
+    write_arrays(tmp_path / "params.npz", params)
+    model = {"name": "linear", "num_classes": 2}
+    Description(model, (8, 8, 3), (8, 8), (), "decode|resize(8)").write(tmp_path / "model.json")
+    loaded = load_model(tmp_path)
+    weights.assert_same(flatten_names(loaded.params), params)
+    images = np.ones((1, 8, 8, 3), np.float32)
+    np.testing.assert_array_equal(
+        loaded.module.apply({"params": loaded.params}, images, train=False), [[3.0, 3.0]]
+    )
+    write_arrays(tmp_path / "params.npz", {**params, "color/kernel": np.ones((3, 5), "f")})
+    with pytest.raises(UserError, match=r"color/kernel is \(3, 5\) and must be \(3, 2\)"):
+        load_model(tmp_path)

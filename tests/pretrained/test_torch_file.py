@@ -70,16 +70,6 @@ def test_every_tensor_is_what_torch_saved(tmp_path: Path, zipped: bool) -> None:
         np.testing.assert_array_equal(read[name].astype(np.float64), expected, strict=True)
 
 
-def test_a_part_of_a_storage_is_checked_with_all_of_it(tmp_path: Path) -> None:
-    large = torch.arange(1 << 16, dtype=torch.float32)
-    save({"head": large[-10:]}, tmp_path / "a.pth")
-    np.testing.assert_array_equal(read_arrays(tmp_path / "a.pth")["head"], large[-10:].numpy())
-    content = bytearray((tmp_path / "a.pth").read_bytes())
-    content[len(content) // 2] ^= 1  # outside the part, and all the same damaged
-    (tmp_path / "a.pth").write_bytes(content)
-    refused(tmp_path / "a.pth", "damaged")
-
-
 def checkpoint() -> dict[str, Any]:
     """What DeiT's and similar scripts save: arguments, optimizer, schedule, counters."""
     model = torch.nn.Linear(3, 2)
@@ -206,15 +196,6 @@ def test_pickled_code_is_never_run(
     refused(tmp_path / "a.pth")
     assert not marker.exists()
     assert "antigravity" not in sys.modules
-
-
-def test_the_attacks_are_real(tmp_path: Path) -> None:
-    """Python's own unpickler does run them: otherwise the test above would show nothing."""
-    marker = tmp_path / "marker"
-    for kind in ("REDUCE of a GLOBAL", "INST", "an item of a dict"):
-        pickle.loads(attacks(f"touch {marker}")[kind])
-        assert marker.exists(), kind
-        marker.unlink()
 
 
 STORAGE = (

@@ -99,27 +99,29 @@ def read_weights(
     """
     in_folder = path.name.startswith((WEIGHTS_FILE, TORCH_FILE))
     files = (path.parent / file for file in ("config.json", "preprocessor_config.json"))
-    config, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)
+    settings, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)
     try:
         if google.find_prefix(arrays) is not None:
             stored = google.read_google(arrays, grid=grid)
         elif google.is_big_transfer(arrays):
             stored = google.read_big_transfer(arrays)
         elif huggingface.find_prefix(arrays) is not None:
-            stored = huggingface.read_settings(config, preprocessor)
+            stored = huggingface.read_settings(settings, preprocessor)
             heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
             huggingface.read_huggingface(stored, arrays, heads)
         elif timm.is_timm(arrays):
-            stored = timm.read_settings(config)
+            stored = timm.read_settings(settings)
             heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
-            timm.read_timm(stored, arrays, heads, config, grid)
+            timm.read_timm(stored, arrays, heads, settings, grid)
         else:
             raise UserError(
                 f"it holds {len(arrays)} arrays ({', '.join(list(arrays)[:4])}, ...), whose names "
                 "are those of no Vision Transformer or ResNet known here: Google's .npz, BiT, "
                 "big_vision, timm, Hugging Face ViT or DeiT."
             )
-        stated = (config.get("model_args") or {}).get("depth") or config.get("num_hidden_layers")
+        stated = (settings.get("model_args") or {}).get("depth") or settings.get(
+            "num_hidden_layers"
+        )
         if stated and stated != (found := len(numbers(r"encoderblock_(\d+)/", stored.params))):
             raise UserError(f"config.json says {stated} blocks, and the file has {found}.")
     except UserError as error:
