@@ -92,7 +92,7 @@ def _read_shards(path: Path) -> Arrays:
     """Reads the files that an index beside them names.
 
     Raises:
-      UserError: the index names files elsewhere, or does not agree with the files.
+      UserError: the index does not agree with the files.
     """
     index = json.loads(path.read_bytes())["weight_map"]
     arrays: Arrays = {}
