@@ -239,14 +239,3 @@ def test_parts_of_timm_that_no_model_here_has(name: str, part: str, tmp_path: Pa
     write_safetensors(path, {**arrays, name: np.zeros(24, np.float32)}, {})
     with pytest.raises(UserError, match=f"{part}.*{re.escape(name)}"):
         read(path, num_heads=3)
-
-
-def test_heads_that_nothing_tells(tmp_path: Path) -> None:
-    params, description = build("token")
-    path = write(tmp_path / "folder", "timm", params, description)
-    assert read(path).params.keys() == params.keys()  # from its config.json
-    (path.parent / "config.json").unlink()
-    with pytest.raises(UserError, match=r"number of attention heads.*num_heads"):
-        read(path)
-    with pytest.raises(UserError, match="cannot be .* with 5 heads"):
-        read(path, num_heads=5)
