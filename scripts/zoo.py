@@ -37,7 +37,7 @@ def parse_arguments():
 
 
 def run(arguments):
-    from vit_jax.pretrained.zoo import list as zoo
+    from vit_jax.pretrained.zoo import entries as zoo
     from vit_jax.pretrained.zoo import resolve as sources
 
     if arguments.command == "get":

@@ -11,7 +11,7 @@ from tests import golden
 from vit_jax.models.create import create_model
 from vit_jax.models.variants import VARIANTS
 from vit_jax.parameters.names import flatten_names
-from vit_jax.pretrained.fit.sizes import POSEMB
+from vit_jax.pretrained.infer import POSEMB
 
 Flat = dict[str, np.ndarray]
 

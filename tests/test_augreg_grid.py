@@ -11,8 +11,7 @@ from configs.augreg_grid import Setting
 from tests.recipes import PRETRAINING, settings
 from vit_jax.errors import UserError
 from vit_jax.models import augreg_names
-from vit_jax.pretrained.zoo import augreg as augreg_files
-from vit_jax.pretrained.zoo.list import entries
+from vit_jax.pretrained.zoo.entries import augreg_entry, entries
 from vit_jax.training.schedule import to_steps
 
 # Figure 4 and big_vision's configs/vit_i21k.py: RandAugment, mixup's alpha.
@@ -212,7 +211,7 @@ def test_names_that_no_file_has(part: str, other: str, message: str) -> None:
     wrong = FILE.replace(part, other)
     assert augreg_names.is_file_name(FILE)
     assert not augreg_names.is_file_name(wrong)
-    for read in (augreg.get_config, augreg_files.entry):
+    for read in (augreg.get_config, augreg_entry):
         with pytest.raises(UserError, match=message):
             read(wrong)
 

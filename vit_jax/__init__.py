@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vit_jax.models.look import look as look
     from vit_jax.models.variants import get_variant as get_variant
     from vit_jax.pretrained.load import load_pretrained as load_pretrained
-    from vit_jax.pretrained.zoo.list import list_models as list_models
+    from vit_jax.pretrained.zoo.entries import list_models as list_models
     from vit_jax.train import train_and_evaluate as train_and_evaluate
 
 _HOMES = {
@@ -39,7 +39,7 @@ _HOMES = {
     "create_model": "vit_jax.models.create",
     "get_config": "vit_jax.command_line",
     "get_variant": "vit_jax.models.variants",
-    "list_models": "vit_jax.pretrained.zoo.list",
+    "list_models": "vit_jax.pretrained.zoo.entries",
     "load_model": "vit_jax.inference.load",
     "load_pretrained": "vit_jax.pretrained.load",
     "look": "vit_jax.models.look",

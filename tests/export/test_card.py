@@ -17,7 +17,7 @@ from vit_jax.export.card import write_card
 from vit_jax.export.convert import convert_checkpoint
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
-from vit_jax.pretrained.zoo.list import entries
+from vit_jax.pretrained.zoo.entries import entries
 
 
 @pytest.fixture

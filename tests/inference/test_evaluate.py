@@ -28,7 +28,7 @@ from vit_jax.inference.real_labels import real_labels
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Task
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.pretrained.zoo.class_names import class_names, wordnet_ids
+from vit_jax.pretrained.zoo.entries import class_names, wordnet_ids
 
 CLASSES = tuple("abcdefg")
 

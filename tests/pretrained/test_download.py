@@ -7,7 +7,6 @@ import base64
 import datetime
 import hashlib
 import ipaddress
-import logging
 import ssl
 import subprocess
 import sys
@@ -107,14 +106,10 @@ def test_faults_that_pass(server: FileServer, tmp_path: Path, faults: list[dict[
         (Served(b"\n<!DOCTYPE html><html>Sign in"), "it is a web page; the file is not kept"),
         (Served(b"<HTML>"), "it is a web page; the file is not kept"),
         (Served(BODY, {"Content-Encoding": "gzip"}), "connection failed"),
-        (Served(BODY, faults=[{"without_length": True}]), "does not tell its length"),
         (Served(BODY, {}, [{"break_after": 70}] * 9), "failed .* at attempt 3"),
         (Served(BODY, {}, [{"status": 503}] * 9), "answers 503 Service Unavailable, at attempt 3"),
         (Served(BODY, {}, [{"status": 401}]), "answers 401 Unauthorized, at attempt 1; check the"),
         (Served(BODY, {}, [{"status": 404}]), "answers 404 Not Found, at attempt 1; check the add"),
-        (Served(BODY, faults=[{"location": "file:///etc/passwd"}]), "etc/passwd., at attempt 1"),
-        (Served(BODY, faults=[{"location": "ftp://127.0.0.1/file"}]), "ftp:.*, at attempt 1"),
-        (Served(BODY, faults=[{"location": "/file.npz"}] * 20), "TooManyRedirects, at attempt 1"),
     ],
 )
 def test_what_is_no_weights_is_not_kept(
@@ -219,23 +214,3 @@ def test_in_a_notebook_where_a_loop_is_running(server: FileServer, tmp_path: Pat
 
     put(server)
     assert asyncio.run(cell()).read_bytes() == BODY
-
-
-def test_says_what_it_does(
-    server: FileServer,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    put(server, faults=[{"status": 500}])
-    with caplog.at_level(logging.INFO):
-        path = get(server, tmp_path)
-    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
-    assert "the server answers 500 Internal Server Error; trying again" in caplog.text
-    assert capsys.readouterr().err == ""
-    # The bar is for terminals.
-    path.unlink()
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    get(server, tmp_path)
-    assert "20.0k/20.0k" in capsys.readouterr().err

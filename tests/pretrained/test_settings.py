@@ -48,14 +48,10 @@ def change(file: Path, **values: Any) -> None:
 HUGGING_FACE: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"pooler_act": "gelu"}, "pooler_act='gelu' is unknown"),
     ("config.json", {"hidden_act": "relu"}, "hidden_act='relu' is unknown"),
-    ("config.json", {"layer_norm_eps": -1e-6}, "layer_norm_eps=-1e-06 is no positive number"),
-    ("config.json", {"layer_norm_eps": float("nan")}, "layer_norm_eps=nan"),
     ("config.json", {"num_hidden_layers": 3}, "config.json says 3 blocks, and the file has 2"),
     ("config.json", {"id2label": {"0": "a", "1": "b"}}, "2 classes are named"),
     ("config.json", {"num_attention_heads": 5}, "with 5 heads"),
     ("preprocessor_config.json", {"do_rescale": False}, "multiply pixels by 1"),
-    ("preprocessor_config.json", {"image_std": [0.5, 0.0, 0.5]}, "image_std=0.0 is no positive"),
-    ("preprocessor_config.json", {"image_mean": [float("nan")] * 3}, "image_mean=nan"),
 ]
 TIMM: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"model_args__act_layer": "relu"}, "act_layer='relu' is unknown"),
@@ -63,7 +59,6 @@ TIMM: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"model_args__block_fn": "ParallelScalingBlock"}, "block_fn='ParallelS"),
     ("config.json", {"model_args__depth": 12}, "config.json says 12 blocks, and the file has 2"),
     ("config.json", {"label_names": ["a"]}, "1 classes are named"),
-    ("config.json", {"pretrained_cfg__std": [0.0, 1.0, 1.0]}, "std=0.0 is no positive"),
     (
         "config.json",
         {"architecture": "vit_base_patch16_clip_quickgelu_224", "model_args__act_layer": None},

@@ -83,7 +83,6 @@ def test_a_bucket_is_read_over_https(monkeypatch: pytest.MonkeyPatch) -> None:
         "gs://bucket",
         "https://a/b/",
         "https://host:port/x",
-        f"https://{'a' * 70}.org/x",
         "https://user:password@host/x",
         "https://host/\udcff",
         "gs://a/../../x",  # would leave the cache
@@ -183,7 +182,6 @@ def test_any_file_of_augreg_has_a_name(bucket: FileServer) -> None:
         ("augreg/B_16-i22k-300ep", "is not a file of AugReg"),
         ("augreg:B/16,resolution=big", "resolution='big' must be a number"),
         ("hf://only-an-owner", "must be as hf://OWNER/NAME"),
-        ("x" * 5000, "is not in the zoo"),
     ],
 )
 def test_mistakes_are_explained(source: str, message: str) -> None:

@@ -16,9 +16,8 @@ from vit_jax.models import augreg_names
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import abstract_params, count_parameters
 from vit_jax.pretrained.zoo import augreg
-from vit_jax.pretrained.zoo import list as zoo
-from vit_jax.pretrained.zoo.class_names import LABELS, class_names, wordnet_ids
-from vit_jax.pretrained.zoo.entry import ZooEntry
+from vit_jax.pretrained.zoo import entries as zoo
+from vit_jax.pretrained.zoo.entries import LABELS, ZooEntry, class_names, wordnet_ids
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = zoo.entries()
@@ -127,7 +126,7 @@ def test_entries_are_found_by_name_address_and_file() -> None:
 
 
 def test_a_name_of_augreg_says_it_all() -> None:
-    entry = augreg.entry(
+    entry = zoo.augreg_entry(
         "R50_L_32-i21k-30ep-lr_0.001-aug_strong2-wd_0.03-do_0.1-sd_0.1"
         "--oxford_iiit_pet-steps_2k-lr_0.003-res_384.npz"
     )
@@ -144,7 +143,7 @@ def test_a_name_of_augreg_says_it_all() -> None:
     ):
         assert not augreg_names.is_file_name(wrong)
         with pytest.raises(UserError, match="is not a file of AugReg"):
-            augreg.entry(wrong)
+            zoo.augreg_entry(wrong)
 
 
 COLUMNS = ["name", "ds", "epochs", "lr", "aug", "wd", "do", "sd", "best_val", "final_val"]

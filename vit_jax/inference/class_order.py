@@ -14,7 +14,7 @@ from vit_jax.data.datasets import Dataset
 from vit_jax.data.ops import ImageOp
 from vit_jax.data.preprocess import Chain
 from vit_jax.errors import UserError, list_names
-from vit_jax.pretrained.zoo.class_names import LABELS, class_names, wordnet_ids
+from vit_jax.pretrained.zoo.entries import LABELS, class_names, wordnet_ids
 
 
 def match_classes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,10 +17,9 @@ from vit_jax.inference.images import at_image_size, input_range
 from vit_jax.inference.model import Model
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import abstract_params, flatten_names, unflatten_names
-from vit_jax.pretrained.fit.adapt import adapt_params
-from vit_jax.pretrained.formats.stored import reading
-from vit_jax.pretrained.infer import infer_description
+from vit_jax.pretrained.formats.stored import Stored, reading
 from vit_jax.pretrained.load import read_source
+from vit_jax.workdir.description import Description
 
 # How a model is trained and computed, not what it is.
 _TRAINING = ("remat", "scan", "dtype", "attention", "position_stddev")
@@ -56,10 +55,7 @@ def load_model(
     """
     stored = read_source(source, num_heads=num_heads, grid=grid)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    try:
-        description = infer_description(stored, grid=grid, image_size=size)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from error
+    description = stored.description or _infer(source, stored, grid, size)
     grid, image_shape = description.grid, description.image_shape
     sizes = {key: value for key, value in description.model.items() if key not in _TRAINING}
     with reading(f"the description of {source}"):
@@ -74,26 +70,53 @@ def load_model(
             description = at_image_size(description, size)
         if preprocess:
             description = dataclasses.replace(description, eval_preprocess=preprocess)
-        like = abstract_params(module, description.image_shape)
+        like = flatten_names(abstract_params(module, description.image_shape))
     logging.info("Preprocessing: %s", description.eval_preprocess)
-    flat, report = adapt_params(
-        stored.params,
-        flatten_names(like),
-        grid=description.grid,
-        source_grid=grid,
-        reset_head=False,
-        posemb=posemb,
-        dropped=stored.dropped,
-        changed=stored.changed,
-    )
+    params = stored.params
+    report: dict[str, Any] = {
+        "loaded": [name for name in like if name not in stored.changed],
+        "adapted": stored.changed,
+        "reset": [],
+        "dropped": stored.dropped,
+    }
+    if _shapes(params) == _shapes(like):
+        params = {name: params[name] for name in like}
+    else:
+        from vit_jax.pretrained.fit.adapt import adapt_params  # or an error that names the arrays
+
+        params, report = adapt_params(
+            params,
+            like,
+            grid=description.grid,
+            source_grid=grid,
+            reset_head=False,
+            posemb=posemb,
+            dropped=stored.dropped,
+            changed=stored.changed,
+        )
     return Model(
         module=module,
-        params=unflatten_names(flat),
+        params=unflatten_names(params),
         description=description,
         format=stored.format,
         source=str(source),
         report=report,
     )
+
+
+def _infer(
+    source: Any, stored: Stored, grid: tuple[int, int] | None, size: tuple[int, int] | None
+) -> Description:
+    from vit_jax.pretrained.infer import infer_description  # for the files of others
+
+    try:
+        return infer_description(stored, grid=grid, image_size=size)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
+
+
+def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
 def attributes(module: Any, name: str) -> dict[str, Any]:

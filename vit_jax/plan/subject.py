@@ -21,7 +21,7 @@ from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.plan.topology import Topology, topology_devices
-from vit_jax.pretrained.zoo.class_names import LABELS, wordnet_ids
+from vit_jax.pretrained.zoo.entries import LABELS, wordnet_ids
 from vit_jax.run import Run, create_run
 
 

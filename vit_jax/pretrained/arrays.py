@@ -1,16 +1,14 @@
 """Files of weights as named arrays: `.npz`, safetensors, PyTorch's, and the index of several.
 
 A file is recognised by its content, never by its name. Whatever it is, the result is its true
-arrays or a UserError of one line: pickled code is never run, and nothing much larger than the file
-is allocated because the file claims to need it. `.npz` and zipped `.pth` files are verified by
-checksums; safetensors files and `.pth` files in the stream format of torch < 1.6 have none, so
-that a flipped bit inside an array goes unnoticed there.
+arrays or a UserError of one line; pickled code is never run. `.npz` and zipped `.pth` files are
+verified by checksums; safetensors files and `.pth` files in the stream format of torch < 1.6 have
+none, so that a flipped bit inside an array goes unnoticed there.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import zipfile
 from pathlib import Path
@@ -28,15 +26,9 @@ from vit_jax.pretrained import torch_file
 Arrays = dict[str, np.ndarray]
 
 _MAX_INDEX = 16 << 20  # bytes
-_MAX_NAME = 1024
 # Trained weights shrink to 0.9 when compressed, a small file of zeros a thousandfold.
 _MAX_EXPANSION = 20
 _FREE_EXPANSION_BYTES = 512 << 20
-# By version of the .npy format; the third is for records.
-_NPY_HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
 _BFLOAT16 = ("<V2", "|V2")  # numpy has none of its own: it writes the bytes without their type
 # How other files begin (in lower case), and what they are.
 _OTHERS = {
@@ -79,27 +71,12 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
         ) from error
 
 
-def as_float32(array: np.ndarray) -> np.ndarray:
-    """Floats as float32, without a copy where they are; other types as they are.
-
-    Raises:
-      UserError: a number beyond the range of float32.
-    """
-    if array.dtype.kind != "f" and array.dtype != ml_dtypes.bfloat16:
-        return array
-    try:
-        with np.errstate(over="raise"):
-            return array.astype(np.float32, copy=False)
-    except FloatingPointError as error:
-        raise UserError("it has numbers beyond the range of float32") from error
-
-
 def _check(arrays: Arrays) -> None:
     """Raises UserError for no arrays at all, names of no use, or other types than numbers."""
     if not arrays:
         raise UserError("it holds no arrays")
     for name, array in arrays.items():
-        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) < _MAX_NAME:
+        if not isinstance(name, str) or not name.isprintable():
             raise UserError(f"{name!r:.80} is no name of an array")
         if array.dtype.kind not in "biuf" and array.dtype != ml_dtypes.bfloat16:
             raise UserError(f"array {name!r:.80} has type {array.dtype}; only numbers are read")
@@ -115,14 +92,13 @@ def _read_shards(path: Path) -> Arrays:
     """Reads the files that an index beside them names.
 
     Raises:
-      UserError: the index names files elsewhere, or does not agree with the files.
+      UserError: the index does not agree with the files.
     """
     index = json.loads(path.read_bytes())["weight_map"]
     arrays: Arrays = {}
     places: dict[str, str] = {}
     for file in sorted(set(index.values())):
-        # A plain name: a hostile index must not reach files outside its folder.
-        if file != Path(file).name or file == path.name:
+        if file == path.name:
             raise UserError(f"it names {file!r:.80}, not a file of weights beside it")
         found = read_arrays(path.parent / file)
         places |= dict.fromkeys(found, file)
@@ -158,7 +134,7 @@ def _read_file(path: Path) -> Arrays:
 
 
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """A zip file, once it is known not to be a bomb.
+    """A zip file.
 
     Raises:
       UserError: its directory is damaged, or it claims to expand to more than 20 times its size
@@ -170,9 +146,6 @@ def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
     file.seek(-12 - len(archive.comment), os.SEEK_END)
     if int.from_bytes(file.read(2), "little") not in (len(members), 0xFFFF):
         raise UserError("its zip directory is damaged, fetch it again")
-    # Only the readers of these two methods take a limit.
-    if any(m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for m in members):
-        raise UserError("its zip members are neither stored nor deflated")
     size = os.fstat(file.fileno()).st_size
     expanded = sum(member.file_size for member in members)
     if expanded > max(_FREE_EXPANSION_BYTES, _MAX_EXPANSION * size):
@@ -192,15 +165,10 @@ def _read_npz(archive: zipfile.ZipFile) -> Arrays:
         if name == member.filename:
             raise UserError(f"it is a zip file of {name!r:.80} and the like")
         with archive.open(member) as stream:
-            shape, _, dtype = _NPY_HEADERS[np.lib.format.read_magic(stream)](stream)
-            num_bytes = member.file_size - stream.tell()
-        if dtype.hasobject:
-            raise UserError("it holds pickled Python objects, which are never loaded")
-        if math.prod(shape) * dtype.itemsize != num_bytes:
-            raise UserError(f"array {name!r:.80} of shape {shape} cannot have {num_bytes} bytes")
-        with archive.open(member) as stream:
             array = np.lib.format.read_array(stream, allow_pickle=False)
-        arrays[name] = array.view(ml_dtypes.bfloat16) if dtype.str in _BFLOAT16 else array
+            if stream.read(1):  # the checksum is that of the whole
+                raise UserError(f"array {name!r:.80} is longer than its shape says")
+        arrays[name] = array.view(ml_dtypes.bfloat16) if array.dtype.str in _BFLOAT16 else array
     return arrays
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.errors import UserError, as_user_error, list_names
 from vit_jax.files.paths import full_path, local_copy
+from vit_jax.models.create import parameter_row
 from vit_jax.parameters.names import (
     flatten_names,
     is_scanned,
@@ -20,14 +21,14 @@ from vit_jax.parameters.names import (
     unflatten_names,
     unstack_blocks,
 )
-from vit_jax.pretrained.fit.adapt import adapt_params, report_text
-from vit_jax.pretrained.fit.resize import find_source_grid
-from vit_jax.pretrained.fit.sizes import POSEMB, model_sizes, num_prefix_tokens
-from vit_jax.pretrained.formats.stored import Stored
-from vit_jax.pretrained.formats.table import TORCH_FILE, WEIGHTS_FILE, read_weights
-from vit_jax.pretrained.infer import check_description, infer_model, known_grid
-from vit_jax.pretrained.zoo.class_names import class_names
-from vit_jax.pretrained.zoo.entry import ZooEntry
+from vit_jax.pretrained.arrays import Arrays, read_arrays
+from vit_jax.pretrained.formats.stored import (
+    TORCH_FILE,
+    WEIGHTS_FILE,
+    Stored,
+    check_description,
+)
+from vit_jax.pretrained.zoo.entries import ZooEntry, class_names
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.workdir.checkpoints import restore_params
 from vit_jax.workdir.description import CHECKPOINTS, MODEL_FILE, PARAMS_FILE, Description
@@ -46,12 +47,10 @@ def load_pretrained(
     """Loads published or own weights into the shape of a model.
 
     Args:
-      source: see `read_source`.
+      source, grid, num_heads: see `read_source`.
       like: parameter tree of a freshly initialised model, either form of the blocks; arrays or
         mere shapes (jax.ShapeDtypeStruct).
       target_grid: rows and columns of tokens of that model; None takes its positions for a square.
-      grid: those of the file, where they are no square and it does not tell.
-      num_heads: those of the file, where it does not tell and they are not those of `like`.
       model: attributes of the model; those that do not show in parameters (`gelu`,
         `layer_norm_epsilon`) and differ from the file's are warned of.
       **options: `reset_head`, `posemb`, `resize_patches`, `channels`, `class_token`: what may be
@@ -65,6 +64,10 @@ def load_pretrained(
       UserError: nothing there, unreadable, damaged, or it does not fit; every array that is
         missing, unexpected or of another shape is named.
     """
+    # Not needed to load a model as it is.
+    from vit_jax.pretrained.fit.adapt import adapt_params, report_text
+    from vit_jax.pretrained.infer import known_grid, model_sizes
+
     scanned = is_scanned(flatten_names(like))
     # Only shapes matter for what is loaded; what is reset is taken from `like` as it stands there.
     flat_like = flatten_names(jax.eval_shape(unstack_blocks, like))
@@ -72,13 +75,10 @@ def load_pretrained(
     default_heads = model_sizes(flat_like)["num_heads"]
     stored = read_source(source, num_heads=num_heads, default_heads=default_heads, grid=grid)
     _warn_of_conventions(source, stored, model or {})
-    if target_grid is None and POSEMB in flat_like:
-        tokens = num_prefix_tokens(flat_like)
-        target_grid = find_source_grid(flat_like[POSEMB].shape, (1, 1), tokens)
     flat, report = adapt_params(
         stored.params,
         flat_like,
-        grid=target_grid or (1, 1),  # where nothing depends on it
+        grid=target_grid,
         source_grid=grid or known_grid(stored),
         dropped=stored.dropped,
         changed=stored.changed,
@@ -97,6 +97,9 @@ def read_source(
     grid: tuple[int, int] | None = None,
 ) -> Stored:
     """Parameters of any source and format in our names, loop form, float32.
+
+    What we wrote, in our names and with our description, is taken at its word; only the files of
+    others are recognised by what is in them.
 
     Args:
       source: a file; a folder of timm, Hugging Face or ours (a work directory gives its finished
@@ -119,11 +122,15 @@ def read_source(
         stored = _read_checkpoint(full_path(path))
     else:
         description = _description_of(path)
-        # Our own description knows the grid of positions that are no square.
-        grid = grid or (description.grid if description else None)
-        heads = {"num_heads": num_heads, "default_heads": default_heads}
         with local_copy(path) as local:
-            stored = read_weights(local, **heads, grid=grid)
+            arrays = read_arrays(local)
+            if description is not None and all(map(_is_ours, arrays)):
+                stored = _read_own(local, arrays)
+            else:
+                from vit_jax.pretrained.formats.table import read_weights  # of other projects
+
+                grid = grid or (description.grid if description else None)
+                stored = read_weights(local, arrays, num_heads, default_heads, grid)
         stored.description = description
     if (entry := describe_source(source)) is not None:
         _add_entry(stored, entry)
@@ -135,6 +142,24 @@ def read_source(
             f"{source}: {count} array{'' if count == 1 else 's'} in it belong to no model of ours: "
             f"{list_names(stored.unexpected)}. It was recognised as {stored.format}."
         )
+    return stored
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a model here has a parameter of that whole name."""
+    try:
+        return not parameter_row(name).prefix
+    except ValueError:
+        return False
+
+
+def _read_own(path: Path, arrays: Arrays) -> Stored:
+    stored = Stored("npz")
+    try:
+        for name, array in flatten_names(unstack_blocks(unflatten_names(arrays))).items():
+            stored.add(name, array)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     return stored
 
 
@@ -168,13 +193,12 @@ _UNVERIFIED = ("classifier", "representation_size", "num_classes", "gelu")
 
 
 def _add_entry(stored: Stored, entry: ZooEntry) -> None:
-    """What the zoo knows of a file besides its arrays.
+    """What the zoo knows of a file besides its arrays; UserError if it is of another model.
 
     Its preprocessing wins over the file's own: it is the one that the accuracy was measured with.
-
-    Raises:
-      UserError: the file is of another model than the entry.
     """
+    from vit_jax.pretrained.infer import infer_model
+
     stored.image_size = stored.image_size or (entry.resolution, entry.resolution)
     stored.eval_preprocess = entry.preprocess or stored.eval_preprocess
     if not stored.class_names and entry.labels:

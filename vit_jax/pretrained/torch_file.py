@@ -6,8 +6,8 @@ which timm's files still have, has none: a flipped bit in an array goes unnotice
 
 from __future__ import annotations
 
+import collections
 import io
-import math
 import os
 import pickle
 import zipfile
@@ -25,9 +25,6 @@ STREAM_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _MAX_PICKLE_BYTES = 4 << 20
 # Entries that hold the parameters, in the order of preference.
 _ENTRIES = ("model", "state_dict")
-# Shared (tied) weights count once in the file and once per name here.
-_MAX_SHARING = 4
-_FREE_SHARING_BYTES = 512 << 20
 
 
 class Storage(NamedTuple):
@@ -49,24 +46,18 @@ class Tensor(NamedTuple):
 
 def read_zip(archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
     """The tensors of a file of torch >= 1.6, see `_read_tensors`."""
-
-    def read(name: str) -> bytearray:
-        with archive.open(name) as stream:  # without a number of bytes it would unpack any bomb
-            return bytearray(stream.read(archive.getinfo(name).file_size))
-
     (pickled,) = (n for n in archive.namelist() if n.endswith("/data.pkl") and n.count("/") == 1)
     if archive.getinfo(pickled).file_size > _MAX_PICKLE_BYTES:
         raise UserError(f"its pickle has more than {_MAX_PICKLE_BYTES} bytes")
     folder = pickled.removesuffix("/data.pkl")
     order = f"{folder}/byteorder"
-    is_big_endian = order in archive.namelist() and read(order) == b"big"
+    is_big_endian = order in archive.namelist() and archive.read(order) == b"big"
 
     def load(storage: Storage) -> np.ndarray:
         dtype = storage.dtype.newbyteorder(">" if is_big_endian else "<")
-        return np.frombuffer(read(f"{folder}/data/{storage.key}"), dtype)
+        return np.frombuffer(bytearray(archive.read(f"{folder}/data/{storage.key}")), dtype)
 
-    root = _Unpickler(io.BytesIO(read(pickled))).load()
-    return _read_tensors(root, load, sum(member.file_size for member in archive.infolist()))
+    return _read_tensors(_Unpickler(io.BytesIO(archive.read(pickled))).load(), load)
 
 
 def read_stream(file: BinaryIO) -> dict[str, np.ndarray]:
@@ -75,18 +66,15 @@ def read_stream(file: BinaryIO) -> dict[str, np.ndarray]:
     Five pickles: a magic number, a version, sizes of types, the object, the names of the storages;
     then for each storage its number of elements (8 bytes) and the elements.
     """
-    size = os.fstat(file.fileno()).st_size
     pickles = io.BytesIO(file.read(_MAX_PICKLE_BYTES))
     unpickler = _Unpickler(pickles)
     _, _, system, root, keys = (unpickler.load() for _ in range(5))
     starts, position = {}, pickles.tell()
     for key in keys:
-        if not isinstance(key, str):
-            raise UserError(f"a storage has a name of type {type(key).__name__}")
         _, dtype, num_elements = unpickler.storages[key]
         starts[key] = position + 8
         position = starts[key] + num_elements * dtype.itemsize
-    if position != size:
+    if position != os.fstat(file.fileno()).st_size:
         raise UserError(f"its storages end at byte {position}, and it does not")
 
     def load(storage: Storage) -> np.ndarray:
@@ -94,18 +82,13 @@ def read_stream(file: BinaryIO) -> dict[str, np.ndarray]:
         dtype = storage.dtype.newbyteorder("<" if system["little_endian"] else ">")
         return np.fromfile(file, np.uint8, storage.num_elements * dtype.itemsize).view(dtype)
 
-    return _read_tensors(root, load, size)
+    return _read_tensors(root, load)
 
 
-def _read_tensors(
-    root: Any, load: Callable[[Storage], np.ndarray], size: int
-) -> dict[str, np.ndarray]:
-    """The tensors of the state dict that `root` is or has, see `_find_state_dict`.
+def _read_tensors(root: Any, load: Callable[[Storage], np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors of the state dict that `root`, which was saved, is or has.
 
-    Args:
-      root: the object that was saved.
-      load: reads a storage.
-      size: bytes of the file.
+    `load` reads a storage.
 
     Raises:
       UserError: no state dict, or a tensor beyond its storage.
@@ -116,12 +99,11 @@ def _read_tensors(
             "it holds no state dict, that is, no dict of tensors (code in pickles is never run); "
             "torch.save(model.state_dict(), PATH) writes one"
         )
-    tensors = {name: value for name, value in state_dict.items() if isinstance(value, Tensor)}
-    claimed = sum(math.prod(x.shape) * x.storage.dtype.itemsize for x in tensors.values())
-    if claimed > max(_FREE_SHARING_BYTES, _MAX_SHARING * size):
-        raise UserError(f"its tensors share {size} bytes and claim {claimed}")
     arrays = {}
-    for name, (storage, offset, shape, strides) in tensors.items():
+    for name, value in state_dict.items():
+        if not isinstance(value, Tensor):
+            continue
+        storage, offset, shape, strides = value
         numbers = load(storage)
         # Not left to numpy, whose sum may overflow.
         last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
@@ -160,19 +142,13 @@ class _Inert:
 
     def __init__(self, *arguments: Any) -> None: ...
 
+    def __setstate__(self, state: Any) -> None: ...
+
     def append(self, item: Any) -> None: ...
 
     def extend(self, items: Any) -> None: ...
 
     def __setitem__(self, key: Any, value: Any) -> None: ...
-
-
-class _Dict(dict[Any, Any]):
-    """Keeps keys that are quick to hash: nested tuples take for ever, or all of the stack."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if isinstance(key, str | int):
-            super().__setitem__(key, value)
 
 
 _DTYPES = {
@@ -189,7 +165,7 @@ _DTYPES = {
 }
 # Functions without effects.
 _GLOBALS: dict[str, Any] = {f"torch.{name}": np.dtype(x) for name, x in _DTYPES.items()} | {
-    "collections.OrderedDict": lambda: _Dict(),
+    "collections.OrderedDict": collections.OrderedDict,
     "torch.Size": lambda sizes: sizes,
     "torch._utils._rebuild_tensor": Tensor,
     "torch._utils._rebuild_tensor_v2": lambda *arguments: Tensor(*arguments[:4]),
@@ -201,14 +177,11 @@ _GLOBALS: dict[str, Any] = {f"torch.{name}": np.dtype(x) for name, x in _DTYPES.
 class _Unpickler(pickle._Unpickler):
     """Builds what a state dict needs: dicts, lists, tuples, texts, numbers and `Tensor`.
 
-    Python's form of the unpickler: the one in C allocates gigabytes for a memo index that five
-    bytes ask for.
+    Python's form: for a few damaged bytes the one in C allocates gigabytes of memo.
 
     Attributes:
       storages: those that the pickle mentions, by key.
     """
-
-    stack: list[Any]
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)
@@ -234,20 +207,3 @@ class _Unpickler(pickle._Unpickler):
             raise UserError("its pickle has tensors of a type that is not read")
         self.storages[key] = Storage(key, dtype, num_elements)
         return self.storages[key]
-
-    def _load_dict(self) -> None:
-        self.stack.append(_Dict())
-
-    def _load_build(self) -> None:
-        """Drops the state: in dicts PyTorch's version numbers, and the rest is inert."""
-        self.stack.pop()
-
-    dispatch = {
-        opcode: load
-        for opcode, load in pickle._Unpickler.dispatch.items()
-        # These build dicts and sets of any keys, and buffers of any size.
-        if opcode not in pickle.DICT + pickle.EMPTY_SET + pickle.FROZENSET + pickle.BYTEARRAY8
-    } | {  # type: ignore[assignment, operator]
-        pickle.EMPTY_DICT[0]: _load_dict,
-        pickle.BUILD[0]: _load_build,
-    }

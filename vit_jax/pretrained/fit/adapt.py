@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,15 @@ from vit_jax.pretrained.fit.resize import (
     replace_prefix,
     resize_patch_kernel,
 )
-from vit_jax.pretrained.fit.sizes import (
+from vit_jax.pretrained.infer import (
+    BIT_STEM_KERNEL,
     PATCH_KERNEL,
     POSEMB,
-    describe_mismatch,
-    has_group,
+    Params,
+    axis_of,
     image_kernel,
+    model_sizes,
+    patch_sides,
 )
 
 TOKEN_NAMES = {"cls": "class token", "dist": "distillation token"}
@@ -34,7 +37,7 @@ def adapt_params(
     loaded: Mapping[str, Any],
     like: Mapping[str, Any],
     *,
-    grid: tuple[int, int],
+    grid: tuple[int, int] | None,
     source_grid: tuple[int, int] | None = None,
     reset_head: bool = True,
     posemb: str = "bilinear",
@@ -48,22 +51,20 @@ def adapt_params(
 
     Heads (`head`, and `head_dist` of a distilled model) are those of `like` (zeros, in a new model)
     unless `reset_head` is False. `pre_logits` is kept where `like` has it, and dropped where it has
-    none and no head that is kept stands on it. Position embeddings are interpolated. Arrays that
-    need no change are passed on and not copied.
+    none and no head that is kept stands on it. Arrays that need no change are not copied.
 
     Args:
       loaded: flat names to arrays, loop form of the blocks.
       like: flat names to arrays, or shapes, of a freshly initialised model, loop form.
-      grid: rows and columns of tokens of the new model.
+      grid: rows and columns of tokens of the new model; None: its positions are a square.
       source_grid: those of `loaded`, where it is not a square.
       reset_head: take the heads from `like`; with False they must fit.
       posemb: how position embeddings are interpolated, a key of `resize.METHODS`.
       resize_patches: give the patch embedding the model's patch size (`resize_patch_kernel`).
-      channels: how the convolution that reads the image is given other input channels, one of
-        `resize.CHANNEL_METHODS`; "" demands equal channels.
+      channels: how other input channels are made, one of `resize.CHANNEL_METHODS`; "" demands
+        equal channels.
       class_token: "add" gives class and distillation tokens that `loaded` lacks, zero at a zero
-        position; "drop" takes out those that `like` lacks, with their positions; "" demands the
-        same tokens.
+        position; "drop" takes out those that `like` lacks; "" demands the same tokens.
       dropped, changed: names that the reader of the file left out, or read otherwise than bit for
         bit -> why; they become part of the report.
 
@@ -71,8 +72,7 @@ def adapt_params(
       (flat names to float32 arrays, report). Every name of `like` is in the result, in its order
       and with its shape; what is reset is the leaf of `like` itself, which may be a mere shape.
       The report has every name of `like` in exactly one of `loaded` (as they are), `adapted` (name
-      -> how, as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has names of the
-      file, or ours where the reader had translated them, those of heads that are reset included.
+      -> how, as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has other names.
 
     Raises:
       UserError: an array is missing, unexpected or of another shape. All kinds are named, with the
@@ -169,40 +169,125 @@ class _Fit:
     def positions(
         self,
         tokens: list[str],
-        grid: tuple[int, int],
+        grid: tuple[int, int] | None,
         source_grid: tuple[int, int] | None,
         method: str,
     ) -> None:
         """The model's grid, and a row for each of its tokens; `tokens` are those of the file."""
+        new = [token for token in TOKENS if token in self.like]
+        grid = grid or find_source_grid(self.like[POSEMB].shape, (1, 1), len(new))
         before = np.asarray(self.arrays[POSEMB])
         source_grid = find_source_grid(before.shape, grid, len(tokens), source_grid)
         posemb = interpolate_posembed(before, grid, len(tokens), source_grid, method)
         how = []
         if posemb is not before:
             how.append(f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}")
-        new = [token for token in TOKENS if token in self.like]
         how += [f"{TOKEN_NAMES[t]} and its position dropped" for t in tokens if t not in new]
         how += [f"zero position of the {TOKEN_NAMES[t]} added" for t in new if t not in tokens]
         if how:
             self._replace(POSEMB, replace_prefix(posemb, tokens, new), ", ".join(how))
 
     def patches(self) -> None:
-        if self._differs_along(PATCH_KERNEL, slice(0, 2)):
-            kernel = np.asarray(self.arrays[PATCH_KERNEL])  # [h, w, C, D]
-            height, width = self.like[PATCH_KERNEL].shape[:2]
-            how = f"pseudo-inverse resize {kernel.shape[0]}x{kernel.shape[1]} -> {height}x{width}"
-            self._replace(PATCH_KERNEL, resize_patch_kernel(kernel, (height, width)), how)
+        before, after = patch_sides(self.arrays), patch_sides(self.like)
+        if None not in before + after and before != after:
+            how = f"pseudo-inverse resize {before[0]}x{before[1]} -> {after[0]}x{after[1]}"
+            kernel = np.asarray(self.arrays[PATCH_KERNEL])
+            self._replace(PATCH_KERNEL, resize_patch_kernel(kernel, after), how)
 
     def channels(self, method: str) -> None:
         name = image_kernel(self.like)
-        if self._differs_along(name, slice(2, 3)):
-            kernel, channels = np.asarray(self.arrays[name]), self.like[name].shape[2]
-            how = f"{method} {kernel.shape[2]} -> {channels} channels"
-            self._replace(name, mix_channels(kernel, channels, method), how)
+        before, after = (axis_of(params, name, 4, 2) for params in (self.arrays, self.like))
+        if before and after and before != after:
+            how = f"{method} {before} -> {after} channels"
+            kernel = np.asarray(self.arrays[name])
+            self._replace(name, mix_channels(kernel, after, method), how)
 
-    def _differs_along(self, name: str, axes: slice) -> bool:
-        """Whether both have the kernel `name` [h, w, C, D], not empty, and `axes` differ."""
-        before, after = (x[name].shape if name in x else () for x in (self.arrays, self.like))
-        if len(before) != 4 or len(after) != 4 or not min(before):
-            return False  # damaged: named as a mismatch
-        return before[axes] != after[axes]
+
+def describe_mismatch(arrays: Params, like: Params, original: Params) -> str:
+    """One line that names what does not fit, and the way out; "" where all fits.
+
+    `original` has the shapes from before adapting; what was left out or reset is in none of them.
+    """
+    different = [
+        f"{name} is {tuple(original[name].shape)} and must be {tuple(like[name].shape)}"
+        for name in like
+        if name in arrays and tuple(arrays[name].shape) != tuple(like[name].shape)
+    ]
+    kinds = {
+        "missing": [name for name in like if name not in arrays],
+        "unexpected": [name for name in arrays if name not in like],
+        "of another shape": different,
+    }
+    parts = [f"{len(names)} {kind} ({list_names(names)})" for kind, names in kinds.items() if names]
+    if not parts:
+        return ""
+    hints = _option_hints(arrays, like) + _size_hints(arrays, like)
+    hints = hints or ["make sure that the file is whole and of this model (model.*)"]
+    return (
+        f"the pre-trained parameters do not fit the model: {', '.join(parts)}. "
+        f"Way out: {'; '.join(hints)}."
+    )
+
+
+def _option_hints(arrays: Params, like: Params) -> list[str]:
+    """For what `pretrained.*` can adapt."""
+    hints = []
+    before, after = patch_sides(arrays), patch_sides(like)
+    if None not in before + after and before != after:
+        size = before[0] if before[0] == before[1] else before
+        hints.append(f"pretrained.resize_patches=True or model.patch_size={size}")
+    old, new = (axis_of(params, image_kernel(like), 4, 2) for params in (arrays, like))
+    if None not in (old, new) and old != new:
+        hints.append(
+            f"pretrained.channels=sum, mean or tile, or images of {old} "
+            f"{'channel' if old == 1 else 'channels'} (now {new})"
+        )
+    other = {
+        "cls": ("model.classifier", "token", "gap or map"),
+        "dist": ("model.name", "deit", "vit"),
+    }
+    for token, (key, having, lacking) in other.items():
+        if token in arrays and token not in like:
+            hints.append(f"pretrained.class_token=drop or {key}={having} (the file has {token!r})")
+        elif token in like and token not in arrays:
+            hints.append(
+                f"pretrained.class_token=add or {key}={lacking} (the file has no {token!r})"
+            )
+    for name in like:
+        if role_of(name) != "head" or not name.endswith("/kernel"):
+            continue
+        head = name.removesuffix("/kernel")
+        old, new = (axis_of(params, name, 2, 1) for params in (arrays, like))
+        if not has_group(arrays, f"{head}/"):
+            hints.append(f"pretrained.reset_head=True (the file has no {head})")
+        elif None not in (old, new) and old != new:
+            hints.append(f"pretrained.reset_head=True ({head} has {old} classes, the model {new})")
+    return hints
+
+
+def _size_hints(arrays: Params, like: Params) -> list[str]:
+    """For what only another model can resolve."""
+    if (BIT_STEM_KERNEL in arrays) != (BIT_STEM_KERNEL in like):
+        name = "bit" if BIT_STEM_KERNEL in arrays else "vit or deit"
+        return [f"model.name={name}, which the file is of, and its sizes"]
+    before, after = model_sizes(arrays), model_sizes(like)
+    hints = [
+        f"model.{key}={before[key]} (now {after[key]})"
+        for key in before
+        if before[key] != after[key]
+        and (before[key] is not None or key in ("resnet_layers", "representation_size"))
+    ]
+    if has_group(arrays, "pre_logits/") and not has_group(like, "pre_logits/"):
+        hints.append("pretrained.reset_head=True (the head kept stands on pre_logits)")
+    has_map = has_group(arrays, "MAPHead_0/")
+    if has_map != has_group(like, "MAPHead_0/"):
+        hints.append(f"model.classifier={'map' if has_map else 'token or gap'}")
+    has_blocks = before["num_layers"] is not None and after["num_layers"] is not None
+    if has_blocks and (POSEMB in arrays) != (POSEMB in like):
+        kind = "learned" if POSEMB in arrays else "sincos2d"
+        hints.append(f"model.position_embedding={kind}")
+    return hints
+
+
+def has_group(names: Collection[str], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in names)

@@ -1,22 +1,16 @@
 """Parameters for images of another kind: position embeddings, patch embedding, input channels.
 
-Resizing along two axes is a product with two small matrices, in float64.
-
-For other channels, `M` is a mixing matrix [C, C']: the new kernel's channels are the old one's
-times M, so the new convolution of an image x' with C' channels is the old convolution of M x',
-which has C.
+Resizing along two axes is a product with two small matrices, in float64. For other channels, `M` is
+a mixing matrix [C, C']: the new convolution of an image x' with C' channels is the old one of M x'.
 
 * `sum`: M = 1 / C'. A grey image (all channels equal) keeps its tokens.
-* `mean`: M = 1 / C. Every new channel weighs as much as one of the old ones did: grey images are
-  seen C' / C times as bright.
+* `mean`: M = 1 / C. Grey images are seen C' / C times as bright.
 * `tile`: M[k, c] = C / C' where c mod C = k, else 0. Where C' is a multiple of C, an image repeated
   along its channels keeps its tokens. With C' < C the last C - C' channels are lost.
 
-A hybrid reads the image by `conv_root`, whose kernel is standardised at every call: each output
-channel is given mean 0 and deviation 1. `tile` to a multiple of C is then still the old model, but
-for the epsilons of two norms. `sum` and `mean` are one model, whose output channels for grey images
-are the old ones times a positive factor each, which the group norm cannot take out: features are
-similar, not equal. For `tile` to anything else nothing is promised.
+A hybrid's `conv_root` is standardised at every call: `tile` to a multiple of C is still the old
+model, but for the epsilons of two norms; `sum` and `mean` are one model, with features that are
+similar to the old ones, not equal.
 """
 
 from __future__ import annotations
@@ -47,25 +41,24 @@ def half_pixel_linear(size_in: int, size_out: int) -> np.ndarray:
 
     The matrix of `jax.image.resize(..., "bilinear", antialias=False)` along one axis, [out, in].
     """
-    return _normalised(np.maximum(0.0, 1.0 - np.abs(_half_pixel_offsets(size_in, size_out))))
+    return _normalised(np.maximum(0.0, 1.0 - _half_pixel_distances(size_in, size_out)))
 
 
 def antialiased_cubic(size_in: int, size_out: int) -> np.ndarray:
     """Keys' cubic with a = -1/2, widened by in / out where it shrinks, [out, in].
 
-    What PyTorch does for `mode="bicubic", antialias=True, align_corners=False`, and PIL: weights
-    that would fall outside are left out and the others scaled to sum to 1.
+    As PyTorch's `mode="bicubic", antialias=True, align_corners=False`, and PIL.
     """
-    x = np.abs(_half_pixel_offsets(size_in, size_out)) / max(size_in / size_out, 1.0)
+    x = _half_pixel_distances(size_in, size_out) / max(size_in / size_out, 1.0)
     near = (1.5 * x - 2.5) * x**2 + 1.0
     far = ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
     return _normalised(np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0)))
 
 
-def _half_pixel_offsets(size_in: int, size_out: int) -> np.ndarray:
+def _half_pixel_distances(size_in: int, size_out: int) -> np.ndarray:
     """Distances, in input pixels, from every output's centre to every input's. [out, in]."""
     centres = (np.arange(size_out) + 0.5) * (size_in / size_out)
-    return (np.arange(size_in) + 0.5)[None, :] - centres[:, None]
+    return np.abs((np.arange(size_in) + 0.5)[None, :] - centres[:, None])
 
 
 def _normalised(weights: np.ndarray) -> np.ndarray:
@@ -156,10 +149,7 @@ def find_source_grid(
 def replace_prefix(
     posemb: np.ndarray, tokens: Sequence[str], new_tokens: Sequence[str]
 ) -> np.ndarray:
-    """Rows for other tokens before the grid: [1, P + N, D] -> [1, P' + N, D].
-
-    The first P rows belong to `tokens`; rows of tokens that are not among these are zero.
-    """
+    """Rows for other tokens before the grid, new ones zero: [1, P + N, D] -> [1, P' + N, D]."""
     zero = np.zeros_like(posemb[:, :1])  # [1, 1, D]
     rows = [posemb[:, [tokens.index(t)]] if t in tokens else zero for t in new_tokens]
     return np.concatenate([*rows, posemb[:, len(tokens) :]], axis=1)
@@ -169,24 +159,18 @@ def resize_patch_kernel(kernel: np.ndarray, patch: tuple[int, int]) -> np.ndarra
     """Kernel of a patch embedding for patches of another size ("FlexiViT", 2212.08013).
 
     With B the matrix of the bilinear resize of a patch (pixel centres, not antialiased) the new
-    kernel is w' = pinv(B^T) w: of all kernels the one for which the token <B x, w'> of the resized
-    patch is closest to <x, w>, in the mean square over patches x of white noise. For larger patches
-    the two are equal for every x. B is a product of one matrix for rows and one for columns, hence
-    so is pinv(B^T).
-
-    A constant image keeps its token down to half the size. Below that B leaves pixels out, and the
-    token of a smooth image shrinks (to 1/4 for 16 -> 4): fine for weights trained this way, as
-    FlexiViT's, and a poor start for others.
+    kernel is w' = pinv(B^T) w: the token <B x, w'> of the resized patch is closest to <x, w>, in
+    the mean square over patches x of white noise, and equal for larger patches. Below half the
+    size B leaves pixels out, and the token of a smooth image shrinks (to 1/4 for 16 -> 4): fine for
+    weights trained this way, as FlexiViT's, and a poor start for others.
 
     Args:
       kernel: [h, w, C, D].
       patch: height and width wanted.
 
     Returns:
-      [*patch, C, D], of the type of `kernel`; the same array where the size is unchanged.
+      [*patch, C, D], of the type of `kernel`.
     """
-    if tuple(patch) == kernel.shape[:2]:
-        return kernel
     rows, columns = (
         np.linalg.pinv(half_pixel_linear(old, new).T)  # [new, old]
         for old, new in zip(kernel.shape[:2], patch, strict=True)
@@ -195,12 +179,7 @@ def resize_patch_kernel(kernel: np.ndarray, patch: tuple[int, int]) -> np.ndarra
 
 
 def mix_channels(kernel: np.ndarray, new_channels: int, method: str) -> np.ndarray:
-    """A kernel for images of `new_channels` channels: [h, w, C, D] -> [h, w, C', D].
-
-    As many channels as there are give back the same array.
-    """
-    if kernel.shape[2] == new_channels:
-        return kernel
+    """A kernel for images of `new_channels` channels: [h, w, C, D] -> [h, w, C', D]."""
     mixing = mixing_matrix(kernel.shape[2], new_channels, method)  # [C, C']
     return (mixing.T @ kernel.astype(np.float64)).astype(kernel.dtype)  # [h, w, C', D]
 

@@ -8,13 +8,9 @@
   at the root and without a row for the class token, blocks possibly stacked for a scan, and in old
   files the attention-pooling head's parts at the root.
 
-What tells them apart are names and shapes; a reader takes any mixture that history produced, such
-as `opt/target/` in front (a whole train state) or `pos_embedding` at the root with its row for the
-class token.
-
-Big Transfer's files (`gs://bit_models/BiT-M-R50x1.npz`) are of other names: each group norm stands
-below the convolution that follows it (`a`, `b`, `c` of a unit), and the head is a convolution of
-one pixel.
+A reader takes any mixture that history produced, such as `opt/target/` in front (a whole train
+state). In Big Transfer's files (`gs://bit_models/BiT-M-R50x1.npz`) each group norm stands below the
+convolution that follows it (`a`, `b`, `c` of a unit), and the head is a convolution of one pixel.
 """
 
 from __future__ import annotations
@@ -28,9 +24,9 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.parameters.names import flatten_names, unflatten_names, unstack_blocks
-from vit_jax.pretrained.fit.sizes import BIT_STEM_KERNEL, PATCH_KERNEL, POSEMB, STEM_KERNEL
 from vit_jax.pretrained.formats.rows import Op, Row, norm, numbers, read_rows, write_rows
 from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.pretrained.infer import BIT_STEM_KERNEL, PATCH_KERNEL, POSEMB, STEM_KERNEL
 
 PREFIXES = ("opt/target/", "params/img/", "params/", "target/", "")
 _OTHER_POSEMBS = ("pos_embedding", "Transformer/pos_embedding")
@@ -59,11 +55,7 @@ def _rename_blocks(name: str, table: dict[str, str]) -> str:
 
 
 def read_google(arrays: dict[str, np.ndarray], *, grid: tuple[int, int] | None = None) -> Stored:
-    """Reads a file of any of the three namings.
-
-    Args:
-      arrays: of the file; what becomes a parameter is taken out.
-      grid: rows and columns of the file's tokens, where they are no square.
+    """Reads a file of any of the three namings; what becomes a parameter is taken out of `arrays`.
 
     Raises:
       UserError: two arrays are one parameter, or the position embeddings' grid cannot be told.
@@ -140,8 +132,7 @@ def to_published(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Flat names of ours -> those of the published files."""
     if BIT_STEM_KERNEL in params:
         return write_rows(_bit_rows(params), params, "npz_published")
-    arrays = _with_long_norms(params)
-    return {_rename_blocks(name, _LINEN): array for name, array in arrays.items()}
+    return {_rename_blocks(n, _LINEN): array for n, array in _with_long_norms(params).items()}
 
 
 def _with_long_norms(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -155,8 +146,7 @@ def _with_long_norms(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def to_big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Flat names of ours -> those of big_vision, one array per block.
 
-    The class token's row of position embeddings is added to the class token, as that code has no
-    place for it: the same function, in other parameters.
+    The class token's row of position embeddings, which have no place there, is added to the token.
     """
     params = dict(params)
     posemb = params.pop(POSEMB, None)
@@ -172,7 +162,7 @@ def to_big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 _CONV = "standardized_conv2d/kernel"
-_BIT_NORM = ("/group_norm/gamma", "/group_norm/beta")
+_BIT_NORM = ("/group_norm/gamma", "/group_norm/beta")  # scale and bias
 _BIT_HEAD = Op(lambda x, _: x[0, 0], lambda x: x[None, None])  # [1, 1, D, K] <-> [D, K]
 
 

@@ -15,17 +15,10 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.pretrained.fit.sizes import POSEMB
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm
-from vit_jax.pretrained.formats.stored import (
-    Stored,
-    finite_numbers,
-    number,
-    pair,
-    positive,
-    reading,
-)
+from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive, reading
+from vit_jax.pretrained.infer import POSEMB
 from vit_jax.workdir.description import HALF, Description, InputSettings
 
 GELUS = {
@@ -84,24 +77,16 @@ def find_prefix(names: Collection[str]) -> str | None:
 
 
 def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Stored:
-    """What `config.json` and `preprocessor_config.json` say; their defaults where silent.
-
-    Raises:
-      UserError: a value of a wrong kind, or an activation that is not ours.
-    """
+    """What `config.json` and `preprocessor_config.json` say; UserError where it is not ours."""
     with reading("config.json"):
         check_known("config.json: pooler_act", settings.get("pooler_act", "tanh"), ["tanh"])
         activation = settings.get("hidden_act", "gelu")
         check_known("config.json: hidden_act", activation, GELUS)
+        epsilon = float(settings.get("layer_norm_eps", 1e-12))
         heads, size = settings.get("num_attention_heads"), settings.get("image_size")
         stored = Stored(
             "huggingface",
-            conventions={
-                "gelu": GELUS[activation],
-                "layer_norm_epsilon": number(
-                    "layer_norm_eps", settings.get("layer_norm_eps", 1e-12), positive=True
-                ),
-            },
+            conventions={"gelu": GELUS[activation], "layer_norm_epsilon": epsilon},
             num_heads=None if heads is None else positive(heads),
             image_size=None if size is None else pair(size),
             class_names=_class_names(settings),
@@ -143,7 +128,7 @@ def _preprocess(settings: dict[str, Any]) -> str:
     """Ops for a `preprocessor_config.json`; "" where it says too little, or what we have not."""
     size, resample = settings.get("size"), settings.get("resample", 2)
     factor = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1
-    if not math.isclose(number("rescale_factor", factor), 1 / 255, rel_tol=1e-3):
+    if not math.isclose(factor, 1 / 255, rel_tol=1e-3):
         raise UserError(
             f"preprocessor_config.json: do_rescale and rescale_factor multiply pixels by {factor}; "
             "only 1/255 is known here. Remove the file to load the weights without it."
@@ -164,19 +149,21 @@ def _preprocess(settings: dict[str, Any]) -> str:
         ops += f"|central_crop({height}, {width}, rounding='nearest')"
     if not settings.get("do_normalize", True):
         return f"{ops}|normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))"
-    mean = finite_numbers("image_mean", settings.get("image_mean") or HALF)
-    std = finite_numbers("image_std", settings.get("image_std") or HALF, positive=True)
+    mean, std = (numbers_of(settings.get(key) or HALF) for key in ("image_mean", "image_std"))
     return ops if mean == std == HALF else f"{ops}|normalize({mean}, {std})"
+
+
+def _sides(size: tuple[int, int]) -> dict[str, int]:
+    return {"height": size[0], "width": size[1]}
 
 
 def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
     """The `preprocessor_config.json`."""
-    size: dict[str, int]
     if isinstance(inputs.resize, int):  # what ViT's own processor has not, CLIP's has
         kind, size = "CLIPImageProcessor", {"shortest_edge": inputs.resize}
     else:
         kind = "ViTImageProcessor" if inputs.crop is None else "DeiTImageProcessor"
-        size = dict(zip(("height", "width"), inputs.resize, strict=True))
+        size = _sides(inputs.resize)
     settings: dict[str, Any] = {
         "image_processor_type": kind,
         "do_resize": True,
@@ -189,8 +176,7 @@ def _to_preprocessor(inputs: InputSettings) -> dict[str, Any]:
         "image_std": list(inputs.std),
     }
     if inputs.crop is not None:
-        crop = dict(zip(("height", "width"), inputs.crop, strict=True))
-        settings |= {"do_center_crop": True, "crop_size": crop}
+        settings |= {"do_center_crop": True, "crop_size": _sides(inputs.crop)}
     return settings
 
 
@@ -233,11 +219,7 @@ def _to_config(description: Description) -> dict[str, Any]:
 def to_huggingface(
     params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays in the classic naming, and the files of settings beside them.
-
-    Raises:
-      UserError: the model is none that transformers' ViT or DeiT can be.
-    """
+    """Arrays in the classic naming, and the files beside them; UserError where it has no such."""
     model = description.model
     if model["classifier"] != "token" or model["resnet_layers"] is not None:
         part = "ResNet" if model["resnet_layers"] is not None else model["classifier"] + " head"

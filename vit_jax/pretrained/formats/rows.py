@@ -60,10 +60,7 @@ def layer(ours: str | list[str], theirs: str, op: Op = DENSE, bias: Op = SAME) -
 
 def norm(ours: str, theirs: str, scale: str = ".weight", bias: str = ".bias") -> list[Row]:
     """A layer or group norm."""
-    return [
-        Row((f"{ours}/scale",), f"{theirs}{scale}"),
-        Row((f"{ours}/bias",), f"{theirs}{bias}"),
-    ]
+    return [Row((f"{ours}/scale",), f"{theirs}{scale}"), Row((f"{ours}/bias",), f"{theirs}{bias}")]
 
 
 def numbers(pattern: str, names: Iterable[str]) -> list[tuple[int, ...]]:
@@ -75,13 +72,7 @@ def numbers(pattern: str, names: Iterable[str]) -> list[tuple[int, ...]]:
 def read_rows(
     stored: Stored, arrays: dict[str, np.ndarray], rows: list[Row], *, num_heads: int = 1
 ) -> None:
-    """Moves the arrays of a file into `stored`.
-
-    Args:
-      stored: takes parameters, and what was left out or changed.
-      arrays: of the file, under the names of the table; what becomes a parameter is taken out.
-      rows: with every array that is expected; those that are missing are the model's to notice.
-      num_heads: of the attention.
+    """Moves the arrays of a file into `stored`; what is missing is the model's to notice.
 
     Raises:
       UserError: an array whose shape does not suit the row, or the number of heads.
@@ -109,11 +100,7 @@ def read_rows(
 def write_rows(
     rows: list[Row], params: Mapping[str, np.ndarray], format: str
 ) -> dict[str, np.ndarray]:
-    """Our flat names -> theirs, contiguous.
-
-    Raises:
-      UserError: a parameter that the format has no name for.
-    """
+    """Our flat names -> theirs, contiguous; UserError where the format has no name."""
     if left := params.keys() - {name for row in rows for name in row.ours}:
         raise UserError(f"--format={format} has no place for {', '.join(sorted(left))}.")
     return {

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.models.tokens import token_grid
 from vit_jax.workdir.description import Description
+
+# Of a folder; beside the weights there may be the JSON files that the format has.
+WEIGHTS_FILE = "model.safetensors"
+TORCH_FILE = "pytorch_model.bin"
 
 
 @dataclasses.dataclass
@@ -45,21 +49,31 @@ class Stored:
     probabilities_by: str = "softmax"
 
     def add(self, name: str, array: np.ndarray) -> None:
-        """Adds an array of the file as a parameter of ours, as float32.
-
-        Raises:
-          UserError: no floats, or a number beyond the range of float32.
-        """
+        """Adds an array of the file as a parameter of ours, as float32; UserError: no floats."""
         dtype = array.dtype.name
         if dtype not in ("float16", "bfloat16", "float32", "float64"):
             raise UserError(f"{name} has type {dtype}; parameters are floats.")
-        try:
-            with np.errstate(over="raise", invalid="ignore"):
-                self.params[name] = array.astype(np.float32, copy=False)
-        except FloatingPointError as error:
-            raise UserError(f"{name} has numbers beyond the range of float32.") from error
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.params[name] = array.astype(np.float32, copy=False)
         if dtype != "float32":
             self.changed[name] = f"{dtype} as float32"
+
+
+def check_description(description: Description, names: str = "class_names") -> Description:
+    """Raises UserError where parts of a description contradict each other.
+
+    `names` is the key that names the classes, for the error.
+    """
+    model, size = description.model, description.image_shape[:2]
+    expected = token_grid(size, model.get("patch_size"), model.get("resnet_layers"))
+    if description.grid != expected:
+        raise UserError(
+            f"it says grid={description.grid}, but images of {size} have {expected} tokens."
+        )
+    count, num_classes = len(description.class_names), model.get("num_classes")
+    if count and num_classes and count != num_classes:
+        raise UserError(f"{count} classes are named ({names}), the head has {num_classes}.")
+    return description
 
 
 @contextlib.contextmanager
@@ -80,16 +94,8 @@ def positive(value: Any) -> int:
     return value
 
 
-def number(name: str, value: Any, *, positive: bool = False) -> float:
-    """A finite number, not a bool; else TypeError."""
-    if type(value) not in (int, float) or not abs(value) < math.inf or (positive and value <= 0):
-        raise TypeError(f"{name}={value!r} is no {'positive' if positive else 'finite'} number")
-    return float(value)
-
-
-def finite_numbers(name: str, values: Any, *, positive: bool = False) -> tuple[float, ...]:
-    """A list of such numbers."""
-    return tuple(number(name, value, positive=positive) for value in values)
+def numbers_of(values: Any) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
 
 
 def pair(value: Any) -> tuple[int, int]:

@@ -14,16 +14,12 @@ from vit_jax.files.paths import read_object, write_arrays, write_json
 from vit_jax.models.create import MODELS
 from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES
-from vit_jax.pretrained.arrays import read_arrays, write_safetensors
-from vit_jax.pretrained.fit.sizes import POSEMB, num_prefix_tokens
+from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google, huggingface, timm
 from vit_jax.pretrained.formats.rows import numbers
-from vit_jax.pretrained.formats.stored import Stored
+from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Stored
+from vit_jax.pretrained.infer import POSEMB, num_prefix_tokens
 from vit_jax.workdir.description import Description, InputSettings
-
-# Of a folder; beside the weights there may be the JSON files that the format has.
-WEIGHTS_FILE = "model.safetensors"
-TORCH_FILE = "pytorch_model.bin"
 
 Params = dict[str, np.ndarray]
 
@@ -58,25 +54,19 @@ class Format(NamedTuple):
             raise UserError(
                 f"this format has no place for model.name={kind!r}; --format={able} or orbax has."
             )
-        if self.to_folder is None:
-            assert self.to_file is not None
+        if self.to_file is not None:
             return write_arrays(path, self.to_file(params))
-        params = _with_learned_positions(params, description)
+        assert self.to_folder is not None
+        if POSEMB not in params:  # fixed positions: folders of others know only learned ones
+            table = sincos2d(description.grid, description.model["hidden_size"])
+            zeros = np.zeros((1, num_prefix_tokens(params), table.shape[-1]), np.float32)
+            params = {**params, POSEMB: np.concatenate([zeros, table], axis=1)}  # [1, P + h*w, D]
         arrays, settings = self.to_folder(params, description, inputs)
         path.mkdir(parents=True, exist_ok=True)
         write_safetensors(path / WEIGHTS_FILE, arrays, {"format": "pt"})
         for name, value in settings.items():
             write_json(path / name, value)
         return path / WEIGHTS_FILE
-
-
-def _with_learned_positions(params: Params, description: Description) -> Params:
-    """Fixed position embeddings as a parameter: folders of others know only learned ones."""
-    if POSEMB in params:
-        return params
-    table = sincos2d(description.grid, description.model["hidden_size"])
-    zeros = np.zeros((1, num_prefix_tokens(params), table.shape[-1]), np.float32)
-    return {**params, POSEMB: np.concatenate([zeros, table], axis=1)}  # [1, P + h*w, D]
 
 
 FORMATS: dict[str, Format] = {
@@ -90,47 +80,50 @@ FORMATS: dict[str, Format] = {
 
 def read_weights(
     path: Path,
-    *,
+    arrays: Params,
     num_heads: int | None = None,
     default_heads: int | None = None,
     grid: tuple[int, int] | None = None,
 ) -> Stored:
-    """Reads a file of any format, recognised by the names in it, into our names.
+    """Brings the arrays of a file of any format, recognised by their names, into our names.
 
     Args:
       path: the file, beside which there may be a `config.json`.
+      arrays: in it; what becomes a parameter is taken out.
       num_heads: of the attention, which files of PyTorch do not tell; None asks `config.json`, then
         the table of known sizes, then `default_heads`.
-      default_heads: see there.
       grid: rows and columns of the file's tokens, where they are no square.
 
     Raises:
-      UserError: see `read_arrays`; names of no known model; see also the readers of the formats.
+      UserError: names of no known model; see also the readers of the formats.
     """
-    arrays = read_arrays(path)
     in_folder = path.name.startswith((WEIGHTS_FILE, TORCH_FILE))
     files = (path.parent / file for file in ("config.json", "preprocessor_config.json"))
-    config, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)
+    settings, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)
     try:
         if google.find_prefix(arrays) is not None:
             stored = google.read_google(arrays, grid=grid)
         elif google.is_big_transfer(arrays):
             stored = google.read_big_transfer(arrays)
         elif huggingface.find_prefix(arrays) is not None:
-            stored = huggingface.read_settings(config, preprocessor)
+            stored = huggingface.read_settings(settings, preprocessor)
             heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
             huggingface.read_huggingface(stored, arrays, heads)
         elif timm.is_timm(arrays):
-            stored = timm.read_settings(config)
+            stored = timm.read_settings(settings)
             heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
-            timm.read_timm(stored, arrays, heads, config, grid)
+            timm.read_timm(stored, arrays, heads, settings, grid)
         else:
             raise UserError(
                 f"it holds {len(arrays)} arrays ({', '.join(list(arrays)[:4])}, ...), whose names "
                 "are those of no Vision Transformer or ResNet known here: Google's .npz, BiT, "
                 "big_vision, timm, Hugging Face ViT or DeiT."
             )
-        _check_depth(config, stored)
+        stated = (settings.get("model_args") or {}).get("depth") or settings.get(
+            "num_hidden_layers"
+        )
+        if stated and stated != (found := len(numbers(r"encoderblock_(\d+)/", stored.params))):
+            raise UserError(f"config.json says {stated} blocks, and the file has {found}.")
     except UserError as error:
         if str(path) in str(error):
             raise
@@ -158,11 +151,3 @@ def _choose_heads(
         "nothing tells the number of attention heads, and its sizes are none that is known here; "
         "give it (num_heads, --num_heads)."
     )
-
-
-def _check_depth(settings: dict[str, Any], stored: Stored) -> None:
-    """Raises UserError where the file beside the weights says another number of blocks."""
-    stated = (settings.get("model_args") or {}).get("depth") or settings.get("num_hidden_layers")
-    found = numbers(r"encoderblock_(\d+)/", stored.params)
-    if stated is not None and stated != len(found):
-        raise UserError(f"config.json says {stated} blocks, and the file has {len(found)}.")

@@ -12,10 +12,10 @@ import numpy as np
 
 from vit_jax.errors import UserError, check_known
 from vit_jax.models.variants import HYBRIDS, SIZES
-from vit_jax.pretrained.fit.sizes import POSEMB, grid_of_images, num_prefix_tokens
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
-from vit_jax.pretrained.formats.stored import Stored, finite_numbers, pair, positive, reading
+from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive, reading
+from vit_jax.pretrained.infer import POSEMB, grid_of_images, num_prefix_tokens
 from vit_jax.workdir.description import HALF, Description, InputSettings
 
 # Architectures of timm by our variant, but for the resolution; `model_args` says the rest.
@@ -103,11 +103,7 @@ def is_timm(names: Collection[str]) -> bool:
 
 
 def read_settings(settings: dict[str, Any]) -> Stored:
-    """What timm's `config.json` says.
-
-    Raises:
-      UserError: a value of a wrong kind, or an activation that is not ours.
-    """
+    """What timm's `config.json` says; UserError where it is not ours."""
     with reading("config.json"):
         args, inputs = settings.get("model_args") or {}, settings.get("pretrained_cfg") or {}
         architecture = str(settings.get("architecture") or inputs.get("architecture") or "")
@@ -121,14 +117,13 @@ def read_settings(settings: dict[str, Any]) -> Stored:
         check_known("config.json: global_pool", pooling, _POOL.values())
         size = args.get("img_size") or (inputs.get("input_size") or [None])[1:]
         image_size = pair(size) if size else None
+        names = settings.get("label_names") or inputs.get("label_names") or []
         return Stored(
             "timm",
             conventions={"gelu": _GELUS[activation], "layer_norm_epsilon": 1e-6},
             num_heads=positive(args["num_heads"]) if args.get("num_heads") else None,
             image_size=image_size,
-            class_names=tuple(
-                map(str, settings.get("label_names") or inputs.get("label_names") or [])
-            ),
+            class_names=tuple(map(str, names)),
             eval_preprocess=_preprocess(inputs, image_size),
         )
 
@@ -140,8 +135,7 @@ def _preprocess(inputs: dict[str, Any], size: tuple[int, int] | None) -> str:
     method, crop_pct = inputs.get("interpolation", "bicubic"), float(inputs["crop_pct"])
     if method not in ("bilinear", "bicubic") or not 0.0 < crop_pct <= 1.0:
         return ""
-    mean = finite_numbers("mean", inputs.get("mean") or HALF)
-    std = finite_numbers("std", inputs.get("std") or HALF, positive=True)
+    mean, std = (numbers_of(inputs.get(key) or HALF) for key in ("mean", "std"))
     if inputs.get("crop_mode") == "squash":
         height, width = (math.floor(side / crop_pct) for side in size)
         normalize = "" if mean == std == HALF else f"|normalize({mean}, {std})"
@@ -217,11 +211,7 @@ def _architecture(model: dict[str, Any]) -> str:
 def to_timm(
     params: dict[str, np.ndarray], description: Description, inputs: InputSettings
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
-
-    Raises:
-      UserError: timm has no such model.
-    """
+    """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
     model = description.model
     check_known("--format=timm: model.classifier", model["classifier"], _POOL)
     architecture = _architecture(model)
@@ -276,9 +266,8 @@ def to_timm(
 
 
 def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Our flat names -> timm's."""
-    blocks = numbers(r"encoderblock_(\d+)/", params)
-    units = numbers(r"block(\d+)/unit(\d+)/", params)
+    """Our flat names -> timm's; UserError for a parameter that timm has no name for."""
+    blocks, units = (numbers(p, params) for p in (r"encoderblock_(\d+)/", r"block(\d+)/unit(\d+)/"))
     return rows.write_rows(_table(blocks, units), params, "timm")
 
 

@@ -13,61 +13,17 @@ from typing import Any
 
 from vit_jax.errors import UserError, check_known
 from vit_jax.models import augreg_names
-from vit_jax.pretrained.zoo.entry import Accuracy, ZooEntry
+from vit_jax.pretrained.zoo.entries import ADAPTATION, AUGREG, Accuracy, ZooEntry, augreg_entry
 
-FOLDER = "gs://vit_models/augreg"
-INDEX = f"{FOLDER}/index.csv"
-
-# Datasets of pre-training (`ds` in the index) and of fine-tuning (`adapt_ds`): classes.
-PRETRAINING = {"i1k": 1000, "i21k": 21843}
-ADAPTATION = {
-    "imagenet2012": 1000,
-    "cifar100": 100,
-    "oxford_iiit_pet": 37,
-    "resisc45": 45,
-    "kitti": 4,  # VTAB's task: distance of the closest vehicle
-}
+INDEX = f"{AUGREG}/index.csv"
 # Fractions of one that are read here; an empty cell is a run without a result.
 _FRACTIONS = ("final_val", "final_test", "adapt_final_val", "adapt_final_test")
 
 Row = dict[str, Any]
 
 
-def entry(name: str) -> ZooEntry:
-    """What the name of a file of the collection says, with or without `.npz`.
-
-    Raises:
-      UserError: the collection has no such names.
-    """
-    name = name.removesuffix(".npz")
-    parts = augreg_names.parse(name)
-    num_classes, labels = PRETRAINING[parts.data], augreg_names.DATASETS[parts.data]
-    if parts.adapt_dataset:
-        num_classes = ADAPTATION[parts.adapt_dataset]
-        labels = "imagenet2012" if parts.adapt_dataset == "imagenet2012" else ""
-    may_have_tanh = parts.data == "i1k" and not parts.adapt_dataset
-    return ZooEntry(
-        name=f"augreg/{name}",
-        url=f"{FOLDER}/{name}.npz",
-        format="npz_published",
-        variant=parts.variant,
-        resolution=parts.resolution,
-        num_classes=num_classes,
-        preprocess=f"official_eval({parts.resolution})",
-        labels=labels,
-        note="May have the tanh layer before its head: files trained on ImageNet alone exist with "
-        "and without."
-        if may_have_tanh
-        else "",
-    )
-
-
 def read_index(path: str | os.PathLike[str]) -> list[Row]:
-    """Rows of index.csv: texts, and the fractions as floats, -1 where there is none.
-
-    Raises:
-      UserError: not that file.
-    """
+    """Rows of index.csv: texts, and the fractions as floats, -1 where there is none."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows: list[Row] = list(csv.DictReader(file, restval=""))
@@ -109,20 +65,16 @@ def select(
     best = max(_where(rows, "ds", ds), key=lambda row: row["final_val"])
     if not adapt_ds:
         dataset, column = ("imagenet2012", "final_test") if ds == "i1k" else (ds, "final_val")
-        return _with_accuracy(entry(best["filename"]), dataset, best, column)
+        return _with_accuracy(best["filename"], dataset, best, column)
     rows = _where(_where(rows, "filename", best["filename"]), "adapt_ds", adapt_ds)
     if resolution is not None:
         rows = _where(rows, "adapt_resolution", str(resolution))
     best = max(rows, key=lambda row: row["adapt_final_val"])
-    return _with_accuracy(entry(best["adapt_filename"]), adapt_ds, best, "adapt_final_test")
+    return _with_accuracy(best["adapt_filename"], adapt_ds, best, "adapt_final_test")
 
 
 def parse_choice(text: str) -> dict[str, Any]:
-    """`B/16,adapt_ds=imagenet2012,resolution=384` as keyword arguments of `select`.
-
-    Raises:
-      UserError: an unknown key, or a value of the wrong type.
-    """
+    """`B/16,adapt_ds=imagenet2012,resolution=384` as keyword arguments of `select`."""
     name, *options = text.split(",")
     arguments: dict[str, Any] = {"name": name}
     for option in options:
@@ -139,7 +91,8 @@ def _where(rows: list[Row], column: str, value: str) -> list[Row]:
     return [row for row in rows if row[column] == value]
 
 
-def _with_accuracy(found: ZooEntry, dataset: str, row: Row, column: str) -> ZooEntry:
+def _with_accuracy(file: str, dataset: str, row: Row, column: str) -> ZooEntry:
+    found = augreg_entry(file)
     if row[column] < 0:
         return found
     accuracy = Accuracy(round(100 * row[column], 2), f"AugReg index.csv, {column}", dataset)

@@ -11,6 +11,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -54,8 +55,7 @@ def download(
         destination.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".part-") as folder:
             path = Path(folder) / destination.name
-            md5 = _fetch_patiently(url, path, low, high)
-            _verify(path, url, low, {"sha256": sha256.lower(), "md5": md5})
+            _fetch_patiently(url, path, low, high, sha256.lower())
             sync(path)
             path.replace(destination)
     except OSError as error:
@@ -64,7 +64,7 @@ def download(
     return destination
 
 
-def _fetch_patiently(url: str, path: Path, low: int, high: int) -> str:
+def _fetch_patiently(url: str, *arguments: Any) -> None:
     """As `_fetch`, in several attempts if need be; UserError where they fail."""
     import aiohttp
     from fsspec.asyn import get_loop
@@ -72,16 +72,14 @@ def _fetch_patiently(url: str, path: Path, low: int, high: int) -> str:
     way_out = "copy the file by other means (`gcloud storage cp`) and give its path."
     for attempt in range(1, ATTEMPTS + 1):
         # On fsspec's thread: a notebook has a loop of its own running on this one.
-        future = asyncio.run_coroutine_threadsafe(_fetch(url, path, low, high), get_loop())
+        future = asyncio.run_coroutine_threadsafe(_fetch(url, *arguments), get_loop())
         try:
             return future.result()
         except aiohttp.ClientError as error:
             reason = f"the connection failed ({one_line(error)})"
-            permanent = (aiohttp.ClientConnectorCertificateError, aiohttp.RedirectClientError)
-            may_pass = not isinstance(error, permanent)
+            may_pass = not isinstance(error, aiohttp.ClientConnectorCertificateError)
             if isinstance(error, aiohttp.ClientResponseError):
-                text = error.message or type(error).__name__
-                reason = f"the server answers {error.status} {text}"
+                reason = f"the server answers {error.status} {error.message}"
                 may_pass = error.status in (408, 429) or error.status >= 500
             if not may_pass or attempt == ATTEMPTS:
                 raise UserError(
@@ -94,11 +92,10 @@ def _fetch_patiently(url: str, path: Path, low: int, high: int) -> str:
             raise UserError(f"{url}: not complete after {DEADLINE:g} s; {way_out}") from error
         finally:
             future.cancel()  # also by Ctrl-C
-    raise AssertionError("the last attempt returns or raises")
 
 
-async def _fetch(url: str, path: Path, low: int, high: int) -> str:
-    """Writes `path`, in one attempt; returns the MD5 in hex, "" where the server sends none."""
+async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None:
+    """Writes `path`, in one attempt; UserError where it is not what was asked for."""
     import aiohttp
 
     session = aiohttp.ClientSession(
@@ -107,10 +104,9 @@ async def _fetch(url: str, path: Path, low: int, high: int) -> str:
         trust_env=True,
         raise_for_status=True,
     )
+    digests = {"sha256": hashlib.sha256(), "md5": hashlib.md5()}
     async with session, session.get(url) as response:
         total = response.content_length
-        if total is None and "Transfer-Encoding" not in response.headers:
-            raise UserError(f"{url}: the answer does not tell its length; give a path.")
         if total is not None and not low <= total <= high:
             raise UserError(f"{url} has {total:,} bytes and should have {low:,} to {high:,}.")
         # disable=None: on terminals only.
@@ -118,26 +114,21 @@ async def _fetch(url: str, path: Path, low: int, high: int) -> str:
         with bar, open(path, "wb") as file:
             async for chunk in response.content.iter_any():
                 bar.update(file.write(chunk))
+                for digest in digests.values():
+                    digest.update(chunk)
                 if file.tell() > high:
                     raise UserError(f"{url} has more than {high:,} bytes; it is not kept.")
-        hashes = ",".join(response.headers.getall("x-goog-hash", []))
-        md5 = re.search(r"md5=([A-Za-z0-9+/]{22}==)", hashes)
-        return base64.b64decode(md5[1]).hex() if md5 else ""
-
-
-def _verify(path: Path, url: str, low: int, hashes: dict[str, str]) -> None:
-    """Raises UserError where a file is not what was asked for."""
+            wrong = "" if file.tell() >= low else "it is too short"
+    hashes = ",".join(response.headers.getall("x-goog-hash", []))
+    md5 = re.search(r"md5=([A-Za-z0-9+/]{22}==)", hashes)
+    for name, wanted in {
+        "sha256": sha256,
+        "md5": base64.b64decode(md5[1]).hex() if md5 else "",
+    }.items():
+        if not (found := digests[name].hexdigest()).startswith(wanted):
+            wrong = f"its {name} is {found} and should be {wanted}"
     with open(path, "rb") as file:
-        begin = file.read(512).lstrip().lower()
-        is_page = begin.startswith((b"<!doctype", b"<html", b"<?xml"))
-        wrong = "it is a web page" if is_page else ""
-        for name, wanted in hashes.items():
-            file.seek(0)
-            if wanted and not (found := hashlib.file_digest(file, name).hexdigest()).startswith(
-                wanted
-            ):
-                wrong = f"its {name} is {found} and should be {wanted}"
-    if path.stat().st_size < low:
-        wrong = "it is too short"
+        if file.read(512).lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+            wrong = "it is a web page"
     if wrong:
         raise UserError(f"{url}: {wrong}; the file is not kept.")

@@ -19,8 +19,7 @@ from vit_jax.errors import UserError, import_extra, one_line
 from vit_jax.files.paths import cache_dir, is_bucket, to_path
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo.download import download
-from vit_jax.pretrained.zoo.entry import ZooEntry
-from vit_jax.pretrained.zoo.list import find_entry, get_entry
+from vit_jax.pretrained.zoo.entries import ZooEntry, find_entry, get_entry
 
 _GOOGLE = "https://storage.googleapis.com"
 _HUB = "hf://"
@@ -42,11 +41,8 @@ def http_address(url: str) -> str:
     Raises:
       UserError: none of these, or no file in it.
     """
-    match = re.fullmatch(
-        r"(gs|https?)://(([\w.-]+)(?::\d{1,5})?(?:/[^/]+)+)", url.partition("#")[0]
-    )
-    has_host = match is not None and all(0 < len(part) < 64 for part in match[3].split("."))
-    if match is None or not has_host or not url.isprintable() or {".", ".."} & {*url.split("/")}:
+    match = re.fullmatch(r"(gs|https?)://([\w.-]+(?::\d{1,5})?(?:/[^/]+)+)", url.partition("#")[0])
+    if match is None or not url.isprintable() or {".", ".."} & {*url.split("/")}:
         raise UserError(f"{url!r} is no address of a file, such as gs://BUCKET/NAME.")
     if match[1] != "gs":
         return urllib.parse.quote(url, safe="%/:?&=+@,;~!$'()*[]")
@@ -56,11 +52,7 @@ def http_address(url: str) -> str:
 
 
 def cache_path(url: str) -> Path:
-    """Where the file at a gs://, https:// or http:// address is kept.
-
-    Raises:
-      UserError: no address of a file.
-    """
+    """Where the file at a gs://, https:// or http:// address is kept; else UserError."""
     url = _canonical(url)
     http_address(url)  # says what is no address
     scheme, _, rest = url.partition("#")[0].partition("://")
@@ -133,12 +125,9 @@ def _canonical(url: str) -> str:
 
 
 def _existing(source: str | os.PathLike[str]) -> Path | None:
-    try:
-        path = Path(os.path.expanduser(source))
-        # Path("") would be the current folder.
-        return path if os.fspath(source) and path.exists() else None
-    except OSError:  # a name too long for a path
-        return None
+    path = Path(os.path.expanduser(source))
+    # Path("") would be the current folder.
+    return path if os.fspath(source) and path.exists() else None
 
 
 def fetch_from_hub(address: str) -> Path:

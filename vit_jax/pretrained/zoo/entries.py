@@ -1,0 +1,270 @@
+"""The published checkpoints by name: what is known of each, look them up, choose among them.
+
+`checkpoints.jsonl` has a line per checkpoint, with the fields of `ZooEntry` that differ from their
+defaults. Its sources:
+
+* Sizes of imagenet21k, imagenet21k+imagenet2012 and sam: listing of the buckets in the official
+  vit_jax.ipynb; of augreg: table in the official README, which lists the best of each architecture
+  by upstream validation accuracy. Whether a file has the tanh layer before its head, and the
+  resolution of the two ViT-B_8, follow from the size, which a test recomputes.
+* "timm" in the source of an accuracy means pytorch-image-models, results/results-imagenet.csv:
+  measured on these weights after conversion, with timm's preprocessing (bicubic; 0.9 of the side at
+  224 pixels). Repositories of timm: the names in timm's default_cfgs.
+* DeiT: README_deit.md of facebookresearch/deit; the eight hex digits in a file's name begin its
+  SHA-256.
+
+labels/KEY.txt holds one line per class that published heads predict, in the order of their logits:
+WordNet id, tab, short name. Ids and names are those of WordNet 3.0 (Princeton University,
+wordnet.princeton.edu); which ids, and in which order, is that of ImageNet. The short name is the
+first lemma of the synset; where two classes would have the same, it is followed by the second
+lemma, or else by the WordNet id in parentheses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vit_jax.errors import UserError, check_known, nearest
+from vit_jax.models import augreg_names
+from vit_jax.models.variants import get_variant
+
+AUGREG = "gs://vit_models/augreg"  # 50,000 files
+# Of AugReg's datasets of pre-training (`ds` in its index) and of fine-tuning: classes.
+PRETRAINING = {"i1k": 1000, "i21k": 21843}
+ADAPTATION = {
+    "imagenet2012": 1000,
+    "cifar100": 100,
+    "oxford_iiit_pet": 37,
+    "resisc45": 45,
+    "kitti": 4,  # VTAB's task: distance of the closest vehicle
+}
+# Names of classes, and how many there are.
+LABELS = {
+    "imagenet2012": 1000,  # ILSVRC 2012, sorted by WordNet id
+    "imagenet21k": 21843,  # as in Google's heads: two classes more than the release of fall 2011
+}
+_UNITS = {"MiB": 2**20, "GiB": 2**30}
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+    """A published top-1 accuracy in percent; of the very file, unless `source` says otherwise."""
+
+    percent: float
+    source: str
+    dataset: str = "imagenet2012"
+
+    def __str__(self) -> str:
+        return f"{self.percent:g} % {self.dataset} ({self.source})"
+
+
+@dataclasses.dataclass(frozen=True)
+class ZooEntry:
+    """One checkpoint.
+
+    Attributes:
+      name: family/model, the name that scripts and `load_pretrained` take.
+      url: gs://, https:// or hf:// address.
+      format: npz_published (Google's), big_vision, timm or huggingface.
+      variant: key of models/variants.py.
+      resolution: side, in pixels, of the square images its position embeddings are for.
+      preprocess: how its accuracy is measured, for `vit_jax.data.preprocess.parse`.
+      num_classes: size of the head; 0 without a head.
+      classifier: token or gap.
+      representation_size: width of the tanh layer before the head; None without that layer.
+      position_embedding: learned or sincos2d.
+      labels: key of `LABELS`; "" where the names of the classes are not known.
+      size: as published, such as "393.69 MiB"; "" where it is not.
+      sha256: of the file in hex, or how it begins; "" where it is not published.
+      accuracy: published results, first the one that an evaluation of this file should give.
+      note: what a user has to know, and what could not be verified.
+    """
+
+    name: str
+    url: str
+    format: str
+    variant: str
+    resolution: int
+    preprocess: str
+    num_classes: int = 1000
+    classifier: str = "token"
+    representation_size: int | None = None
+    position_embedding: str = "learned"
+    labels: str = "imagenet2012"
+    size: str = ""
+    sha256: str = ""
+    accuracy: tuple[Accuracy, ...] = ()
+    note: str = ""
+
+    @property
+    def family(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def imagenet_top1(self) -> float | None:
+        """Published ImageNet top-1 in percent."""
+        return next((a.percent for a in self.accuracy if a.dataset == "imagenet2012"), None)
+
+    @property
+    def size_bounds(self) -> tuple[int, int] | None:
+        """Least and most bytes that `size` may stand for; None where it is unknown."""
+        if not self.size:
+            return None
+        number, unit = self.size.split()
+        last_digit = 10.0 ** -len(number.partition(".")[2])  # rounded by some, cut off by others
+        low, high = float(number) - last_digit, float(number) + last_digit
+        return int(low * _UNITS[unit]), int(high * _UNITS[unit])
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """Keyword arguments of `create_model` for these weights."""
+        keys = ("num_classes", "classifier", "representation_size", "position_embedding")
+        return get_variant(self.variant) | {key: getattr(self, key) for key in keys}
+
+
+@functools.cache
+def entries() -> dict[str, ZooEntry]:
+    """The rows of the zoo by name; `find_entry` also knows AugReg's other files."""
+    text = (Path(__file__).parent / "checkpoints.jsonl").read_text(encoding="utf-8")
+    found = {}
+    for line in text.splitlines():
+        fields = json.loads(line)
+        accuracy = tuple(Accuracy(*each) for each in fields.pop("accuracy", ()))
+        found[fields["name"]] = ZooEntry(**fields, accuracy=accuracy)
+    return found
+
+
+def augreg_entry(file: str) -> ZooEntry:
+    """What the name of a file of AugReg says, with or without `.npz`; UserError if none has it."""
+    file = file.removesuffix(".npz")
+    parts = augreg_names.parse(file)
+    num_classes, labels = PRETRAINING[parts.data], augreg_names.DATASETS[parts.data]
+    if parts.adapt_dataset:
+        num_classes = ADAPTATION[parts.adapt_dataset]
+        labels = "imagenet2012" if parts.adapt_dataset == "imagenet2012" else ""
+    note = "May have the tanh layer before its head: files trained on ImageNet alone exist with "
+    note += "and without."
+    return ZooEntry(
+        name=f"augreg/{file}",
+        url=f"{AUGREG}/{file}.npz",
+        format="npz_published",
+        variant=parts.variant,
+        resolution=parts.resolution,
+        num_classes=num_classes,
+        preprocess=f"official_eval({parts.resolution})",
+        labels=labels,
+        note=note if parts.data == "i1k" and not parts.adapt_dataset else "",
+    )
+
+
+def find_entry(name_or_url: str) -> ZooEntry | None:
+    """The entry of a name or an address, or None.
+
+    Besides the rows these are all files of AugReg, as augreg/FILE or gs://vit_models/augreg/FILE,
+    with or without `.npz`.
+    """
+    by_url = {row.url: row for row in entries().values()}
+    found = entries().get(name_or_url) or by_url.get(name_or_url)
+    folder, _, file = name_or_url.rpartition("/")
+    if found is None and folder in ("augreg", AUGREG) and augreg_names.is_file_name(file):
+        found = augreg_entry(file)
+        return by_url.get(found.url, found)  # a recommended one has a row
+    return found
+
+
+def get_entry(name: str) -> ZooEntry:
+    """The entry called `name`; UserError with the nearest name if there is none."""
+    found = find_entry(name)
+    if found is not None:
+        return found
+    if name.startswith("augreg/") and "-" in name:
+        return augreg_entry(name.removeprefix("augreg/"))  # says what is wrong with it
+    # People leave out the family.
+    meant = [repr(known) for known in entries() if known.partition("/")[2] == name]
+    hint = f" Did you mean {' or '.join(meant)}?" if meant else nearest(name, entries())
+    raise UserError(f"{name!r} is not in the zoo.{hint} `python scripts/zoo.py list` lists it.")
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names for `load_model` that match a shell pattern, such as `*L/16*`; case does not count."""
+    return [name for name in entries() if fnmatch.fnmatch(name.lower(), pattern.lower())]
+
+
+def filter_entries(*, min_accuracy: float | None = None, **fields: Any) -> list[ZooEntry]:
+    """Rows that agree with every argument that is not None.
+
+    Args:
+      min_accuracy: least published ImageNet top-1, in percent; rows without one are left out.
+      **fields: of `ZooEntry`, or its `family`.
+
+    Raises:
+      UserError: a value that no row has, or values that no row has together.
+    """
+    rows = list(entries().values())
+    given = {key: value for key, value in fields.items() if value is not None}
+    for key, value in given.items():
+        known = sorted({getattr(row, key) for row in entries().values()})
+        check_known(key, str(value), map(str, known))
+        rows = [row for row in rows if getattr(row, key) == value]
+    if min_accuracy is not None:
+        given["min_accuracy"] = min_accuracy
+        rows = [row for row in rows if (row.imagenet_top1 or 0.0) >= min_accuracy]
+    if not rows:
+        text = ", ".join(f"{key}={value}" for key, value in given.items())
+        raise UserError(f"no checkpoint has all of {text}; drop one of these.")
+    return rows
+
+
+def table(rows: Iterable[ZooEntry]) -> str:
+    """One line per entry, in aligned columns: text left, numbers right."""
+    lines = [("name", "variant", "pixels", "classes", "size", "ImageNet")]
+    for row in rows:
+        top1 = "-" if row.imagenet_top1 is None else f"{row.imagenet_top1:.1f}"
+        cells = (row.name, row.variant, str(row.resolution), str(row.num_classes))
+        lines.append((*cells, row.size or "-", top1))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    form = "  ".join(f"{{:{'<<>>>>'[i]}{width}}}" for i, width in enumerate(widths))
+    return "\n".join(form.format(*line) for line in lines)
+
+
+def show(entry: ZooEntry) -> str:
+    """Every field that is known, and the commands that use the checkpoint."""
+    fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
+    fields["accuracy"] = "; ".join(map(str, entry.accuracy))
+    if entry.labels:
+        names = class_names(entry.labels)
+        fields["labels"] = f"{entry.labels} ({names[0]} ... {names[-1]})"
+    lines = [f"  {name:<21}{value}" for name, value in fields.items() if value not in ("", None)]
+    commands = [f"zoo.py get {entry.name}"]
+    if entry.num_classes and entry.family != "imagenet21k":  # whose heads are zero
+        commands.append(f"predict.py {entry.name} IMAGE...")
+    if entry.labels == "imagenet2012":
+        commands.append(f"evaluate.py {entry.name} --dataset=imagenet2012 --split=validation")
+    commands.append(
+        f"finetune.py --config=configs/finetune.py:{entry.variant},cifar10 "
+        f"--config.pretrained.source={entry.name} --workdir=/tmp/cifar10"
+    )
+    return "\n".join([*lines, "", *(f"  python scripts/{each}" for each in commands)])
+
+
+def class_names(key: str) -> tuple[str, ...]:
+    """Short names, one per class, all different; UserError if `key` is not in LABELS."""
+    return tuple(name for _, name in _label_lines(key))
+
+
+def wordnet_ids(key: str) -> tuple[str, ...]:
+    """WordNet ids such as `n01440764`, one per class; errors as above."""
+    return tuple(wordnet_id for wordnet_id, _ in _label_lines(key))
+
+
+@functools.cache
+def _label_lines(key: str) -> list[list[str]]:
+    check_known("labels", key, LABELS)
+    path = Path(__file__).parent / "labels" / f"{key}.txt"
+    return [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
