@@ -78,7 +78,8 @@ setup(
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
         "vit_jax": ["py.typed"],
-        "vit_jax.pretrained.zoo": ["checkpoints.jsonl", "labels/*.txt"],
+        "vit_jax.data": ["labels/*.txt"],
+        "vit_jax.pretrained.zoo": ["checkpoints.jsonl"],
         "vit_jax.report": ["page.css"],
     },
     install_requires=INSTALL_REQUIRES,

@@ -19,7 +19,6 @@ from ml_collections import ConfigDict
 
 from vit_jax import launch
 from vit_jax.errors import UserError, check_known
-from vit_jax.hardware.chips import GIB
 from vit_jax.plan.cost import FAST_SHARE, utilization
 from vit_jax.plan.plan import Changes, available_bytes, changed, flags, make_plan, remedies
 from vit_jax.plan.topology import Topology, parse_topology
@@ -90,7 +89,7 @@ def plan_row(topology: Topology, config: ConfigDict) -> dict[str, Any]:
         return {"settings": flags(changes), "gib": None}
     return {
         "settings": flags(changes),
-        "gib": plan.step.memory["total"] / GIB,
+        "gib": plan.step.memory["total"] / 2**30,
         "step_seconds": plan.time.predicted,
         "images_per_second": plan.batch_size / plan.time.predicted,
         "chip_days": plan.recipe["chip_days"],
@@ -98,7 +97,7 @@ def plan_row(topology: Topology, config: ConfigDict) -> dict[str, Any]:
 
 
 def markdown(topology: Topology, rows: Sequence[dict[str, Any]]) -> str:
-    available = (available_bytes(topology) or 0) / GIB
+    available = (available_bytes(topology) or 0) / 2**30
     share, origin = utilization(topology.chip.name if topology.chip else "")
     sure = available * (FAST_SHARE if topology.kind == "tpu" else 1.0)
     lines = [

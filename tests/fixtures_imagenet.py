@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Mapping
 
 from tests import fixtures_data
-from vit_jax.pretrained.zoo.entries import wordnet_ids
+from vit_jax.data.class_names import wordnet_ids
 
 IDS = wordnet_ids("imagenet2012")
 CLASSES = {IDS[999]: 9, IDS[0]: 6, IDS[417]: 12}  # WordNet id: number of images

@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax.files.paths import write_json
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
+from vit_jax.models.description import Description
 from vit_jax.models.tokens import token_grid
 from vit_jax.parameters.names import abstract_params
-from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE, Description, write_params
+from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE, write_params
 
 SIZES = {"name": "vit", "patch_size": 8, "hidden_size": 16, "num_layers": 1, "mlp_dim": 24}
 
@@ -44,11 +46,12 @@ def save_model(
     folder.mkdir(parents=True)
     write_params(folder / PARAMS_FILE, params)
     grid = token_grid((height, width), module.patch_size, module.resnet_layers)
-    Description(
+    description = Description(
         model=attributes(module, sizes["name"]),
         image_shape=(height, width, 3),
         grid=grid,
         class_names=class_names,
         eval_preprocess=eval_preprocess or f"decode|resize({side})",
-    ).write(folder / MODEL_FILE)
+    )
+    write_json(folder / MODEL_FILE, description.to_json())
     return folder

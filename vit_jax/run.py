@@ -27,6 +27,7 @@ from vit_jax.evaluators.create import (
     open_eval_data,
 )
 from vit_jax.models.create import create_model
+from vit_jax.models.description import Description
 from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.objective import Objective, Task, of_batches
@@ -52,7 +53,6 @@ from vit_jax.training.step import (
     make_train_step,
     trace_initial,
 )
-from vit_jax.workdir.description import Description
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Run:
         device = jax.devices()[0]
         if device.platform == "cpu" or self.freezes:  # which skips a part of the backward pass
             return {}
-        from vit_jax.hardware.chips import find_chip
+        from vit_jax.parameters.chips import find_chip
 
         chip = find_chip(device.device_kind)
         if chip is None:
@@ -154,8 +154,8 @@ class Run:
         return {"peak_flops": peak_flops, "flops_per_image": self.train_flops_per_image()}
 
     def train_flops_per_image(self) -> float:
-        """Operations of an update per image, see `hardware.flops`; no remat, no padding."""
-        from vit_jax.hardware.flops import TRAIN_OVER_FORWARD, forward_flops, jaxpr_flops
+        """Operations of an update per image, see `models.flops`; no remat, no padding."""
+        from vit_jax.models.flops import TRAIN_OVER_FORWARD, forward_flops, jaxpr_flops
 
         forward = jaxpr_flops(self.initial.program.jaxpr)
         if not self.objective.constants:

@@ -22,9 +22,10 @@ from vit_jax.errors import UserError
 from vit_jax.export import onnx as converter
 from vit_jax.export import write
 from vit_jax.export.write import export_model
+from vit_jax.files.paths import read_json
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
-from vit_jax.workdir.description import Description
+from vit_jax.models.description import Description
 
 IMAGENET = "decode|resize(16)|normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
 CLASSES = ("ant", "bee", "cat")
@@ -74,7 +75,7 @@ def test_the_script_and_the_lines_of_the_cards(
     assert report["files"] == sorted(map(str, (tmp_path / "onnx").iterdir()))
     assert report["max_difference"] <= report["tolerance"]
     assert report["num_parameters"] == sum(x.size for x in jax.tree.leaves(model.params))
-    assert Description.read(tmp_path / "onnx" / "model.json") == model.description
+    assert Description.from_json(read_json(tmp_path / "onnx" / "model.json")) == model.description
     export_model(model.source, tmp_path / "stablehlo", format="stablehlo", batch=2)
     for format in RUN:
         # Only what the card's lines import is there.
@@ -131,7 +132,7 @@ def test_sigmoid_and_another_resolution(model: Model, tmp_path: Path) -> None:
     assert given.shape == (1, 32, 24, 3)
     expected = 1 / (1 + np.exp(-logits(larger, given)))
     np.testing.assert_allclose(run_onnx(tmp_path / "x", given), expected, atol=1e-6)
-    assert Description.read(tmp_path / "x" / "model.json") == larger.description
+    assert Description.from_json(read_json(tmp_path / "x" / "model.json")) == larger.description
 
 
 def test_bfloat16(model: Model, tmp_path: Path) -> None:

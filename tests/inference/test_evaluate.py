@@ -16,6 +16,7 @@ import pytest
 
 from tests import fixtures_data, tiny
 from tests.saved_models import save_model
+from vit_jax.data.class_names import class_names, wordnet_ids
 from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.evaluators.classification import calibration_error, real_accuracy
@@ -28,7 +29,6 @@ from vit_jax.inference.real_labels import real_labels
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Task
 from vit_jax.parameters.sharding import create_mesh
-from vit_jax.pretrained.zoo.entries import class_names, wordnet_ids
 
 CLASSES = tuple("abcdefg")
 

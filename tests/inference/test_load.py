@@ -15,7 +15,7 @@ from vit_jax.files.paths import write_arrays
 from vit_jax.inference.images import at_image_size, spell
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
-from vit_jax.workdir.description import Description
+from vit_jax.models.description import Description
 
 SIZES = {"name": "vit", "patch_size": 16, "resnet_layers": None}
 BEFORE = Description(SIZES, (224, 224, 3), (14, 14), (), "")

@@ -16,8 +16,9 @@ from scripts import plan_table
 from tests import saved_models, tiny
 from tests.tiny import Script
 from vit_jax import launch
+from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError
-from vit_jax.hardware.chips import GIB
+from vit_jax.parameters.chips import GIB
 from vit_jax.plan.plan import (
     CORE_DAYS,
     Plan,
@@ -31,7 +32,6 @@ from vit_jax.plan.plan import (
 from vit_jax.plan.report import plan_json, report_text
 from vit_jax.plan.subject import planned_run
 from vit_jax.plan.topology import parse_topology, topology_devices
-from vit_jax.pretrained.zoo.entries import class_names
 
 CPU = parse_topology("cpu:8")
 SIZES = {"model__hidden_size": 64, "model__mlp_dim": 64, "model__num_layers": 2}

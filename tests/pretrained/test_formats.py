@@ -16,6 +16,7 @@ from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
+from vit_jax.models.description import Description, InputSettings
 from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names
 from vit_jax.pretrained.arrays import read_arrays, write_safetensors
 from vit_jax.pretrained.formats import google
@@ -23,7 +24,6 @@ from vit_jax.pretrained.formats import table as formats
 from vit_jax.pretrained.formats.google import POSEMB
 from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.infer import infer_description
-from vit_jax.workdir.description import Description, InputSettings
 
 IMAGE = (32, 32, 3)
 KINDS: dict[str, dict[str, Any]] = {

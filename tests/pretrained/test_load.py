@@ -14,10 +14,11 @@ import pytest
 from tests import golden
 from tests.pretrained import weights
 from vit_jax.errors import UserError
-from vit_jax.files.paths import write_arrays
+from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.load import load_model
 from vit_jax.models import create
 from vit_jax.models.create import create_model
+from vit_jax.models.description import Description
 from vit_jax.models.parameter_table import LAST, Row
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.formats import google
@@ -25,7 +26,6 @@ from vit_jax.pretrained.formats.google import POSEMB
 from vit_jax.pretrained.load import load_pretrained, read_source
 from vit_jax.pretrained.zoo import entries as zoo
 from vit_jax.pretrained.zoo import resolve as sources
-from vit_jax.workdir.description import Description
 
 GOLDEN = {
     "ViT-Ti_16,drop_head": ("Ti/16", {}),
@@ -253,7 +253,8 @@ def test_our_own_files_are_what_their_description_says(
     params = {"color/kernel": np.ones((3, 2), "f"), "color/bias": np.zeros(2, "f")}
     write_arrays(tmp_path / "params.npz", params)
     model = {"name": "linear", "num_classes": 2}
-    Description(model, (8, 8, 3), (8, 8), (), "decode|resize(8)").write(tmp_path / "model.json")
+    description = Description(model, (8, 8, 3), (8, 8), (), "decode|resize(8)")
+    write_json(tmp_path / "model.json", description.to_json())
     loaded = load_model(tmp_path)
     weights.assert_same(flatten_names(loaded.params), params)
     images = np.ones((1, 8, 8, 3), np.float32)

@@ -18,7 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.export.convert import write
 from vit_jax.inference.load import attributes, load_model
 from vit_jax.models.create import create_model
-from vit_jax.workdir.description import Description
+from vit_jax.models.description import Description
 
 
 def folder_of(tmp_path: Path, format: str) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import Script
+from vit_jax.data.class_names import LABELS, class_names, wordnet_ids
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 from vit_jax.models import augreg_names
@@ -17,7 +18,7 @@ from vit_jax.models.create import create_model
 from vit_jax.parameters.names import abstract_params, count_parameters
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo import entries as zoo
-from vit_jax.pretrained.zoo.entries import LABELS, ZooEntry, class_names, wordnet_ids
+from vit_jax.pretrained.zoo.entries import ZooEntry
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = zoo.entries()

@@ -11,11 +11,11 @@ import numpy as np
 from tests import golden
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
+from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.tokens import token_grid
 from vit_jax.models.variants import get_variant
 from vit_jax.parameters.names import stack_blocks
 from vit_jax.pretrained.formats.table import FORMATS
-from vit_jax.workdir.description import Description, InputSettings
 
 SMALL: dict[str, Any] = {
     "name": "vit",

@@ -27,11 +27,11 @@ import numpy as np
 import tensorflow_datasets as tfds
 from tqdm import tqdm
 
+from vit_jax.data.class_names import LABELS, wordnet_ids
 from vit_jax.data.folder import EXTENSIONS, open_folder, split_folders
 from vit_jax.data.sources import map_threads
 from vit_jax.data_preparation.listing import FilesAndRows, Listing, join, list_tar, make_rows
 from vit_jax.errors import UserError
-from vit_jax.pretrained.zoo.entries import LABELS, wordnet_ids
 
 NUM_IMAGES = {"train": 1_281_167, "validation": 50_000}
 PLACES = {  # the first that is there counts

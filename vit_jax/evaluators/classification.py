@@ -108,14 +108,6 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
     return float(np.abs(gaps).sum() / len(bins))
 
 
-def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The classes [K] among labels or predictions [N], and int [K, K]: row i was taken for j."""
-    found, places = np.unique(np.stack([labels, predictions]), return_inverse=True)
-    rows, columns = places.reshape(2, -1)
-    cells = np.bincount(rows * len(found) + columns, minlength=len(found) ** 2)
-    return found, cells.reshape(len(found), len(found))
-
-
 def real_accuracy(predictions: np.ndarray, labels: Sequence[Sequence[int]]) -> tuple[float, int]:
     """Accuracy on ReaL labels ("Are we done with ImageNet?", 2006.07159), and its number of images.
 

@@ -19,13 +19,15 @@ from vit_jax.data import preprocess
 from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.errors import UserError, check_known
 from vit_jax.export.card import write_card
+from vit_jax.files.paths import write_json
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
+from vit_jax.models.description import Description, InputSettings
 from vit_jax.parameters import names
 from vit_jax.pretrained.fit.adapt import report_text as arrays_text
 from vit_jax.pretrained.formats.table import FORMATS
 from vit_jax.workdir.checkpoints import CheckpointManager
-from vit_jax.workdir.description import MODEL_FILE, Description, InputSettings
+from vit_jax.workdir.description import MODEL_FILE
 
 ORBAX = "orbax"
 FORMAT_NAMES = (*FORMATS, ORBAX)
@@ -152,14 +154,15 @@ def write(path: Path, format: str, params: dict[str, np.ndarray], description: D
         manager = CheckpointManager(path, every_steps=1, keep=1)
         manager.save(0, {"params": jax.tree.map(jnp.asarray, names.unflatten_names(params))})
         manager.close()
-        description.write(path / MODEL_FILE)
+        write_json(path / MODEL_FILE, description.to_json())
         return
     row = FORMATS[format]
     row.write(path, params, description, input_settings(description)[0])
     if format in OF_TORCH:  # which have positions as parameters only
         sizes = {**description.model, "position_embedding": "learned"}
         description = dataclasses.replace(description, model=sizes)
-    description.write(path / MODEL_FILE if row.is_folder else path.with_suffix(".json"))
+    beside = path / MODEL_FILE if row.is_folder else path.with_suffix(".json")
+    write_json(beside, description.to_json())
 
 
 def input_settings(description: Description) -> tuple[InputSettings, list[str]]:

@@ -20,7 +20,7 @@ from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.export import convert
 from vit_jax.export.card import write_card
 from vit_jax.export.onnx import INPUT_NAME, OPSET, write_onnx
-from vit_jax.files.paths import write_arrays
+from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.images import input_range
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
@@ -96,7 +96,7 @@ def export_model(
         folder.mkdir()
         write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[format]
         check = compare(write(model, folder, images, output), model, format, images, output)
-        model.description.write(folder / MODEL_FILE)
+        write_json(folder / MODEL_FILE, model.description.to_json())
         result = OUTPUTS[output][0]
         facts = {
             "Result": f"`{result}`" if result == output else f"`{result}`, by {output}",

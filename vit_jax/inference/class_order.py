@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.data.class_names import LABELS, class_names, wordnet_ids
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.ops import ImageOp
 from vit_jax.data.preprocess import Chain
 from vit_jax.errors import UserError, list_names
-from vit_jax.pretrained.zoo.entries import LABELS, class_names, wordnet_ids
 
 
 def match_classes(

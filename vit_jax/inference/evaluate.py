@@ -18,7 +18,6 @@ from vit_jax.evaluators.classification import (
     AveragePrecisionEvaluator,
     ClassificationEvaluator,
     average_precisions,
-    confusion_matrix,
     real_accuracy,
     summarize,
     summarize_ranking,
@@ -216,6 +215,14 @@ def write_examples(
     ]
     header = ["example", "label", "prediction", "confidence", "loss"]
     _write_csv(folder / "examples.csv", [header, *rows])
+
+
+def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The classes [K] among labels or predictions [N], and int [K, K]: row i was taken for j."""
+    found, places = np.unique(np.stack([labels, predictions]), return_inverse=True)
+    rows, columns = places.reshape(2, -1)
+    cells = np.bincount(rows * len(found) + columns, minlength=len(found) ** 2)
+    return found, cells.reshape(len(found), len(found))
 
 
 def write_confusion(folder: Path, names: Mapping[int, str], arrays: dict[str, np.ndarray]) -> None:

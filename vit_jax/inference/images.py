@@ -17,8 +17,8 @@ from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall
 from vit_jax.data.preprocess import OPS, Chain, parse
 from vit_jax.data.sources import ArraySpec, CheckedSource, describe
 from vit_jax.errors import UserError
+from vit_jax.models.description import Description
 from vit_jax.models.tokens import pixels_per_token, token_grid
-from vit_jax.workdir.description import Description
 
 
 def input_chain(description: Description) -> tuple[Chain, ArraySpec]:

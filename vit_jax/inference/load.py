@@ -16,10 +16,10 @@ from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.images import at_image_size, input_range
 from vit_jax.inference.model import Model
 from vit_jax.models.create import create_model
+from vit_jax.models.description import Description
 from vit_jax.parameters.names import abstract_params, flatten_names, unflatten_names
 from vit_jax.pretrained.formats.stored import Stored, reading
 from vit_jax.pretrained.load import read_source
-from vit_jax.workdir.description import Description
 
 # How a model is trained and computed, not what it is.
 _TRAINING = ("remat", "scan", "dtype", "attention", "position_stddev")

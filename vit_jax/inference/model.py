@@ -17,12 +17,12 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.errors import UserError, check_known
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 from vit_jax.inference.images import Images, Inputs, input_chain
+from vit_jax.models.description import Description
 from vit_jax.models.features import check_features, feature_function
 from vit_jax.models.look import look
 from vit_jax.objectives.classification import PROBABILITIES
 from vit_jax.objectives.objective import of_batches, scale_images
 from vit_jax.parameters.sharding import BATCH_AXES, create_mesh, replicated
-from vit_jax.workdir.description import Description
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.sharding import Mesh
 
-from vit_jax.hardware.chips import Chip, find_chip
-from vit_jax.hardware.flops import jaxpr_flops
+from vit_jax.models.flops import jaxpr_flops
+from vit_jax.parameters.chips import Chip, find_chip
 from vit_jax.plan.program import Computation, executions, parse_program
 from vit_jax.plan.topology import Topology
 from vit_jax.plan.traffic import Traffic, collective_traffic, hbm_bytes

@@ -13,9 +13,9 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.hardware.chips import CHIPS, GIB
 from vit_jax.models.create import MODELS
 from vit_jax.models.variants import VARIANTS
+from vit_jax.parameters.chips import CHIPS, GIB
 from vit_jax.plan.cost import (
     FAST_SHARE,
     V3_SHARE,

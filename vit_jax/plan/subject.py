@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax.data.class_names import LABELS, wordnet_ids
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import batch_spec
 from vit_jax.data.preprocess import parse
@@ -21,7 +22,6 @@ from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.plan.topology import Topology, topology_devices
-from vit_jax.pretrained.zoo.entries import LABELS, wordnet_ids
 from vit_jax.run import Run, create_run
 
 

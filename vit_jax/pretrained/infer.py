@@ -8,11 +8,11 @@ from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.models.create import TOKENS
+from vit_jax.models.description import Description
 from vit_jax.models.tokens import pixels_per_token, token_grid
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.fit.resize import find_source_grid
 from vit_jax.pretrained.formats.stored import Stored, check_description
-from vit_jax.workdir.description import Description
 
 Params = Mapping[str, Any]  # flat names to arrays or shapes, loop form
 

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError, as_user_error, list_names
-from vit_jax.files.paths import full_path, local_copy
+from vit_jax.files.paths import full_path, local_copy, read_object
 from vit_jax.models.create import parameter_row
+from vit_jax.models.description import Description
 from vit_jax.parameters.names import (
     flatten_names,
     is_scanned,
@@ -28,10 +30,10 @@ from vit_jax.pretrained.formats.stored import (
     Stored,
     check_description,
 )
-from vit_jax.pretrained.zoo.entries import ZooEntry, class_names
+from vit_jax.pretrained.zoo.entries import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.workdir.checkpoints import restore_params
-from vit_jax.workdir.description import CHECKPOINTS, MODEL_FILE, PARAMS_FILE, Description
+from vit_jax.workdir.description import CHECKPOINTS, MODEL_FILE, PARAMS_FILE
 
 
 def load_pretrained(
@@ -183,9 +185,14 @@ def _description_of(file: Path) -> Description | None:
     if not path.is_file():
         return None
     try:
-        return check_description(Description.read(path))
+        return check_description(Description.from_json(read_object(path)))
     except UserError as error:
         raise as_user_error(f"{path}: {error} Mend or remove it.", error) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} does not describe a model ({error!r}); restore the file, or remove it and say "
+            "the sizes yourself."
+        ) from error
 
 
 # What the zoo says of a file that was not verified for every entry.

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm
 from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive, reading
 from vit_jax.pretrained.infer import POSEMB
-from vit_jax.workdir.description import HALF, Description, InputSettings
 
 GELUS = {
     "gelu": "exact",

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.models.description import Description
 from vit_jax.models.tokens import token_grid
-from vit_jax.workdir.description import Description
 
 # Of a folder; beside the weights there may be the JSON files that the format has.
 WEIGHTS_FILE = "model.safetensors"

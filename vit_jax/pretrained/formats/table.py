@@ -12,6 +12,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_object, write_arrays, write_json
 from vit_jax.models.create import MODELS
+from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES
 from vit_jax.pretrained.arrays import write_safetensors
@@ -19,7 +20,6 @@ from vit_jax.pretrained.formats import google, huggingface, timm
 from vit_jax.pretrained.formats.rows import numbers
 from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Stored
 from vit_jax.pretrained.infer import POSEMB, num_prefix_tokens
-from vit_jax.workdir.description import Description, InputSettings
 
 Params = dict[str, np.ndarray]
 

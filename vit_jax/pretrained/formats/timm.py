@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
 from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive, reading
 from vit_jax.pretrained.infer import POSEMB, grid_of_images, num_prefix_tokens
-from vit_jax.workdir.description import HALF, Description, InputSettings
 
 # Architectures of timm by our variant, but for the resolution; `model_args` says the rest.
 ARCHITECTURES = {

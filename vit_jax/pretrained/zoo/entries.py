@@ -12,12 +12,6 @@ defaults. Its sources:
   224 pixels). Repositories of timm: the names in timm's default_cfgs.
 * DeiT: README_deit.md of facebookresearch/deit; the eight hex digits in a file's name begin its
   SHA-256.
-
-labels/KEY.txt holds one line per class that published heads predict, in the order of their logits:
-WordNet id, tab, short name. Ids and names are those of WordNet 3.0 (Princeton University,
-wordnet.princeton.edu); which ids, and in which order, is that of ImageNet. The short name is the
-first lemma of the synset; where two classes would have the same, it is followed by the second
-lemma, or else by the WordNet id in parentheses.
 """
 
 from __future__ import annotations
@@ -30,6 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError, check_known, nearest
 from vit_jax.models import augreg_names
 from vit_jax.models.variants import get_variant
@@ -43,11 +38,6 @@ ADAPTATION = {
     "oxford_iiit_pet": 37,
     "resisc45": 45,
     "kitti": 4,  # VTAB's task: distance of the closest vehicle
-}
-# Names of classes, and how many there are.
-LABELS = {
-    "imagenet2012": 1000,  # ILSVRC 2012, sorted by WordNet id
-    "imagenet21k": 21843,  # as in Google's heads: two classes more than the release of fall 2011
 }
 _UNITS = {"MiB": 2**20, "GiB": 2**30}
 
@@ -79,7 +69,7 @@ class ZooEntry:
       classifier: token or gap.
       representation_size: width of the tanh layer before the head; None without that layer.
       position_embedding: learned or sincos2d.
-      labels: key of `LABELS`; "" where the names of the classes are not known.
+      labels: key of `data.class_names.LABELS`; "" where the names of the classes are not known.
       size: as published, such as "393.69 MiB"; "" where it is not.
       sha256: of the file in hex, or how it begins; "" where it is not published.
       accuracy: published results, first the one that an evaluation of this file should give.
@@ -251,20 +241,3 @@ def show(entry: ZooEntry) -> str:
         f"--config.pretrained.source={entry.name} --workdir=/tmp/cifar10"
     )
     return "\n".join([*lines, "", *(f"  python scripts/{each}" for each in commands)])
-
-
-def class_names(key: str) -> tuple[str, ...]:
-    """Short names, one per class, all different; UserError if `key` is not in LABELS."""
-    return tuple(name for _, name in _label_lines(key))
-
-
-def wordnet_ids(key: str) -> tuple[str, ...]:
-    """WordNet ids such as `n01440764`, one per class; errors as above."""
-    return tuple(wordnet_id for wordnet_id, _ in _label_lines(key))
-
-
-@functools.cache
-def _label_lines(key: str) -> list[list[str]]:
-    check_known("labels", key, LABELS)
-    path = Path(__file__).parent / "labels" / f"{key}.txt"
-    return [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]

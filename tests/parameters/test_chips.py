@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vit_jax.hardware.chips import CHIPS, GIB, find_chip
+from vit_jax.parameters.chips import CHIPS, GIB, find_chip
 
 
 @pytest.mark.parametrize(

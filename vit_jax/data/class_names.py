@@ -1,0 +1,38 @@
+"""Names of ImageNet's classes.
+
+labels/KEY.txt holds one line per class that published heads predict, in the order of their logits:
+WordNet id, tab, short name. Ids and names are those of WordNet 3.0 (Princeton University,
+wordnet.princeton.edu); which ids, and in which order, is that of ImageNet. The short name is the
+first lemma of the synset; where two classes would have the same, it is followed by the second
+lemma, or else by the WordNet id in parentheses.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from vit_jax.errors import check_known
+
+# Names of classes, and how many there are.
+LABELS = {
+    "imagenet2012": 1000,  # ILSVRC 2012, sorted by WordNet id
+    "imagenet21k": 21843,  # as in Google's heads: two classes more than the release of fall 2011
+}
+
+
+def class_names(key: str) -> tuple[str, ...]:
+    """Short names, one per class, all different; UserError if `key` is not in LABELS."""
+    return tuple(name for _, name in _label_lines(key))
+
+
+def wordnet_ids(key: str) -> tuple[str, ...]:
+    """WordNet ids such as `n01440764`, one per class; errors as above."""
+    return tuple(wordnet_id for wordnet_id, _ in _label_lines(key))
+
+
+@functools.cache
+def _label_lines(key: str) -> list[list[str]]:
+    check_known("labels", key, LABELS)
+    path = Path(__file__).parent / "labels" / f"{key}.txt"
+    return [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]

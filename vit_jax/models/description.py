@@ -1,0 +1,66 @@
+"""What one has to know of a set of parameters to use it; stored beside them as `model.json`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from vit_jax.models.create import MODELS, model_keys
+
+HALF = (0.5, 0.5, 0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSettings:
+    """`eval_preprocess` in the terms in which other libraries store it."""
+
+    method: str  # "bilinear" or "bicubic"
+    resize: int | tuple[int, int]  # of the short side, or (height, width) of the whole image
+    crop: tuple[int, int] | None  # (height, width) cut from the middle afterwards
+    mean: tuple[float, ...] = HALF  # per channel, for pixels in [0, 1]; with `std` 0.5: [-1, 1]
+    std: tuple[float, ...] = HALF
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """Goes with every set of parameters that we write, as JSON."""
+
+    model: dict[str, Any]  # of `create_model`: `name`, sizes, `classifier`, `num_classes`, ...
+    image_shape: tuple[int, int, int]  # [H, W, C] of the images that the positions are for
+    grid: tuple[int, int]  # rows and columns of tokens, or of a ResNet's last feature map
+    class_names: tuple[str, ...]  # in the order of the logits; () where they are not known
+    eval_preprocess: str  # ops from an image file to the model's input, see data/preprocess.py
+    probabilities_by: str = "softmax"  # or "sigmoid"
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Description:
+        """The inverse of `to_json`.
+
+        Raises:
+          ValueError, KeyError, TypeError: `value` is not what `to_json` gives.
+        """
+        model = _own_keys(dict(value["model"]))
+        tuple(model.get("resnet_layers") or ())  # a TypeError where it is no list
+        by = value.get("probabilities_by", cls.probabilities_by)
+        if by not in ("softmax", "sigmoid"):
+            raise ValueError(f"probabilities_by={by!r} is neither softmax nor sigmoid")
+        height, width, channels = (int(size) for size in value["image_shape"])
+        rows, columns = (int(size) for size in value["grid"])
+        return cls(
+            model=model,
+            image_shape=(height, width, channels),
+            grid=(rows, columns),
+            class_names=tuple(str(name) for name in value["class_names"]),
+            eval_preprocess=str(value["eval_preprocess"]),
+            probabilities_by=by,
+        )
+
+
+def _own_keys(model: dict[str, Any]) -> dict[str, Any]:
+    """Without what other kinds of model have: older descriptions hold the keys of all kinds."""
+    own = model_keys(model["name"])
+    others = {key for kind in MODELS for key in model_keys(kind)} - set(own)
+    return {key: value for key, value in model.items() if key not in others}
