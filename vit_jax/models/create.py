@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ from vit_jax.errors import UserError, check_keys, check_known
 from vit_jax.models import bit, deit, resnet, vit
 from vit_jax.models.attention.choose import NAMES
 from vit_jax.models.layers import REMAT_POLICIES
-from vit_jax.models.parameter_table import Found, find_row
+from vit_jax.models.parameter_table import Row
 from vit_jax.models.tokens import patch_shape
 from vit_jax.models.variants import VARIANTS, get_variant
 
@@ -67,9 +68,35 @@ def model_keys(name: str) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in fields if field.name not in handed_over}
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What the models say of a parameter."""
+
+    row: Row
+    prefix: str  # "" or what stands before the model's own tree, such as `teacher/`
+    block: int | None  # its number
+
+
 def parameter_row(name: str) -> Found:
-    """What the models say of the parameter called `name`; see `parameter_table.find_row`."""
-    return find_row(name, PARAMETERS)
+    """The row of the parameter called `name`, whole or below any prefix (`student/head/kernel`).
+
+    Raises:
+      ValueError: no row, or more than one, matches.
+    """
+    parts = name.split("/")
+    matches: list[Found] = []
+    for start in range(len(parts)):
+        own_name = "/".join(parts[start:])
+        for row in PARAMETERS:
+            if match := re.fullmatch(row.pattern, own_name):
+                block = match.groupdict().get("block")
+                number = None if block is None else int(block)
+                matches.append(Found(row, name.removesuffix(own_name), number))
+        if matches:
+            break
+    if len(matches) != 1:
+        raise ValueError(f"{name!r} matches {len(matches)} rows of the models' PARAMETERS, not 1.")
+    return matches[0]
 
 
 def role_of(name: str) -> str:

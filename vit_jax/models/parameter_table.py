@@ -7,9 +7,6 @@ Sharding, layer-wise learning rates, loading, conversion and feature extraction 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import re
-from collections.abc import Sequence
 
 # Depth of a row: before the first block, in a block (or in the loop of blocks), after the last.
 FIRST, BLOCK, LAST = "first", "block", "last"
@@ -34,44 +31,3 @@ class Row:
     axes: tuple[str | None, ...]
     depth: str = BLOCK
     role: str = ""
-
-    @functools.cached_property
-    def regex(self) -> re.Pattern[str]:
-        return re.compile(self.pattern)
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """The row of a parameter.
-
-    Attributes:
-      row: as the model file has it.
-      prefix: "" or what stands before the model's own tree, such as `teacher/`.
-      block: number of the block, or None.
-    """
-
-    row: Row
-    prefix: str
-    block: int | None
-
-
-def find_row(name: str, rows: Sequence[Row]) -> Found:
-    """The row of the parameter called `name`, whole or below any prefix (`student/head/kernel`).
-
-    Raises:
-      ValueError: no row, or more than one, matches.
-    """
-    parts = name.split("/")
-    for start in range(len(parts)):
-        own_name = "/".join(parts[start:])
-        matches = [(row, match) for row in rows if (match := row.regex.fullmatch(own_name))]
-        if len(matches) == 1:
-            row, match = matches[0]
-            block = match.groupdict().get("block")
-            prefix = name.removesuffix(own_name)
-            return Found(row, prefix, None if block is None else int(block))
-        if matches:
-            break
-    raise ValueError(
-        f"parameter {name!r} matches {len(matches)} rows of the models' PARAMETERS, not one."
-    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from vit_jax.errors import UserError, nearest
 
-# name: (hidden_size, num_layers, mlp_dim, num_heads)
+_KEYS = ("hidden_size", "num_layers", "mlp_dim", "num_heads")
 SIZES: dict[str, tuple[int, int, int, int]] = {
     "mu": (32, 1, 128, 2),  # for tests
     "Ti": (192, 12, 768, 3),
@@ -28,6 +28,7 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "G-opt": (1536, 48, 8192, 16),
     "e": (1792, 56, 15360, 16),
 }
+_ROWS = {name: dict(zip(_KEYS, numbers, strict=True)) for name, numbers in SIZES.items()}
 
 # Side of a square patch in pixels. 8 to 32 are published; the rest are those of FlexiViT
 # (2212.08013) and the small ones that suit 32-pixel images.
@@ -61,28 +62,20 @@ RESNETS: dict[str, dict[str, Any]] = {
 }
 
 
-def _row(size: str, patch_size: int) -> dict[str, Any]:
-    hidden_size, num_layers, mlp_dim, num_heads = SIZES[size]
-    return {
-        "name": "vit",
-        "patch_size": patch_size,
-        "hidden_size": hidden_size,
-        "num_layers": num_layers,
-        "mlp_dim": mlp_dim,
-        "num_heads": num_heads,
-    }
-
-
 # `create_model("B/16", num_classes=1000)`
 VARIANTS: dict[str, dict[str, Any]] = {
-    **{f"{size}/{patch}": _row(size, patch) for size in SIZES for patch in PATCH_SIZES},
     **{
-        name: _row(size, patch) | {"resnet_layers": layers}
+        f"{size}/{patch}": {"name": "vit", "patch_size": patch, **row}
+        for size, row in _ROWS.items()
+        for patch in PATCH_SIZES
+    },
+    **{
+        name: {"name": "vit", "patch_size": patch, **_ROWS[size], "resnet_layers": layers}
         for name, (size, layers, patch) in HYBRIDS.items()
     },
     # DeiT (2012.12877) and its distilled form, with the exact GELU that they were trained with.
     **{
-        f"{prefix}-{size}/16": _row(size, 16) | {"name": name, "gelu": "exact"}
+        f"{prefix}-{size}/16": {"name": name, "patch_size": 16, **_ROWS[size], "gelu": "exact"}
         for prefix, name in (("DeiT", "vit"), ("DeiT-distilled", "deit"))
         for size in ("Ti", "S", "B")
     },
