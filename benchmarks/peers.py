@@ -117,7 +117,7 @@ def jax_peer(peer: str, config: Any, num_classes: int, clones: str) -> tuple[Any
         )
     rule = config.optimizer
     adamw = optax.adamw(
-        rule.learning_rate, weight_decay=rule.weight_decay, mu_dtype=rule.momentum_dtype
+        config.schedule.learning_rate, weight_decay=rule.weight_decay, mu_dtype=rule.momentum_dtype
     )
     tx = optax.chain(optax.clip_by_global_norm(rule.clip_norm), adamw)
 
@@ -183,7 +183,7 @@ def create_timm(
     logits_of = torch.compile(module) if compiled else module
     optimizer = torch.optim.AdamW(
         module.parameters(),
-        lr=config.optimizer.learning_rate,
+        lr=config.schedule.learning_rate,
         weight_decay=config.optimizer.weight_decay,
     )
     pixels = torch.tensor(np.asarray(batch["image"])).to(device).permute(0, 3, 1, 2)

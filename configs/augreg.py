@@ -175,7 +175,7 @@ def get_config(argument: str = "B/16,oxford_iiit_pet") -> ConfigDict:
     config.dataset.eval_preprocess = f"official_eval({resolution})"
     config.duration.steps = steps
     config.schedule.warmup_steps = task.schedules[steps]
-    config.optimizer.learning_rate = task.learning_rate
+    config.schedule.learning_rate = task.learning_rate
     config.evaluators.test.split = task.test
     with config.unlocked():
         config.evaluators.validation = evaluator(task.validation)
@@ -183,7 +183,7 @@ def get_config(argument: str = "B/16,oxford_iiit_pet") -> ConfigDict:
     config.sweep.train_split = task.train
     config.sweep.validation_split = task.validation
     if known == "imagenet2012" and variant in IMAGENET:
-        config.optimizer.learning_rate, at_224 = IMAGENET[variant]
+        config.schedule.learning_rate, at_224 = IMAGENET[variant]
         at_384 = augreg_grid.TABLE_3[variant][-1]
         config.sweep.published = {
             384: f"{at_384} from ImageNet-21k (official README)",
@@ -200,7 +200,7 @@ def _of_file(file: str) -> ConfigDict:
         return augreg_grid.pretraining(setting)
     steps = augreg_names.STEPS[name.adapt_steps]
     config = get_config(f"{name.variant},{name.adapt_dataset},{name.resolution},{steps}")
-    config.optimizer.learning_rate = name.adapt_rate
+    config.schedule.learning_rate = name.adapt_rate
     config.pretrained.source = f"gs://vit_models/augreg/{name.upstream}.npz"
     config.sweep.published = ""  # table 3's are of the best files; index.csv has each one's own
     return config

@@ -93,7 +93,7 @@ def pretraining(setting: Setting) -> ConfigDict:
     config.model.dropout_rate = setting.dropout_rate
     config.model.stochastic_depth_rate = setting.stochastic_depth_rate
     config.duration.epochs = float(setting.epochs)
-    config.optimizer.learning_rate = setting.learning_rate
+    config.schedule.learning_rate = setting.learning_rate
     config.optimizer.weight_decay = setting.weight_decay
     config.optimizer.momentum_dtype = "bfloat16"
     config.optimizer.clip_norm = 1.0

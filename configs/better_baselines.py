@@ -75,7 +75,7 @@ def get_config(argument: str = "90") -> ConfigDict:
     config.model.representation_size = None if "head=linear" in options else 384
     config.model.head_bias_init = 0.0
     config.objective.loss = "softmax"
-    config.optimizer.learning_rate = 0.001
+    config.schedule.learning_rate = 0.001
     config.optimizer.weight_decay = 0.1
     config.optimizer.momentum_dtype = "bfloat16"
     config.optimizer.clip_norm = 1.0

@@ -20,7 +20,7 @@ with it, 83.72 without). The paper does not give
 the warm-up: 500 steps are the official code's, 100 and 200 for short runs AugReg's.
 
 The paper picks the learning rate on held-out training data, then trains on all of it: that is what
-scripts/sweep.py does with `config.sweep`. `optimizer.learning_rate` below is a middle of the grid
+scripts/sweep.py does with `config.sweep`. `schedule.learning_rate` below is a middle of the grid
 (0.03 for ImageNet, the official code's default).
 
 VTAB-1k: 800 + 200 training examples as google-research/task_adaptation selects them (of the newest
@@ -275,7 +275,7 @@ def set_task(config: ConfigDict, task: Task) -> None:
     config.evaluators.test.split = task.test
     config.duration.steps = task.steps
     config.schedule.warmup_steps = task.warmup_steps
-    config.optimizer.learning_rate = task.learning_rate
+    config.schedule.learning_rate = task.learning_rate
     config.sweep.learning_rates = task.learning_rates
     config.sweep.train_split = task.held_in
     config.sweep.validation_split = task.held_out

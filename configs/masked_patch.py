@@ -51,7 +51,7 @@ def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
         raise UserError(f"configs/masked_patch.py:{argument}: {variant} has no patches to mask.")
     predict_patches(config)
     config.duration.steps = 1_000_000
-    config.optimizer.learning_rate = 2e-4
+    config.schedule.learning_rate = 2e-4
     if (variant, dataset) == ("B/16", "imagenet2012"):
         config.sweep.published = "79.9 on ImageNet, fine-tuned at 384 pixels (2010.11929, 4.6)"
     return config

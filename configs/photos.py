@@ -64,7 +64,7 @@ def get_config(argument: str = "S/16,photos") -> ConfigDict:
         config.evaluators.test.every_steps = 100
         config.duration.steps = 500
         config.schedule.warmup_steps = 50
-        config.optimizer.learning_rate = 0.003
+        config.schedule.learning_rate = 0.003
         config.checkpoint.every_steps = 100
         config.sweep.learning_rates = (0.001, 0.003, 0.01)
     config.sweep.train_split = "train[:90%]"
@@ -81,7 +81,7 @@ def from_scratch(variant: str) -> ConfigDict:
     config.dataset.batch_size = 64
     config.duration.epochs = 100.0
     config.schedule.warmup_steps = 200
-    config.optimizer.learning_rate = 1e-3
+    config.schedule.learning_rate = 1e-3
     config.optimizer.weight_decay = 0.05
     config.evaluators.test.every_steps = 500
     config.checkpoint.every_steps = 500

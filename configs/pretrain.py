@@ -180,16 +180,16 @@ def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
     dataset = without_version(dataset)
     is_jft = dataset in ("jft", "jft_3b")
     if is_jft:
-        config.optimizer.learning_rate = rate
+        config.schedule.learning_rate = rate
         config.optimizer.weight_decay = 0.1
         set_kind(config, "schedule", "linear")
     elif dataset == "imagenet21k":
-        config.optimizer.learning_rate = 1e-3
+        config.schedule.learning_rate = 1e-3
         config.optimizer.weight_decay = 0.03
         set_kind(config, "schedule", "linear")
         published_epochs = (90,)
     else:
-        config.optimizer.learning_rate = 3e-3
+        config.schedule.learning_rate = 3e-3
         config.optimizer.weight_decay = 0.3
         config.optimizer.clip_norm = 1.0
         config.objective.label_smoothing = 1e-4

@@ -59,7 +59,7 @@ def pretrain() -> ConfigDict:
     config.dataset.eval_preprocess = config.dataset.preprocess
     config.dataset.batch_size = 128
     config.duration.steps = 1500
-    config.optimizer.learning_rate = 2e-3
+    config.schedule.learning_rate = 2e-3
     config.optimizer.weight_decay = 0.05
     config.schedule.warmup_steps = 100
     config.checkpoint.every_steps = 250
@@ -89,12 +89,12 @@ def digits() -> ConfigDict:
 
 def finetune() -> ConfigDict:
     config = digits()
-    config.optimizer.learning_rate = 1e-3
+    config.schedule.learning_rate = 1e-3
     config.evaluators.test.at_start = True
     return config
 
 
 def scratch() -> ConfigDict:
     config = digits()
-    config.optimizer.learning_rate = 2e-3
+    config.schedule.learning_rate = 2e-3
     return config

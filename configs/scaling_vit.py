@@ -58,7 +58,7 @@ def get_config(argument: str = "g/14") -> ConfigDict:
     config.model.classifier = "map"
     config.model.position_stddev = config.model.hidden_size**-0.5  # as big_vision
     set_kind(config, "optimizer", "adafactor")
-    config.optimizer.learning_rate = 8e-4
+    config.schedule.learning_rate = 8e-4
     config.optimizer.momentum_dtype = "bfloat16"
     config.optimizer.weight_decay = 0.03
     config.optimizer.decay_multipliers = (("head/kernel", 100.0),)

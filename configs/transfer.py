@@ -119,7 +119,7 @@ def get_config(argument: str = "B/32,cifar10") -> ConfigDict:
     config.dataset.eval_preprocess = f"big_vision_eval({resolution}, resize={LARGER})"
     config.duration.steps = task.steps
     config.schedule.warmup_steps = task.warmup_steps
-    config.optimizer.learning_rate = task.learning_rate
+    config.schedule.learning_rate = task.learning_rate
     config.evaluators.test.split = task.test
     with config.unlocked():
         config.evaluators.validation = evaluator(f"train[{100 - task.held_out}%:]")

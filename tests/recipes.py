@@ -60,7 +60,6 @@ MODEL = (
     "position_embedding",
 )
 OPTIMIZER = (
-    "learning_rate",
     "weight_decay",
     "clip_norm",
     "b1",
@@ -70,7 +69,7 @@ OPTIMIZER = (
     "momentum_dtype",
     "decay_multipliers",
 )
-SCHEDULE = ("warmup_steps", "linear_end", "cooldown_steps")
+SCHEDULE = ("learning_rate", "warmup_steps", "linear_end", "cooldown_steps")
 
 
 def settings(config: ConfigDict) -> dict[str, Any]:

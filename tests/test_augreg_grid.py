@@ -156,14 +156,14 @@ def test_steps_and_published_accuracies() -> None:
     for pixels, published in ((384, "78.22 from"), (224, "73.75 from"), (256, "")):
         config = augreg.get_config(f"Ti/16,imagenet2012:5.1.0,{pixels}")
         assert config.sweep.published[:10] == published
-        assert (config.optimizer.learning_rate, config.duration.steps) == (0.03, 20_000)
+        assert (config.schedule.learning_rate, config.duration.steps) == (0.03, 20_000)
 
 
 def test_the_name_of_a_fine_tuned_file_is_its_fine_tuning() -> None:
     upstream = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
     config = augreg.get_config(f"{upstream}--oxford_iiit_pet-steps_0k-lr_0.003-res_224")
     expected = augreg.get_config("B/16,oxford_iiit_pet,224,500")
-    expected.optimizer.learning_rate = 0.003
+    expected.schedule.learning_rate = 0.003
     expected.pretrained.source = f"gs://vit_models/augreg/{upstream}.npz"
     assert config.to_dict() == expected.to_dict()
     assert config.model.head_bias_init == 0.0

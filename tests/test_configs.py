@@ -95,9 +95,9 @@ def test_what_can_be_set() -> None:
         config.model.patch_size = patch_size
         assert config.model.patch_size == patch_size
     with pytest.raises(AttributeError, match="learning_rate"):
-        config.optimizer.learing_rate = 1.0
+        config.schedule.learing_rate = 1.0
     with pytest.raises(TypeError):
-        config.optimizer.learning_rate = "fast"
+        config.schedule.learning_rate = "fast"
 
 
 def built(config: ConfigDict) -> Run:
@@ -121,7 +121,7 @@ def test_quickstart_stages_build(stage: str, tmp_path: Path) -> None:
 
 def test_fine_tuning_and_scratch_differ_in_their_start_alone() -> None:
     ours, theirs = (quickstart.get_config(s).to_dict() for s in ("finetune", "scratch"))
-    assert ours["optimizer"].pop("learning_rate") != theirs["optimizer"].pop("learning_rate")
+    assert ours["schedule"].pop("learning_rate") != theirs["schedule"].pop("learning_rate")
     assert ours["evaluators"]["test"].pop("at_start")
     assert not theirs["evaluators"]["test"].pop("at_start")
     assert ours == theirs

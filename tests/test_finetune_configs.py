@@ -58,7 +58,7 @@ def test_table_4(dataset: str) -> None:
     steps, rates, held_out = TABLE_4[dataset]
     assert config.duration.steps == steps
     assert config.sweep.learning_rates == rates
-    assert config.optimizer.learning_rate in rates
+    assert config.schedule.learning_rate in rates
     assert config.dataset.split == "train"  # the final runs are on all of it
     assert config.sweep.train_split == f"train[:{100 - held_out}%]"
     assert config.sweep.validation_split == f"train[{100 - held_out}%:]"
@@ -177,7 +177,7 @@ def test_augreg(dataset: str) -> None:
         assert config.duration.steps == steps
         assert config.schedule.warmup_steps == warmup_steps
         assert config.sweep.learning_rates == rates
-        assert config.optimizer.learning_rate in rates
+        assert config.schedule.learning_rate in rates
         assert config.dataset.preprocess == "official_train(224)"
         assert config.evaluators.validation.split == config.sweep.validation_split
         assert config.dataset.split == config.sweep.train_split
@@ -187,10 +187,10 @@ def test_augreg(dataset: str) -> None:
 def test_augreg_defaults_of_the_official_code_and_its_table() -> None:
     config = augreg.get_config("R+Ti/16,dtd")
     assert (config.duration.steps, config.schedule.warmup_steps) == (500, 100)
-    assert config.optimizer.learning_rate == 0.03
+    assert config.schedule.learning_rate == 0.03
     assert config.dataset.preprocess == "official_train(384)"
     best = augreg.get_config("R26+S/32,imagenet2012")
-    assert best.optimizer.learning_rate == 0.01
+    assert best.schedule.learning_rate == 0.01
     assert best.sweep.published == "83.85 from ImageNet-21k (official README)"
     small = augreg.get_config("B/16,imagenet2012,224")
     assert small.sweep.published == "83.96 from ImageNet-21k (2106.10270, table 3)"
@@ -211,7 +211,7 @@ def test_transfer(dataset: str) -> None:
     config = transfer.get_config(f"B/32,{dataset}")
     crop, rate, accuracy, percent, steps, warmup_steps = TRANSFER[dataset]
     assert crop in config.dataset.preprocess
-    assert config.optimizer.learning_rate == rate
+    assert config.schedule.learning_rate == rate
     assert config.sweep.published.startswith(f"{accuracy} ")
     assert config.dataset.split == f"train[:{percent}%]"
     assert config.evaluators.validation.split == f"train[{percent}%:]"

@@ -106,7 +106,7 @@ def test_fine_tuning_at_another_size_resets_the_head_only(finished: Path, tmp_pa
         "dataset__preprocess": size,
         "dataset__eval_preprocess": size,
         "pretrained__source": str(finished),
-        "optimizer__learning_rate": 0.0,
+        "schedule__learning_rate": 0.0,
         "duration__steps": 1,
         "evaluators__test__split": "test[:16]",
     }

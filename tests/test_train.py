@@ -185,8 +185,8 @@ def test_a_score_that_only_the_log_has_goes_to_its_checkpoint(tmp_path: Path) ->
 def test_a_finished_run_returns_its_results_and_the_workdir_of_another_is_refused(
     finished: Path,
 ) -> None:
-    other = tiny.config(**{**ALL_ON, "optimizer__learning_rate": 0.5})
-    with pytest.raises(UserError, match=r"optimizer.learning_rate: 0.001 -> 0.5"):
+    other = tiny.config(**{**ALL_ON, "schedule__learning_rate": 0.5})
+    with pytest.raises(UserError, match=r"schedule.learning_rate: 0.001 -> 0.5"):
         train_and_evaluate(other, str(finished))
     # How a run is carried out may change; here another mesh, and it has ended anyway.
     same = tiny.config(**{**ALL_ON, "mesh__fsdp": 2, "log__every_steps": 3})
@@ -219,7 +219,7 @@ def test_fine_tuning_at_twice_the_resolution(finished: Path, tmp_path: Path, sca
         pretrained__source=str(finished / "params.npz" if scan else finished),
         model__scan=scan,
         duration__steps=2,
-        optimizer__learning_rate=0.0,
+        schedule__learning_rate=0.0,
     )
     results = train_and_evaluate(config, str(tmp_path / "run"))
     start = read_metrics(tmp_path / "run")[0]
@@ -245,7 +245,7 @@ def test_nan_stops_the_run_with_its_step_and_keeps_the_checkpoint(tmp_path: Path
     """The rate explodes on the way: after some good checkpoints, between two lines of the log."""
     config = tiny.config(
         optimizer__name="sgd",
-        optimizer__learning_rate=3e4,
+        schedule__learning_rate=3e4,
         schedule__warmup_steps=0,
         schedule__name="constant",
         duration__steps=60,
@@ -264,7 +264,7 @@ def test_nan_stops_the_run_with_its_step_and_keeps_the_checkpoint(tmp_path: Path
 
 
 def test_parameters_that_overflow_without_a_bad_loss_are_noticed(tmp_path: Path) -> None:
-    config = tiny.config(optimizer__learning_rate=1e30, schedule__warmup_steps=0, duration__steps=1)
+    config = tiny.config(schedule__learning_rate=1e30, schedule__warmup_steps=0, duration__steps=1)
     with pytest.raises(TrainingDivergedError, match="param_norm"):
         train_and_evaluate(config, str(tmp_path / "run"))
     assert not (tmp_path / "run" / "params.npz").exists()
@@ -329,7 +329,7 @@ BAD_CONFIGS = {
     "split": ({"dataset__split": "trian"}, r"trian"),
     "op": ({"dataset__preprocess": "decode|resise(16)"}, r"resise"),
     "cooldown": ({"schedule__cooldown_steps": 8}, r"cooldown_steps=8"),
-    "rate": ({"optimizer__learning_rate": float("nan")}, r"learning_rate=nan"),
+    "rate": ({"schedule__learning_rate": float("nan")}, r"learning_rate=nan"),
     "log": ({"log__every_steps": 0}, r"log.every_steps=0"),
     "parts": ({"train_step__accumulation_steps": 0}, r"accumulation_steps=0"),
     "average": ({"train_step__polyak_decay": 2.0}, r"polyak_decay=2.0"),

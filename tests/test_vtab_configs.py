@@ -77,7 +77,7 @@ def test_vtab_1k(task: str) -> None:
     ]
     assert config.duration.steps == 2_500
     assert config.sweep.learning_rates == (0.01,)
-    assert config.optimizer.learning_rate == 0.01
+    assert config.schedule.learning_rate == 0.01
     # The label exists, and has as many classes as the benchmark says.
     label_key = config.dataset.label_key
     if label_key in COMPUTED_LABELS:

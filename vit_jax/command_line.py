@@ -191,7 +191,9 @@ def _flag_error(error: BaseException, config: Any, arguments: list[str]) -> str:
     kind = "the config"
     if f"{section}.name" in same and section != "dataset":
         kind = f"{section}.name={known[f'{section}.name']!r}"
-    near = nearest(unknown[0], same or known)
+    leaf = unknown[0].rpartition(".")[2]
+    elsewhere = [each for each in known if each.endswith(f".{leaf}")]
+    near = nearest(unknown[0], elsewhere or same or known)
     return f"--config.{unknown[0]} is not a key of {kind}.{near} --help lists all."
 
 

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
 from vit_jax.errors import UserError, check_keys, check_known, check_local
-from vit_jax.evaluators.create import EVALUATORS, evaluator_keys
+from vit_jax.evaluators.create import EVALUATORS, EvaluatorKeys
 from vit_jax.models.create import MODELS, create_model, model_keys
 from vit_jax.models.variants import get_variant
 from vit_jax.objectives.create import OBJECTIVES
@@ -122,25 +122,17 @@ def get_config() -> ConfigDict:
     return config.lock()
 
 
-def optimizer_keys(*, learning_rate: float = 1e-3) -> None:
-    """What all optimizers have besides the keys of `create_optimizer`.
-
-    Args:
-      learning_rate: peak; read by the schedule.
-    """
-
-
 # Of a section: its table of kinds, and the functions whose keys all of them have.
 KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
     "model": (MODELS, (create_model,)),
     "objective": (OBJECTIVES, ()),
     "gradient": (GRADIENTS, ()),
-    "optimizer": (OPTIMIZERS, (optimizer_keys, create_optimizer)),
+    "optimizer": (OPTIMIZERS, (create_optimizer,)),
     "schedule": (SCHEDULES, (create_schedule,)),
-    "evaluators.*": (EVALUATORS, (evaluator_keys,)),
+    "evaluators.*": (EVALUATORS, (EvaluatorKeys,)),
 }
 # Parameters that the loop hands over.
-HANDED_OVER = ("num_classes", "learning_rate", "total_steps", "schedule", "task", "objective")
+HANDED_OVER = ("num_classes", "total_steps", "schedule", "task", "objective")
 # Lowest value of the keys that nothing below would check in time.
 AT_LEAST = {
     r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds": 0,
@@ -261,8 +253,7 @@ def kind_keys(key: str, name: str) -> dict[str, tuple[Any, Any]]:
             continue
         hints = typing.get_type_hints(function)
         for each in inspect.signature(function).parameters.values():
-            handed_over = each.name in HANDED_OVER and function is not optimizer_keys
-            if each.kind is each.KEYWORD_ONLY and not handed_over:
+            if each.kind is each.KEYWORD_ONLY and each.name not in HANDED_OVER:
                 found[each.name] = hints.get(each.name, Any), each.default
     return found
 

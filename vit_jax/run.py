@@ -198,12 +198,11 @@ def create_run(
     objective: Any = OBJECTIVES[keys.pop("name")](_task(config, dataset), **keys)
     model = objective.model
     grid = token_grid(dataset.image_shape[:2], model.patch_size, model.resnet_layers)
-    optimizer, schedule_keys = dict(config.optimizer), dict(config.schedule)
-    schedule_keys["warmup_steps"] = fit_warmup(total_steps, **schedule_keys)
+    warmup_steps = fit_warmup(total_steps, **config.schedule)
     schedule = create_schedule(
-        **schedule_keys, learning_rate=optimizer.pop("learning_rate"), total_steps=total_steps
+        **{**config.schedule, "warmup_steps": warmup_steps}, total_steps=total_steps
     )
-    tx = create_optimizer(**optimizer, schedule=schedule)
+    tx = create_optimizer(**config.optimizer, schedule=schedule)
     initial = trace_initial(
         lambda rng: objective.init(rng, optax.tree.zeros_like(batch_spec(dataset, 1)))
     )

@@ -349,6 +349,6 @@ def check_finite(step: int, metrics: Mapping[str, float], checkpoints: Checkpoin
     good = checkpoints.latest_step()
     kept = "no checkpoint yet" if good is None else f"the checkpoint of step {good} is kept"
     raise TrainingDivergedError(
-        f"step {step}: {', '.join(bad)}; {kept}. Try a lower optimizer.learning_rate, a longer "
+        f"step {step}: {', '.join(bad)}; {kept}. Try a lower schedule.learning_rate, a longer "
         "schedule.warmup_steps, or optimizer.clip_norm=1.0."
     )

@@ -132,19 +132,19 @@ def test_a_mistake_of_one_process_ends_all(tmp_path: Path) -> None:
 
 def test_a_process_with_other_settings_ends_all(tmp_path: Path) -> None:
     # How a host reads its data is its own affair.
-    last = ("--config.optimizer.learning_rate=0.5", "--config.loader.prefetch=4")
+    last = ("--config.schedule.learning_rate=0.5", "--config.loader.prefetch=4")
     with cluster(tmp_path, *RUN, num_processes=2, last=last) as running:
         assert running.exit_codes() == [2, 2], running.output
     assert re.search(
         r"Process 1 on \S+ has another config or other data than process 0: "
-        r"optimizer.learning_rate: \S+ -> 0.5\. Give",
+        r"schedule.learning_rate: \S+ -> 0.5\. Give",
         running[0].output,
     ), running.output
     assert not list(running.workdir.glob("checkpoints/*"))
 
 
 def test_a_nan_ends_all_with_status_1(tmp_path: Path) -> None:
-    diverges = "--config.optimizer.learning_rate=1e30"
+    diverges = "--config.schedule.learning_rate=1e30"
     with cluster(tmp_path, *RUN, diverges, num_processes=2) as running:
         assert running.exit_codes() == [1, 1], running.output
     assert "loss=nan" in running.output or "=inf" in running.output, running.output

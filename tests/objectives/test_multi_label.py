@@ -122,7 +122,7 @@ def config(table: str, **overrides: Any) -> Any:
         "objective__name": "multi_label",
         "evaluators__test__split": "test",
         "duration__steps": 60,
-        "optimizer__learning_rate": 3e-3,
+        "schedule__learning_rate": 3e-3,
         "checkpoint__every_steps": 60,
     }
     result = tiny.config(**{**keys, **overrides})

@@ -90,9 +90,9 @@ def test_the_legend_tells_runs_by_what_differs(tmp_path: Path) -> None:
         make_run(tmp_path / "y" / "3", learning_rate=1e-2, batch_size=32, mix={"alpha": 1}),
     ]
     assert legend_labels([read_run(folder) for folder in folders]) == [
-        "1: optimizer.learning_rate=0.001  dataset.batch_size=16  log.every_steps=5",
-        "2: optimizer.learning_rate=0.003  dataset.batch_size=16  log.every_steps=5",
-        "3: optimizer.learning_rate=0.01  dataset.batch_size=32  log.every_steps=(absent)",
+        "1: schedule.learning_rate=0.001  dataset.batch_size=16  log.every_steps=5",
+        "2: schedule.learning_rate=0.003  dataset.batch_size=16  log.every_steps=5",
+        "3: schedule.learning_rate=0.01  dataset.batch_size=32  log.every_steps=(absent)",
     ]
     same = make_run(tmp_path / "y" / "1", log={"every_steps": 5})
     labels = legend_labels([read_run(folders[0]), read_run(same)])

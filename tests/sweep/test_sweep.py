@@ -47,7 +47,7 @@ def test_the_grid_never_sees_the_test_set() -> None:
     runs = plan_grid(config())
     assert [run.name for run in runs] == ["grid/lr_0.001", "grid/lr_1e+30"]
     for run, rate in zip(runs, (0.001, DIVERGES), strict=True):
-        assert run.config.optimizer.learning_rate == rate
+        assert run.config.schedule.learning_rate == rate
         assert run.config.dataset.split == "train[:80]"
         assert run.metric == "validation/accuracy"
         given = config().evaluators.test.to_dict()

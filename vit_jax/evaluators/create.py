@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
@@ -38,17 +37,8 @@ EVALUATORS = {**OF_OUTPUTS, **OF_FEATURES}
 _OF_DATA = ("dataset", "data_dir", "split", "label_key", "preprocess")
 
 
-def evaluator_keys(
-    *,
-    split: str = "test",
-    dataset: str = "",
-    data_dir: str = "",
-    label_key: str = "",
-    preprocess: str = "",
-    batch_size: int = 0,
-    every_steps: int = 0,
-    at_start: bool = False,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluatorKeys:
     """What all evaluators have.
 
     Args:
@@ -62,29 +52,35 @@ def evaluator_keys(
       at_start: also before the first update.
     """
 
+    split: str = "test"
+    dataset: str = ""
+    data_dir: str = ""
+    label_key: str = ""
+    preprocess: str = ""
+    batch_size: int = 0
+    every_steps: int = 0
+    at_start: bool = False
 
-_SHARED = ("name", *inspect.signature(evaluator_keys).parameters)
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """An evaluator of a run, and when it is due.
-
-    Attributes:
-      evaluator: called with parameters and `on_batch`, returns `{metric: float}`.
-      datasets: what it reads.
-      every_steps, at_start: see `evaluator_keys`.
-    """
-
-    evaluator: Any
-    datasets: Mapping[str, Dataset]
-    every_steps: int
-    at_start: bool
+    @classmethod
+    def of(cls, section: Mapping[str, Any]) -> tuple[EvaluatorKeys, dict[str, Any]]:
+        """These keys of a section of `config.evaluators`, and those of its kind."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        shared = cls(**{key: value for key, value in section.items() if key in names})
+        own = {key: value for key, value in section.items() if key not in (*names, "name")}
+        return shared, own
 
     def is_due(self, step: int, total_steps: int) -> bool:
         if step == 0:
             return self.at_start
         return step == total_steps or bool(self.every_steps and step % self.every_steps == 0)
+
+
+class Evaluation(NamedTuple):
+    """An evaluator of a run."""
+
+    evaluator: Any  # called with parameters and `on_batch`, returns `{metric: float}`
+    datasets: Mapping[str, Dataset]  # what it reads
+    is_due: Callable[[int, int], bool]  # of a step and the last step
 
 
 def open_eval_data(
@@ -108,19 +104,20 @@ def open_eval_data(
     """
     opened: dict[str, dict[str, Dataset]] = {}
     for key, section in sections.items():
-        splits, label = {key: section["split"]}, {}
+        keys, own = EvaluatorKeys.of(section)
+        splits, label = {key: keys.split}, {}
         if section["name"] in OF_FEATURES:  # whatever the training needs
-            splits[f"{key}/train"], label = section["train_split"], {"needs_label": True}
-        label_key = section["label_key"] or ("" if section["dataset"] else training["label_key"])
+            splits[f"{key}/train"], label = own["train_split"], {"needs_label": True}
+        label_key = keys.label_key or ("" if keys.dataset else training["label_key"])
         opened[key] = {}
         for name, split in splits.items():
             try:
                 dataset = open_dataset(
-                    name=section["dataset"] or training["name"],
-                    data_dir=section["data_dir"] or training["data_dir"],
+                    name=keys.dataset or training["name"],
+                    data_dir=keys.data_dir or training["data_dir"],
                     split=split,
                     label_key=label_key,
-                    preprocess=section["preprocess"] or training["eval_preprocess"],
+                    preprocess=keys.preprocess or training["eval_preprocess"],
                     on_bad_image=training["on_bad_image"],
                     **label,
                 )
@@ -171,16 +168,16 @@ def create_evaluations(
     steps: dict[str, Any] = {}  # by feature
     features: dict[Any, Features] = {}  # by feature and data
     for key, section in sections.items():
-        batch = section["batch_size"] or batch_size
+        shared, own = EvaluatorKeys.of(section)
+        batch = shared.batch_size or batch_size
         check_batch_size(f"evaluators.{key}.batch_size", batch, mesh)
-        own_keys = {name: value for name, value in section.items() if name not in _SHARED}
         source: tuple[Any, ...]
         if section["name"] in OF_FEATURES:
-            feature = section["feature"]
+            feature = own["feature"]
             if feature not in steps:
                 function = feature_of(feature, f"evaluators.{key}.feature")
                 steps[feature] = feature_step(function, mesh)
-            data = feature, batch, *(section[name] for name in _OF_DATA), section["train_split"]
+            data = feature, batch, own["train_split"], *(section[name] for name in _OF_DATA)
             if data not in features:
                 readers = [
                     Reader(each, mesh, batch, dict(loader), on_wait=on_wait)
@@ -193,10 +190,8 @@ def create_evaluations(
             keys = objective.example_keys
             source = objective, Reader(dataset, mesh, batch, dict(loader), keys, on_wait)
         try:
-            evaluator = EVALUATORS[section["name"]](*source, **own_keys)
+            evaluator = EVALUATORS[section["name"]](*source, **own)
         except UserError as error:
             raise as_user_error(f"evaluators.{key}: {error}", error) from error
-        evaluations[key] = Evaluation(
-            evaluator, datasets[key], section["every_steps"], section["at_start"]
-        )
+        evaluations[key] = Evaluation(evaluator, datasets[key], shared.is_due)
     return evaluations

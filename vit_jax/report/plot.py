@@ -164,7 +164,7 @@ def smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
 
 
 def legend_labels(runs: Sequence[Run]) -> list[str]:
-    """One label per run: `folder: optimizer.learning_rate=0.003  dataset.batch_size=512`.
+    """One label per run: `folder: schedule.learning_rate=0.003  dataset.batch_size=512`.
 
     Named are three keys that differ, first those with the most values: a sweep is labelled by what
     it sweeps. Those that rarely say why a curve is above another come last.

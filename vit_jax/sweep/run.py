@@ -134,7 +134,7 @@ def plan_grid(config: ConfigDict) -> list[SweepRun]:
     runs = []
     for rate in rates:
         planned = config.copy_and_resolve_references()
-        planned.optimizer.learning_rate, planned.dataset.split = rate, sweep.train_split
+        planned.schedule.learning_rate, planned.dataset.split = rate, sweep.train_split
         validation = config.evaluators.test.copy_and_resolve_references()
         validation.update(split=sweep.validation_split, every_steps=0, at_start=False)
         with planned.unlocked():  # the test set is not looked at before the choice is made
@@ -164,7 +164,7 @@ def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[Swe
     runs = []
     for seed in range(config.seed, config.seed + seeds):
         planned = config.copy_and_resolve_references()
-        planned.optimizer.learning_rate, planned.seed = learning_rate, seed
+        planned.schedule.learning_rate, planned.seed = learning_rate, seed
         name = f"final/lr_{learning_rate!r}_seed_{seed}"
         runs.append(SweepRun(name, planned, f"test/{metric(config)}"))
     return runs
@@ -177,7 +177,7 @@ def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:
       UserError: the folder belongs to a run of another config, and `resume` is not "force".
     """
     folder = workdir / run.name
-    rate, seed = run.config.optimizer.learning_rate, run.config.seed
+    rate, seed = run.config.schedule.learning_rate, run.config.seed
     outcome = {"run": run.name, "learning_rate": rate, "seed": seed, "state": "missing"}
     finished, diverged = folder / RESULTS_FILE, folder / DIVERGED_FILE
     if not finished.exists() and not diverged.exists():

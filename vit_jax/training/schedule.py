@@ -118,8 +118,8 @@ SCHEDULES: dict[str, Callable[..., jax.Array]] = {
 def create_schedule(
     name: str,
     *,
-    learning_rate: float,
     total_steps: int,
+    learning_rate: float = 1e-3,
     warmup_steps: int = 0,
     cooldown_steps: int = 0,
     **kwargs: Any,
@@ -127,8 +127,8 @@ def create_schedule(
     """A function from the number of finished updates to the learning rate of the next one.
 
     Args:
-      learning_rate: the base.
       total_steps: updates in all.
+      learning_rate: the peak, after the warm-up.
       warmup_steps: until then the rate is multiplied by step / warmup_steps; it is 0 in the first
         update, as in the official code.
       cooldown_steps: over the last updates the rate is multiplied by a line to 0.
@@ -141,7 +141,7 @@ def create_schedule(
     if kwargs.get("timescale_steps", 1) <= 0:
         raise UserError(f"schedule.timescale_steps={kwargs['timescale_steps']} must be positive.")
     if not (math.isfinite(learning_rate) and learning_rate >= 0.0):
-        raise UserError(f"optimizer.learning_rate={learning_rate} must be finite and not negative.")
+        raise UserError(f"schedule.learning_rate={learning_rate} must be finite and not negative.")
     if warmup_steps < 0 or cooldown_steps < 0 or warmup_steps + cooldown_steps >= total_steps:
         raise UserError(
             f"schedule.warmup_steps={warmup_steps} and schedule.cooldown_steps={cooldown_steps} "
