@@ -87,7 +87,11 @@ def test_every_form_is_the_folder(tmp_path: Path) -> None:
 
 
 def test_arrays_train_as_the_data_set_does_and_belong_to_the_run(tmp_path: Path) -> None:
-    given = {name: (each.images, each.labels) for name, each in digit_splits().items()}
+    scans = digit_splits().items()
+    given = {
+        split: (np.stack([scan["image"] for scan in each]), [scan["label"] for scan in each])
+        for split, each in scans
+    }
     overrides = [f"{key}={value}" for key, value in tiny.OVERRIDES.items()]
     named = vit_jax.get_config("", *overrides)
     mine = vit_jax.get_config("", *overrides, "dataset.name=mine")

@@ -17,13 +17,14 @@ from vit_jax.data.pipeline import (
     train_batches,
 )
 from vit_jax.data.preprocess import parse
+from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
 
 SPEC = "decode(1)|random_affine(10, translate=0.1)|random_crop(6)|flip_lr"
 
 
 @dataclasses.dataclass(frozen=True)
-class Digits:
+class Digits(Source):
     """PNG files of 8 x 8 noise, whose label is their index; `broken` ones do not decode."""
 
     size: int
@@ -169,7 +170,7 @@ def test_images_of_different_shapes_are_named(batch_size):
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_a_bad_example_is_named(num_threads):
     data = dataset(broken=(12,))
-    message = r"^example 12 of noise train: .* cannot be decoded"
+    message = r"^example 12 of noise train \(\[12\]\): .* cannot be decoded"
     with pytest.raises(UserError, match=message) as e:
         collect(eval_batches(data, batch_size=8, num_threads=num_threads))
     assert "\n" not in str(e.value)

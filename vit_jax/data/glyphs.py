@@ -135,7 +135,6 @@ class GlyphSource:
     size: int
     num_examples: int
     seed: int  # of everything random; two seeds have no image in common
-    class_names = CLASSES
 
     def __len__(self) -> int:
         return self.num_examples

@@ -122,12 +122,6 @@ class MemorySource(Parts):
         pixels = image if isinstance(image, bytes) else np.asarray(image)
         return {"image": pixels, "label": number}
 
-    def check(self, _on_bad_image: str) -> MemorySource:
-        return self
-
-    def describe(self, index: int) -> str:
-        return "{}[{}]".format(*self.locate(index))
-
     def identity(self) -> Iterable[str]:
         """Digests of arrays and bytes, names of files; of an object its length only."""
         digest = hashlib.blake2b()

@@ -1,10 +1,4 @@
-"""Random-access sources of examples, and the split expressions that select parts of them.
-
-A source is any picklable object with `__len__()` and
-`__getitem__(i) -> {"image": bytes | uint8 [H, W, C], "label": int}`, where bytes are an encoded
-image file; an image that may have several labels has uint8 [K] of 0 and 1. It is safe for threads,
-and its order is a pure function of the files behind it.
-"""
+"""Random-access sources of examples, and the split expressions that select parts of them."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -41,23 +35,24 @@ def describe(array: ArraySpec | np.ndarray) -> str:
 
 
 class Source(Protocol):
+    """Examples by number: picklable, safe for threads, in an order that its files alone decide."""
+
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """{"image": bytes of a file | uint8 [H, W, C], "label": int | uint8 [K] of 0 and 1}."""
 
-
-@runtime_checkable
-class CheckedSource(Source, Protocol):
-    """A source whose files can be damaged."""
-
-    def check(self, on_bad_image: str) -> Source:
+    def check(self, _on_bad_image: str) -> Source:
         """The source to train on; UserError for damage, unless it is images and "skip"."""
+        return self
 
     def describe(self, index: int) -> str:
         """Where example `index` is stored."""
+        return f"[{index}]"
 
     def identity(self) -> Iterable[str]:
-        """Lines that change with the files; moving a folder is no change."""
+        """Lines that change with the files; moving a folder is no change. None: see the name."""
+        return ()
 
 
 class Part(NamedTuple):
@@ -114,7 +109,7 @@ def select(split: str, known: Iterable[str], rows: Callable[[str], np.ndarray]) 
     return np.concatenate([read(part.name)[part.start : part.stop] for part in parts])
 
 
-class Parts:
+class Parts(Source):
     """Parts of named things, one after the other: which one the n-th example is in, and where."""
 
     def __init__(self, parts: Iterable[Part]):
@@ -130,11 +125,14 @@ class Parts:
         part = self.parts[position]
         return part.name, part.stop - (self._ends[position] - index)
 
+    def describe(self, index: int) -> str:
+        return "{}[{}]".format(*self.locate(index))
+
 
 class SlicedSource(Parts):
-    """Parts of sources that cannot be damaged, one after the other."""
+    """Parts of examples by name, one after the other."""
 
-    def __init__(self, sources: Mapping[str, Source], parts: Sequence[Part]):
+    def __init__(self, sources: Mapping[str, Any], parts: Sequence[Part]):
         super().__init__(parts)
         self._sources = {part.name: sources[part.name] for part in parts}
 
