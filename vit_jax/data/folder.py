@@ -12,6 +12,7 @@ has as many examples as there are classes then holds every class that has two fi
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
 import logging
 import os
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.decode import decodes
-from vit_jax.data.sources import map_threads, select
+from vit_jax.data.sources import Source, map_threads, select
 from vit_jax.errors import UserError, list_names
 from vit_jax.files.manifest import read_or_none
 
@@ -37,35 +38,29 @@ TEST_SHARE = 0.2  # of a folder without splits
 Files = list[tuple[bytes, int]]  # of one class: paths, each with a number
 
 
-class FolderSource:
-    """Encoded image files with their class numbers.
+@dataclasses.dataclass(frozen=True, eq=False)
+class FolderSource(Source):
+    """Encoded image files with their class numbers."""
 
-    Paths are relative to `root`, bytes [N] (compact to send to worker processes); labels int32 [N].
-    `drawn` says that the folder had no splits.
-    """
-
-    def __init__(self, root: str, paths: np.ndarray, labels: np.ndarray, drawn: bool = False):
-        self._root, self._paths = os.fsencode(root), paths
-        self.labels, self.drawn = labels, drawn
+    root: str
+    files: np.ndarray  # relative paths, bytes [N]: compact to send to worker processes
+    labels: np.ndarray  # int32 [N]
+    drawn: bool = False  # the folder had no splits
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        with open(self.path(index), "rb") as file:
-            return {"image": file.read(), "label": self.labels[index]}
-
-    def path(self, index: int) -> bytes:
-        return os.path.join(self._root, bytes(self._paths[index]))
-
-    def paths(self) -> list[bytes]:
-        return [self.path(index) for index in range(len(self))]
+        return {"image": Path(self.describe(index)).read_bytes(), "label": self.labels[index]}
 
     def describe(self, index: int) -> str:
-        return os.fsdecode(self.path(index))
+        return os.path.join(self.root, os.fsdecode(bytes(self.files[index])))
+
+    def paths(self) -> list[str]:
+        return list(map(self.describe, range(len(self))))
 
     def relative_paths(self) -> list[str]:
-        return [os.fsdecode(path) for path in self._paths.tolist()]
+        return [os.fsdecode(path) for path in self.files.tolist()]
 
     def identity(self) -> Iterable[str]:
         """Relative path and size of every file, in order."""
@@ -86,8 +81,7 @@ class FolderSource:
             raise UserError(f"{report}; no image is left.")
         logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
         keep = np.setdiff1d(np.arange(len(self)), bad)
-        root = os.fsdecode(self._root)
-        return type(self)(root, self._paths[keep], self.labels[keep], self.drawn)
+        return dataclasses.replace(self, files=self.files[keep], labels=self.labels[keep])
 
 
 def open_folder(
@@ -153,8 +147,7 @@ def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
             name: [f"{name}/{each}" for each in _subfolders(f"{root}/{name}")] for name in top
         }
     except OSError as error:
-        message = f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT} in it."
-        raise UserError(message) from None
+        raise UserError(f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT}.") from None
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     if splits := {name: folders for name, folders in splits.items() if folders}:
@@ -206,6 +199,6 @@ def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
     return np.array([row[2:] for row in sorted(rows)], columns)
 
 
-def _decodes_file(path: bytes) -> bool:
-    content = read_or_none(Path(os.fsdecode(path)).read_bytes)
+def _decodes_file(path: str) -> bool:
+    content = read_or_none(Path(path).read_bytes)
     return content is not None and decodes(content)

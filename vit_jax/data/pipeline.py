@@ -1,4 +1,4 @@
-"""Batches of examples on the host. Batch t is a pure function of (seed, t).
+"""Batches of examples, on the host and on the devices. Batch t is a pure function of (seed, t).
 
 It is the same for any number of processes, threads and workers and from any start, so a run
 resumes from its step alone. Grain makes batches ahead of time, in threads or in worker processes.
@@ -12,20 +12,24 @@ rounds: with the four of Grain's own shuffle, neighbours are correlated at sizes
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import grain
+import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from vit_jax.data.sources import ArraySpec, describe
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
 Batches = contextlib.AbstractContextManager[Iterator[Batch]]
+DeviceBatch = dict[str, jax.Array]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 _LABEL = ArraySpec((), np.dtype(np.int32))
 _ROUNDS = 8
@@ -181,10 +185,8 @@ def _iterate(data: grain.IterDataset) -> Generator[Batch]:
 def check_repeated_augmentation(repeats: int, batch_size: int) -> None:
     """Raises UserError unless a batch holds a whole number of examples, `repeats` times each."""
     if repeats < 1 or batch_size % repeats:
-        raise UserError(
-            f"dataset.repeated_augmentation={repeats} must be at least 1 and divide "
-            f"dataset.batch_size={batch_size}."
-        )
+        keys = f"dataset.repeated_augmentation={repeats}", f"dataset.batch_size={batch_size}"
+        raise UserError("{} must be at least 1 and divide {}.".format(*keys))
 
 
 def train_batches(
@@ -232,3 +234,59 @@ def eval_batches(
     draw = functools.partial(_eval_rows, dataset.num_examples, batch_size, rows)
     num_batches = -(-dataset.num_examples // batch_size)
     return host_batches(dataset, 0, draw, range(num_batches), **loader)
+
+
+def local_rows(sharding: Sharding, batch_size: int) -> np.ndarray:
+    """Rows of a batch that this process holds by the leading axis's sharding, each once, sorted."""
+    held = np.zeros(batch_size, bool)
+    for index in sharding.addressable_devices_indices_map((batch_size,)).values():
+        held[index] = True
+    return np.flatnonzero(held)
+
+
+def to_device(batch: Batch, sharding: Sharding, batch_size: int) -> DeviceBatch:
+    """The global batch, of which `batch` holds the rows `local_rows(sharding, batch_size)`."""
+    rows = local_rows(sharding, batch_size)
+
+    def place(local: np.ndarray) -> jax.Array:
+        def shard(index: Any) -> np.ndarray:
+            start, stop, _ = index[0].indices(batch_size)
+            first = np.searchsorted(rows, start)  # a device's rows are consecutive in `rows` too
+            return local[first : first + stop - start]
+
+        return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
+
+    return {name: place(local) for name, local in batch.items()}
+
+
+@contextlib.contextmanager
+def train_batches_on(
+    sharding: Sharding, keys: Collection[str], *, batch_size: int, **options: Any
+) -> Iterator[Iterator[DeviceBatch]]:
+    """`train_batches` on the devices; threads and workers end with the context."""
+    rows = local_rows(sharding, batch_size)
+    with train_batches(batch_size=batch_size, rows=rows, **options) as batches:
+        yield device_batches(batches, sharding, batch_size=batch_size, keys=keys)
+
+
+def device_batches(
+    batches: Iterable[Batch],
+    sharding: Sharding,
+    *,
+    batch_size: int,
+    keys: Collection[str] = ("image", "label"),
+    prefetch: int = 2,
+) -> Iterator[DeviceBatch]:
+    """Global batches, of which the next `prefetch` are on their way while one is in use.
+
+    Plain look-ahead does that without a thread: JAX starts a transfer and returns, as it does with
+    a step. `batches` are this process's rows, `sharding` is that of the leading axis; the devices
+    are given the `keys` and `mask`.
+    """
+    queue: collections.deque[DeviceBatch] = collections.deque()
+    for batch in batches:
+        chosen = {key: batch[key] for key in (*keys, "mask")}
+        queue.append(to_device(chosen, sharding, batch_size))
+        if len(queue) > prefetch:
+            yield queue.popleft()
+    yield from queue

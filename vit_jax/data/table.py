@@ -24,7 +24,7 @@ _KNOWN = (*_PATHS, "label", "labels", "split")
 
 
 class TableSource(FolderSource):
-    """As its base; `labels` is int32 [N], or uint8 [N, K] of 0 and 1."""
+    """As its base; `labels` may be uint8 [N, K] of 0 and 1."""
 
     def identity(self) -> Iterable[str]:
         """Path, size and label of every file, in order."""

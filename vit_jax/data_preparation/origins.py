@@ -221,9 +221,9 @@ def _list_folder(source: str) -> Listing:
                 "line, without blanks at its ends. Rename the folder."
             )
         inside = b"" if images.drawn else os.fsencode(f"{split}/")
-        found = images.paths()
+        found = list(map(os.fsencode, images.paths()))
         splits[split] = make_rows(
-            [os.path.relpath(path, os.fsencode(source)).removeprefix(inside) for path in found],
+            [bytes(path).removeprefix(inside) for path in images.files],
             [os.path.getsize(path) for path in found],
             file=np.arange(len(paths), len(paths) + len(found)),
             label=images.labels,
