@@ -1,8 +1,8 @@
 """Image folders: `root/{train,test,...}/class_name/*.jpg` and the like as a source.
 
 Without folders of splits, `root/class_name/*.jpg`, a fifth of each class is `test`: the files whose
-path hashes low. So a file stays in its split whatever is added, and on any machine; only where a
-class would have none in one of both (small ones) the lowest, or the highest, changes over.
+path hashes low. So a file stays in its split whatever is added, and on any machine; in a class
+that would have none in one of both the lowest, or the highest, changes over.
 
 The files of a class are shuffled by a hash of their path relative to the root, the k-th of n gets
 the rank k / (n - 1), and all files are sorted by rank, ties by hash. Every prefix, and suffix, that
@@ -89,10 +89,10 @@ def open_folder(
 ) -> tuple[FolderSource, tuple[str, ...]]:
     """Lists the files that a split expression selects, opens none; gives source and class names.
 
-    The classes are those of `train` (of all splits where there is no `train`), sorted. Where no
-    label is needed, all are 0 and there are no class names; then splits need no class folders, and
-    images in `root` itself are the split `train`. UserError for another layout, a single class, a
-    class without images, or one in this split that `train` does not have.
+    The classes are those of `train` (without it, of all splits), sorted. Where no label is needed,
+    all are 0 and there are no class names; splits need no class folders then, and images in `root`
+    itself are `train`. UserError for another layout, a single class, a class without images, or one
+    in this split that `train` does not have.
     """
     root = os.path.abspath(os.path.expanduser(root))
     splits = split_folders(root, needs_label)
@@ -103,19 +103,15 @@ def open_folder(
         naming = [splits["train"]] if "train" in splits else splits.values()
         classes = sorted({os.path.basename(each) for folders in naming for each in folders})
         if len(classes) < 2:
-            raise UserError(
-                f"dataset.name={root!r}: only one class, {classes[0]!r}; a classifier needs two "
-                f"(expected {LAYOUT})."
-            )
+            found = f"dataset.name={root!r}: only one class, {classes[0]!r}"
+            raise UserError(f"{found}; a classifier needs two (expected {LAYOUT}).")
     numbers = {name: number for number, name in enumerate(classes)}
 
     def rows(name: str) -> np.ndarray:
         unknown = sorted(set(map(os.path.basename, splits[name])) - numbers.keys())
         if needs_label and unknown:
-            raise UserError(
-                f"dataset.name={root!r}: class {unknown[0]!r} of split {name!r} is not a class "
-                f"of 'train' ({len(unknown)} such)."
-            )
+            where = f"dataset.name={root!r}: class {unknown[0]!r} of split {name!r}"
+            raise UserError(f"{where} is not a class of 'train' ({len(unknown)} such).")
         return order_files(_list_files(root, splits[name], numbers), name if drawn else "")
 
     files = select(split, splits, rows)
@@ -166,10 +162,8 @@ def _list_files(root: str, folders: Sequence[str], numbers: Mapping[str, int]) -
         images = [name for name in names if name.lower().endswith(EXTENSIONS)]
         ignored.update(os.path.splitext(name)[1] or name for name in set(names).difference(images))
         if not images:
-            raise UserError(
-                f"dataset.name={root!r}: no image in {folder!r} (but {len(names)} other files); it "
-                f"takes files that end in {', '.join(EXTENSIONS)}."
-            )
+            found = f"no image in {folder!r} (but {len(names)} other files)"
+            raise UserError(f"dataset.name={root!r}: {found}; it takes {', '.join(EXTENSIONS)}.")
         label = numbers.get(os.path.basename(folder), 0)
         prefix = f"{folder}/".removeprefix("./")
         groups.append([(os.fsencode(prefix + name), label) for name in images])

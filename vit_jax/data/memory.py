@@ -68,9 +68,7 @@ def _half(split: str, data: Any) -> Any:
         is_array = isinstance(images, np.ndarray)
         if is_array and (images.dtype != np.uint8 or images.ndim not in (3, 4)):
             found = f"split {split!r}: images are {describe(images)}"
-            raise UserError(
-                f"{found}; they must be uint8 [N, H, W, C] or [N, H, W], from 0 to 255."
-            )
+            raise UserError(f"{found}; they must be uint8 [N, H, W, C] or [N, H, W], 0 to 255.")
         if labels.ndim != 1 or not any(
             all(isinstance(label, kind) for label in labels) for kind in (str, int | np.integer)
         ):

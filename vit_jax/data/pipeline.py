@@ -1,13 +1,13 @@
 """Batches of examples, on the host and on the devices. Batch t is a pure function of (seed, t).
 
 It is the same for any number of processes, threads and workers and from any start, so a run
-resumes from its step alone. Grain makes batches ahead of time, in threads or in worker processes.
-An element for Grain is a whole batch: its bookkeeping costs 20 us per element.
+resumes from its step alone. An element for Grain, which makes them ahead of time, is a whole batch:
+its bookkeeping costs 20 us per element.
 
 The order of an epoch is a permutation that needs no memory: a Feistel network, a bijection of any
 power of two, restricted to the examples by walking on until the image is one (cycle walking). Eight
-rounds: with the four of Grain's own shuffle, neighbours are correlated at sizes such as 50,000
-(-0.06). Its keys are hashes of (seed, epoch): no epoch of a seed is an epoch of another.
+rounds: with the four of Grain's own shuffle neighbours are correlated. Its keys are hashes of
+(seed, epoch): no epoch of a seed is an epoch of another.
 """
 
 from __future__ import annotations
@@ -162,8 +162,7 @@ def host_batches(
     """The batches of `steps`, see `_build`, whose arguments workers get by pickle.
 
     `num_workers` processes, or this one, have `num_threads`, each of which makes a whole batch, and
-    make `prefetch` batches ahead; without threads, a batch is made when asked for. Threads and
-    processes end with the context, silently.
+    make `prefetch` ahead; without threads, it is made when asked for. All end with the context.
     """
     buffer_size = max(num_threads, prefetch) if num_threads else 0
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
@@ -207,13 +206,11 @@ def train_batches(
 
     With `repeated_augmentation` = m (1901.09335; DeiT has 3) a batch holds B / m examples in m
     augmentations each, B / m rows apart, so that mixup's neighbours are different examples. An
-    epoch still is N images, of N / m examples; m epochs show every example m times (DeiT draws its
-    N / m anew in every epoch).
+    epoch still is N images, of N / m examples (DeiT draws its N / m anew in every epoch).
 
-    This process holds the `rows`, sorted ints [n], of the global batch, by default all; for
-    `loader` see `host_batches`. Gives {"image" [n, H, W, C], "label" int32 [n] or uint8 [n, K],
-    "mask" float32 [n] of ones}; UserError where an example cannot be read, or images differ in
-    shape.
+    This process holds the `rows`, sorted ints [n], of the global batch, by default all; `loader`:
+    see `host_batches`. Gives {"image" [n, H, W, C], "label" int32 [n] or uint8 [n, K], "mask"
+    float32 [n]}; UserError where an example cannot be read, or images differ in shape.
     """
     rows = np.arange(batch_size) if rows is None else rows
     draw = functools.partial(
@@ -225,10 +222,9 @@ def train_batches(
 def eval_batches(
     dataset: Examples, *, batch_size: int, rows: np.ndarray | None = None, **loader: int
 ) -> Batches:
-    """Every example once, in the order of the split; arguments as for `train_batches`.
+    """Every example once, in the order of the split, with the same random numbers each time.
 
-    The last batch is filled with masked copies (mask 0), so that every process gets the same
-    number of batches. Random ops draw the same numbers each time.
+    Arguments as for `train_batches`. The last batch is filled with masked copies (mask 0).
     """
     rows = np.arange(batch_size) if rows is None else rows
     draw = functools.partial(_eval_rows, dataset.num_examples, batch_size, rows)

@@ -1,9 +1,6 @@
 """Preprocessing as a string of ops: `decode|inception_crop(224)|flip_lr`.
 
-`|` puts ops in a row; the grammar is Python's. An op is a row of OPS, with arguments by position or
-by name; a name in PIPELINES stands for several. To add an op, write the dataclass (see ops.py) and
-put it in OPS.
-
+The grammar is Python's: `|` puts ops in a row, each a row of OPS, or of PIPELINES for several.
 Images stay uint8: the train step scales them to [-1, 1] on the device. Published accuracies were
 measured without turning photographs upright, `exif=False`.
 """
@@ -90,7 +87,6 @@ PIPELINES: dict[str, Callable[..., str]] = {
     "deit_eval": _deit_eval,
     "huggingface_eval": _huggingface_eval,
 }
-
 
 OPS: dict[str, Callable[..., Any]] = {
     "decode": ops.Decode,

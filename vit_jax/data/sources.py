@@ -66,9 +66,6 @@ class Part(NamedTuple):
 def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]) -> list[Part]:
     """Turns a split expression into absolute, non-empty parts, with the meaning TFDS gives it.
 
-    Percentages are rounded to the nearest example, negative bounds count from the end, `+`
-    concatenates, `all` is the sum of all splits.
-
     `known` are the names of the splits; `length`, a split's number of examples, is asked only for
     those that the expression names. UserError for an unknown split, a malformed expression, a bound
     outside of the split, or where nothing is selected.

@@ -20,21 +20,35 @@ from tensorflow_datasets.proto import tf_example_pb2
 from vit_jax.data import computed_labels
 from vit_jax.data.computed_labels import COMPUTED_LABELS, Label
 from vit_jax.data.decode import decode_image
-from vit_jax.data.records import Records
-from vit_jax.data.sources import GRAMMAR
-from vit_jax.errors import UserError, as_user_error, nearest, one_line
-from vit_jax.files.paths import full_path, to_path
+from vit_jax.data.records import allow_open_files, open_records
+from vit_jax.data.sources import GRAMMAR, Part, Parts, map_threads
+from vit_jax.errors import PassingError, UserError, as_user_error, nearest, one_line
+from vit_jax.files.paths import full_path, is_bucket, size_of, to_path
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
 INFO_FILE = "dataset_info.json"
 
 
-class TfdsSource(Records):
-    """Encoded images and class numbers from the records of a prepared directory."""
+class TfdsSource(Parts):
+    """Encoded images and class numbers from the records of a prepared directory.
+
+    `extents` are TFDS's FileInstructions. Files are opened where and when they are read: pickling
+    sends the TFRecord indices but no file descriptors. UserError for a damaged file, in `check` or
+    when it is first read.
+    """
 
     def __init__(self, info: Any, extents: Sequence[Any], image_key: str, label: Label):
-        super().__init__(info.file_format.value, extents)
-        self._full_name, self._image_key, self._label = info.full_name, image_key, label
+        super().__init__(
+            Part(str(each.filename), each.skip, each.skip + each.take) for each in extents
+        )
+        self._lengths = {str(each.filename): each.examples_in_shard for each in extents}
+        self._format, self._full_name = info.file_format.value, info.full_name
+        self._image_key, self._label = image_key, label
+        self._offsets: dict[str, np.ndarray] = {}
+        self._files: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": {}}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         features = self._features(index)
@@ -60,11 +74,36 @@ class TfdsSource(Records):
         return values
 
     def _features(self, index: int) -> Any:
-        return tf_example_pb2.Example.FromString(self.record(index)).features.feature
+        name, number = self.locate(index)
+        try:
+            record = self._file(name).read([number])[0]
+        except RuntimeError as error:
+            if not is_bucket(name):
+                raise
+            raise PassingError(f"{self.describe(index)}: {one_line(error)}") from error
+        return tf_example_pb2.Example.FromString(record).features.feature
+
+    def describe(self, index: int) -> str:
+        return "{}, record {}".format(*self.locate(index))
 
     def identity(self) -> Iterator[str]:
+        """Name of the set; name, size and range of every extent."""
         yield self._full_name
-        yield from super().identity()
+        sizes = map_threads(lambda part: size_of(to_path(part.name)), self.parts, chunk=1)
+        for (name, start, stop), size in zip(self.parts, sizes, strict=True):
+            yield f"{os.path.basename(name)} {size} {start} {stop - start}"
+
+    def check(self, _on_bad_image: str) -> TfdsSource:
+        """Opens every file; none is skipped, each holds thousands of examples."""
+        list(map_threads(self._file, self._lengths, chunk=1))
+        return self
+
+    def _file(self, name: str) -> Any:
+        if name not in self._files:  # opened by several threads perhaps: one is kept
+            allow_open_files(len(self._lengths))
+            expected = self._lengths[name]
+            self._files[name] = open_records(name, self._format, expected, self._offsets)
+        return self._files[name]
 
 
 def data_root(data_dir: str) -> str:
@@ -76,7 +115,7 @@ def data_root(data_dir: str) -> str:
 def find_prepared(name: str, data_dir: str) -> str:
     """The directory in which a dataset lies prepared; `data_dir`: see `data_root`, also a bucket's.
 
-    Without a version in `NAME[/CONFIG][:1.2.3]` the newest is taken, without a config the only one.
+    Of NAME[/CONFIG][:1.2.3] without a version it is the newest, without a config the only one.
     UserError where none is there, or several configs.
     """
     match = NAME.fullmatch(name)

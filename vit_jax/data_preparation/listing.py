@@ -25,20 +25,22 @@ class Listing(NamedTuple):
     splits: dict[str, np.ndarray]  # name to rows [N], see `make_rows`
 
 
-def make_rows(
-    names: Sequence[bytes],
-    size: ArrayLike,
-    *,
-    file: ArrayLike = 0,
-    offset: ArrayLike = 0,
-    label: ArrayLike = 0,
-) -> np.ndarray:
-    """One row per image [N]: its own name, bytes, number of its file, first byte there, class."""
+class Place(NamedTuple):
+    """Where images are: a folder, a tar, or `size` bytes of a tar of tars."""
+
+    name: str  # WordNet id of their class
+    path: str
+    start: int = 0
+    size: int | None = None
+
+
+def make_rows(names: Sequence[bytes], **columns: ArrayLike) -> np.ndarray:
+    """One row per image [N]: its own name, number of its file, first byte there, bytes, class."""
     text = np.array(names, np.bytes_)
     numbers = [("file", "<i4"), ("offset", "<i8"), ("size", "<i8"), ("label", "<i4")]
-    rows = np.empty(len(text), [*numbers, ("name", text.dtype)])
-    rows["file"], rows["offset"], rows["size"], rows["label"] = file, offset, size, label
-    rows["name"] = text
+    rows = np.zeros(len(text), [*numbers, ("name", text.dtype)])
+    for key, values in {**columns, "name": text}.items():
+        rows[key] = values
     return rows  # [N]
 
 
@@ -49,6 +51,16 @@ def join(parts: Sequence[FilesAndRows]) -> FilesAndRows:
     rows = np.concatenate([rows for _, rows in parts])
     rows["file"] += first.astype(np.int32)
     return np.concatenate([files for files, _ in parts]), rows
+
+
+def list_splits(class_names: Sequence[str], splits: dict[str, FilesAndRows]) -> Listing:
+    files, rows = join(list(splits.values()))
+    ends = np.cumsum([len(part) for _, part in splits.values()])
+    return Listing(class_names, files, dict(zip(splits, np.split(rows, ends[:-1]), strict=True)))
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
 def fingerprint(source: str, parts: Sequence[str]) -> str:
@@ -64,28 +76,20 @@ def fingerprint(source: str, parts: Sequence[str]) -> str:
 
 def _files(path: bytes) -> Iterator[bytes]:
     """The images and tars below a folder; a log that is written beside them is no change."""
-    endings = (".tar", *EXTENSIONS)
     if os.path.isfile(path):
         yield path
     for folder, _, names in os.walk(path, followlinks=True):
         for name in names:
-            if not name.startswith(b".") and os.fsdecode(name).lower().endswith(endings):
+            if name.endswith(b".tar") or is_image(os.fsdecode(name)):
                 yield os.path.join(folder, name)
 
 
-def list_tar(
-    path: str,
-    wanted: Callable[[str], object],
-    start: int = 0,
-    size: int | None = None,
-    *,
-    name: str = "",
-) -> list[tarfile.TarInfo]:
+def list_tar(place: Place, wanted: Callable[[str], object]) -> list[tarfile.TarInfo]:
     """The members, by name, that are `wanted` of an uncompressed tar; reads headers only.
 
-    The tar is `path`, or `size` bytes from `start` on, an inner tar that errors call `name`.
     UserError where it is no tar or ends too early.
     """
+    name, path, start, size = place
     where = f"{path}: {name}" if name else path
     end = os.path.getsize(path) if size is None else start + size
     with open(path, "rb") as file:
