@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import dataclasses
 import threading
-from typing import Any
 
 import cv2
 import numpy as np
@@ -31,10 +28,10 @@ class Digits(Source):
     broken: tuple[int, ...] = ()
     large: tuple[int, ...] = ()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.size
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index):
         side = 9 if index in self.large else 8
         noise = np.random.default_rng(index).integers(0, 256, (side, side), np.uint8)
         data = cv2.imencode(".png", noise)[1].tobytes()
