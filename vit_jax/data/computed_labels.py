@@ -1,7 +1,7 @@
 """Labels of TFDS sets: a stored class, or one that VTAB (1910.04867) computes from other features.
 
-The computed ones are values of `dataset.label_key`, defined as in google-research/task_adaptation;
-the class of a distance is the interval that it falls into, open below and closed above.
+They are defined as in google-research/task_adaptation; the class of a distance is the interval
+that it falls into, open below and closed above.
 """
 
 from __future__ import annotations

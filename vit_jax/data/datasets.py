@@ -98,8 +98,7 @@ def create_dataset(
       name: `digits`; `glyphs` or `glyphs(size=32, ...)`; the path of an image folder
         (`folder.LAYOUT`), a table (`table.py`) or a prepared directory; else a TFDS name with
         optional config and version (`cifar10`, `imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`).
-      split, preprocess: see `sources.resolve_split` and preprocess.py.
-      data_dir: where TFDS data lies; "" for $TFDS_DATA_DIR or TFDS's default.
+      split, preprocess, data_dir: see `sources.resolve_split`, preprocess.py, `data_root`.
       on_bad_image: `error` or `skip`; for image folders.
       label_key: the class label to learn of a TFDS set, also a key of `COMPUTED_LABELS`; "" for
         the usual one.

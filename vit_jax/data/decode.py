@@ -20,7 +20,7 @@ cv2.setNumThreads(1)
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Chunks of a PNG file that are passed over: with a gamma libpng would make other grey of colours,
-# and of a popular editor's colour profiles it warns on stderr, a line per image and epoch.
+# and of some colour profiles it warns on stderr, a line per image and epoch.
 _REMARKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
 
 Method = Literal["bilinear", "area", "bicubic", "nearest", "pillow_bilinear", "pillow_bicubic"]

@@ -4,9 +4,9 @@ Without folders of splits, `root/class_name/*.jpg`, a fifth of each class is `te
 path hashes low. So a file stays in its split whatever is added, and on any machine; in a class
 that would have none in one of both the lowest, or the highest, changes over.
 
-The files of a class are shuffled by a hash of their path relative to the root, the k-th of n gets
-the rank k / (n - 1), and all files are sorted by rank, ties by hash. Every prefix, and suffix, that
-has as many examples as there are classes then holds every class that has two files.
+The files of a class are shuffled by a hash of their relative path, the k-th of n gets the rank
+k / (n - 1), and all files are sorted by rank, ties by hash: every prefix, and suffix, that is as
+long as there are classes holds every class that has two files.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from vit_jax.data.sources import Source, map_threads, select
 from vit_jax.errors import UserError, list_names
 from vit_jax.files.manifest import read_or_none
 
-# What OpenCV decodes.
 _EXTENSIONS = ".jpg .jpeg .jpe .jp2 .png .webp .gif .avif .bmp .dib .tif .tiff .pbm .pgm .ppm .pnm"
-EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split())
+EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split())  # what OpenCV decodes
 LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
-# Names of what is not trained on. Where one is asked for and another is there, that is taken.
+# Where one of them is asked for and another is there, that is taken.
 HELD_OUT = ("test", "validation", "val", "valid", "dev")
 TEST_SHARE = 0.2  # of a folder without splits
 
@@ -174,10 +173,7 @@ def _list_files(root: str, folders: Sequence[str], numbers: Mapping[str, int]) -
 
 
 def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
-    """Rows [N] of `path` (bytes) and `number` of the files of all classes, in our order.
-
-    `part`: train or test, of groups that hold both.
-    """
+    """Rows [N] of `path` and `number` of the files of all classes, or of a `part`, in our order."""
     rows: list[tuple[float, bytes, bytes, int]] = []
     for files in groups:
         hashed = sorted((hashlib.blake2b(file[0], digest_size=8).digest(), *file) for file in files)

@@ -21,8 +21,7 @@ import numpy as np
 from vit_jax.data.pipeline import example_rng
 from vit_jax.errors import import_extra
 
-# 50 labels for 62 characters: glyphs are drawn at equal height, so those that only their size or
-# the typeface tells apart share one.
+# Glyphs are drawn at equal height: characters that only their size or typeface tells apart share.
 _CHARACTERS = (
     "0Oo 1 2 3 4 5 6 7 8 9 A a B b Cc D d E e F f G g H h Il i "
     "J j Kk L M m N n Pp Q q R r Ss T t Uu Vv Ww Xx Y y Zz"

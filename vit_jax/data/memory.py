@@ -69,9 +69,8 @@ def _half(split: str, data: Any) -> Any:
         if is_array and (images.dtype != np.uint8 or images.ndim not in (3, 4)):
             found = f"split {split!r}: images are {describe(images)}"
             raise UserError(f"{found}; they must be uint8 [N, H, W, C] or [N, H, W], 0 to 255.")
-        if labels.ndim != 1 or not any(
-            all(isinstance(label, kind) for label in labels) for kind in (str, int | np.integer)
-        ):
+        kinds = (str, int | np.integer)
+        if labels.ndim != 1 or not any(all(isinstance(i, kind) for i in labels) for kind in kinds):
             found = f"split {split!r}: labels {list(labels.shape)}"
             raise UserError(f"{found} must be integers or names of classes, one for each image.")
         return _Pair(images, labels.tolist())
@@ -117,15 +116,13 @@ class MemorySource(Parts):
             image = Path(image).read_bytes()
         elif hasattr(image, "convert"):
             image = pillow_pixels(image, exif=self._exif)
-        pixels = image if isinstance(image, bytes) else np.asarray(image)
-        return {"image": pixels, "label": number}
+        return {"image": image if isinstance(image, bytes) else np.asarray(image), "label": number}
 
     def identity(self) -> Iterable[str]:
         """Digests of arrays and bytes, names of files; of an object its length only."""
         digest = hashlib.blake2b()
         for split, i in map(self.locate, range(len(self))):
-            half = self._halves[split]
-            if isinstance(half, _Pair):
+            if isinstance(half := self._halves[split], _Pair):
                 image, label = half[i]
                 if isinstance(image, str | os.PathLike):
                     image = os.fsencode(image)

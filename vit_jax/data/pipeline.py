@@ -140,10 +140,8 @@ def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int)
         example = dataset.example(index, example_rng(seed, position))
         image = example["image"]
         if (image.shape, image.dtype) != (spec.shape, spec.dtype):
-            raise UserError(
-                f"preprocess gives {describe(spec)} and {describe(image)} (example {index}); end "
-                "it with an op that fixes the size, such as resize(224)."
-            )
+            found = f"preprocess gives {describe(spec)} and {describe(image)} (example {index})"
+            raise UserError(f"{found}; end with an op that fixes the size, such as resize(224).")
         images[row], labels[row] = image, example["label"]
     return {"image": images, "label": labels, "mask": mask}
 

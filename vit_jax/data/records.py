@@ -36,8 +36,7 @@ def index_tfrecord(filename: str) -> np.ndarray:
         descriptor = file.fileno()
         if hasattr(os, "posix_fadvise"):  # 8 bytes are wanted of each record: no read-ahead
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        size = os.fstat(descriptor).st_size
-        offsets = [0]
+        size, offsets = os.fstat(descriptor).st_size, [0]
         while offsets[-1] < size:
             header = os.pread(descriptor, 8, offsets[-1])
             offsets.append(offsets[-1] + 16 + int.from_bytes(header, "little"))

@@ -76,10 +76,8 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
     asked = [term.partition("[")[0] for term in spec.split("+")]
     for name in asked:
         if re.fullmatch(r"[\w-]+", name) and name not in [*names, "all"]:
-            raise UserError(
-                f"dataset.split={split!r}: unknown split {name!r}; known splits: "
-                f"{', '.join(names)}.{nearest(name, names)}"
-            )
+            known_splits = f"known splits: {', '.join(names)}.{nearest(name, names)}"
+            raise UserError(f"dataset.split={split!r}: unknown split {name!r}; {known_splits}")
     counts = {name: length(name) for name in names if name in asked or "all" in asked}
     infos = {
         name: tfds.core.SplitInfo(name=name, shard_lengths=[count], num_bytes=0)

@@ -1,7 +1,7 @@
 """Tables of images: a CSV or Parquet file that names files and their labels.
 
 Columns: `path` (or `file_name`), relative to the table's folder; `label`, one class, or `labels`,
-any number of them (in a CSV file separated by `|`; in Parquet a list); `split`, or else a fifth is
+any number of them (text separated by `|`; in Parquet also a list); `split`, or else a fifth is
 `test`, drawn as in a folder without splits. Files are in a folder's order.
 """
 
@@ -80,12 +80,9 @@ def _filled(
     where: str, names: Sequence[str], columns: Mapping[str, list[list[str]]], *known: str
 ) -> list[str]:
     """The first column of `known` that is there; UserError unless every row has a value."""
-    name = next((name for name in known if name in columns), "")
-    if not name:
-        raise UserError(
-            f"{where} has no column {' or '.join(map(repr, known))}, but "
-            f"{list_names(names) or 'none'}.{nearest(known[0], names)}"
-        )
+    if not (name := next((name for name in known if name in columns), "")):
+        found = f"{list_names(names) or 'none'}.{nearest(known[0], names)}"
+        raise UserError(f"{where} has no column {' or '.join(map(repr, known))}, but {found}")
     if empty := [row for row, texts in enumerate(columns[name], start=1) if not texts]:
         rows = counted(len(empty), "row")
         raise UserError(f"{where}: {rows} without a {name}, first row {empty[0]}.")
@@ -142,10 +139,8 @@ def _number(
     if len(classes) < 2 - multi_label:
         raise UserError(f"{where}: {counted(len(classes), 'class')}; a classifier needs two.")
     if unknown := sorted({each for row in given for each in row} - found):
-        raise UserError(
-            f"{where}: {counted(len(unknown), 'class')} in another split than 'train' only: "
-            f"{list_names(unknown)}."
-        )
+        only = f"{counted(len(unknown), 'class')} in another split than 'train' only"
+        raise UserError(f"{where}: {only}: {list_names(unknown)}.")
     numbers = {each: number for number, each in enumerate(classes)}
     if not multi_label:
         return tuple(classes), np.array([numbers[label] for (label,) in given], np.int32)

@@ -54,11 +54,8 @@ class TfdsSource(Parts):
         features = self._features(index)
         label, num_classes = self._label.compute(features), len(self._label.class_names)
         if num_classes and not 0 <= label < num_classes:
-            # ImageNet's test split has -1 everywhere.
-            raise UserError(
-                f"{self.describe(index)}: label {label} is not in 0 .. {num_classes - 1}; "
-                "this split may have no labels."
-            )
+            found = f"label {label} is not in 0 .. {num_classes - 1}"  # ImageNet's test split: -1
+            raise UserError(f"{self.describe(index)}: {found}; this split may have no labels.")
         image = features[self._image_key].bytes_list.value[0]
         if self._label.brightness > 1:
             image = decode_image(image, channels=1, exif=False) * np.uint8(self._label.brightness)
@@ -118,8 +115,7 @@ def find_prepared(name: str, data_dir: str) -> str:
     Of NAME[/CONFIG][:1.2.3] without a version it is the newest, without a config the only one.
     UserError where none is there, or several configs.
     """
-    match = NAME.fullmatch(name)
-    if match is None:
+    if (match := NAME.fullmatch(name)) is None:
         raise UserError(f"dataset.name={name!r} is no TFDS name; write NAME[/CONFIG][:1.2.3].")
     root = data_root(data_dir)
     there = {}
@@ -134,8 +130,7 @@ def find_prepared(name: str, data_dir: str) -> str:
         if match["config"] in (None, each["config"]) and match["version"] in (None, each["version"])
     ]
     if not found:
-        names = [each.string for each in there]
-        raise UserError(_not_prepared(name, match["name"], root, names))
+        raise UserError(_not_prepared(name, match["name"], root, [each.string for each in there]))
     if len({each["config"] for each in found}) > 1:
         names = [each.string for each in found]
         raise UserError(f"dataset.name={name!r}: several configs are there: {', '.join(names)}.")
@@ -150,10 +145,9 @@ def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
     own = {"imagenet2012": "imagenet2012 FOLDER", "imagenet21k": "imagenet21k TAR_OR_FOLDER"}
     known = [*registered.list_imported_builders(), *own]  # others would need the network
     if base not in known:
-        return (
-            f"dataset.name={name!r}: no such dataset; it takes 'digits', 'glyphs', the path of an "
-            f"image folder, or a TFDS name.{nearest(base, [*known, 'digits', 'glyphs'])}"
-        )
+        names = "'digits', 'glyphs', the path of an image folder, or a TFDS name"
+        close = nearest(base, [*known, "digits", "glyphs"])
+        return f"dataset.name={name!r}: no such dataset; it takes {names}.{close}"
     what = own.get(base, f"tfds {name}")
     return f"{where}; prepare it with: python scripts/prepare_data.py {what} --data_dir={root}"
 
@@ -176,10 +170,8 @@ def open_prepared(
         label = _label(info, label_key)
     file_format = info.file_format.value if info.file_format else "unknown"
     if file_format not in ("array_record", "tfrecord"):
-        raise UserError(
-            f"dataset {directory} is stored as {file_format}; prepare it again with "
-            "file_format='array_record'."
-        )
+        found = f"dataset {directory} is stored as {file_format}"
+        raise UserError(f"{found}; prepare it again with file_format='array_record'.")
     try:
         extents = info.splits["".join(split.split())].file_instructions
     except Exception as error:  # likewise
@@ -229,9 +221,7 @@ def _label(info: Any, label_key: str) -> Label:
         asked = f"dataset.label_key={label_key!r} is no class label" if label_key else "no label"
         offered = [key for key, each in COMPUTED_LABELS.items() if each.dataset == info.name]
         alternative = f", or to one of {', '.join(offered)}" if offered else ""
-        raise UserError(
-            f"{where}: {asked}; set dataset.label_key to a ClassLabel of its features: "
-            f"{_listing(info)}{alternative}."
-        )
+        way_out = f"set dataset.label_key to a ClassLabel of its features: {_listing(info)}"
+        raise UserError(f"{where}: {asked}; {way_out}{alternative}.")
     compute = functools.partial(computed_labels.stored, key=chosen)
     return Label(tuple(features[chosen].names), compute)
