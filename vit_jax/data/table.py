@@ -51,8 +51,8 @@ def open_table(
         for row, name in enumerate(_filled(where, names, columns, "split")):
             rows.setdefault(name, []).append(row)
     for name, members in rows.items():
-        counts = Counter(files[row] for row in members)
-        if twice := [os.fsdecode(file) for file, count in counts.items() if count > 1]:
+        counts = Counter(os.fsdecode(files[row]) for row in members)
+        if twice := [file for file, count in counts.items() if count > 1]:
             raise UserError(f"{where}: listed twice in {name!r}: {list_names(twice)}.")
     classes: tuple[str, ...] = ()
     labels = np.zeros(len(files), np.int32)
@@ -121,11 +121,10 @@ def _texts(where: str, value: Any, *, several: bool) -> list[str]:
     for each in value if several and isinstance(value, list) else [value]:
         if each is None or each != each:
             continue
-        if isinstance(each, float) and each.is_integer():
-            each = int(each)
         if not isinstance(each, str | int | float):
             raise ValueError(f"{where}: {each!r} is neither text nor a number")
-        texts.append(str(each).strip())
+        is_whole = isinstance(each, float) and each.is_integer()
+        texts.append(str(int(each) if is_whole else each).strip())
     return [text for text in texts if text]
 
 

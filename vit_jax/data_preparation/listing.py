@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,21 +67,17 @@ def fingerprint(source: str, parts: Sequence[str]) -> str:
     """Hash over relative path, size and time of change of the files in `parts` of a source."""
     digest = hashlib.sha256()
     root = os.fsencode(source if os.path.isdir(source) else os.path.dirname(source))
-    for path in sorted(path for part in parts for path in _files(os.fsencode(part))):
+    paths = [os.fsencode(part) for part in parts if os.path.isfile(part)]
+    for part in parts:
+        for folder, _, names in os.walk(os.fsencode(part), followlinks=True):
+            # A log that is written beside them is no change.
+            used = (each for each in names if each.endswith(b".tar") or is_image(os.fsdecode(each)))
+            paths += [os.path.join(folder, name) for name in used]
+    for path in sorted(paths):
         status = os.stat(path)
         line = f" {status.st_size} {status.st_mtime_ns}\n"
         digest.update(os.path.relpath(path, root) + line.encode())
     return digest.hexdigest()
-
-
-def _files(path: bytes) -> Iterator[bytes]:
-    """The images and tars below a folder; a log that is written beside them is no change."""
-    if os.path.isfile(path):
-        yield path
-    for folder, _, names in os.walk(path, followlinks=True):
-        for name in names:
-            if name.endswith(b".tar") or is_image(os.fsdecode(name)):
-                yield os.path.join(folder, name)
 
 
 def list_tar(place: Place, wanted: Callable[[str], object]) -> list[tarfile.TarInfo]:

@@ -98,7 +98,7 @@ def prepare_data(
         listing = origin.make_listing(source)
         write_atomically(work / "plan.json", json.dumps(plan))
         receipts = _write_shards(listing, work, name, plan, num_workers)
-        _handle_unreadable(receipts, work, on_bad_image)
+        _list_unreadable(receipts, work, on_bad_image)
         if fingerprint(source, origin.parts) != plan["source_fingerprint"]:
             raise UserError(f"{source}: changed while it was read; delete {work} and begin again.")
         _finish(work / "prepared", origin.version, listing.class_names, plan, receipts)
@@ -187,10 +187,9 @@ def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[S
     return shards
 
 
-def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> None:
+def _list_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> None:
     """Lists the images that were left out, and refuses them unless they are to be skipped."""
-    bad = [where for receipt in receipts.values() for where in receipt["unreadable"]]
-    if not bad:
+    if not (bad := [where for receipt in receipts.values() for where in receipt["unreadable"]]):
         return
     path = work / "prepared" / "unreadable_images.txt"
     write_atomically(path, "\n".join(bad) + "\n")
