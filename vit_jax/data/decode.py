@@ -25,8 +25,8 @@ _REMARKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split(
 
 Method = Literal["bilinear", "area", "bicubic", "nearest", "pillow_bilinear", "pillow_bicubic"]
 
-# cv2's bilinear and area agree with tf.image.resize within one level (rounding), and like it do
-# not antialias; its bicubic uses a = -0.75 where TensorFlow and Pillow use a = -0.5.
+# Bilinear and area agree with tf.image.resize within one level, and like it do not antialias;
+# bicubic uses a = -0.75 where TensorFlow and Pillow use a = -0.5.
 _CV2_METHODS = {
     "bilinear": cv2.INTER_LINEAR,
     "area": cv2.INTER_AREA,

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.decode import pillow_pixels
 from vit_jax.data.preprocess import parse
-from vit_jax.data.sources import Part, Parts, describe, resolve_split
+from vit_jax.data.sources import Part, SlicedSource, describe, resolve_split
 from vit_jax.errors import UserError
 
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
@@ -95,20 +95,19 @@ def _class_names(halves: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, range(1 + max(labels, default=0))))
 
 
-class MemorySource(Parts):
+class MemorySource(SlicedSource):
     """Parts of given splits, one after the other; see `open_given`."""
 
     def __init__(
         self, halves: Mapping[str, Any], parts: Sequence[Part], classes: Sequence[str], exif: bool
     ):
-        super().__init__(parts)
-        self._halves = {part.name: halves[part.name] for part in parts}
+        super().__init__(halves, parts)
         self._exif = exif
         self._numbers = {name: number for number, name in enumerate(classes)}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         split, i = self.locate(index)
-        image, label = self._halves[split][i]
+        image, label = self.sources[split][i]
         number = self._numbers.get(label, -1) if isinstance(label, str) else int(label)
         if not 0 <= number < len(self._numbers):
             raise ValueError(f"label {label!r} is not among the {len(self._numbers)} classes")
@@ -122,7 +121,7 @@ class MemorySource(Parts):
         """Digests of arrays and bytes, names of files; of an object its length only."""
         digest = hashlib.blake2b()
         for split, i in map(self.locate, range(len(self))):
-            if isinstance(half := self._halves[split], _Pair):
+            if isinstance(half := self.sources[split], _Pair):
                 image, label = half[i]
                 if isinstance(image, str | os.PathLike):
                     image = os.fsencode(image)

@@ -192,16 +192,12 @@ class FlipLr(ImageOp):
     """Mirrors left and right with probability one half."""
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        # cv2.flip takes 21 us for 224 x 224, NumPy's reversed copy 246.
         return cv2.flip(image, 1).reshape(image.shape) if rng.random() < 0.5 else image
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomAffine(ImageOp):
-    """Rotation and shear within +-degrees, shift within +-translate of a side, scale in a range.
-
-    All but the shift are about the centre; what comes in from outside is black.
-    """
+    """Rotation and shear within +-degrees about the centre, shift within +-translate of a side."""
 
     degrees: float = 0.0
     translate: float = 0.0

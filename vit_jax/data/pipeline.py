@@ -77,8 +77,7 @@ def _permute(values: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
 
 def _feistel(values: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
     """A bijection of [0, 2^bits), on uint64 [P]; the halves may differ by one bit."""
-    low_bits = bits // 2
-    high_bits = bits - low_bits
+    low_bits, high_bits = bits // 2, bits - bits // 2
     high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
     for key in keys:
         # Swap the halves; the one that is changed keeps its width.
@@ -88,7 +87,7 @@ def _feistel(values: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64: every input bit changes every output bit half of the time."""
+    """The finaliser of SplitMix64."""
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return x ^ x >> np.uint64(31)

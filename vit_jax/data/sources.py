@@ -129,11 +129,11 @@ class SlicedSource(Parts):
 
     def __init__(self, sources: Mapping[str, Any], parts: Sequence[Part]):
         super().__init__(parts)
-        self._sources = {part.name: sources[part.name] for part in parts}
+        self.sources = {part.name: sources[part.name] for part in parts}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         name, number = self.locate(index)
-        return self._sources[name][number]
+        return self.sources[name][number]
 
 
 def map_threads(

@@ -70,9 +70,8 @@ def _receive(batch: dict[str, Any]) -> Batch:
 
 
 def _start_worker(folder: str, parent: int, _index: int, _count: int) -> None:
-    # Ctrl-C and a scheduler's SIGTERM reach the whole process group; the training process decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGTERM):  # reach the whole group: the training decides
+        signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, args=(folder, parent), daemon=True).start()
 
 
