@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests import tiny
-from vit_jax.data.device import to_device
+from vit_jax.data.pipeline import to_device
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.run import Run, create_run

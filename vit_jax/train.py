@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.data.device import DeviceBatch, train_batches_on
+from vit_jax.data.pipeline import DeviceBatch, train_batches_on
 from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
 from vit_jax.multihost.watchdog import watchdog

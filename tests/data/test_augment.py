@@ -1,8 +1,6 @@
 """RandAugment against plain references, written from the definition of each op, and Pillow; random
 erasing against the distributions that it draws from."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,19 +23,19 @@ MOVEMENTS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 class Draws:
     """A generator whose next numbers are known."""
 
-    def __init__(self, sign: int = 1, integers: tuple[int, ...] = ()):
+    def __init__(self, sign=1, integers=()):
         self._sign, self._integers = sign, list(integers)
 
-    def random(self) -> float:
+    def random(self):
         return 0.25 if self._sign > 0 else 0.75
 
-    def integers(self, high: int) -> int:
+    def integers(self, high):
         value = self._integers.pop(0)
         assert 0 <= value < high
         return value
 
 
-def picture(height: int = 61, width: int = 90, channels: int = 3, seed: int = 0) -> np.ndarray:
+def picture(height=61, width=90, channels=3, seed=0):
     """Smooth colours with noise that do not reach 0 or 255."""
     rng = np.random.default_rng(seed)
     smooth = cv2.resize(rng.uniform(40, 215, (5, 6, channels)), (width, height))
@@ -45,7 +43,7 @@ def picture(height: int = 61, width: int = 90, channels: int = 3, seed: int = 0)
     return np.clip(noisy, 3, 250).astype(np.uint8)
 
 
-def run(name: str, image: np.ndarray, magnitude: float, draws: Any = None) -> np.ndarray:
+def run(name, image, magnitude, draws=None):
     before = image.copy()
     out = AUGMENT_OPS[name](image, magnitude / 10, draws or Draws())
     np.testing.assert_array_equal(image, before)
@@ -54,13 +52,13 @@ def run(name: str, image: np.ndarray, magnitude: float, draws: Any = None) -> np
     return out
 
 
-def blend(origin: Any, image: np.ndarray, magnitude: float) -> np.ndarray:
+def blend(origin, image, magnitude):
     """float64, so a result that is an integer may be cut to the one below in float32."""
     factor = 0.1 + 1.8 * magnitude / 10
     return np.clip(origin + factor * (image.astype(float) - origin), 0, 255)
 
 
-def smoothed(image: np.ndarray) -> np.ndarray:
+def smoothed(image):
     total = 4 * image[1:-1, 1:-1].astype(int)
     for dy in (0, 1, 2):
         for dx in (0, 1, 2):
@@ -70,7 +68,7 @@ def smoothed(image: np.ndarray) -> np.ndarray:
     return out
 
 
-def grey(image: np.ndarray) -> np.ndarray:
+def grey(image):
     weights = [0.2989, 0.5870, 0.1140]
     return np.floor(image.astype(float) @ weights * 255.5 / 255)[..., None]
 
@@ -85,7 +83,7 @@ BLENDS: dict[str, Callable[[np.ndarray], Any]] = {
 
 @pytest.mark.parametrize("magnitude", MAGNITUDES)
 @pytest.mark.parametrize("name", list(BLENDS))
-def test_blends(name: str, magnitude: float) -> None:
+def test_blends(name, magnitude):
     image = picture()
     expected = blend(BLENDS[name](image), image, magnitude)
     out = run(name, image, magnitude)
@@ -102,12 +100,12 @@ def test_blends(name: str, magnitude: float) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_what_pillow_has_too(channels: int) -> None:
+def test_what_pillow_has_too(channels):
     for seed in range(4):
         image = picture(channels=channels, seed=seed)
         pillow = Image.fromarray(np.squeeze(image))
 
-        def same(name: str, magnitude: float, other: Image.Image, image: np.ndarray = image) -> int:
+        def same(name, magnitude, other, image=image):
             out = run(name, image, magnitude).astype(int)
             return int(np.abs(out - np.asarray(other).reshape(image.shape)).max())
 
@@ -121,7 +119,7 @@ def test_what_pillow_has_too(channels: int) -> None:
             assert same("solarize", magnitude, ImageOps.solarize(pillow, threshold)) == 0
 
 
-def test_strengths_at_0_10_and_20() -> None:
+def test_strengths_at_0_10_and_20():
     image = picture()
     inverted = 255 - image
     for magnitude in (0, 10, 20):  # 256 and 512 are 0 as uint8
@@ -140,7 +138,7 @@ def test_strengths_at_0_10_and_20() -> None:
     np.testing.assert_array_equal(run("cutout", image, 0, Draws(1, (5, 5))), image)
 
 
-def test_flat_and_two_valued_channels() -> None:
+def test_flat_and_two_valued_channels():
     flat = np.full((20, 20, 3), 77, np.uint8)
     two = flat.copy()
     two[0] = 78
@@ -149,7 +147,7 @@ def test_flat_and_two_valued_channels() -> None:
     np.testing.assert_array_equal(run("autocontrast", two, 9), np.where(two == 78, 255, 0))
 
 
-def source(name: str, magnitude: float, sign: int, x: Any, y: Any, shape: Any) -> tuple[Any, Any]:
+def source(name, magnitude, sign, x, y, shape):
     """Where the pixel at (x, y) comes from, from the definitions."""
     if name == "rotate":
         angle = sign * math.radians(30 * magnitude / 10)
@@ -171,9 +169,7 @@ def source(name: str, magnitude: float, sign: int, x: Any, y: Any, shape: Any) -
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("magnitude", [5, 10, 20])
 @pytest.mark.parametrize("name", MOVEMENTS)
-def test_movements_take_the_nearest_pixel_and_fill_with_128(
-    name: str, magnitude: float, sign: int
-) -> None:
+def test_movements_take_the_nearest_pixel_and_fill_with_128(name, magnitude, sign):
     image = picture(150, 190)
     height, width = image.shape[:2]
     y, x = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
@@ -192,7 +188,7 @@ def test_movements_take_the_nearest_pixel_and_fill_with_128(
 
 
 @pytest.mark.parametrize("magnitude", [10, 20])
-def test_cutout(magnitude: float) -> None:
+def test_cutout(magnitude):
     image = picture(150, 190)
     half = 4 * magnitude
     for y, x in ((75, 95), (0, 0), (149, 189), (10, 180)):
@@ -202,7 +198,7 @@ def test_cutout(magnitude: float) -> None:
         np.testing.assert_array_equal(run("cutout", image, magnitude, Draws(1, (y, x))), expected)
 
 
-def test_every_op_comes_as_often_as_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_op_comes_as_often_as_every_other(monkeypatch):
     seen: list[str] = []
     for name in AUGMENT_OPS:
         recorded = lambda image, _strength, _rng, name=name: seen.append(name) or image  # noqa: E731
@@ -217,7 +213,7 @@ def test_every_op_comes_as_often_as_every_other(monkeypatch: pytest.MonkeyPatch)
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_grey_images() -> None:
+def test_grey_images():
     image = picture(channels=1)
     for name in AUGMENT_OPS:
         out = run(name, image, 9, np.random.default_rng(0))
@@ -227,7 +223,7 @@ def test_grey_images() -> None:
         parse("randaug")(floats, np.random.default_rng(0))
 
 
-def boxes(op: RandomErasing, draws: int, height: int = 100, width: int = 120) -> np.ndarray:
+def boxes(op, draws, height=100, width=120):
     """(top, left, height, width) of each box, NaN where nothing was erased."""
     image = np.full((height, width, 3), 9.0, np.float32)  # a value that noise does not have
     found = []
@@ -245,7 +241,7 @@ def boxes(op: RandomErasing, draws: int, height: int = 100, width: int = 120) ->
     return np.array(found, float)
 
 
-def test_boxes_have_the_area_ratio_and_place_that_they_should() -> None:
+def test_boxes_have_the_area_ratio_and_place_that_they_should():
     drawn = boxes(RandomErasing(0.25), 4000)
     erased = ~np.isnan(drawn[:, 0])
     # Four deviations of a share of 4000 draws.
@@ -269,7 +265,7 @@ def test_boxes_have_the_area_ratio_and_place_that_they_should() -> None:
         assert stats.kstest(jittered, "uniform").pvalue > 1e-3
 
 
-def test_noise_is_normal_where_the_image_is_normalised() -> None:
+def test_noise_is_normal_where_the_image_is_normalised():
     """Floats are; a uint8 image gets the same noise, clipped, once it is normalised."""
     op = RandomErasing(1.0, area=(0.3, 0.33), ratio=(1.0, 1.0))
     pixels = np.full((200, 200, 3), 255, np.uint8)
@@ -289,14 +285,14 @@ def test_noise_is_normal_where_the_image_is_normalised() -> None:
     assert np.mean((out[erased] == 0) | (out[erased] == 255)) == pytest.approx(0.05, abs=0.02)
 
 
-def test_grey_images_get_noise_about_the_mean_of_the_channels() -> None:
+def test_grey_images_get_noise_about_the_mean_of_the_channels():
     op = RandomErasing(1.0, area=(0.9, 0.9), ratio=(1.0, 1.0))
     out = op.apply(np.full((200, 200, 1), 255, np.uint8), example_rng(0, 0))
     middle = out[50:150, 50:150]
     assert np.median(middle) == pytest.approx(np.mean(IMAGENET_MEAN) * 255, abs=3)
 
 
-def test_an_image_in_which_no_box_fits_stays() -> None:
+def test_an_image_in_which_no_box_fits_stays():
     image = np.full((1, 50, 3), 7, np.uint8)
     for position in range(20):
         out = RandomErasing(1.0).apply(image, example_rng(0, position))

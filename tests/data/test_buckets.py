@@ -1,16 +1,10 @@
 """Prepared sets in a bucket: the same examples, read by ranges or from the cache."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from tests import fixtures_data
-from tests.gcs_emulator import Server
-from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.files.paths import bucket_files, to_path
@@ -18,19 +12,19 @@ from vit_jax.files.paths import bucket_files, to_path
 SIZES = {"train": 50, "test": 13}
 
 
-def opened(data_dir: Any, split: str = "train[5:]") -> Dataset:
+def opened(data_dir, split="train[5:]"):
     return create_dataset(
         name="cifar10", split=split, preprocess="decode", data_dir=str(data_dir)
     ).check()
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "data"
 
 
-def prepare(bucket: str, tmp_path: Path, file_format: str) -> Path:
+def prepare(bucket, tmp_path, file_format):
     """Three shards on a disk and at BUCKET/tfds."""
     root = tmp_path / "disk"
     fixtures_data.tiny_tfds("cifar10", root, SIZES, file_format=file_format, shards=3)
@@ -41,8 +35,8 @@ def prepare(bucket: str, tmp_path: Path, file_format: str) -> Path:
 
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
 def test_a_set_in_a_bucket_is_the_set_on_a_disk(
-    bucket: str, bucket_server: Server, tmp_path: Path, cache: Path, file_format: str
-) -> None:
+    bucket, bucket_server, tmp_path, cache, file_format
+):
     root = prepare(bucket, tmp_path, file_format)
     there, here = opened(f"{bucket}/tfds/"), opened(root)
     assert there.fingerprint == here.fingerprint  # a run may be resumed with the other one
@@ -58,9 +52,7 @@ def test_a_set_in_a_bucket_is_the_set_on_a_disk(
     assert bucket_server.requests["GET /download/storage/v1"] - downloads <= 4  # metadata only
 
 
-def test_no_room_for_a_shard(
-    bucket: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_for_a_shard(bucket, tmp_path, cache, monkeypatch):
     prepare(bucket, tmp_path, "tfrecord")
     usage = paths.shutil.disk_usage("/")._replace(free=100)
     monkeypatch.setattr(paths.shutil, "disk_usage", lambda _: usage)
@@ -69,7 +61,7 @@ def test_no_room_for_a_shard(
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
-def test_a_shard_that_is_missing_or_damaged(bucket: str, tmp_path: Path) -> None:
+def test_a_shard_that_is_missing_or_damaged(bucket, tmp_path):
     prepare(bucket, tmp_path, "array_record")
     (folder,) = to_path(f"{bucket}/tfds").glob("cifar10/*")
     shards = sorted(folder.glob("*-train.array_record-*"))
@@ -81,6 +73,6 @@ def test_a_shard_that_is_missing_or_damaged(bucket: str, tmp_path: Path) -> None
         opened(f"{bucket}/tfds")
 
 
-def test_a_set_that_is_not_there(bucket: str) -> None:
+def test_a_set_that_is_not_there(bucket):
     with pytest.raises(UserError, match=rf"'cifar10': not prepared in {bucket}/tfds"):
         opened(f"{bucket}/tfds")

@@ -1,17 +1,14 @@
 """Each computed label, on records that the real TFDS builders write."""
 
-from __future__ import annotations
-
 import io
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests import fixtures_data
 from vit_jax.data.computed_labels import COMPUTED_LABELS
-from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 
 # Distances of the objects of each example, and the class of the nearest.
@@ -35,11 +32,11 @@ KITTI = (
 )
 
 
-def png(seed: int, size: tuple[int, int] = (24, 40)) -> io.BytesIO:
+def png(seed, size=(24, 40)):
     return io.BytesIO(fixtures_data.encoded(fixtures_data.picture(seed, size=size), "PNG"))
 
 
-def clevr_example(split: str, index: int) -> dict[str, Any]:
+def clevr_example(split, index):
     distances = CLEVR[index][0] if split != "test" else ()
     same = {"color": 0, "material": 1, "shape": 2, "size": 1, "rotation": 0.5}
     same["3d_coords"] = [1.0, 2.0, 3.0]
@@ -47,7 +44,7 @@ def clevr_example(split: str, index: int) -> dict[str, Any]:
     return {"image": png(index), "file_name": f"{index}", "objects": objects, "question_answer": []}
 
 
-def kitti_example(_split: str, index: int) -> dict[str, Any]:
+def kitti_example(_split, index):
     from tensorflow_datasets.public_api import features
 
     same = {"truncated": 0.0, "occluded": 0, "alpha": 0.1, "rotation_y": 0.2}
@@ -59,7 +56,7 @@ def kitti_example(_split: str, index: int) -> dict[str, Any]:
     return {"image": png(index), "image/file_name": f"{index:06d}.png", "objects": objects}
 
 
-def dsprites_example(_split: str, index: int) -> dict[str, Any]:
+def dsprites_example(_split, index):
     pixels = np.zeros((64, 64), np.uint8)
     pixels[10:20, index : index + 8] = 1
     return {
@@ -82,31 +79,31 @@ WRITERS = {
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+def root(tmp_path_factory):
     path = tmp_path_factory.mktemp("computed")
     for name, (example, sizes) in WRITERS.items():
         fixtures_data.tiny_tfds(name, path, sizes, example=example)
     return str(path)
 
 
-def opened(root: str, label_key: str, name: str = "", split: str = "train") -> Dataset:
+def opened(root, label_key, name="", split="train"):
     name = name or COMPUTED_LABELS[label_key].dataset
     return create_dataset(
         name=name, split=split, preprocess="decode", data_dir=root, label_key=label_key
     )
 
 
-def labels(root: str, label_key: str) -> list[int]:
+def labels(root, label_key):
     """The labels in the order in which the examples were written."""
     dataset = pickle.loads(pickle.dumps(opened(root, label_key)))  # as a worker process gets it
     assert dataset.class_names == COMPUTED_LABELS[label_key].class_names
     key = {"clevr": "file_name", "kitti": "image/file_name", "dsprites": "label_orientation"}
-    source: Any = dataset.source
+    source = dataset.source
     rows = [(source.stored(i)[key[dataset.name]], source[i]["label"]) for i in range(len(source))]
     return [label for _, label in sorted(rows)]
 
 
-def test_clevr(root: str) -> None:
+def test_clevr(root):
     assert labels(root, "vtab_clevr_distance") == [label for _, label in CLEVR]
     assert labels(root, "vtab_clevr_count") == [len(objects) - 3 for objects, _ in CLEVR]
     assert len(COMPUTED_LABELS["vtab_clevr_count"].class_names) == 8
@@ -118,13 +115,13 @@ def test_clevr(root: str) -> None:
             _ = opened(root, key, split="test").source[0]
 
 
-def test_kitti(root: str) -> None:
+def test_kitti(root):
     assert labels(root, "vtab_kitti_distance") == [label for _, label in KITTI]
     names = ("0 to 8 m", "8 to 20 m", "above 20 m", "no vehicle")
     assert COMPUTED_LABELS["vtab_kitti_distance"].class_names == names
 
 
-def test_dsprites(root: str) -> None:
+def test_dsprites(root):
     """Two positions to a class; of orientations two and three by turns, as floor(i / 2.5)."""
     assert labels(root, "vtab_dsprites_location") == [i % 32 // 2 for i in range(40)]
     assert labels(root, "vtab_dsprites_orientation") == [int(i / 2.5) for i in range(40)]
@@ -134,7 +131,7 @@ def test_dsprites(root: str) -> None:
     assert (image == 255).sum() == 3 * 10 * 8
 
 
-def test_a_label_of_another_set_is_refused(root: str) -> None:
+def test_a_label_of_another_set_is_refused(root):
     with pytest.raises(UserError, match=r"vtab_kitti_distance' is for kitti"):
         opened(root, "vtab_kitti_distance", "clevr")
     with pytest.raises(UserError, match=r"or to one of vtab_clevr_count, vtab_clevr_distance\."):

@@ -1,18 +1,14 @@
 """`create_dataset`: what it makes of a name, and what every dataset offers."""
 
-from __future__ import annotations
-
 import multiprocessing
-import pathlib
 import pickle
 import shutil
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests import fixtures_data, tiny
-from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
@@ -21,40 +17,28 @@ SPEC = "decode|resize(12)"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def folder(tmp_path_factory):
     counts = {"train": {"cat": 5, "dog": 4}, "test": {"cat": 2, "dog": 2}}
     return fixtures_data.write_folder(tmp_path_factory.mktemp("folder"), counts)
 
 
-@pytest.fixture(scope="module")
-def all_kinds(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
-    data_dir = tmp_path_factory.mktemp("tfds")
-    fixtures_data.tiny_tfds("cifar10", data_dir, {"train": 9}, file_format="tfrecord", shards=2)
-    names = {"folder": str(folder), "cifar10": "cifar10", "digits": "digits"}
-    return {
-        kind: create_dataset(name=name, split="train[:9]", preprocess=SPEC, data_dir=str(data_dir))
-        for kind, name in names.items()
-    }
-
-
-KINDS = ["folder", "cifar10", "digits"]
-
-
-def read_all(dataset: Dataset) -> list[bytes]:
+def read_all(dataset):
     rng = np.random.default_rng(0)
     return [dataset.example(i, rng)["image"].tobytes() for i in range(dataset.num_examples)]
 
 
-def test_a_spawned_process_reads_the_same(all_kinds: dict[str, Dataset]) -> None:
-    datasets = [all_kinds[kind] for kind in KINDS]
+def test_a_spawned_process_reads_the_same(folder, tmp_path):
+    fixtures_data.tiny_tfds("cifar10", tmp_path, {"train": 9}, file_format="tfrecord", shards=2)
+    options = {"split": "train[:9]", "preprocess": SPEC, "data_dir": str(tmp_path)}
+    datasets = [create_dataset(name=name, **options) for name in (str(folder), "cifar10", "digits")]
     expected = [read_all(dataset) for dataset in datasets]  # so files are open when they are sent
     assert len({image for images in expected for image in images}) > 20
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.map(read_all, datasets) == expected
 
 
-def test_fingerprint_tells_data_apart(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    def fingerprint(root: pathlib.Path, split: str = "train", preprocess: str = SPEC) -> str:
+def test_fingerprint_tells_data_apart(folder, tmp_path):
+    def fingerprint(root, split="train", preprocess=SPEC):
         dataset = create_dataset(name=str(root), split=split, preprocess=preprocess)
         assert pickle.loads(pickle.dumps(dataset)).fingerprint == dataset.fingerprint
         return dataset.fingerprint
@@ -80,18 +64,16 @@ def test_fingerprint_tells_data_apart(folder: pathlib.Path, tmp_path: pathlib.Pa
         ({"name": "glyphs(size=100000)"}, r"glyphs\(size=100000\): size must be from 4 to 1024"),
         ({"on_bad_image": "ignore"}, "dataset.on_bad_image='ignore' is unknown"),
         ({"label_key": "fine"}, "dataset.label_key='fine' is for TFDS names"),
-        ({"preprocess": "decode|resise(3)"}, "unknown op 'resise'"),
-        ({"split": "trian"}, "dataset.split='trian': unknown split.*Did you mean 'train'"),
     ],
 )
-def test_bad_arguments(folder: pathlib.Path, arguments: dict[str, str], message: str) -> None:
+def test_bad_arguments(folder, arguments, message):
     defaults = {"name": str(folder), "split": "train", "preprocess": SPEC}
     with pytest.raises(UserError, match=message) as caught:
         create_dataset(**{**defaults, **arguments})
     assert "\n" not in str(caught.value)
 
 
-def test_folder_names(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_names(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("HOME", str(folder.parent))
     for name in (folder.name, f"./{folder.name}", f"~/{folder.name}", f"{folder}/"):
@@ -101,18 +83,17 @@ def test_folder_names(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert create_dataset(name=".", split="test", preprocess=SPEC).num_examples == 4
 
 
-def test_embedded_sets_take_arguments_and_splits() -> None:
+def test_embedded_sets_take_arguments_and_splits():
     name = "glyphs(size=6, num_examples=50, num_test=50)"
     plain = create_dataset(name=name, split="train[10:12]+test[:1]", preprocess="decode")
     rng = np.random.default_rng(0)
     assert [plain.example(i, rng)["label"] for i in range(plain.num_examples)] == [10, 11, 0]
-    assert plain.check() is plain
     larger = create_dataset(name="glyphs(size=16)", split="train", preprocess="decode(channels=1)")
     assert larger.element_spec["image"].shape == (16, 16, 1)
     assert plain.fingerprint != larger.fingerprint
 
 
-def test_a_tfds_set_without_labels(tmp_path: pathlib.Path) -> None:
+def test_a_tfds_set_without_labels(tmp_path):
     fixtures_data.Unlabelled(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     keys = {"preprocess": "decode|resize(16)", "data_dir": str(tmp_path)}
     with pytest.raises(UserError, match="no label; set dataset.label_key"):
@@ -121,8 +102,8 @@ def test_a_tfds_set_without_labels(tmp_path: pathlib.Path) -> None:
     assert dataset.source[3]["label"] == 0
 
 
-def test_labels_outside_of_the_classes_are_not_read(tmp_path: pathlib.Path) -> None:
-    def unlabelled(split: str, index: int) -> dict[str, Any]:
+def test_labels_outside_of_the_classes_are_not_read(tmp_path):
+    def unlabelled(split, index):
         return {**fixtures_data.image_example(split, index), "label": -1}  # as in ImageNet's test
 
     fixtures_data.tiny_tfds("imagenet2012", tmp_path, {"test": 3}, example=unlabelled)
@@ -132,7 +113,7 @@ def test_labels_outside_of_the_classes_are_not_read(tmp_path: pathlib.Path) -> N
     assert create_dataset(name="imagenet2012", needs_label=False, **keys).source[0]["label"] == 0
 
 
-def test_a_folder_without_class_folders(tmp_path: pathlib.Path) -> None:
+def test_a_folder_without_class_folders(tmp_path):
     for seed in range(20):
         image = fixtures_data.encoded(fixtures_data.picture(seed, size=(16, 20)))
         (tmp_path / f"{seed}.jpg").write_bytes(image)
@@ -151,7 +132,7 @@ def test_a_folder_without_class_folders(tmp_path: pathlib.Path) -> None:
     assert not any(dataset.source[i]["label"] for i in range(20))
 
 
-def test_splits_with_and_without_class_folders(tmp_path: pathlib.Path) -> None:
+def test_splits_with_and_without_class_folders(tmp_path):
     fixtures_data.write_folder(tmp_path, {"train": {"cat": 3}, "extra": {"cow": 2, "cat": 1}})
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "x.jpg").write_bytes(fixtures_data.encoded(fixtures_data.picture(0)))

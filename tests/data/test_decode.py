@@ -1,7 +1,5 @@
 """Image files to pixels, unusual and damaged ones too."""
 
-from __future__ import annotations
-
 import io
 import zlib
 

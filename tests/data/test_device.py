@@ -1,11 +1,9 @@
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.data.device import device_batches, local_rows
+from vit_jax.data.pipeline import device_batches, local_rows
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 
 

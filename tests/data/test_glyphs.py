@@ -1,8 +1,6 @@
 """The scans as scikit-learn has them; the glyphs: a pure function of (seed, index), held-out
 typefaces, likeness to the scans."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import pickle
 import string
@@ -18,11 +16,11 @@ from sklearn import neighbors
 
 from vit_jax.data import glyphs
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.glyphs import CLASSES, Face, GlyphSource, glyph_splits
+from vit_jax.data.glyphs import CLASSES, glyph_splits
 from vit_jax.errors import UserError
 
 
-def test_the_scans_in_their_order() -> None:
+def test_the_scans_in_their_order():
     expected = sklearn_datasets.load_digits()
     rng = np.random.default_rng(0)
     splits = {"train": (0, 1497), "test": (1497, 1797), "train[300:600]": (300, 600)}
@@ -40,9 +38,7 @@ def test_the_scans_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("name", "package"), [("digits", "scikit-learn"), ("glyphs(size=4)", "matplotlib")]
 )
-def test_packages_of_the_extra_are_named(
-    name: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_of_the_extra_are_named(name, package, monkeypatch):
     glyphs._field.cache_clear()
     for module in ("sklearn", "matplotlib"):
         monkeypatch.setitem(sys.modules, module, None)  # importing it raises
@@ -50,11 +46,11 @@ def test_packages_of_the_extra_are_named(
         _ = create_dataset(name=name, split="train", preprocess="decode").element_spec
 
 
-def images(source: GlyphSource, indices: range) -> np.ndarray:
+def images(source, indices):
     return np.stack([source[i]["image"] for i in indices])  # [N, S, S, 1]
 
 
-def test_classes_partition_the_alphabet_and_take_turns() -> None:
+def test_classes_partition_the_alphabet_and_take_turns():
     assert sorted("".join(CLASSES)) == sorted(string.digits + string.ascii_letters)
     splits = glyph_splits(size=20, num_examples=1000, num_test=300)
     assert {name: len(source) for name, source in splits.items()} == {"train": 1000, "test": 300}
@@ -64,7 +60,7 @@ def test_classes_partition_the_alphabet_and_take_turns() -> None:
         np.testing.assert_array_equal(np.bincount(labels), 2)
 
 
-def test_an_image_depends_on_seed_split_and_index_only() -> None:
+def test_an_image_depends_on_seed_split_and_index_only():
     source = glyph_splits(seed=3)["train"]
     indices = range(40)
     expected = images(source, indices)
@@ -81,8 +77,8 @@ def test_an_image_depends_on_seed_split_and_index_only() -> None:
     assert len(np.unique(all_drawn, axis=0)) == len(all_drawn) == 60
 
 
-def test_no_typeface_is_on_both_sides() -> None:
-    def fonts(part: tuple[tuple[Face, ...], ...]) -> set[str]:
+def test_no_typeface_is_on_both_sides():
+    def fonts(part):
         folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
         files = {folder / face.file for family in part for face in family}
         # "DejaVu Sans Mono" -> "DejaVu"
@@ -92,7 +88,7 @@ def test_no_typeface_is_on_both_sides() -> None:
     assert fonts(glyphs.TEST_FAMILIES) == {"cmr10", "cmb10", "cmti10", "cmss10", "cmtt10"}
 
 
-def test_like_the_scans() -> None:
+def test_like_the_scans():
     """Same polarity, ink and height; nearest neighbours among glyphs know most of the scans."""
     scans = sklearn_datasets.load_digits()
     pixels, labels = scans.data[:600] / 16, scans.target[:600]

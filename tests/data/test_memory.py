@@ -1,7 +1,5 @@
 """Data of the caller's own: every form gives what the same images give under a name."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any
@@ -28,18 +26,18 @@ OPTIONS: dict[str, Any] = {
 class Pairs:
     """As torchvision's data sets are."""
 
-    def __init__(self, paths: list[Path], classes: list[str]):
+    def __init__(self, paths, classes):
         self.paths, self.classes = paths, classes
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+    def __getitem__(self, index):
         path = self.paths[index]
         return Image.open(path), self.classes.index(path.parent.name)
 
 
-def photos(folder: Path) -> dict[str, list[Path]]:
+def photos(folder):
     """The files of an image folder by split, in its order."""
     for number in range(10):
         split, name = "train" if number < 7 else "test", ("cat", "ant", "bee")[number % 3]
@@ -48,23 +46,21 @@ def photos(folder: Path) -> dict[str, list[Path]]:
         path.write_bytes(fixtures_data.encoded(fixtures_data.picture(number), "PNG"))
     found = {}
     for split in ("train", "test"):
-        source: Any = create_dataset(name=str(folder), **{**OPTIONS, "split": split}).source
+        source = create_dataset(name=str(folder), **{**OPTIONS, "split": split}).source
         found[split] = [folder / source.describe(i) for i in range(len(source))]
     return found
 
 
-def test_every_form_is_the_folder(tmp_path: Path) -> None:
+def test_every_form_is_the_folder(tmp_path):
     paths = photos(tmp_path)
     expected = create_dataset(name=str(tmp_path), **OPTIONS)
 
-    def labels(split: str) -> list[str]:
-        return [path.parent.name for path in paths[split]]
-
+    labels = {split: [path.parent.name for path in paths[split]] for split in paths}
     classes = ["ant", "bee", "cat"]
-    forms: dict[str, dict[str, Any]] = {
-        "paths": {s: (paths[s], labels(s)) for s in paths},
-        "bytes": {s: ([p.read_bytes() for p in paths[s]], labels(s)) for s in paths},
-        "pixels": {s: ([np.array(Image.open(p)) for p in paths[s]], labels(s)) for s in paths},
+    forms = {
+        "paths": {s: (paths[s], labels[s]) for s in paths},
+        "bytes": {s: ([p.read_bytes() for p in paths[s]], labels[s]) for s in paths},
+        "pixels": {s: ([np.array(Image.open(p)) for p in paths[s]], labels[s]) for s in paths},
         "objects": {s: Pairs(paths[s], classes) for s in paths},
     }
     prints = set()
@@ -86,8 +82,12 @@ def test_every_form_is_the_folder(tmp_path: Path) -> None:
     assert other.fingerprint == expected.fingerprint  # another name is another data set
 
 
-def test_arrays_train_as_the_data_set_does_and_belong_to_the_run(tmp_path: Path) -> None:
-    given = {name: (each.images, each.labels) for name, each in digit_splits().items()}
+def test_arrays_train_as_the_data_set_does_and_belong_to_the_run(tmp_path):
+    scans = digit_splits().items()
+    given = {
+        split: (np.stack([scan["image"] for scan in each]), [scan["label"] for scan in each])
+        for split, each in scans
+    }
     overrides = [f"{key}={value}" for key, value in tiny.OVERRIDES.items()]
     named = vit_jax.get_config("", *overrides)
     mine = vit_jax.get_config("", *overrides, "dataset.name=mine")
@@ -118,34 +118,34 @@ IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
         ({"train": Pairs([], ["a"]), "test": Pairs([], ["b"])}, "other .classes"),
     ],
 )
-def test_mistakes(splits: Any, message: str) -> None:
+def test_mistakes(splits, message):
     with pytest.raises(UserError) as error:
         open_given(splits, "mine")
     assert message in str(error.value)
 
 
-def first_image(image: Any, exif: bool = True) -> np.ndarray:
+def first_image(image, exif=True):
     options = {**OPTIONS, "split": "train", "preprocess": f"decode(exif={exif})|resize(8)"}
     dataset = open_given({"train": (image, [0])}, "mine")(name="mine", **options)
     return dataset.example(0, np.random.default_rng(0))["image"]
 
 
-def test_grey_images_of_one_array() -> None:
+def test_grey_images_of_one_array():
     grey = np.random.default_rng(0).integers(0, 256, (1, 9, 9), np.uint8)
     np.testing.assert_array_equal(first_image(grey), first_image(grey[..., None].repeat(3, axis=3)))
 
 
 @pytest.mark.parametrize("exif", [True, False])
-def test_a_photograph_of_pillow_is_its_file(tmp_path: Path, exif: bool) -> None:
+def test_a_photograph_of_pillow_is_its_file(tmp_path, exif):
     path, tags = tmp_path / "photo.jpg", Image.Exif()
     tags[0x0112] = 6  # a quarter turn
     Image.fromarray(fixtures_data.picture(0)).save(path, exif=tags)
     np.testing.assert_array_equal(first_image([path], exif), first_image([Image.open(path)], exif))
 
 
-def test_a_label_that_is_no_class_is_named() -> None:
+def test_a_label_that_is_no_class_is_named():
     class Wrong(Pairs):
-        def __getitem__(self, _index: int) -> tuple[Any, int]:
+        def __getitem__(self, _index):
             return IMAGES[0], 1
 
     dataset = open_given({"train": Wrong([Path("a")], ["a"])}, "mine")(

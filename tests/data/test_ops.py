@@ -1,7 +1,5 @@
 """The ops against plain references, Pillow and OpenCV."""
 
-from __future__ import annotations
-
 import zlib
 
 import cv2
@@ -114,7 +112,7 @@ def test_central_crop():
         ("value_range|resize(8, method='pillow_bicubic')", "before value_range or normalize"),
     ],
 )
-def test_values_are_scaled_once_and_last(spec: str, message: str) -> None:
+def test_values_are_scaled_once_and_last(spec, message):
     with pytest.raises(ValueError, match=message):
         run(spec, picture(9, 11))
 

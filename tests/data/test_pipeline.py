@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import dataclasses
 import threading
-from typing import Any
 
 import cv2
 import numpy as np
@@ -17,23 +14,24 @@ from vit_jax.data.pipeline import (
     train_batches,
 )
 from vit_jax.data.preprocess import parse
+from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
 
 SPEC = "decode(1)|random_affine(10, translate=0.1)|random_crop(6)|flip_lr"
 
 
 @dataclasses.dataclass(frozen=True)
-class Digits:
+class Digits(Source):
     """PNG files of 8 x 8 noise, whose label is their index; `broken` ones do not decode."""
 
     size: int
     broken: tuple[int, ...] = ()
     large: tuple[int, ...] = ()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.size
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index):
         side = 9 if index in self.large else 8
         noise = np.random.default_rng(index).integers(0, 256, (side, side), np.uint8)
         data = cv2.imencode(".png", noise)[1].tobytes()
@@ -169,7 +167,7 @@ def test_images_of_different_shapes_are_named(batch_size):
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_a_bad_example_is_named(num_threads):
     data = dataset(broken=(12,))
-    message = r"^example 12 of noise train: .* cannot be decoded"
+    message = r"^example 12 of noise train \(\[12\]\): .* cannot be decoded"
     with pytest.raises(UserError, match=message) as e:
         collect(eval_batches(data, batch_size=8, num_threads=num_threads))
     assert "\n" not in str(e.value)

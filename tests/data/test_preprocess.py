@@ -1,7 +1,5 @@
 """Preprocessing as text: the grammar, what named pipelines stand for, and mistakes in it."""
 
-from __future__ import annotations
-
 import pickle
 
 import cv2

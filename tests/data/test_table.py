@@ -1,7 +1,5 @@
 """Tables of images: what is read from CSV and Parquet, splits, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.datasets import create_dataset
 from vit_jax.data.folder import open_folder
 from vit_jax.data.table import open_table
 from vit_jax.errors import UserError
@@ -22,13 +20,13 @@ ROWS = [
 ]
 
 
-def write_images(root: Path, names: list[str]) -> None:
+def write_images(root, names):
     for i, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(root / name), np.full((8, 8, 3), i * 3, np.uint8))
 
 
-def write_table(path: Path, columns: dict[str, list[Any]]) -> str:
+def write_table(path, columns):
     if path.suffix == ".parquet":
         parquet.write_table(pyarrow.table(columns), path)
     else:
@@ -37,7 +35,7 @@ def write_table(path: Path, columns: dict[str, list[Any]]) -> str:
     return str(path)
 
 
-def columns(*names: str) -> dict[str, list[Any]]:
+def columns(*names):
     return {name: [row[i] for row in ROWS] for i, name in enumerate(names)}
 
 
@@ -50,9 +48,7 @@ def columns(*names: str) -> dict[str, list[Any]]:
         ([[1.0, 10.0], [2.0]], ("1", "2", "10")),
     ],
 )
-def test_labels_of_parquet_are_lists_or_text(
-    tmp_path: Path, labels: list[Any], expected: tuple[str, ...]
-) -> None:
+def test_labels_of_parquet_are_lists_or_text(tmp_path, labels, expected):
     rows = {"path": ["a", "b"], "labels": labels, "split": ["train"] * 2}
     assert open_table(write_table(tmp_path / "t.parquet", rows), "train")[1] == expected
 
@@ -64,16 +60,14 @@ def test_labels_of_parquet_are_lists_or_text(
         ([1.0, float("nan")], "1 row without a label, first row 2"),
     ],
 )
-def test_odd_columns_of_parquet_are_one_line(
-    tmp_path: Path, labels: list[Any], message: str
-) -> None:
+def test_odd_columns_of_parquet_are_one_line(tmp_path, labels, message):
     table = write_table(tmp_path / "t.parquet", {"path": ["a", "b"], "label": labels})
     with pytest.raises(UserError, match=message):
         open_table(table, "train")
 
 
 @pytest.mark.parametrize("ending", ["CSV", "parquet"])
-def test_rows_are_examples(tmp_path: Path, ending: str) -> None:
+def test_rows_are_examples(tmp_path, ending):
     write_images(tmp_path, [row[0] for row in ROWS])
     name = write_table(tmp_path / f"photos.{ending}", columns("path", "label", "split"))
     for split, known in (("train", "train"), ("test", "val")):
@@ -89,7 +83,7 @@ def test_rows_are_examples(tmp_path: Path, ending: str) -> None:
         assert found == {row for row in ROWS if row[2] == known}
 
 
-def test_a_table_is_the_folder_that_it_lists(tmp_path: Path) -> None:
+def test_a_table_is_the_folder_that_it_lists(tmp_path):
     """The same order, the same fifth held out; the column may be `file_name`."""
     names = [f"{kind}/{i}.png" for kind in ("ant", "bee") for i in range(40)]
     write_images(tmp_path, names)
@@ -105,7 +99,7 @@ def test_a_table_is_the_folder_that_it_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_several_labels(tmp_path: Path, ending: str) -> None:
+def test_several_labels(tmp_path, ending):
     given = [["sky"], ["sea", "sky"], [], ["sand", "sea"]]
     names = [f"{i}.png" for i in range(4)]
     write_images(tmp_path, names)
@@ -122,11 +116,11 @@ def test_several_labels(tmp_path: Path, ending: str) -> None:
     assert dataset.element_spec["label"].shape == (3,)
 
 
-def opened(name: str, split: str = "train", **kwargs: Any) -> Dataset:
+def opened(name, split="train", **kwargs):
     return create_dataset(name=name, split=split, preprocess="decode|resize(8)", **kwargs)
 
 
-def test_the_fingerprint_knows_the_labels(tmp_path: Path) -> None:
+def test_the_fingerprint_knows_the_labels(tmp_path):
     write_images(tmp_path, [row[0] for row in ROWS])
     rows = columns("path", "label", "split")
     first = opened(write_table(tmp_path / "a.csv", rows)).fingerprint
@@ -136,13 +130,13 @@ def test_the_fingerprint_knows_the_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_numbers_as_classes_are_in_their_order(tmp_path: Path, ending: str) -> None:
+def test_numbers_as_classes_are_in_their_order(tmp_path, ending):
     rows = {"path": [f"{i}.png" for i in range(12)], "label": [11 - i for i in range(12)]}
     _, classes = open_table(write_table(tmp_path / f"t.{ending}", rows), "train+test")
     assert classes == tuple(map(str, range(12)))
 
 
-def test_without_labels(tmp_path: Path) -> None:
+def test_without_labels(tmp_path):
     table = write_table(tmp_path / "t.csv", columns("path"))
     source, classes = open_table(table, "train+test", needs_label=False)
     assert (len(source), classes, set(source.labels.tolist())) == (24, (), {0})
@@ -163,7 +157,7 @@ def test_without_labels(tmp_path: Path) -> None:
         ("", "no column 'path' or 'file_name', but none"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path: Path, content: str, message: str) -> None:
+def test_mistakes_are_one_line(tmp_path, content, message):
     (tmp_path / "t.csv").write_text("\n".join(content.split()))
     with pytest.raises(UserError, match=message) as error:
         open_table(str(tmp_path / "t.csv"), "train")
@@ -178,9 +172,7 @@ def test_mistakes_are_one_line(tmp_path: Path, content: str, message: str) -> No
         ("gone.csv", None, "cannot be read: No such file"),
     ],
 )
-def test_files_that_are_no_tables(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
+def test_files_that_are_no_tables(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):

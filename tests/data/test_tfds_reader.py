@@ -1,12 +1,9 @@
 """Prepared TFDS directories: both formats, every way to name them, damaged and missing ones."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re
 import shutil
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,22 +11,20 @@ import tensorflow_datasets as tfds
 
 from tests import fixtures_data
 from vit_jax.data.datasets import create_dataset
-from vit_jax.data.tfds_reader import TfdsSource, find_prepared, open_prepared
+from vit_jax.data.tfds_reader import find_prepared, open_prepared
 from vit_jax.errors import UserError
 
 SIZES = {"train": 50, "test": 13}
 FORMATS = {"array_record": 1, "tfrecord": 3}  # format: shards
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module", params=FORMATS)
-def file_format(request: pytest.FixtureRequest) -> str:
+def file_format(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def data_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
+def data_dirs(tmp_path_factory):
     roots = {}
     for name, shards in FORMATS.items():
         roots[name] = tmp_path_factory.mktemp(name)
@@ -40,18 +35,16 @@ def data_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Pat
     return roots
 
 
-def open_cifar(data_dir: pathlib.Path, split: str, label_key: str = "") -> TfdsSource:
+def open_cifar(data_dir, split, label_key=""):
     return open_prepared(find_prepared("cifar10", str(data_dir)), split, label_key)[0]
 
 
-def contents(source: TfdsSource) -> list[tuple[bytes, int]]:
+def contents(source):
     return [(source[i]["image"], source[i]["label"]) for i in range(len(source))]
 
 
 @pytest.mark.parametrize("split", ["test", "train[:98%]", "train[-7:]+test[3:5]", "train[10:40]"])
-def test_same_examples_as_tfds(
-    data_dirs: dict[str, pathlib.Path], file_format: str, split: str
-) -> None:
+def test_same_examples_as_tfds(data_dirs, file_format, split):
     builder = tfds.builder("cifar10", data_dir=data_dirs["array_record"])
     expected = builder.as_data_source(split)
     dataset = create_dataset(
@@ -65,7 +58,7 @@ def test_same_examples_as_tfds(
         assert example["label"] == expected[index]["label"]
 
 
-def test_shards_of_tfds_can_be_named(data_dirs: dict[str, pathlib.Path]) -> None:
+def test_shards_of_tfds_can_be_named(data_dirs):
     root = data_dirs["tfrecord"]
     assert contents(open_cifar(root, "train[1shard:2shard]")) == contents(
         open_cifar(root, "train[17:34]")
@@ -74,19 +67,17 @@ def test_shards_of_tfds_can_be_named(data_dirs: dict[str, pathlib.Path]) -> None
         open_cifar(root, "train[9shard:]")
 
 
-def shard(directory: pathlib.Path, split: str) -> pathlib.Path:
+def shard(directory, split):
     return sorted(directory.glob(f"cifar10-{split}.*"))[0]
 
 
-def copied(data_dirs: dict[str, pathlib.Path], file_format: str, to: pathlib.Path) -> pathlib.Path:
+def copied(data_dirs, file_format, to):
     shutil.copytree(data_dirs[file_format], to, dirs_exist_ok=True)
     return pathlib.Path(find_prepared("cifar10", str(to)))
 
 
 @pytest.mark.parametrize("keep", [0, 0.999])
-def test_truncated_files_are_named(
-    data_dirs: dict[str, pathlib.Path], file_format: str, tmp_path: pathlib.Path, keep: float
-) -> None:
+def test_truncated_files_are_named(data_dirs, file_format, tmp_path, keep):
     file = shard(copied(data_dirs, file_format, tmp_path), "train")
     data = file.read_bytes()
     file.write_bytes(data[: int(len(data) * keep)])
@@ -99,9 +90,7 @@ def test_truncated_files_are_named(
     open_cifar(tmp_path, "test").check("error")  # the other split is whole
 
 
-def test_missing_and_swapped_files_are_named(
-    data_dirs: dict[str, pathlib.Path], file_format: str, tmp_path: pathlib.Path
-) -> None:
+def test_missing_and_swapped_files_are_named(data_dirs, file_format, tmp_path):
     directory = copied(data_dirs, file_format, tmp_path)
     shutil.copy(shard(directory, "train"), shard(directory, "test"))
     with pytest.raises(
@@ -113,9 +102,7 @@ def test_missing_and_swapped_files_are_named(
         open_cifar(tmp_path, "train").check("error")
 
 
-def test_an_undecodable_example_is_located(
-    data_dirs: dict[str, pathlib.Path], tmp_path: pathlib.Path
-) -> None:
+def test_an_undecodable_example_is_located(data_dirs, tmp_path):
     file = shard(copied(data_dirs, "tfrecord", tmp_path), "train")
     data = file.read_bytes()
     file.write_bytes(data.replace(b"\x89PNG", b"\x89GNP"))  # same length: only decoding can see it
@@ -126,8 +113,8 @@ def test_an_undecodable_example_is_located(
         dataset.check().example(2, np.random.default_rng(0))
 
 
-def test_label_key(tmp_path: pathlib.Path) -> None:
-    def example(split: str, index: int) -> dict[str, Any]:
+def test_label_key(tmp_path):
+    def example(split, index):
         return {**fixtures_data.cifar_example(split, index), "coarse_label": index % 3}
 
     folder = fixtures_data.tiny_tfds("cifar100", tmp_path, {"train": 6}, example=example)
@@ -143,7 +130,7 @@ def test_label_key(tmp_path: pathlib.Path) -> None:
         open_prepared(str(folder), "train", "id")
 
 
-def test_configs_and_versions(tmp_path: pathlib.Path) -> None:
+def test_configs_and_versions(tmp_path):
     root = str(tmp_path)
     for place in (
         "big/1.0.0",
@@ -164,10 +151,8 @@ def test_configs_and_versions(tmp_path: pathlib.Path) -> None:
             find_prepared(name, root)
 
 
-def test_names_without_data_are_errors_at_once(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(name: str, message: str, data_dir: str = "") -> None:
+def test_names_without_data_are_errors_at_once(tmp_path, monkeypatch):
+    def fails(name, message, data_dir=""):
         with pytest.raises(UserError, match=message) as caught:
             create_dataset(name=name, split="train", preprocess="decode", data_dir=data_dir)
         assert "\n" not in str(caught.value)
@@ -190,9 +175,7 @@ def test_names_without_data_are_errors_at_once(
     fails("cifar10", rf"not prepared in {tmp_path}/home/tensorflow_datasets")
 
 
-def test_a_prepared_directory_is_a_name_too(
-    data_dirs: dict[str, pathlib.Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prepared_directory_is_a_name_too(data_dirs, monkeypatch):
     directory = find_prepared("cifar10", str(data_dirs["tfrecord"]))
     dataset = create_dataset(name=directory, split="test", preprocess="decode")
     assert dataset.num_examples == 13
@@ -201,9 +184,7 @@ def test_a_prepared_directory_is_a_name_too(
     assert dataset.num_examples == 13
 
 
-def test_formats_without_random_access_are_refused(
-    data_dirs: dict[str, pathlib.Path], tmp_path: pathlib.Path
-) -> None:
+def test_formats_without_random_access_are_refused(data_dirs, tmp_path):
     info_file = copied(data_dirs, "tfrecord", tmp_path) / "dataset_info.json"
     info = json.loads(info_file.read_text())
     info["fileFormat"] = "parquet"

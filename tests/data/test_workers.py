@@ -1,14 +1,11 @@
 """Worker processes: the same batches, and nothing left of them when the training has ended."""
 
-from __future__ import annotations
-
 import dataclasses
 import glob
 import os
 import subprocess
 import sys
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +24,10 @@ class Noise:
     num_examples: int = 40
 
     @property
-    def element_spec(self) -> dict[str, ArraySpec]:
+    def element_spec(self):
         return {"image": ArraySpec((6, 6, 3), np.dtype(np.uint8))}
 
-    def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+    def example(self, index, rng):
         if index == self.broken:
             raise UserError(f"example {index}: it is broken")
         return {"image": rng.integers(0, 256, (6, 6, 3), np.uint8), "label": index}

@@ -1,14 +1,10 @@
 """`--check` finds what a disk or a copy does to a set."""
 
-from __future__ import annotations
-
 import json
-import pathlib
 
 import pytest
 
 from tests import fixtures_data
-from tests.tiny import Script
 from vit_jax.data_preparation.check import check_prepared
 from vit_jax.data_preparation.prepare import prepare_data
 from vit_jax.data_preparation.shards import serialize
@@ -17,17 +13,17 @@ from vit_jax.files.manifest import write_manifest
 
 
 @pytest.fixture
-def prepared(tmp_path: pathlib.Path) -> pathlib.Path:
+def prepared(tmp_path):
     counts = {"train": {"cat": 25, "dog": 25}, "test": {"cat": 2, "dog": 2}}
     source = fixtures_data.write_folder(tmp_path / "photos", counts)
     return prepare_data("folder", str(source), data_dir=str(tmp_path / "o"), shard_megabytes=0.01)
 
 
-def shards(folder: pathlib.Path) -> list[pathlib.Path]:
+def shards(folder):
     return sorted(folder.glob("photos-train.array_record-*"))
 
 
-def test_every_kind_of_damage_is_found(prepared: pathlib.Path, script: Script) -> None:
+def test_every_kind_of_damage_is_found(prepared, script):
     result = script("prepare_data.py", "--check=full", str(prepared))
     assert (result.returncode, result.stdout) == (0, "all is well\n")
     one, two, three = shards(prepared)[:3]
@@ -52,7 +48,7 @@ def test_every_kind_of_damage_is_found(prepared: pathlib.Path, script: Script) -
         check_prepared(str(prepared))
 
 
-def test_contents_are_checked_too(prepared: pathlib.Path) -> None:
+def test_contents_are_checked_too(prepared):
     good = fixtures_data.encoded(fixtures_data.picture(1))
     records = [serialize(good, 0, b"") for _ in range(40)]
     records[7] = serialize(good[: len(good) // 2], 0, b"")
@@ -66,7 +62,7 @@ def test_contents_are_checked_too(prepared: pathlib.Path) -> None:
     assert found == (shard.name, "the image of record 7 cannot be decoded")
 
 
-def test_only_prepared_sets_are_checked(prepared: pathlib.Path, script: Script) -> None:
+def test_only_prepared_sets_are_checked(prepared, script):
     for folder in (prepared / "no", prepared.parents[1]):
         with pytest.raises(UserError, match=r"no checksums.json that is intact; give .*NAME/VER"):
             check_prepared(str(folder))

@@ -1,16 +1,12 @@
 """Preparation as such: order, bytes, refusals; and everything that interrupts it."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
 import time
-from typing import Any
 
 import cv2
 import numpy as np
@@ -28,31 +24,27 @@ COUNTS = {"train": {"cat": 9, "dog": 14}, "test": {"cat": 3, "dog": 2}}
 
 
 @pytest.fixture
-def photos(tmp_path: pathlib.Path) -> pathlib.Path:
+def photos(tmp_path):
     return fixtures_data.write_folder(tmp_path / "photos", COUNTS)
 
 
-def prepare(source: pathlib.Path, data_dir: pathlib.Path, **options: Any) -> pathlib.Path:
+def prepare(source, data_dir, **options):
     return prepare_data("folder", str(source), data_dir=str(data_dir), **options)
 
 
-def files(folder: pathlib.Path) -> dict[str, bytes]:
+def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_prepared_folder_gives_the_folders_own_batches(
-    photos: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_a_prepared_folder_gives_the_folders_own_batches(photos, tmp_path):
     folder = prepare(photos, tmp_path / "out", shard_megabytes=0.002)
     assert len(list(folder.glob("photos-train.array_record-*"))) > 2
     options = {"preprocess": "official_train(8)", "data_dir": str(tmp_path / "out")}
     for split in ("train", "train[3:20]", "test"):
-        both = [
-            create_dataset(name=name, split=split, **options) for name in ("photos", str(photos))
-        ]
-        assert both[0].class_names == both[1].class_names == ("cat", "dog")
         found = []
-        for dataset in both:
+        for name in ("photos", str(photos)):
+            dataset = create_dataset(name=name, split=split, **options)
+            assert dataset.class_names == ("cat", "dog")
             with train_batches(dataset, batch_size=4, seed=1, total_steps=9) as batches:
                 found.append(list(batches))
         for one, other in zip(*found, strict=True):
@@ -60,7 +52,7 @@ def test_a_prepared_folder_gives_the_folders_own_batches(
                 np.testing.assert_array_equal(one[key], other[key])
 
 
-def test_resized_copy(tmp_path: pathlib.Path) -> None:
+def test_resized_copy(tmp_path):
     folder = tmp_path / "photos" / "train"
     sizes = {"large": (60, 90), "tall": (80, 40), "small": (20, 30)}
     for number, (name, size) in enumerate(sizes.items()):
@@ -92,9 +84,7 @@ def test_resized_copy(tmp_path: pathlib.Path) -> None:
     assert "above 30 pixels" in json.loads((out / "dataset_info.json").read_text())["description"]
 
 
-def test_unreadable_images_are_listed_and_refused_or_skipped(
-    photos: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_unreadable_images_are_listed_and_refused_or_skipped(photos, tmp_path):
     broken = fixtures_data.broken_images()
     for name in ("half.jpg", "text.png", "empty.jpg"):
         (photos / "train" / "cat" / name).write_bytes(broken[name])
@@ -118,9 +108,7 @@ def test_unreadable_images_are_listed_and_refused_or_skipped(
 
 
 @pytest.mark.parametrize("name", [b"cat ", b"caf\xe9", b"cat\ndog"])
-def test_names_of_classes_that_would_not_come_back(
-    photos: pathlib.Path, tmp_path: pathlib.Path, name: bytes
-) -> None:
+def test_names_of_classes_that_would_not_come_back(photos, tmp_path, name):
     """TFDS keeps them in a file, one per line, without blanks at their ends."""
     train = os.fsencode(photos / "train")
     os.rename(train + b"/cat", train + b"/" + name)
@@ -130,14 +118,14 @@ def test_names_of_classes_that_would_not_come_back(
     assert not list(tmp_path.rglob("*_record-*"))  # said before any work
 
 
-def test_a_split_without_any_image_is_refused(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_split_without_any_image_is_refused(photos, tmp_path):
     for path in photos.glob("test/*/*.jpg"):
         path.write_bytes(b"no image")
     with pytest.raises(UserError, match="no image of split 'test' can be decoded"):
         prepare(photos, tmp_path / "out", on_bad_image="skip")
 
 
-def test_what_is_there_stays(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_what_is_there_stays(photos, tmp_path):
     folder = prepare(photos, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert prepare(photos, tmp_path / "out") == folder
@@ -149,9 +137,7 @@ def test_what_is_there_stays(photos: pathlib.Path, tmp_path: pathlib.Path) -> No
         prepare(photos, tmp_path / "out")
 
 
-def test_a_changed_source_or_option_is_noticed(
-    photos: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_a_changed_source_or_option_is_noticed(photos, tmp_path):
     bad = photos / "train" / "cat" / "bad.jpg"
     bad.write_bytes(b"no image")
     with pytest.raises(UserError, match="cannot be decoded"):
@@ -163,7 +149,7 @@ def test_a_changed_source_or_option_is_noticed(
         prepare(photos, tmp_path / "out")
 
 
-def test_one_process_at_a_time(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_one_process_at_a_time(photos, tmp_path):
     work = tmp_path / "out" / "photos_set" / "1.0.0.incomplete"
     work.mkdir(parents=True)
     with open(work / "lock", "w") as lock:
@@ -173,9 +159,9 @@ def test_one_process_at_a_time(photos: pathlib.Path, tmp_path: pathlib.Path) -> 
     prepare(photos, tmp_path / "out", name="photos_set")
 
 
-def test_arguments_are_checked(photos: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    def fails(message: str, **arguments: object) -> None:
-        given: Any = {"kind": "folder", "source": str(photos), "data_dir": f"{tmp_path}/out"}
+def test_arguments_are_checked(photos, tmp_path):
+    def fails(message, **arguments):
+        given = {"kind": "folder", "source": str(photos), "data_dir": f"{tmp_path}/out"}
         with pytest.raises(UserError, match=message):
             prepare_data(**{**given, **arguments})
 
@@ -192,7 +178,7 @@ def test_arguments_are_checked(photos: pathlib.Path, tmp_path: pathlib.Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_tfds_prepares_by_itself(tmp_path: pathlib.Path) -> None:
+def test_tfds_prepares_by_itself(tmp_path):
     """A set that needs no network; see `fixtures_data.Unlabelled`."""
     folder = build_tfds("unlabelled", str(tmp_path))
     assert folder == str(tmp_path / "unlabelled" / "1.0.0")
@@ -205,12 +191,12 @@ def test_tfds_prepares_by_itself(tmp_path: pathlib.Path) -> None:
 SCRIPT = [sys.executable, str(tiny.ROOT / "scripts" / "prepare_data.py"), "folder"]
 
 
-def many_photos(root: pathlib.Path) -> pathlib.Path:
+def many_photos(root):
     counts = {"train": {"cat": 60, "dog": 60}, "test": {"cat": 2, "dog": 2}}
     return fixtures_data.write_folder(root, counts)
 
 
-def test_kills_change_no_byte(tmp_path: pathlib.Path) -> None:
+def test_kills_change_no_byte(tmp_path):
     """SIGKILL while two threads write."""
     source = many_photos(tmp_path / "photos")
     arguments = ["--shard_megabytes=0.001", "--num_workers=2"]
@@ -224,7 +210,7 @@ def test_kills_change_no_byte(tmp_path: pathlib.Path) -> None:
     count = len(list(receipts.glob("*.json")))
     assert count >= 10
     assert not (tmp_path / "killed/photos/1.0.0").exists()
-    options: Any = {"env": tiny.environment(), "capture_output": True, "text": True}
+    options = {"env": tiny.environment(), "capture_output": True, "text": True}
     result = subprocess.run(command, **options, check=True)
     assert f"{count} of " in result.stderr
     flags = f"--config.dataset.name=photos --config.dataset.data_dir={tmp_path / 'killed'}"
@@ -234,7 +220,15 @@ def test_kills_change_no_byte(tmp_path: pathlib.Path) -> None:
     assert os.listdir(tmp_path / "killed/photos") == ["1.0.0"]
 
 
-def test_a_full_disk_is_said_in_one_line(tmp_path: pathlib.Path) -> None:
+def test_too_little_room_is_said_before_anything_is_written(photos, tmp_path, monkeypatch):
+    usage = shutil.disk_usage("/")._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(UserError, match=r"1.0.0.incomplete: \d.* kB are needed, 0.1 kB are free"):
+        prepare(photos, tmp_path / "out")
+    assert not list(tmp_path.rglob("*_record-*"))
+
+
+def test_a_full_disk_is_said_in_one_line(tmp_path):
     """By a limit on the size of files (of 98 KiB), which fails a write as a full disk does."""
     source = many_photos(tmp_path / "photos")
     command = [*SCRIPT, str(source), f"--data_dir={tmp_path}/out"]

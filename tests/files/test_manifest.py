@@ -1,18 +1,22 @@
 """The manifest of a folder notices what happened to its files, and to itself."""
 
-from __future__ import annotations
-
 import errno
 import json
 from pathlib import Path
 
 import pytest
 
-from vit_jax.files.manifest import MANIFEST, damaged_files, read_manifest, write_manifest
+from vit_jax.files.manifest import (
+    MANIFEST,
+    damaged_files,
+    read_manifest,
+    read_or_none,
+    write_manifest,
+)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "data").write_bytes(b"\0" * 1000)
     (tmp_path / "empty").write_bytes(b"")
@@ -21,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_changed_missing_and_unreadable_files_are_named(folder: Path) -> None:
+def test_changed_missing_and_unreadable_files_are_named(folder):
     (folder / ".DS_Store").write_bytes(b"x")  # is not listed
     assert damaged_files(folder) == []
     manifest = read_manifest(folder)
@@ -37,10 +41,8 @@ def test_changed_missing_and_unreadable_files_are_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["open", "read_bytes"])  # of a file, of the manifest
-def test_what_cannot_be_read_now_is_not_called_damaged(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    def fails(*_: object, **__: object) -> None:
+def test_what_cannot_be_read_now_is_not_called_damaged(folder, monkeypatch, method):
+    def fails(*_, **__):
         raise OSError(errno.ESTALE, "no luck")
 
     monkeypatch.setattr(Path, method, fails)
@@ -48,7 +50,19 @@ def test_what_cannot_be_read_now_is_not_called_damaged(
         damaged_files(folder)
 
 
-def test_any_change_of_the_manifest_is_noticed(folder: Path) -> None:
+@pytest.mark.parametrize(("failures", "expected"), [(1, "content"), (2, None)])
+def test_a_bad_sector_says_so_twice(failures, expected):
+    errors = [OSError(errno.EIO, "no luck")] * failures
+
+    def read():
+        if errors:
+            raise errors.pop()
+        return "content"
+
+    assert read_or_none(read) == expected
+
+
+def test_any_change_of_the_manifest_is_noticed(folder):
     path = folder / MANIFEST
     original = path.read_bytes()
     content = json.loads(original)

@@ -1,19 +1,13 @@
 """RandAugment (1909.13719) as AugReg (2106.10270) was trained with it, random erasing as DeiT was.
 
-RandAugment's sixteen ops, their ranges and the fill of 128 are those of EfficientNet's
-`autoaugment.py`, of which big_vision has a copy. Published models were trained with what that code
-computes, not what its comments say, and so this has it (checked against TensorFlow 2.15):
+RandAugment's sixteen ops, their ranges and the fill of 128 are what EfficientNet's `autoaugment.py`
+computes (of which big_vision has a copy), not what its comments say; checked against TensorFlow:
 
-* `solarize` compares with 25.6 * magnitude modulo 256, as a uint8: at 0, 10 and 20 every pixel is
-  inverted, at 15 those from 128 on.
-* `contrast` blends with a grey of (pixels / 256), at most 255, and not with the image's mean grey:
-  196 for 224 x 224.
-* `posterize` keeps 0.4 * magnitude bits, so it is stronger for smaller magnitudes; below 2.5, where
-  that is no bit, it keeps one.
+* `solarize` compares with 25.6 * magnitude as a uint8: at 0, 10 and 20 every pixel is inverted.
+* `contrast` blends with a grey of (pixels / 256), at most 255, not with the image's mean grey.
+* `posterize` keeps 0.4 * magnitude bits, at least one: it is stronger for smaller magnitudes.
 * `color`, `contrast`, `brightness` and `sharpness` blend by 0.1 + 0.18 * magnitude: 5 changes
   nothing, 0 nearly removes what they name, and above 5 they exaggerate it.
-
-So a magnitude of 0 still changes images (`light1` in AugReg).
 """
 
 from __future__ import annotations
@@ -99,10 +93,6 @@ def equalized(histogram: np.ndarray) -> np.ndarray:
     return np.clip(below, 0, 255)
 
 
-def invert(image: np.ndarray, _strength: float, _rng: np.random.Generator) -> np.ndarray:
-    return cv2.bitwise_not(image).reshape(image.shape)
-
-
 def rotate(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
     """By 30 degrees times the strength, either way, about the centre."""
     angle = math.radians(_either_sign(30.0 * strength, rng))
@@ -182,7 +172,7 @@ def cutout(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.n
 AUGMENT_OPS: dict[str, AugmentOp] = {
     "autocontrast": per_channel(stretched),
     "equalize": per_channel(equalized),
-    "invert": invert,
+    "invert": lambda image, _strength, _rng: cv2.bitwise_not(image).reshape(image.shape),
     "rotate": rotate,
     "posterize": posterize,
     "solarize": solarize,
@@ -238,10 +228,9 @@ class RandomErasing(ImageOp):
     """With `probability`, fills one box with noise (1708.04896); DeiT has random_erasing(0.25).
 
     The box's share of the image is uniform in `area`, its height / width log-uniform in `ratio`,
-    its place uniform; a box that is not smaller than the image in both sides is drawn again, up to
-    ten times, as in timm. The noise has mean 0 and deviation 1 after normalisation: a float image
-    counts as normalised; a uint8 image is, by ImageNet's mean and deviation (their averages over
-    the channels where there are not three), and clipping cuts one value in twenty.
+    its place uniform, as in timm. The noise has mean 0 and deviation 1 after normalisation: a float
+    image counts as normalised, a uint8 image gets it by ImageNet's mean and deviation (averages
+    over the channels unless there are three) and is clipped.
     """
 
     probability: float = 0.25
@@ -260,9 +249,9 @@ class RandomErasing(ImageOp):
         image = image.copy()
         fill = rng.standard_normal(image[box].shape, np.float32)
         if image.dtype == np.uint8:
-            three = image.shape[2] == 3
-            mean = np.array(IMAGENET_MEAN if three else np.mean(IMAGENET_MEAN), np.float32)
-            std = np.array(IMAGENET_STD if three else np.mean(IMAGENET_STD), np.float32)
+            mean, std = np.array([IMAGENET_MEAN, IMAGENET_STD], np.float32)
+            if image.shape[2] != 3:
+                mean, std = np.mean([IMAGENET_MEAN, IMAGENET_STD], axis=1).astype(np.float32)
             fill = np.clip(np.rint((mean + std * fill) * 255), 0, 255)
         image[box] = fill
         return image

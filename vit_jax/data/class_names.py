@@ -1,10 +1,9 @@
 """Names of ImageNet's classes.
 
 labels/KEY.txt holds one line per class that published heads predict, in the order of their logits:
-WordNet id, tab, short name. Ids and names are those of WordNet 3.0 (Princeton University,
-wordnet.princeton.edu); which ids, and in which order, is that of ImageNet. The short name is the
-first lemma of the synset; where two classes would have the same, it is followed by the second
-lemma, or else by the WordNet id in parentheses.
+WordNet id, tab, short name, of WordNet 3.0 (Princeton University, wordnet.princeton.edu). The name
+is the first lemma of the synset; where two classes would have the same, it is followed by the
+second lemma, or else by the WordNet id in parentheses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Labels of TFDS sets: a stored class, or one that VTAB (1910.04867) computes from other features.
 
-The computed ones are values of `dataset.label_key`, defined as in google-research/task_adaptation;
-the class of a distance is the interval that it falls into, open below and closed above.
+They are defined as in google-research/task_adaptation; the class of a distance is the interval
+that it falls into, open below and closed above.
 """
 
 from __future__ import annotations
@@ -68,24 +68,20 @@ def _merged(features: Features, key: str, num_values: int) -> int:
 
 
 def _dsprites(key: str, num_values: int, what: str) -> Label:
-    return Label(
-        class_names=tuple(f"{what} {i} of 16" for i in range(16)),
-        compute=functools.partial(_merged, key=key, num_values=num_values),
-        dataset="dsprites",
-        brightness=255,
-    )
+    names = tuple(f"{what} {i} of 16" for i in range(16))
+    compute = functools.partial(_merged, key=key, num_values=num_values)
+    return Label(names, compute, "dsprites", brightness=255)
 
 
 def _intervals(bounds: tuple[float, ...], unit: str = "") -> tuple[str, ...]:
     return tuple(f"{low:g} to {high:g}{unit}" for low, high in itertools.pairwise(bounds))
 
 
+_COUNTS = tuple(f"{count} objects" for count in range(3, 11))
 _KITTI_NAMES = (*_intervals((0.0, *KITTI_DISTANCES[1:3]), " m"), "above 20 m", "no vehicle")
 
 COMPUTED_LABELS: dict[str, Label] = {
-    "vtab_clevr_count": Label(
-        tuple(f"{count} objects" for count in range(3, 11)), _clevr_count, "clevr"
-    ),
+    "vtab_clevr_count": Label(_COUNTS, _clevr_count, "clevr"),
     "vtab_clevr_distance": Label(_intervals(CLEVR_DISTANCES), _clevr_distance, "clevr"),
     "vtab_dsprites_location": _dsprites("label_x_position", 32, "x"),
     "vtab_dsprites_orientation": _dsprites("label_orientation", 40, "orientation"),

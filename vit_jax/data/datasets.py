@@ -15,8 +15,10 @@ import cv2
 import numpy as np
 
 from vit_jax.data.preprocess import Chain, evaluate_calls, parse
-from vit_jax.data.sources import ArraySpec, CheckedSource, SlicedSource, Source, resolve_split
+from vit_jax.data.sources import ArraySpec, SlicedSource, Source, resolve_split
 from vit_jax.errors import UserError, as_user_error, check_known, missing_package
+
+DIGITS = tuple("0123456789")  # the classes of `digit_splits`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,7 +27,7 @@ class Dataset:
 
     name: str
     split: str
-    source: Source  # random access to the stored examples
+    source: Source
     preprocess: Chain
     class_names: tuple[str, ...]  # in the order of the labels; () where there are no labels
     on_bad_image: str = "error"  # or "skip": what `check` does with images that do not decode
@@ -39,18 +41,13 @@ class Dataset:
         return len(self.source)
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
-        """The preprocessed example: {"image": [H, W, C], "label": int or [K], ...}.
-
-        UserError, with its place, where the image cannot be read, decoded or cropped.
-        """
+        """{"image": [H, W, C], "label": int or [K], ...}; UserError, with its place, on failure."""
         try:
             return self.preprocess(self.source[index], rng)
         except UserError:
             raise
         except (ValueError, OSError, cv2.error) as error:
-            where = f"example {index} of {self.name} {self.split}"
-            if isinstance(self.source, CheckedSource):
-                where += f" ({self.source.describe(index)})"
+            where = f"example {index} of {self.name} {self.split} ({self.source.describe(index)})"
             reason = getattr(error, "strerror", None) or error
             raise as_user_error(f"{where}: {reason}", error) from error
 
@@ -71,7 +68,7 @@ class Dataset:
     def fingerprint(self) -> str:
         """Short hash that changes with the examples, their order or classes; see `identity`."""
         digest = hashlib.blake2b(digest_size=8)
-        identity = self.source.identity() if isinstance(self.source, CheckedSource) else [self.name]
+        identity = list(self.source.identity()) or [self.name]
         for line in (self.split, str(self.num_examples), *self.class_names, *identity):
             digest.update(line.encode(errors="surrogateescape") + b"\0")
         return digest.hexdigest()
@@ -79,11 +76,9 @@ class Dataset:
     def check(self) -> Dataset:
         """Looks for damaged files before the training does; returns the dataset to train on.
 
-        Reads every image of a folder (0.7 ms of a core for a 500 x 375 JPEG), opens every file of
-        a TFDS set. UserError for a damaged file, unless it is an image and to be skipped.
+        Reads every image of a folder (0.7 ms of a core each), opens every file of a TFDS set.
+        UserError for a damaged file, unless it is an image and to be skipped.
         """
-        if not isinstance(self.source, CheckedSource):
-            return self
         return dataclasses.replace(self, source=self.source.check(self.on_bad_image))
 
 
@@ -101,14 +96,12 @@ def create_dataset(
 
     Args:
       name: `digits`; `glyphs` or `glyphs(size=32, ...)`; the path of an image folder
-        (`folder.LAYOUT`) or of a table (`table.py`); else a TFDS name with optional config and
-        version (`cifar10`, `imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`) or a prepared
-        directory's path.
-      split, preprocess: see `sources.resolve_split` and preprocess.py.
-      data_dir: where TFDS data lies; "" for $TFDS_DATA_DIR or TFDS's default.
+        (`folder.LAYOUT`), a table (`table.py`) or a prepared directory; else a TFDS name with
+        optional config and version (`cifar10`, `imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`).
+      split, preprocess, data_dir: see `sources.resolve_split`, preprocess.py, `data_root`.
       on_bad_image: `error` or `skip`; for image folders.
-      label_key: the class label to learn, for TFDS sets that have another than the usual one; also
-        a key of `computed_labels.COMPUTED_LABELS`.
+      label_key: the class label to learn of a TFDS set, also a key of `COMPUTED_LABELS`; "" for
+        the usual one.
       needs_label: False: a set without labels will do; they are 0 then, without class names.
 
     UserError for a mistake in an argument or in how the data are laid out.
@@ -132,9 +125,9 @@ def _open(
     if label_key and (is_embedded or is_folder or is_table):
         raise UserError(f"dataset.label_key={label_key!r} is for TFDS names, not for {name!r}.")
     if is_embedded:
-        sources: Any = digit_splits() if name == "digits" else _glyphs(name)
+        sources, names = (digit_splits(), DIGITS) if name == "digits" else _glyphs(name)
         parts = resolve_split(split, sources, lambda each: len(sources[each]))
-        return SlicedSource(sources, parts), sources[parts[0].name].class_names
+        return SlicedSource(sources, parts), names
     if is_table:
         from vit_jax.data.table import open_table
 
@@ -159,32 +152,17 @@ def _is_image_folder(name: str) -> bool:
     return os.path.isdir(path) and not any(map(glob.glob, infos))
 
 
-def _glyphs(name: str) -> Any:
-    from vit_jax.data.glyphs import glyph_splits
+def _glyphs(name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    from vit_jax.data.glyphs import CLASSES, glyph_splits
 
-    return evaluate_calls("dataset.name", name, {"glyphs": glyph_splits})[0][1]
-
-
-@dataclasses.dataclass(frozen=True)
-class DigitSource:
-    """Scans, uint8 [N, 8, 8, 1] with 16 scaled to 255, and labels, int [N]."""
-
-    images: np.ndarray
-    labels: np.ndarray
-    class_names = tuple("0123456789")
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": self.images[index], "label": int(self.labels[index])}
+    return evaluate_calls("dataset.name", name, {"glyphs": glyph_splits})[0][1], CLASSES
 
 
-def digit_splits() -> dict[str, DigitSource]:
+def digit_splits() -> dict[str, list[dict[str, Any]]]:
     """1,797 real handwritten digits that come with scikit-learn, in its order.
 
-    Scans of 8 x 8 pixels with 17 grey levels (UCI, "Optical Recognition of Handwritten Digits", its
-    test part). The last 300, `test`, were written by other people than the others, `train`: a
+    Scans, uint8 [8, 8, 1] with 17 grey levels (UCI, "Optical Recognition of Handwritten Digits",
+    its test part). The last 300, `test`, were written by other people than the others, `train`: a
     random split would flatter by several points. UserError without scikit-learn.
     """
     # The file alone: importing scikit-learn takes longer than a small model's first update.
@@ -194,5 +172,6 @@ def digit_splits() -> dict[str, DigitSource]:
     path = Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz"
     rows = np.loadtxt(path, np.int64, delimiter=",")  # 64 pixels from 0 to 16, and the label
     images = np.round(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    parts = {"train": slice(1497), "test": slice(1497, None)}
-    return {name: DigitSource(images[part], rows[part, -1]) for name, part in parts.items()}
+    labels = rows[:, -1].tolist()
+    scans = [{"image": image, "label": i} for image, i in zip(images, labels, strict=True)]
+    return {"train": scans[:1497], "test": scans[1497:]}

@@ -2,11 +2,8 @@
 
 Grayscale, palette and CMYK images are converted to the channels asked for; transparency is dropped,
 not blended, as TensorFlow's decoders do; of 16-bit samples the high byte is kept, of animations the
-first frame.
-
-The `pillow_...` methods of `resize` are Pillow's, with antialiasing: timm, DeiT and Hugging Face
-evaluate on such images. Their kernels are as wide as the reduction asks for; OpenCV's bilinear and
-bicubic look at 2 x 2 and 4 x 4 pixels however small the output is.
+first frame. The `pillow_...` methods of `resize` have antialiasing: timm, DeiT and Hugging Face
+evaluate on such images.
 """
 
 from __future__ import annotations
@@ -23,13 +20,13 @@ cv2.setNumThreads(1)
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Chunks of a PNG file that are passed over: with a gamma libpng would make other grey of colours,
-# and of a popular editor's colour profiles it warns on stderr, a line per image and epoch.
+# and of some colour profiles it warns on stderr, a line per image and epoch.
 _REMARKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
 
 Method = Literal["bilinear", "area", "bicubic", "nearest", "pillow_bilinear", "pillow_bicubic"]
 
-# cv2's bilinear and area agree with tf.image.resize within one level (rounding), and like it do
-# not antialias; its bicubic uses a = -0.75 where TensorFlow and Pillow use a = -0.5.
+# Bilinear and area agree with tf.image.resize within one level, and like it do not antialias;
+# bicubic uses a = -0.75 where TensorFlow and Pillow use a = -0.5.
 _CV2_METHODS = {
     "bilinear": cv2.INTER_LINEAR,
     "area": cv2.INTER_AREA,
@@ -50,8 +47,7 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
     if isinstance(image, np.ndarray):
         return _with_channels(image, channels)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
-    pixels = _imdecode(image, flags)
-    if pixels is None:
+    if (pixels := _imdecode(image, flags)) is None:
         raise ValueError(f"the image cannot be decoded ({len(image)} bytes: {image[:8]!r}...)")
     return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
 
@@ -81,11 +77,8 @@ def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 def decodes(data: bytes) -> bool:
-    """Whether the whole image file can be decoded.
-
-    A JPEG at 1/8 scale, which reads all of the entropy-coded data: 0.7 ms for 500 x 375 against 1.1
-    in full. Of others OpenCV would refuse what has a side below 8 pixels.
-    """
+    """Whether the whole image file can be decoded: a JPEG at 1/8 scale, which reads all of it."""
+    # OpenCV refuses that of other files with a side below 8 pixels.
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
     return _imdecode(data, flags) is not None
 
@@ -124,9 +117,8 @@ def resize(image: np.ndarray, height: int, width: int, method: Method) -> np.nda
         resized = cv2.resize(image, (width, height), interpolation=_CV2_METHODS[method])
         return resized.reshape(height, width, channels)  # cv2 drops a channel axis of one
     if image.dtype != np.uint8:
-        raise ValueError(
-            f"{method!r} resizes uint8, not {image.dtype}: put it before value_range or normalize"
-        )
+        found = f"{method!r} resizes uint8, not {image.dtype}"
+        raise ValueError(f"{found}: put it before value_range or normalize")
     from PIL import Image
 
     resample = Image.Resampling[method.removeprefix("pillow_").upper()]

@@ -1,17 +1,18 @@
 """Image folders: `root/{train,test,...}/class_name/*.jpg` and the like as a source.
 
 Without folders of splits, `root/class_name/*.jpg`, a fifth of each class is `test`: the files whose
-path hashes low. So a file stays in its split whatever is added, and on any machine; only where a
-class would have none in one of both (small ones) the lowest, or the highest, changes over.
+path hashes low. So a file stays in its split whatever is added, and on any machine; in a class
+that would have none in one of both the lowest, or the highest, changes over.
 
-The files of a class are shuffled by a hash of their path relative to the root, the k-th of n gets
-the rank k / (n - 1), and all files are sorted by rank, ties by hash. Every prefix, and suffix, that
-has as many examples as there are classes then holds every class that has two files.
+The files of a class are shuffled by a hash of their relative path, the k-th of n gets the rank
+k / (n - 1), and all files are sorted by rank, ties by hash: every prefix, and suffix, that is as
+long as there are classes holds every class that has two files.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
 import logging
 import os
@@ -22,50 +23,43 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.decode import decodes
-from vit_jax.data.sources import map_threads, select
+from vit_jax.data.sources import Source, map_threads, select
 from vit_jax.errors import UserError, list_names
 from vit_jax.files.manifest import read_or_none
 
-# What OpenCV decodes.
 _EXTENSIONS = ".jpg .jpeg .jpe .jp2 .png .webp .gif .avif .bmp .dib .tif .tiff .pbm .pgm .ppm .pnm"
-EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split())
+EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split())  # what OpenCV decodes
 LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
-# Names of what is not trained on. Where one is asked for and another is there, that is taken.
+# Where one of them is asked for and another is there, that is taken.
 HELD_OUT = ("test", "validation", "val", "valid", "dev")
 TEST_SHARE = 0.2  # of a folder without splits
 
 Files = list[tuple[bytes, int]]  # of one class: paths, each with a number
 
 
-class FolderSource:
-    """Encoded image files with their class numbers.
+@dataclasses.dataclass(frozen=True, eq=False)
+class FolderSource(Source):
+    """Encoded image files with their class numbers."""
 
-    Paths are relative to `root`, bytes [N] (compact to send to worker processes); labels int32 [N].
-    `drawn` says that the folder had no splits.
-    """
-
-    def __init__(self, root: str, paths: np.ndarray, labels: np.ndarray, drawn: bool = False):
-        self._root, self._paths = os.fsencode(root), paths
-        self.labels, self.drawn = labels, drawn
+    root: str
+    files: np.ndarray  # relative paths, bytes [N]: compact to send to worker processes
+    labels: np.ndarray  # int32 [N]
+    drawn: bool = False  # the folder had no splits
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        with open(self.path(index), "rb") as file:
-            return {"image": file.read(), "label": self.labels[index]}
-
-    def path(self, index: int) -> bytes:
-        return os.path.join(self._root, bytes(self._paths[index]))
-
-    def paths(self) -> list[bytes]:
-        return [self.path(index) for index in range(len(self))]
+        return {"image": Path(self.describe(index)).read_bytes(), "label": self.labels[index]}
 
     def describe(self, index: int) -> str:
-        return os.fsdecode(self.path(index))
+        return os.path.join(self.root, os.fsdecode(bytes(self.files[index])))
+
+    def paths(self) -> list[str]:
+        return list(map(self.describe, range(len(self))))
 
     def relative_paths(self) -> list[str]:
-        return [os.fsdecode(path) for path in self._paths.tolist()]
+        return [os.fsdecode(path) for path in self.files.tolist()]
 
     def identity(self) -> Iterable[str]:
         """Relative path and size of every file, in order."""
@@ -86,8 +80,7 @@ class FolderSource:
             raise UserError(f"{report}; no image is left.")
         logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
         keep = np.setdiff1d(np.arange(len(self)), bad)
-        root = os.fsdecode(self._root)
-        return type(self)(root, self._paths[keep], self.labels[keep], self.drawn)
+        return dataclasses.replace(self, files=self.files[keep], labels=self.labels[keep])
 
 
 def open_folder(
@@ -95,10 +88,10 @@ def open_folder(
 ) -> tuple[FolderSource, tuple[str, ...]]:
     """Lists the files that a split expression selects, opens none; gives source and class names.
 
-    The classes are those of `train` (of all splits where there is no `train`), sorted. Where no
-    label is needed, all are 0 and there are no class names; then splits need no class folders, and
-    images in `root` itself are the split `train`. UserError for another layout, a single class, a
-    class without images, or one in this split that `train` does not have.
+    The classes are those of `train` (without it, of all splits), sorted. Where no label is needed,
+    all are 0 and there are no class names; splits need no class folders then, and images in `root`
+    itself are `train`. UserError for another layout, a single class, a class without images, or one
+    in this split that `train` does not have.
     """
     root = os.path.abspath(os.path.expanduser(root))
     splits = split_folders(root, needs_label)
@@ -109,19 +102,15 @@ def open_folder(
         naming = [splits["train"]] if "train" in splits else splits.values()
         classes = sorted({os.path.basename(each) for folders in naming for each in folders})
         if len(classes) < 2:
-            raise UserError(
-                f"dataset.name={root!r}: only one class, {classes[0]!r}; a classifier needs two "
-                f"(expected {LAYOUT})."
-            )
+            found = f"dataset.name={root!r}: only one class, {classes[0]!r}"
+            raise UserError(f"{found}; a classifier needs two (expected {LAYOUT}).")
     numbers = {name: number for number, name in enumerate(classes)}
 
     def rows(name: str) -> np.ndarray:
         unknown = sorted(set(map(os.path.basename, splits[name])) - numbers.keys())
         if needs_label and unknown:
-            raise UserError(
-                f"dataset.name={root!r}: class {unknown[0]!r} of split {name!r} is not a class "
-                f"of 'train' ({len(unknown)} such)."
-            )
+            where = f"dataset.name={root!r}: class {unknown[0]!r} of split {name!r}"
+            raise UserError(f"{where} is not a class of 'train' ({len(unknown)} such).")
         return order_files(_list_files(root, splits[name], numbers), name if drawn else "")
 
     files = select(split, splits, rows)
@@ -153,8 +142,7 @@ def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
             name: [f"{name}/{each}" for each in _subfolders(f"{root}/{name}")] for name in top
         }
     except OSError as error:
-        message = f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT} in it."
-        raise UserError(message) from None
+        raise UserError(f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT}.") from None
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
     if splits := {name: folders for name, folders in splits.items() if folders}:
@@ -173,10 +161,8 @@ def _list_files(root: str, folders: Sequence[str], numbers: Mapping[str, int]) -
         images = [name for name in names if name.lower().endswith(EXTENSIONS)]
         ignored.update(os.path.splitext(name)[1] or name for name in set(names).difference(images))
         if not images:
-            raise UserError(
-                f"dataset.name={root!r}: no image in {folder!r} (but {len(names)} other files); it "
-                f"takes files that end in {', '.join(EXTENSIONS)}."
-            )
+            found = f"no image in {folder!r} (but {len(names)} other files)"
+            raise UserError(f"dataset.name={root!r}: {found}; it takes {', '.join(EXTENSIONS)}.")
         label = numbers.get(os.path.basename(folder), 0)
         prefix = f"{folder}/".removeprefix("./")
         groups.append([(os.fsencode(prefix + name), label) for name in images])
@@ -187,10 +173,7 @@ def _list_files(root: str, folders: Sequence[str], numbers: Mapping[str, int]) -
 
 
 def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
-    """Rows [N] of `path` (bytes) and `number` of the files of all classes, in our order.
-
-    `part`: train or test, of groups that hold both.
-    """
+    """Rows [N] of `path` and `number` of the files of all classes, or of a `part`, in our order."""
     rows: list[tuple[float, bytes, bytes, int]] = []
     for files in groups:
         hashed = sorted((hashlib.blake2b(file[0], digest_size=8).digest(), *file) for file in files)
@@ -206,6 +189,6 @@ def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
     return np.array([row[2:] for row in sorted(rows)], columns)
 
 
-def _decodes_file(path: bytes) -> bool:
-    content = read_or_none(Path(os.fsdecode(path)).read_bytes)
+def _decodes_file(path: str) -> bool:
+    content = read_or_none(Path(path).read_bytes)
     return content is not None and decodes(content)

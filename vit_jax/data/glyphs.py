@@ -1,12 +1,11 @@
 """`glyphs`, data to pre-train on: letters and digits, drawn from the fonts in matplotlib's wheel.
 
-Example i is a pure function of (seed, i): a font, a character and random changes of its outline, so
-there are as many examples as asked for, at any resolution. They look like the scans of `digits`:
-bright strokes on black, height of the image filled, a pen of varying width, pixels that are area
-averages. A glyph is kept as the signed distance of each point to its outline: warping that field
-and cutting it at a random level gives smooth edges at any stroke width (about 0.1 ms of a core per
-example up to 32 pixels). Other versions of matplotlib, Pillow, OpenCV or numpy may change an image
-by a grey level.
+Example i is a pure function of (seed, i): a font, a character and random changes of its outline, at
+any resolution. They look like the scans of `digits`: bright strokes on black, height of the image
+filled, a pen of varying width, pixels that are area averages. A glyph is kept as the signed
+distance of each point to its outline: warping that field and cutting it at a random level gives
+smooth edges at any stroke width (0.1 ms of a core per example up to 32 pixels). Other versions of
+matplotlib, Pillow, OpenCV or numpy may change an image by a grey level.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ import numpy as np
 from vit_jax.data.pipeline import example_rng
 from vit_jax.errors import import_extra
 
-# 50 labels for 62 characters: glyphs are drawn at equal height, so those that only their size or
-# the typeface tells apart share one.
+# Glyphs are drawn at equal height: characters that only their size or typeface tells apart share.
 _CHARACTERS = (
     "0Oo 1 2 3 4 5 6 7 8 9 A a B b Cc D d E e F f G g H h Il i "
     "J j Kk L M m N n Pp Q q R r Ss T t Uu Vv Ww Xx Y y Zz"
@@ -61,8 +59,7 @@ TRAIN_FAMILIES: tuple[tuple[Face, ...], ...] = (
 TEST_FAMILIES = (_family("cm", "r10", "b10", "ti10", "ss10", "tt10"),)  # Computer Modern
 
 # The random changes. Lengths are fractions of the image's side, ranges are uniform. Set by eye and
-# by how many of the first 600 scans (never the test scans) an SVM trained on drawn digits knows: 67
-# % near these values, 60 % with rotations of 25 degrees, 58 % where the glyphs outgrow the image.
+# by how many of the first 600 scans (never the test scans) an SVM trained on drawn digits knows.
 ROTATION = np.deg2rad(10.0)  # up to, both ways
 SHEAR = 0.15  # up to, both ways
 SHIFT = 0.04  # up to, both ways, per axis
@@ -135,7 +132,6 @@ class GlyphSource:
     size: int
     num_examples: int
     seed: int  # of everything random; two seeds have no image in common
-    class_names = CLASSES
 
     def __len__(self) -> int:
         return self.num_examples

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.decode import pillow_pixels
 from vit_jax.data.preprocess import parse
-from vit_jax.data.sources import Part, Parts, describe, resolve_split
+from vit_jax.data.sources import Part, SlicedSource, describe, resolve_split
 from vit_jax.errors import UserError
 
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
@@ -68,12 +68,9 @@ def _half(split: str, data: Any) -> Any:
         is_array = isinstance(images, np.ndarray)
         if is_array and (images.dtype != np.uint8 or images.ndim not in (3, 4)):
             found = f"split {split!r}: images are {describe(images)}"
-            raise UserError(
-                f"{found}; they must be uint8 [N, H, W, C] or [N, H, W], from 0 to 255."
-            )
-        if labels.ndim != 1 or not any(
-            all(isinstance(label, kind) for label in labels) for kind in (str, int | np.integer)
-        ):
+            raise UserError(f"{found}; they must be uint8 [N, H, W, C] or [N, H, W], 0 to 255.")
+        kinds = (str, int | np.integer)
+        if labels.ndim != 1 or not any(all(isinstance(i, kind) for i in labels) for kind in kinds):
             found = f"split {split!r}: labels {list(labels.shape)}"
             raise UserError(f"{found} must be integers or names of classes, one for each image.")
         return _Pair(images, labels.tolist())
@@ -98,20 +95,19 @@ def _class_names(halves: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, range(1 + max(labels, default=0))))
 
 
-class MemorySource(Parts):
+class MemorySource(SlicedSource):
     """Parts of given splits, one after the other; see `open_given`."""
 
     def __init__(
         self, halves: Mapping[str, Any], parts: Sequence[Part], classes: Sequence[str], exif: bool
     ):
-        super().__init__(parts)
-        self._halves = {part.name: halves[part.name] for part in parts}
+        super().__init__(halves, parts)
         self._exif = exif
         self._numbers = {name: number for number, name in enumerate(classes)}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         split, i = self.locate(index)
-        image, label = self._halves[split][i]
+        image, label = self.sources[split][i]
         number = self._numbers.get(label, -1) if isinstance(label, str) else int(label)
         if not 0 <= number < len(self._numbers):
             raise ValueError(f"label {label!r} is not among the {len(self._numbers)} classes")
@@ -119,21 +115,13 @@ class MemorySource(Parts):
             image = Path(image).read_bytes()
         elif hasattr(image, "convert"):
             image = pillow_pixels(image, exif=self._exif)
-        pixels = image if isinstance(image, bytes) else np.asarray(image)
-        return {"image": pixels, "label": number}
-
-    def check(self, _on_bad_image: str) -> MemorySource:
-        return self
-
-    def describe(self, index: int) -> str:
-        return "{}[{}]".format(*self.locate(index))
+        return {"image": image if isinstance(image, bytes) else np.asarray(image), "label": number}
 
     def identity(self) -> Iterable[str]:
         """Digests of arrays and bytes, names of files; of an object its length only."""
         digest = hashlib.blake2b()
         for split, i in map(self.locate, range(len(self))):
-            half = self._halves[split]
-            if isinstance(half, _Pair):
+            if isinstance(half := self.sources[split], _Pair):
                 image, label = half[i]
                 if isinstance(image, str | os.PathLike):
                     image = os.fsencode(image)

@@ -1,8 +1,7 @@
 """The ops that preprocess.py puts in rows: decoding, geometry, value ranges.
 
-An op is a frozen dataclass; its fields are its arguments, and calling it maps (example, rng) to an
-example: {"image": uint8 [H, W, C] (bytes before `decode`), "label": int, ...}. `height`, `width`
-and `size` are in pixels; a size is one number (square) or (height, width).
+An op is a frozen dataclass whose fields are its arguments; it maps (example, rng) to an example:
+{"image": uint8 [H, W, C] (bytes before `decode`), "label": int, ...}. Sizes are in pixels.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from vit_jax.data.decode import Method, decode_image, resize
 from vit_jax.data.sources import describe
 
 Example = dict[str, Any]
-Size = int | tuple[int, int]
+Size = int | tuple[int, int]  # of a square, or (height, width)
 Rounding = Literal["nearest", "down"]
 
 # Per channel, of the pixels of ImageNet's training images divided by 255.
@@ -27,17 +26,16 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 _ROUND: dict[str, Callable[[float], int]] = {"nearest": round, "down": int}
-MAX_SIDE = 8192
+_MAX_SIDE = 8192
 
 
 class ImageOp:
     """An op that changes the image and nothing else."""
 
+    apply: Callable[..., np.ndarray]  # of (image, rng)
+
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
         return {**example, "image": self.apply(example["image"], rng)}
-
-    def apply(self, image: Any, rng: np.random.Generator) -> np.ndarray:
-        raise NotImplementedError
 
 
 def pair(size: Size) -> tuple[int, int]:
@@ -46,8 +44,8 @@ def pair(size: Size) -> tuple[int, int]:
 
 def check_sides(**values: Size) -> None:
     for name, value in values.items():
-        if not 1 <= min(pair(value)) <= max(pair(value)) <= MAX_SIDE:
-            raise ValueError(f"{name}={value!r} must be from 1 to {MAX_SIDE} pixels")
+        if not 1 <= min(pair(value)) <= max(pair(value)) <= _MAX_SIDE:
+            raise ValueError(f"{name}={value!r} must be from 1 to {_MAX_SIDE} pixels")
 
 
 def check_range(name: str, value: tuple[float, float], limit: float = np.inf) -> None:
@@ -57,10 +55,7 @@ def check_range(name: str, value: tuple[float, float], limit: float = np.inf) ->
 
 @dataclasses.dataclass(frozen=True)
 class Decode(ImageOp):
-    """Image file -> uint8 [H, W, channels]; see decode.py for unusual files.
-
-    `exif` turns photographs upright; the official code reads pixels as stored (`exif=False`).
-    """
+    """Image file -> uint8 [H, W, channels], see decode.py; `exif` turns photographs upright."""
 
     channels: Literal[1, 3] = 3
     exif: bool = True
@@ -96,14 +91,11 @@ class Resize(SizedOp):
 
 @dataclasses.dataclass(frozen=True)
 class ResizeSmall(ImageOp):
-    """Scales the short side to `size` and keeps the aspect ratio.
-
-    The long side is rounded to the `nearest` pixel (big_vision) or `down` (torchvision).
-    """
+    """Scales the short side to `size` and keeps the aspect ratio."""
 
     size: int
     method: Method = "area"
-    rounding: Rounding = "nearest"
+    rounding: Rounding = "nearest"  # of the long side, as big_vision; torchvision: down
 
     def __post_init__(self) -> None:
         check_sides(size=self.size)
@@ -129,12 +121,9 @@ def _cut(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.
 
 @dataclasses.dataclass(frozen=True)
 class CentralCrop(SizedOp):
-    """Cuts height x width from the middle.
+    """Cuts height x width from the middle."""
 
-    The corner is rounded `down` (big_vision) or to the `nearest` even pixel (torchvision).
-    """
-
-    rounding: Rounding = "down"
+    rounding: Rounding = "down"  # of the corner, as big_vision; torchvision: nearest, half to even
 
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
         top, left = (_ROUND[self.rounding](spare / 2) for spare in _spare(image, self.shape))
@@ -153,15 +142,11 @@ class RandomCrop(SizedOp):
 
 @dataclasses.dataclass(frozen=True)
 class InceptionCrop(ImageOp):
-    """Cuts a box of random area and aspect ratio and scales it to `size`.
-
-    `area` is the box's share of the image, `ratio` its width / height, by default that of the
-    official code; torchvision has (3/4, 4/3). Bilinear without antialiasing.
-    """
+    """Cuts a random box and scales it to `size`, bilinear without antialiasing."""
 
     size: Size
-    area: tuple[float, float] = (0.05, 1.0)
-    ratio: tuple[float, float] = (0.75, 1.33)
+    area: tuple[float, float] = (0.05, 1.0)  # of the box, as a share of the image
+    ratio: tuple[float, float] = (0.75, 1.33)  # width / height; torchvision has (3/4, 4/3)
 
     def __post_init__(self) -> None:
         check_sides(size=self.size)
@@ -177,10 +162,9 @@ class InceptionCrop(ImageOp):
     ) -> tuple[int, int, int, int]:
         """A random box (top, left, height, width) inside an image of height x width.
 
-        As the official code's `sample_distorted_bounding_box` of TensorFlow: the aspect ratio is
-        uniform in `ratio`; given that, the height (not the area) is uniform among those that keep
-        the area within `area`, so small crops are more frequent than with a uniform area; after 100
-        rejected draws the whole image is taken. Here the last offset is as likely as the others.
+        As TensorFlow's `sample_distorted_bounding_box` in the official code: the aspect ratio is
+        uniform in `ratio`, then the height (not the area) among those that keep to `area`, so small
+        crops are frequent; after 100 rejected draws it is the whole image.
         """
         low, high = self.area[0] * height * width, self.area[1] * height * width
         for _ in range(100):
@@ -208,16 +192,12 @@ class FlipLr(ImageOp):
     """Mirrors left and right with probability one half."""
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        # cv2.flip takes 21 us for 224 x 224, NumPy's reversed copy 246.
         return cv2.flip(image, 1).reshape(image.shape) if rng.random() < 0.5 else image
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomAffine(ImageOp):
-    """Rotation and shear within +-degrees, shift within +-translate of a side, scale in a range.
-
-    All but the shift are about the centre; what comes in from outside is black.
-    """
+    """Rotation and shear within +-degrees about the centre, shift within +-translate of a side."""
 
     degrees: float = 0.0
     translate: float = 0.0

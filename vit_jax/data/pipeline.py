@@ -1,31 +1,35 @@
-"""Batches of examples on the host. Batch t is a pure function of (seed, t).
+"""Batches of examples, on the host and on the devices. Batch t is a pure function of (seed, t).
 
 It is the same for any number of processes, threads and workers and from any start, so a run
-resumes from its step alone. Grain makes batches ahead of time, in threads or in worker processes.
-An element for Grain is a whole batch: its bookkeeping costs 20 us per element.
+resumes from its step alone. An element for Grain, which makes them ahead of time, is a whole batch:
+its bookkeeping costs 20 us per element.
 
 The order of an epoch is a permutation that needs no memory: a Feistel network, a bijection of any
 power of two, restricted to the examples by walking on until the image is one (cycle walking). Eight
-rounds: with the four of Grain's own shuffle, neighbours are correlated at sizes such as 50,000
-(-0.06). Its keys are hashes of (seed, epoch): no epoch of a seed is an epoch of another.
+rounds: with the four of Grain's own shuffle neighbours are correlated. Its keys are hashes of
+(seed, epoch): no epoch of a seed is an epoch of another.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import grain
+import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from vit_jax.data.sources import ArraySpec, describe
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
 Batches = contextlib.AbstractContextManager[Iterator[Batch]]
+DeviceBatch = dict[str, jax.Array]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 _LABEL = ArraySpec((), np.dtype(np.int32))
 _ROUNDS = 8
@@ -73,8 +77,7 @@ def _permute(values: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
 
 def _feistel(values: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
     """A bijection of [0, 2^bits), on uint64 [P]; the halves may differ by one bit."""
-    low_bits = bits // 2
-    high_bits = bits - low_bits
+    low_bits, high_bits = bits // 2, bits - bits // 2
     high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
     for key in keys:
         # Swap the halves; the one that is changed keeps its width.
@@ -84,7 +87,7 @@ def _feistel(values: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64: every input bit changes every output bit half of the time."""
+    """The finaliser of SplitMix64."""
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return x ^ x >> np.uint64(31)
@@ -136,10 +139,8 @@ def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int)
         example = dataset.example(index, example_rng(seed, position))
         image = example["image"]
         if (image.shape, image.dtype) != (spec.shape, spec.dtype):
-            raise UserError(
-                f"preprocess gives {describe(spec)} and {describe(image)} (example {index}); end "
-                "it with an op that fixes the size, such as resize(224)."
-            )
+            found = f"preprocess gives {describe(spec)} and {describe(image)} (example {index})"
+            raise UserError(f"{found}; end with an op that fixes the size, such as resize(224).")
         images[row], labels[row] = image, example["label"]
     return {"image": images, "label": labels, "mask": mask}
 
@@ -158,8 +159,7 @@ def host_batches(
     """The batches of `steps`, see `_build`, whose arguments workers get by pickle.
 
     `num_workers` processes, or this one, have `num_threads`, each of which makes a whole batch, and
-    make `prefetch` batches ahead; without threads, a batch is made when asked for. Threads and
-    processes end with the context, silently.
+    make `prefetch` ahead; without threads, it is made when asked for. All end with the context.
     """
     buffer_size = max(num_threads, prefetch) if num_threads else 0
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
@@ -181,10 +181,8 @@ def _iterate(data: grain.IterDataset) -> Generator[Batch]:
 def check_repeated_augmentation(repeats: int, batch_size: int) -> None:
     """Raises UserError unless a batch holds a whole number of examples, `repeats` times each."""
     if repeats < 1 or batch_size % repeats:
-        raise UserError(
-            f"dataset.repeated_augmentation={repeats} must be at least 1 and divide "
-            f"dataset.batch_size={batch_size}."
-        )
+        keys = f"dataset.repeated_augmentation={repeats}", f"dataset.batch_size={batch_size}"
+        raise UserError("{} must be at least 1 and divide {}.".format(*keys))
 
 
 def train_batches(
@@ -205,13 +203,11 @@ def train_batches(
 
     With `repeated_augmentation` = m (1901.09335; DeiT has 3) a batch holds B / m examples in m
     augmentations each, B / m rows apart, so that mixup's neighbours are different examples. An
-    epoch still is N images, of N / m examples; m epochs show every example m times (DeiT draws its
-    N / m anew in every epoch).
+    epoch still is N images, of N / m examples (DeiT draws its N / m anew in every epoch).
 
-    This process holds the `rows`, sorted ints [n], of the global batch, by default all; for
-    `loader` see `host_batches`. Gives {"image" [n, H, W, C], "label" int32 [n] or uint8 [n, K],
-    "mask" float32 [n] of ones}; UserError where an example cannot be read, or images differ in
-    shape.
+    This process holds the `rows`, sorted ints [n], of the global batch, by default all; `loader`:
+    see `host_batches`. Gives {"image" [n, H, W, C], "label" int32 [n] or uint8 [n, K], "mask"
+    float32 [n]}; UserError where an example cannot be read, or images differ in shape.
     """
     rows = np.arange(batch_size) if rows is None else rows
     draw = functools.partial(
@@ -223,12 +219,67 @@ def train_batches(
 def eval_batches(
     dataset: Examples, *, batch_size: int, rows: np.ndarray | None = None, **loader: int
 ) -> Batches:
-    """Every example once, in the order of the split; arguments as for `train_batches`.
+    """Every example once, in the order of the split, with the same random numbers each time.
 
-    The last batch is filled with masked copies (mask 0), so that every process gets the same
-    number of batches. Random ops draw the same numbers each time.
+    Arguments as for `train_batches`. The last batch is filled with masked copies (mask 0).
     """
     rows = np.arange(batch_size) if rows is None else rows
     draw = functools.partial(_eval_rows, dataset.num_examples, batch_size, rows)
     num_batches = -(-dataset.num_examples // batch_size)
     return host_batches(dataset, 0, draw, range(num_batches), **loader)
+
+
+def local_rows(sharding: Sharding, batch_size: int) -> np.ndarray:
+    """Rows of a batch that this process holds by the leading axis's sharding, each once, sorted."""
+    held = np.zeros(batch_size, bool)
+    for index in sharding.addressable_devices_indices_map((batch_size,)).values():
+        held[index] = True
+    return np.flatnonzero(held)
+
+
+def to_device(batch: Batch, sharding: Sharding, batch_size: int) -> DeviceBatch:
+    """The global batch, of which `batch` holds the rows `local_rows(sharding, batch_size)`."""
+    rows = local_rows(sharding, batch_size)
+
+    def place(local: np.ndarray) -> jax.Array:
+        def shard(index: Any) -> np.ndarray:
+            start, stop, _ = index[0].indices(batch_size)
+            first = np.searchsorted(rows, start)  # a device's rows are consecutive in `rows` too
+            return local[first : first + stop - start]
+
+        return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
+
+    return {name: place(local) for name, local in batch.items()}
+
+
+@contextlib.contextmanager
+def train_batches_on(
+    sharding: Sharding, keys: Collection[str], *, batch_size: int, **options: Any
+) -> Iterator[Iterator[DeviceBatch]]:
+    """`train_batches` on the devices; threads and workers end with the context."""
+    rows = local_rows(sharding, batch_size)
+    with train_batches(batch_size=batch_size, rows=rows, **options) as batches:
+        yield device_batches(batches, sharding, batch_size=batch_size, keys=keys)
+
+
+def device_batches(
+    batches: Iterable[Batch],
+    sharding: Sharding,
+    *,
+    batch_size: int,
+    keys: Collection[str] = ("image", "label"),
+    prefetch: int = 2,
+) -> Iterator[DeviceBatch]:
+    """Global batches, of which the next `prefetch` are on their way while one is in use.
+
+    Plain look-ahead does that without a thread: JAX starts a transfer and returns, as it does with
+    a step. `batches` are this process's rows, `sharding` is that of the leading axis; the devices
+    are given the `keys` and `mask`.
+    """
+    queue: collections.deque[DeviceBatch] = collections.deque()
+    for batch in batches:
+        chosen = {key: batch[key] for key in (*keys, "mask")}
+        queue.append(to_device(chosen, sharding, batch_size))
+        if len(queue) > prefetch:
+            yield queue.popleft()
+    yield from queue

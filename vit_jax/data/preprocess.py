@@ -1,9 +1,6 @@
 """Preprocessing as a string of ops: `decode|inception_crop(224)|flip_lr`.
 
-`|` puts ops in a row; the grammar is Python's. An op is a row of OPS, with arguments by position or
-by name; a name in PIPELINES stands for several. To add an op, write the dataclass (see ops.py) and
-put it in OPS.
-
+The grammar is Python's: `|` puts ops in a row, each a row of OPS, or of PIPELINES for several.
 Images stay uint8: the train step scales them to [-1, 1] on the device. Published accuracies were
 measured without turning photographs upright, `exif=False`.
 """
@@ -11,6 +8,7 @@ measured without turning photographs upright, `exif=False`.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import types
@@ -28,23 +26,23 @@ from vit_jax.errors import UserError, nearest
 Channels = float | tuple[float, float, float]
 
 
-def _official_train(size: Size, exif: bool = True) -> str:
+def official_train(size: Size, exif: bool = True) -> str:
     """The official code's training pipeline."""
     return f"decode(exif={exif})|inception_crop({size})|flip_lr"
 
 
-def _official_eval(size: Size, exif: bool = True) -> str:
+def official_eval(size: Size, exif: bool = True) -> str:
     """The official code's evaluation: the whole image scaled to `size`, no crop (its issue #39)."""
     height, width = pair(size)
     return f"decode(exif={exif})|resize({height}, {width})"
 
 
-def _big_vision_eval(size: int, resize: int, exif: bool = True) -> str:
+def big_vision_eval(size: int, resize: int, exif: bool = True) -> str:
     """Short side to `resize` (256 for 224), then the central `size` x `size`."""
     return f"decode(exif={exif})|resize_small({resize})|central_crop({size})"
 
 
-def _timm_eval(
+def timm_eval(
     size: int,
     crop_pct: float = 0.9,
     method: str = "bicubic",
@@ -59,12 +57,12 @@ def _timm_eval(
     return f"{small}|central_crop({size}, rounding='nearest'){_scaling(mean, std)}"
 
 
-def _deit_eval(size: int, crop_pct: float = 0.875, exif: bool = True) -> str:
+def deit_eval(size: int, crop_pct: float = 0.875, exif: bool = True) -> str:
     """DeiT's evaluation: short side to 256 for 224 (438 for 384); crop_pct is 1.0 for DeiT III."""
-    return _timm_eval(size, crop_pct, "bicubic", IMAGENET_MEAN, IMAGENET_STD, exif)
+    return timm_eval(size, crop_pct, "bicubic", IMAGENET_MEAN, IMAGENET_STD, exif)
 
 
-def _huggingface_eval(
+def huggingface_eval(
     size: Size,
     method: str = "bilinear",
     mean: Channels = 0.5,
@@ -82,15 +80,8 @@ def _scaling(mean: Channels, std: Channels) -> str:
     return "" if mean in half and std in half else f"|normalize({mean}, {std})"
 
 
-PIPELINES: dict[str, Callable[..., str]] = {
-    "official_train": _official_train,
-    "official_eval": _official_eval,
-    "big_vision_eval": _big_vision_eval,
-    "timm_eval": _timm_eval,
-    "deit_eval": _deit_eval,
-    "huggingface_eval": _huggingface_eval,
-}
-
+_PIPELINES = official_train, official_eval, big_vision_eval, timm_eval, deit_eval, huggingface_eval
+PIPELINES: dict[str, Callable[..., str]] = {each.__name__: each for each in _PIPELINES}
 
 OPS: dict[str, Callable[..., Any]] = {
     "decode": ops.Decode,
@@ -127,11 +118,8 @@ def parse(spec: str) -> Chain:
     """Builds the ops that `spec` names; UserError: see `evaluate_calls`."""
     chain: list[ImageOp] = []
     for name, made in evaluate_calls("preprocess", spec, {**OPS, **PIPELINES}):
-        if name in OPS:
-            chain.append(made)
-            continue
         try:
-            chain += parse(made).ops
+            chain += [made] if name in OPS else parse(made).ops
         except UserError as error:
             raise UserError(f"preprocess {spec!r}: {name} stands for {error}") from None
     return Chain(tuple(chain))
@@ -180,8 +168,6 @@ def _evaluate(
         bound = signature.bind(*args, **kwargs).arguments
         typed = {key: _cast(key, value, hints[key]) for key, value in bound.items()}
         return name, function(**typed)
-    except UserError:
-        raise
     except (TypeError, ValueError) as error:
         parameters = signature.parameters.values()
         shown = ", ".join(str(each.replace(annotation=each.empty)) for each in parameters)
@@ -193,10 +179,8 @@ def _cast(name: str, value: Any, hint: Any) -> Any:
     members = typing.get_args(hint)
     if isinstance(hint, types.UnionType):
         for member in members:
-            try:
+            with contextlib.suppress(TypeError):
                 return _cast(name, value, member)
-            except TypeError:
-                continue
     elif typing.get_origin(hint) is Literal:
         if value in members:
             return value

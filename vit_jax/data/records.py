@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from vit_jax.data.sources import Part, Parts, map_threads
-from vit_jax.errors import PassingError, UserError, as_user_error, one_line
+from vit_jax.errors import UserError, as_user_error, one_line
 from vit_jax.files.paths import cached_copy, is_bucket, size_of, to_path
 
 
@@ -37,8 +36,7 @@ def index_tfrecord(filename: str) -> np.ndarray:
         descriptor = file.fileno()
         if hasattr(os, "posix_fadvise"):  # 8 bytes are wanted of each record: no read-ahead
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        size = os.fstat(descriptor).st_size
-        offsets = [0]
+        size, offsets = os.fstat(descriptor).st_size, [0]
         while offsets[-1] < size:
             header = os.pread(descriptor, 8, offsets[-1])
             offsets.append(offsets[-1] + 16 + int.from_bytes(header, "little"))
@@ -47,83 +45,38 @@ def index_tfrecord(filename: str) -> np.ndarray:
     return np.array(offsets, np.int64)
 
 
-class Records(Parts):
-    """The serialized records of several extents (TFDS's FileInstructions), one after the other.
+def open_records(name: str, file_format: str, expected: int, offsets: dict[str, np.ndarray]) -> Any:
+    """A reader of a file that must hold `expected` records; UserError where it is damaged.
 
-    Files are opened where and when they are read: pickling sends the TFRecord indices but no file
-    descriptors. UserError for a damaged file, in `check` or when it is first read.
+    `offsets` keeps what `index_tfrecord` finds, by name.
     """
+    try:
+        size_of(to_path(name))  # array_record does not say plainly that a file is missing
+        if file_format == "array_record":
+            from array_record.python import array_record_module
 
-    def __init__(self, file_format: str, extents: Sequence[Any]):
-        super().__init__(
-            Part(str(each.filename), each.skip, each.skip + each.take) for each in extents
-        )
-        self._lengths = {str(each.filename): each.examples_in_shard for each in extents}
-        self._format = file_format
-        self._offsets: dict[str, np.ndarray] = {}
-        self._files: dict[str, Any] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": {}}
-
-    def record(self, index: int) -> bytes:
-        name, number = self.locate(index)
-        try:
-            return self._file(name).read([number])[0]
-        except RuntimeError as error:
-            if not is_bucket(name):
-                raise
-            raise PassingError(f"{self.describe(index)}: {one_line(error)}") from error
-
-    def describe(self, index: int) -> str:
-        return "{}, record {}".format(*self.locate(index))
-
-    def identity(self) -> Iterator[str]:
-        """Name, size and range of every extent."""
-        sizes = map_threads(lambda part: size_of(to_path(part.name)), self.parts, chunk=1)
-        for (name, start, stop), size in zip(self.parts, sizes, strict=True):
-            yield f"{os.path.basename(name)} {size} {start} {stop - start}"
-
-    def check(self, _on_bad_image: str) -> Self:
-        """Opens every file; none is skipped, each holds thousands of examples."""
-        list(map_threads(self._file, self._lengths, chunk=1))
-        return self
-
-    def _file(self, name: str) -> Any:
-        if name not in self._files:
-            self._files[name] = self._open(name)  # by several threads perhaps: one is kept
-        return self._files[name]
-
-    def _open(self, name: str) -> Any:
-        _allow_open_files(len(self._lengths))
-        try:
-            size_of(to_path(name))  # array_record does not say plainly that a file is missing
-            if self._format == "array_record":
-                from array_record.python import array_record_module
-
-                # Random access: no read-ahead, and a buffer of about one small record.
-                file: Any = array_record_module.ArrayRecordReader(
-                    name, options="readahead_buffer_size:0", file_reader_buffer_size=32768
-                )
-            else:
-                local = str(cached_copy(to_path(name))) if is_bucket(name) else name
-                if name not in self._offsets:  # found by reading all of the file
-                    self._offsets[name] = index_tfrecord(local)
-                file = TFRecordReader(local, self._offsets[name])
-            count, expected = file.num_records(), self._lengths[name]
-            if count != expected:
-                raise ValueError(f"it holds {count} records, the set's info says {expected}")
-        except UserError:  # of the cache
-            raise
-        except OSError as error:
-            raise as_user_error(f"{name}: {one_line(error)}.", error) from None
-        except (ValueError, RuntimeError) as error:  # also array_record's
-            reason = one_line(error)
-            raise UserError(f"{name}: damaged ({reason}); copy or prepare it again.") from None
-        return file
+            # Random access: no read-ahead, and a buffer of about one small record.
+            file: Any = array_record_module.ArrayRecordReader(
+                name, options="readahead_buffer_size:0", file_reader_buffer_size=32768
+            )
+        else:
+            local = str(cached_copy(to_path(name))) if is_bucket(name) else name
+            if name not in offsets:  # found by reading all of the file
+                offsets[name] = index_tfrecord(local)
+            file = TFRecordReader(local, offsets[name])
+        if (count := file.num_records()) != expected:
+            raise ValueError(f"it holds {count} records, the set's info says {expected}")
+    except UserError:  # of the cache
+        raise
+    except OSError as error:
+        raise as_user_error(f"{name}: {one_line(error)}.", error) from None
+    except (ValueError, RuntimeError) as error:  # also array_record's
+        reason = one_line(error)
+        raise UserError(f"{name}: damaged ({reason}); copy or prepare it again.") from None
+    return file
 
 
-def _allow_open_files(count: int) -> None:
+def allow_open_files(count: int) -> None:
     """Raises the soft limit on open files: one per shard, and ImageNet has 1,024 of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # negative: no limit
     if 0 <= hard < count:

@@ -1,10 +1,4 @@
-"""Random-access sources of examples, and the split expressions that select parts of them.
-
-A source is any picklable object with `__len__()` and
-`__getitem__(i) -> {"image": bytes | uint8 [H, W, C], "label": int}`, where bytes are an encoded
-image file; an image that may have several labels has uint8 [K] of 0 and 1. It is safe for threads,
-and its order is a pure function of the files behind it.
-"""
+"""Random-access sources of examples, and the split expressions that select parts of them."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -41,23 +35,24 @@ def describe(array: ArraySpec | np.ndarray) -> str:
 
 
 class Source(Protocol):
+    """Examples by number: picklable, safe for threads, in an order that its files alone decide."""
+
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """{"image": bytes of a file | uint8 [H, W, C], "label": int | uint8 [K] of 0 and 1}."""
 
-
-@runtime_checkable
-class CheckedSource(Source, Protocol):
-    """A source whose files can be damaged."""
-
-    def check(self, on_bad_image: str) -> Source:
+    def check(self, _on_bad_image: str) -> Source:
         """The source to train on; UserError for damage, unless it is images and "skip"."""
+        return self
 
     def describe(self, index: int) -> str:
         """Where example `index` is stored."""
+        return f"[{index}]"
 
     def identity(self) -> Iterable[str]:
-        """Lines that change with the files; moving a folder is no change."""
+        """Lines that change with the files; moving a folder is no change. None: see the name."""
+        return ()
 
 
 class Part(NamedTuple):
@@ -71,9 +66,6 @@ class Part(NamedTuple):
 def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]) -> list[Part]:
     """Turns a split expression into absolute, non-empty parts, with the meaning TFDS gives it.
 
-    Percentages are rounded to the nearest example, negative bounds count from the end, `+`
-    concatenates, `all` is the sum of all splits.
-
     `known` are the names of the splits; `length`, a split's number of examples, is asked only for
     those that the expression names. UserError for an unknown split, a malformed expression, a bound
     outside of the split, or where nothing is selected.
@@ -84,10 +76,8 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
     asked = [term.partition("[")[0] for term in spec.split("+")]
     for name in asked:
         if re.fullmatch(r"[\w-]+", name) and name not in [*names, "all"]:
-            raise UserError(
-                f"dataset.split={split!r}: unknown split {name!r}; known splits: "
-                f"{', '.join(names)}.{nearest(name, names)}"
-            )
+            known_splits = f"known splits: {', '.join(names)}.{nearest(name, names)}"
+            raise UserError(f"dataset.split={split!r}: unknown split {name!r}; {known_splits}")
     counts = {name: length(name) for name in names if name in asked or "all" in asked}
     infos = {
         name: tfds.core.SplitInfo(name=name, shard_lengths=[count], num_bytes=0)
@@ -114,7 +104,7 @@ def select(split: str, known: Iterable[str], rows: Callable[[str], np.ndarray]) 
     return np.concatenate([read(part.name)[part.start : part.stop] for part in parts])
 
 
-class Parts:
+class Parts(Source):
     """Parts of named things, one after the other: which one the n-th example is in, and where."""
 
     def __init__(self, parts: Iterable[Part]):
@@ -130,17 +120,20 @@ class Parts:
         part = self.parts[position]
         return part.name, part.stop - (self._ends[position] - index)
 
+    def describe(self, index: int) -> str:
+        return "{}[{}]".format(*self.locate(index))
+
 
 class SlicedSource(Parts):
-    """Parts of sources that cannot be damaged, one after the other."""
+    """Parts of examples by name, one after the other."""
 
-    def __init__(self, sources: Mapping[str, Source], parts: Sequence[Part]):
+    def __init__(self, sources: Mapping[str, Any], parts: Sequence[Part]):
         super().__init__(parts)
-        self._sources = {part.name: sources[part.name] for part in parts}
+        self.sources = {part.name: sources[part.name] for part in parts}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         name, number = self.locate(index)
-        return self._sources[name][number]
+        return self.sources[name][number]
 
 
 def map_threads(

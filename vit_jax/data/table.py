@@ -1,7 +1,7 @@
 """Tables of images: a CSV or Parquet file that names files and their labels.
 
 Columns: `path` (or `file_name`), relative to the table's folder; `label`, one class, or `labels`,
-any number of them (in a CSV file separated by `|`; in Parquet a list); `split`, or else a fifth is
+any number of them (text separated by `|`; in Parquet also a list); `split`, or else a fifth is
 `test`, drawn as in a folder without splits. Files are in a folder's order.
 """
 
@@ -24,7 +24,7 @@ _KNOWN = (*_PATHS, "label", "labels", "split")
 
 
 class TableSource(FolderSource):
-    """As its base; `labels` is int32 [N], or uint8 [N, K] of 0 and 1."""
+    """As its base; `labels` may be uint8 [N, K] of 0 and 1."""
 
     def identity(self) -> Iterable[str]:
         """Path, size and label of every file, in order."""
@@ -51,8 +51,8 @@ def open_table(
         for row, name in enumerate(_filled(where, names, columns, "split")):
             rows.setdefault(name, []).append(row)
     for name, members in rows.items():
-        counts = Counter(files[row] for row in members)
-        if twice := [os.fsdecode(file) for file, count in counts.items() if count > 1]:
+        counts = Counter(os.fsdecode(files[row]) for row in members)
+        if twice := [file for file, count in counts.items() if count > 1]:
             raise UserError(f"{where}: listed twice in {name!r}: {list_names(twice)}.")
     classes: tuple[str, ...] = ()
     labels = np.zeros(len(files), np.int32)
@@ -80,12 +80,9 @@ def _filled(
     where: str, names: Sequence[str], columns: Mapping[str, list[list[str]]], *known: str
 ) -> list[str]:
     """The first column of `known` that is there; UserError unless every row has a value."""
-    name = next((name for name in known if name in columns), "")
-    if not name:
-        raise UserError(
-            f"{where} has no column {' or '.join(map(repr, known))}, but "
-            f"{list_names(names) or 'none'}.{nearest(known[0], names)}"
-        )
+    if not (name := next((name for name in known if name in columns), "")):
+        found = f"{list_names(names) or 'none'}.{nearest(known[0], names)}"
+        raise UserError(f"{where} has no column {' or '.join(map(repr, known))}, but {found}")
     if empty := [row for row, texts in enumerate(columns[name], start=1) if not texts]:
         rows = counted(len(empty), "row")
         raise UserError(f"{where}: {rows} without a {name}, first row {empty[0]}.")
@@ -124,11 +121,10 @@ def _texts(where: str, value: Any, *, several: bool) -> list[str]:
     for each in value if several and isinstance(value, list) else [value]:
         if each is None or each != each:
             continue
-        if isinstance(each, float) and each.is_integer():
-            each = int(each)
         if not isinstance(each, str | int | float):
             raise ValueError(f"{where}: {each!r} is neither text nor a number")
-        texts.append(str(each).strip())
+        is_whole = isinstance(each, float) and each.is_integer()
+        texts.append(str(int(each) if is_whole else each).strip())
     return [text for text in texts if text]
 
 
@@ -142,10 +138,8 @@ def _number(
     if len(classes) < 2 - multi_label:
         raise UserError(f"{where}: {counted(len(classes), 'class')}; a classifier needs two.")
     if unknown := sorted({each for row in given for each in row} - found):
-        raise UserError(
-            f"{where}: {counted(len(unknown), 'class')} in another split than 'train' only: "
-            f"{list_names(unknown)}."
-        )
+        only = f"{counted(len(unknown), 'class')} in another split than 'train' only"
+        raise UserError(f"{where}: {only}: {list_names(unknown)}.")
     numbers = {each: number for number, each in enumerate(classes)}
     if not multi_label:
         return tuple(classes), np.array([numbers[label] for (label,) in given], np.int32)

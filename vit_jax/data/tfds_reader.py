@@ -20,31 +20,42 @@ from tensorflow_datasets.proto import tf_example_pb2
 from vit_jax.data import computed_labels
 from vit_jax.data.computed_labels import COMPUTED_LABELS, Label
 from vit_jax.data.decode import decode_image
-from vit_jax.data.records import Records
-from vit_jax.data.sources import GRAMMAR
-from vit_jax.errors import UserError, as_user_error, nearest, one_line
-from vit_jax.files.paths import full_path, to_path
+from vit_jax.data.records import allow_open_files, open_records
+from vit_jax.data.sources import GRAMMAR, Part, Parts, map_threads
+from vit_jax.errors import PassingError, UserError, as_user_error, nearest, one_line
+from vit_jax.files.paths import full_path, is_bucket, size_of, to_path
 
 NAME = re.compile(r"(?P<name>[A-Za-z]\w*)(?:/(?P<config>[\w.-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
 INFO_FILE = "dataset_info.json"
 
 
-class TfdsSource(Records):
-    """Encoded images and class numbers from the records of a prepared directory."""
+class TfdsSource(Parts):
+    """Encoded images and class numbers from the records of a prepared directory.
+
+    `extents` are TFDS's FileInstructions. Files are opened where and when they are read: pickling
+    sends the TFRecord indices but no file descriptors. UserError for a damaged file, in `check` or
+    when it is first read.
+    """
 
     def __init__(self, info: Any, extents: Sequence[Any], image_key: str, label: Label):
-        super().__init__(info.file_format.value, extents)
-        self._full_name, self._image_key, self._label = info.full_name, image_key, label
+        super().__init__(
+            Part(str(each.filename), each.skip, each.skip + each.take) for each in extents
+        )
+        self._lengths = {str(each.filename): each.examples_in_shard for each in extents}
+        self._format, self._full_name = info.file_format.value, info.full_name
+        self._image_key, self._label = image_key, label
+        self._offsets: dict[str, np.ndarray] = {}
+        self._files: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": {}}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         features = self._features(index)
         label, num_classes = self._label.compute(features), len(self._label.class_names)
         if num_classes and not 0 <= label < num_classes:
-            # ImageNet's test split has -1 everywhere.
-            raise UserError(
-                f"{self.describe(index)}: label {label} is not in 0 .. {num_classes - 1}; "
-                "this split may have no labels."
-            )
+            found = f"label {label} is not in 0 .. {num_classes - 1}"  # ImageNet's test split: -1
+            raise UserError(f"{self.describe(index)}: {found}; this split may have no labels.")
         image = features[self._image_key].bytes_list.value[0]
         if self._label.brightness > 1:
             image = decode_image(image, channels=1, exif=False) * np.uint8(self._label.brightness)
@@ -60,11 +71,36 @@ class TfdsSource(Records):
         return values
 
     def _features(self, index: int) -> Any:
-        return tf_example_pb2.Example.FromString(self.record(index)).features.feature
+        name, number = self.locate(index)
+        try:
+            record = self._file(name).read([number])[0]
+        except RuntimeError as error:
+            if not is_bucket(name):
+                raise
+            raise PassingError(f"{self.describe(index)}: {one_line(error)}") from error
+        return tf_example_pb2.Example.FromString(record).features.feature
+
+    def describe(self, index: int) -> str:
+        return "{}, record {}".format(*self.locate(index))
 
     def identity(self) -> Iterator[str]:
+        """Name of the set; name, size and range of every extent."""
         yield self._full_name
-        yield from super().identity()
+        sizes = map_threads(lambda part: size_of(to_path(part.name)), self.parts, chunk=1)
+        for (name, start, stop), size in zip(self.parts, sizes, strict=True):
+            yield f"{os.path.basename(name)} {size} {start} {stop - start}"
+
+    def check(self, _on_bad_image: str) -> TfdsSource:
+        """Opens every file; none is skipped, each holds thousands of examples."""
+        list(map_threads(self._file, self._lengths, chunk=1))
+        return self
+
+    def _file(self, name: str) -> Any:
+        if name not in self._files:  # opened by several threads perhaps: one is kept
+            allow_open_files(len(self._lengths))
+            expected = self._lengths[name]
+            self._files[name] = open_records(name, self._format, expected, self._offsets)
+        return self._files[name]
 
 
 def data_root(data_dir: str) -> str:
@@ -76,11 +112,10 @@ def data_root(data_dir: str) -> str:
 def find_prepared(name: str, data_dir: str) -> str:
     """The directory in which a dataset lies prepared; `data_dir`: see `data_root`, also a bucket's.
 
-    Without a version in `NAME[/CONFIG][:1.2.3]` the newest is taken, without a config the only one.
+    Of NAME[/CONFIG][:1.2.3] without a version it is the newest, without a config the only one.
     UserError where none is there, or several configs.
     """
-    match = NAME.fullmatch(name)
-    if match is None:
+    if (match := NAME.fullmatch(name)) is None:
         raise UserError(f"dataset.name={name!r} is no TFDS name; write NAME[/CONFIG][:1.2.3].")
     root = data_root(data_dir)
     there = {}
@@ -95,8 +130,7 @@ def find_prepared(name: str, data_dir: str) -> str:
         if match["config"] in (None, each["config"]) and match["version"] in (None, each["version"])
     ]
     if not found:
-        names = [each.string for each in there]
-        raise UserError(_not_prepared(name, match["name"], root, names))
+        raise UserError(_not_prepared(name, match["name"], root, [each.string for each in there]))
     if len({each["config"] for each in found}) > 1:
         names = [each.string for each in found]
         raise UserError(f"dataset.name={name!r}: several configs are there: {', '.join(names)}.")
@@ -111,10 +145,9 @@ def _not_prepared(name: str, base: str, root: str, there: list[str]) -> str:
     own = {"imagenet2012": "imagenet2012 FOLDER", "imagenet21k": "imagenet21k TAR_OR_FOLDER"}
     known = [*registered.list_imported_builders(), *own]  # others would need the network
     if base not in known:
-        return (
-            f"dataset.name={name!r}: no such dataset; it takes 'digits', 'glyphs', the path of an "
-            f"image folder, or a TFDS name.{nearest(base, [*known, 'digits', 'glyphs'])}"
-        )
+        names = "'digits', 'glyphs', the path of an image folder, or a TFDS name"
+        close = nearest(base, [*known, "digits", "glyphs"])
+        return f"dataset.name={name!r}: no such dataset; it takes {names}.{close}"
     what = own.get(base, f"tfds {name}")
     return f"{where}; prepare it with: python scripts/prepare_data.py {what} --data_dir={root}"
 
@@ -137,10 +170,8 @@ def open_prepared(
         label = _label(info, label_key)
     file_format = info.file_format.value if info.file_format else "unknown"
     if file_format not in ("array_record", "tfrecord"):
-        raise UserError(
-            f"dataset {directory} is stored as {file_format}; prepare it again with "
-            "file_format='array_record'."
-        )
+        found = f"dataset {directory} is stored as {file_format}"
+        raise UserError(f"{found}; prepare it again with file_format='array_record'.")
     try:
         extents = info.splits["".join(split.split())].file_instructions
     except Exception as error:  # likewise
@@ -190,9 +221,7 @@ def _label(info: Any, label_key: str) -> Label:
         asked = f"dataset.label_key={label_key!r} is no class label" if label_key else "no label"
         offered = [key for key, each in COMPUTED_LABELS.items() if each.dataset == info.name]
         alternative = f", or to one of {', '.join(offered)}" if offered else ""
-        raise UserError(
-            f"{where}: {asked}; set dataset.label_key to a ClassLabel of its features: "
-            f"{_listing(info)}{alternative}."
-        )
+        way_out = f"set dataset.label_key to a ClassLabel of its features: {_listing(info)}"
+        raise UserError(f"{where}: {asked}; {way_out}{alternative}.")
     compute = functools.partial(computed_labels.stored, key=chosen)
     return Label(tuple(features[chosen].names), compute)

@@ -27,9 +27,8 @@ SHARED_MEMORY = "/dev/shm"
 def in_processes(data: grain.IterDataset, num_workers: int) -> Iterator[grain.IterDataset]:
     """`data`, with each `num_workers`-th batch made by another process, in the same order.
 
-    Images travel as files in a folder of shared memory. A batch of 128 at 224 pixels costs the
-    training process 3 ms then, through a pipe 20; Grain's own shared memory costs the worker 11 ms
-    more.
+    Images travel as files in shared memory: a batch of 128 at 224 pixels costs the training process
+    3 ms, through a pipe 20; Grain's own shared memory costs the worker 11 ms more.
     """
     if not flags.FLAGS.is_parsed():  # outside of absl.app; Grain reads a flag (google/grain#1355)
         flags.FLAGS.mark_as_parsed()
@@ -38,8 +37,7 @@ def in_processes(data: grain.IterDataset, num_workers: int) -> Iterator[grain.It
         os.mkdir(folder, 0o700)
     # After the worker's threads, so that only batches that are sent are in shared memory.
     data = data.map(functools.partial(_send, folder))
-    # Grain itself copies nothing to shared memory.
-    keep = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+    keep = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)  # Grain itself copies none
     data = grain.experimental.WithOptionsIterDataset(data, keep)
     options = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
     start = functools.partial(_start_worker, folder, os.getpid())
@@ -56,8 +54,7 @@ def _send(folder: str, batch: Batch) -> dict[str, Any]:
         image.tofile(path)
     except OSError as error:  # there is none, or it is full: containers often have 64 MB
         Path(path).unlink(missing_ok=True)
-        message = "%s; batches are sent through a pipe, which is slower."
-        logging.log_first_n(logging.WARNING, message, 1, error)
+        logging.log_first_n(logging.WARNING, "%s; batches take a pipe, which is slower.", 1, error)
         return batch
     return {**batch, "image": (path, image.shape, image.dtype)}
 
@@ -73,14 +70,13 @@ def _receive(batch: dict[str, Any]) -> Batch:
 
 
 def _start_worker(folder: str, parent: int, _index: int, _count: int) -> None:
-    # Ctrl-C and a scheduler's SIGTERM reach the whole process group; the training process decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGTERM):  # reach the whole group: the training decides
+        signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, args=(folder, parent), daemon=True).start()
 
 
 def _follow_parent(folder: str, parent: int) -> None:
-    """Ends this process soon after its parent, which a SIGKILL gives no chance to say goodbye."""
+    """Ends this process soon after its parent, also after a SIGKILL of that."""
     while os.getppid() == parent:
         time.sleep(0.5)
     shutil.rmtree(folder, ignore_errors=True)

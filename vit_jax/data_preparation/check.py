@@ -18,17 +18,14 @@ from vit_jax.files.manifest import MANIFEST, digest, read_manifest
 
 
 def check_prepared(directory: str, *, full: bool = False) -> list[tuple[str, str]]:
-    """Compares every file with its checksum; `full` decodes every image too.
+    """Each damaged file of a prepared `.../NAME/VERSION`, and what is wrong with it.
 
-    The directory is a prepared one, `.../NAME/VERSION`; UserError where it has no intact checksums.
-    Gives each damaged file, and what is wrong with it.
+    `full` decodes every image too. UserError where there are no intact checksums.
     """
     folder = Path(os.path.expanduser(directory)).absolute()
-    manifest = read_manifest(folder)
-    if manifest is None:
-        raise UserError(
-            f"{folder}: holds no {MANIFEST} that is intact; give .../NAME/VERSION that we prepared."
-        )
+    if (manifest := read_manifest(folder)) is None:
+        what = f"holds no {MANIFEST} that is intact"
+        raise UserError(f"{folder}: {what}; give .../NAME/VERSION that we prepared.")
     files, shards = manifest["files"], manifest["note"]["records"]
     image_key = ""
     if full and not _changed(folder / tfds_reader.INFO_FILE, *files[tfds_reader.INFO_FILE]):
@@ -36,9 +33,9 @@ def check_prepared(directory: str, *, full: bool = False) -> list[tuple[str, str
 
     def reason(name: str) -> str:
         changed = _changed(folder / name, *files[name])
-        if changed or not image_key or name not in shards:
-            return changed
-        return _undecodable(folder / name, image_key)
+        if not changed and image_key and name in shards:
+            return _undecodable(folder / name, image_key)
+        return changed
 
     checked = map_threads(reason, files, chunk=1)
     reasons = tqdm(checked, "checking files", len(files), mininterval=10)

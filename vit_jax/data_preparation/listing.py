@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,20 +25,22 @@ class Listing(NamedTuple):
     splits: dict[str, np.ndarray]  # name to rows [N], see `make_rows`
 
 
-def make_rows(
-    names: Sequence[bytes],
-    size: ArrayLike,
-    *,
-    file: ArrayLike = 0,
-    offset: ArrayLike = 0,
-    label: ArrayLike = 0,
-) -> np.ndarray:
-    """One row per image [N]: its own name, bytes, number of its file, first byte there, class."""
+class Place(NamedTuple):
+    """Where images are: a folder, a tar, or `size` bytes of a tar of tars."""
+
+    name: str  # WordNet id of their class
+    path: str
+    start: int = 0
+    size: int | None = None
+
+
+def make_rows(names: Sequence[bytes], **columns: ArrayLike) -> np.ndarray:
+    """One row per image [N]: its own name, number of its file, first byte there, bytes, class."""
     text = np.array(names, np.bytes_)
     numbers = [("file", "<i4"), ("offset", "<i8"), ("size", "<i8"), ("label", "<i4")]
-    rows = np.empty(len(text), [*numbers, ("name", text.dtype)])
-    rows["file"], rows["offset"], rows["size"], rows["label"] = file, offset, size, label
-    rows["name"] = text
+    rows = np.zeros(len(text), [*numbers, ("name", text.dtype)])
+    for key, values in {**columns, "name": text}.items():
+        rows[key] = values
     return rows  # [N]
 
 
@@ -51,41 +53,39 @@ def join(parts: Sequence[FilesAndRows]) -> FilesAndRows:
     return np.concatenate([files for files, _ in parts]), rows
 
 
+def list_splits(class_names: Sequence[str], splits: dict[str, FilesAndRows]) -> Listing:
+    files, rows = join(list(splits.values()))
+    ends = np.cumsum([len(part) for _, part in splits.values()])
+    return Listing(class_names, files, dict(zip(splits, np.split(rows, ends[:-1]), strict=True)))
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+
+
 def fingerprint(source: str, parts: Sequence[str]) -> str:
     """Hash over relative path, size and time of change of the files in `parts` of a source."""
     digest = hashlib.sha256()
     root = os.fsencode(source if os.path.isdir(source) else os.path.dirname(source))
-    for path in sorted(path for part in parts for path in _files(os.fsencode(part))):
+    paths = [os.fsencode(part) for part in parts if os.path.isfile(part)]
+    for part in parts:
+        for folder, _, names in os.walk(os.fsencode(part), followlinks=True):
+            # A log that is written beside them is no change.
+            used = (each for each in names if each.endswith(b".tar") or is_image(os.fsdecode(each)))
+            paths += [os.path.join(folder, name) for name in used]
+    for path in sorted(paths):
         status = os.stat(path)
         line = f" {status.st_size} {status.st_mtime_ns}\n"
         digest.update(os.path.relpath(path, root) + line.encode())
     return digest.hexdigest()
 
 
-def _files(path: bytes) -> Iterator[bytes]:
-    """The images and tars below a folder; a log that is written beside them is no change."""
-    endings = (".tar", *EXTENSIONS)
-    if os.path.isfile(path):
-        yield path
-    for folder, _, names in os.walk(path, followlinks=True):
-        for name in names:
-            if not name.startswith(b".") and os.fsdecode(name).lower().endswith(endings):
-                yield os.path.join(folder, name)
-
-
-def list_tar(
-    path: str,
-    wanted: Callable[[str], object],
-    start: int = 0,
-    size: int | None = None,
-    *,
-    name: str = "",
-) -> list[tarfile.TarInfo]:
+def list_tar(place: Place, wanted: Callable[[str], object]) -> list[tarfile.TarInfo]:
     """The members, by name, that are `wanted` of an uncompressed tar; reads headers only.
 
-    The tar is `path`, or `size` bytes from `start` on, an inner tar that errors call `name`.
     UserError where it is no tar or ends too early.
     """
+    name, path, start, size = place
     where = f"{path}: {name}" if name else path
     end = os.path.getsize(path) if size is None else start + size
     with open(path, "rb") as file:

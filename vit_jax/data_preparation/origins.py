@@ -2,15 +2,10 @@
 
 ImageNet is read as it is downloaded, tars of tars, or from the folders that they unpack to.
 
-ILSVRC 2012 ("ImageNet-1k"): `ILSVRC2012_img_train.tar` holds a tar for each of 1,000 classes,
-`ILSVRC2012_img_val.tar` 50,000 images without classes, whose labels come with TFDS.
-
-ImageNet-21k: a tar of one tar per WordNet id. How many classes there are depends on the release:
-that of fall 2011 has 21,841 (14,197,122 images), that of winter 2021 has 19,167 (13,153,500; most
-of the subtree of people was withdrawn). The published 21k heads have 21,843 outputs, two more than
-the release of 2011. Labels here number the classes that the source has, sorted by WordNet id, so
-the new head fits the data; `evaluate.py` and `predict.py` match labels to the outputs of a
-published head by WordNet id, never by number.
+ImageNet-21k has 21,841 classes in the release of fall 2011 (14,197,122 images) and 19,167 in that
+of winter 2021 (13,153,500); the published heads have 21,843 outputs. Labels here number the classes
+that the source has, sorted by WordNet id, so a new head fits the data; `evaluate.py` and
+`predict.py` match labels to the outputs of a published head by WordNet id, never by number.
 """
 
 from __future__ import annotations
@@ -30,7 +25,16 @@ from tqdm import tqdm
 from vit_jax.data.class_names import LABELS, wordnet_ids
 from vit_jax.data.folder import EXTENSIONS, open_folder, split_folders
 from vit_jax.data.sources import map_threads
-from vit_jax.data_preparation.listing import FilesAndRows, Listing, join, list_tar, make_rows
+from vit_jax.data_preparation.listing import (
+    FilesAndRows,
+    Listing,
+    Place,
+    is_image,
+    join,
+    list_splits,
+    list_tar,
+    make_rows,
+)
 from vit_jax.errors import UserError
 
 NUM_IMAGES = {"train": 1_281_167, "validation": 50_000}
@@ -42,15 +46,6 @@ PLACES = {  # the first that is there counts
 _CLASS = re.compile(r"(n\d{8})(\.tar)?")
 _CLASS_TAR = re.compile(r"n\d{8}\.tar")
 _VALIDATION = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
-
-
-class Part(NamedTuple):
-    """Where the images of a class are: a folder, a tar, or `size` bytes of a tar of tars."""
-
-    wordnet_id: str
-    path: str
-    start: int = 0
-    size: int | None = None
 
 
 def imagenet2012_parts(source: str) -> dict[str, str]:
@@ -73,7 +68,7 @@ def list_imagenet2012(source: str) -> Listing:
     splits = {}
     for split, path in imagenet2012_parts(source).items():
         if classes := _classes(path):
-            if unknown := sorted({each.wordnet_id for each in classes} - set(ids)):
+            if unknown := sorted({each.name for each in classes} - set(ids)):
                 raise UserError(f"{path}: {unknown[0]} is no class of ILSVRC 2012.")
             splits[split] = _list_classes(classes, ids)
         elif split == "validation":
@@ -87,17 +82,15 @@ def list_imagenet2012(source: str) -> Listing:
 
 
 def list_imagenet21k(source: str) -> Listing:
-    """One split, `full`, in TFDS's order: `full[:25600]` is a random sample of the classes.
-
-    The source is the tar of class tars (`winter21_whole.tar`, after gunzip), or a folder that holds
-    a tar `n00004475.tar` or a folder `n00004475` of each class.
+    """One split, `full`, in TFDS's order, of the tar of class tars (`winter21_whole.tar`, after
+    gunzip), or of a folder that holds `n00004475.tar`, or a folder of that name, for each class.
     """
     if source.endswith((".gz", ".tgz")):
         raise UserError(f"{source}: a compressed tar has no random access; gunzip it first.")
     classes = _classes(source)
     if not classes:
         raise UserError(f"{source}: holds no class tars such as n00004475.tar.")
-    ids = [each.wordnet_id for each in classes]
+    ids = [each.name for each in classes]
     files, rows = _list_classes(classes, ids)
     used, rows["label"] = np.unique(rows["label"], return_inverse=True)  # some have no images
     counts = f"{len(used)} classes (fall 2011: 21841; winter 2021: 19167), {len(rows)} images"
@@ -111,48 +104,44 @@ def validation_labels() -> list[str]:
     return path.read_text(encoding="utf-8").split()
 
 
-def _classes(path: str) -> list[Part]:
+def _classes(path: str) -> list[Place]:
     """The classes in a tar of tars, or in a folder of tars and folders, by WordNet id."""
     if os.path.isfile(path):
-        inner = list_tar(path, _CLASS_TAR.fullmatch)
-        return sorted(
-            Part(os.path.basename(each.name)[:9], path, each.offset_data, each.size)
-            for each in inner
-        )
-    parts = {}
+        inner = [
+            Place(os.path.basename(each.name)[:9], path, each.offset_data, each.size)
+            for each in list_tar(Place("", path), _CLASS_TAR.fullmatch)
+        ]
+        return sorted(inner)
+    places = {}
     for name in sorted(os.listdir(path)):  # a tar comes after the folder that it unpacks to
         match = _CLASS.fullmatch(name)
         if match and (match[2] or os.path.isdir(f"{path}/{name}")):
-            parts[match[1]] = Part(match[1], f"{path}/{name}")
-    return list(parts.values())
+            places[match[1]] = Place(match[1], f"{path}/{name}")
+    return list(places.values())
 
 
-def _list_classes(classes: Sequence[Part], ids: Sequence[str]) -> FilesAndRows:
+def _list_classes(classes: Sequence[Place], ids: Sequence[str]) -> FilesAndRows:
     """Files [F] and rows [N] of all classes; their labels number the WordNet ids."""
     labels = {each: number for number, each in enumerate(ids)}
-    listed = map_threads(_list_part, classes, chunk=1)
+    listed = map_threads(_list_place, classes, chunk=1)
     found = list(tqdm(listed, "listing classes", len(classes), mininterval=10))
-    for part, (_, rows) in zip(classes, found, strict=True):
-        rows["label"] = labels[part.wordnet_id]
+    for place, (_, rows) in zip(classes, found, strict=True):
+        rows["label"] = labels[place.name]
     return join(found)
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-
-
-def _list_part(part: Part) -> FilesAndRows:
+def _list_place(place: Place) -> FilesAndRows:
     """The images of one folder or tar; their labels are 0 yet."""
-    path = os.fsencode(part.path)
-    if os.path.isdir(part.path):
-        names = sorted(name for name in os.listdir(path) if _is_image(os.fsdecode(name)))
+    path = os.fsencode(place.path)
+    if os.path.isdir(path):
+        names = sorted(name for name in os.listdir(path) if is_image(os.fsdecode(name)))
         files = [os.path.join(path, name) for name in names]
-        rows = make_rows(names, list(map(os.path.getsize, files)), file=np.arange(len(names)))
-        return np.array(files, np.bytes_), rows
-    members = list_tar(part.path, _is_image, part.start, part.size, name=part.wordnet_id)
+        sizes = list(map(os.path.getsize, files))
+        return np.array(files, np.bytes_), make_rows(names, size=sizes, file=np.arange(len(names)))
+    members = list_tar(place, is_image)
     rows = make_rows(
         [os.fsencode(os.path.basename(each.name)) for each in members],
-        [each.size for each in members],
+        size=[each.size for each in members],
         offset=[each.offset_data for each in members],
     )
     return np.array([path], np.bytes_), rows
@@ -160,7 +149,7 @@ def _list_part(part: Part) -> FilesAndRows:
 
 def _list_validation(path: str, ids: Sequence[str]) -> FilesAndRows:
     """Validation images without class folders, whose names number them."""
-    files, rows = _list_part(Part("", path))
+    files, rows = _list_place(Place("", path))
     labels = [ids.index(each) for each in validation_labels()]
     for row in rows:
         match = _VALIDATION.fullmatch(row["name"])
@@ -172,23 +161,19 @@ def _list_validation(path: str, ids: Sequence[str]) -> FilesAndRows:
 
 
 def _in_order(source: str, class_names: Sequence[str], splits: dict[str, FilesAndRows]) -> Listing:
-    """Joins the splits, each in the order that TFDS gives it by the names of its images.
+    """The splits, each in the order that TFDS gives it, by the MD5 of split and image's name.
 
-    That is by the MD5 of split and name: `train[99%:]` holds the same images as in a set that TFDS
-    has prepared itself, and any slice is a random sample of the classes. UserError where a split
-    has no images.
+    `train[99%:]` holds the same images as in a set that TFDS has prepared itself, and any slice is
+    a random sample of the classes. UserError where a split has no images.
     """
     if empty := [split for split, (_, rows) in splits.items() if not len(rows)]:
         endings = ", ".join(EXTENSIONS)
         raise UserError(f"{source}: no image of split {empty[0]!r} that ends in {endings}.")
-    parts = []
+    ordered = {}
     for split, (files, rows) in splits.items():
         keys = [hashlib.md5(split.encode() + name).digest() for name in rows["name"]]
-        parts.append((files, rows[np.argsort(np.array(keys, "S16"), kind="stable")]))
-    files, rows = join(parts)
-    ends = np.cumsum([len(part) for _, part in parts])
-    ordered = dict(zip(splits, np.split(rows, ends[:-1]), strict=True))
-    return Listing(class_names, files, ordered)
+        ordered[split] = files, rows[np.argsort(np.array(keys, "S16"), kind="stable")]
+    return list_splits(class_names, ordered)
 
 
 class Origin(NamedTuple):
@@ -210,26 +195,23 @@ def _folder(source: str) -> Origin:
 
 def _list_folder(source: str) -> Listing:
     """The order is the folder's own (see data/folder.py): every slice is what it was."""
-    paths: list[bytes] = []
     splits = {}
     for split in split_folders(source):
         images, class_names = open_folder(source, split)
         # TFDS keeps them in a text file, one per line.
         if odd := [each for each in class_names if each != each.strip() or not each.isprintable()]:
-            raise UserError(
-                f"{source}: {odd[0]!r} cannot be the name of a class: it has to be UTF-8, on one "
-                "line, without blanks at its ends. Rename the folder."
-            )
+            rule = "it has to be UTF-8, on one line, without blanks at its ends. Rename the folder."
+            raise UserError(f"{source}: {odd[0]!r} cannot be the name of a class: {rule}")
         inside = b"" if images.drawn else os.fsencode(f"{split}/")
-        found = images.paths()
-        splits[split] = make_rows(
-            [os.path.relpath(path, os.fsencode(source)).removeprefix(inside) for path in found],
-            [os.path.getsize(path) for path in found],
-            file=np.arange(len(paths), len(paths) + len(found)),
+        paths = images.paths()
+        rows = make_rows(
+            [bytes(path).removeprefix(inside) for path in images.files],
+            size=list(map(os.path.getsize, paths)),
+            file=np.arange(len(paths)),
             label=images.labels,
         )
-        paths += found
-    return Listing(class_names, np.array(paths, np.bytes_), splits)
+        splits[split] = np.array(list(map(os.fsencode, paths)), np.bytes_), rows
+    return list_splits(class_names, splits)
 
 
 def _imagenet2012(source: str) -> Origin:

@@ -1,16 +1,13 @@
 """`prepare_data`: images as they are downloaded to a TFDS set of random-access shards.
 
-`build_tfds` leaves it to TFDS, for its own sets.
-
 Beside the set's own folder `NAME/VERSION` lies `NAME/VERSION.incomplete` until it is finished:
 
     plan.json     what is being made of what; a second call has to ask for the same
     receipts/     one file per finished shard
     prepared/     the shards and, at last, their metadata: this is renamed to NAME/VERSION
 
-Every shard is written under another name, synced and renamed, so a preparation can be killed at
-any moment; the same command resumes with the shards that are missing. Which examples a shard holds
-follows from the listing alone, and its bytes do not depend on threads or interruptions.
+A preparation can be killed at any moment; the same command resumes with the shards that are
+missing. What a shard holds follows from the listing alone, whatever threads or interruptions.
 """
 
 from __future__ import annotations
@@ -36,8 +33,16 @@ from vit_jax.data.sources import map_threads
 from vit_jax.data.tfds_reader import NAME, data_root
 from vit_jax.data_preparation.listing import Listing, fingerprint
 from vit_jax.data_preparation.origins import ORIGINS
-from vit_jax.data_preparation.shards import Shard, read_receipt, write_shard
-from vit_jax.errors import UserError, check_known, check_local, counted, missing_package, nearest
+from vit_jax.data_preparation.shards import Shard, write_shard
+from vit_jax.errors import (
+    UserError,
+    check_known,
+    check_local,
+    counted,
+    missing_package,
+    nearest,
+    size_text,
+)
 from vit_jax.files.manifest import MANIFEST, read_manifest, write_manifest
 from vit_jax.files.paths import UNFINISHED, sync, write_atomically
 
@@ -68,10 +73,8 @@ def prepare_data(
     if not os.path.exists(source):
         raise UserError(f"{source}: No such file or directory.")
     if num_workers < 1 or resize < 0 or not 1 <= quality <= 100 or not shard_megabytes > 0:
-        raise UserError(
-            f"{num_workers=}, {resize=}, {quality=}, {shard_megabytes=}: flags out of range; "
-            "quality is from 1 to 100."
-        )
+        given = f"{num_workers=}, {resize=}, {quality=}, {shard_megabytes=}"
+        raise UserError(f"{given}: flags out of range; quality is from 1 to 100.")
     origin = ORIGINS[kind](source)
     name = name or origin.name + (f"_{resize}" if resize else "")
     if NAME.fullmatch(name) is None or "/" in name:
@@ -95,7 +98,7 @@ def prepare_data(
         listing = origin.make_listing(source)
         write_atomically(work / "plan.json", json.dumps(plan))
         receipts = _write_shards(listing, work, name, plan, num_workers)
-        _handle_unreadable(receipts, work, on_bad_image)
+        _list_unreadable(receipts, work, on_bad_image)
         if fingerprint(source, origin.parts) != plan["source_fingerprint"]:
             raise UserError(f"{source}: changed while it was read; delete {work} and begin again.")
         _finish(work / "prepared", origin.version, listing.class_names, plan, receipts)
@@ -110,22 +113,19 @@ def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
         return False
     manifest = read_manifest(folder)
     if manifest is None or manifest["note"].get("plan") != plan:
-        raise UserError(
-            f"{folder} is there already, made of something else or with other options; delete it, "
-            "or give another --name or --data_dir."
-        )
+        made = f"{folder} is there already, made of something else or with other options"
+        raise UserError(f"{made}; delete it, or give another --name or --data_dir.")
     logging.info("%s is prepared already; --check verifies it", folder)
     return True
 
 
 @contextlib.contextmanager
 def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
-    """Makes a folder for an unfinished preparation of this process alone; removes it at the end."""
+    """A folder for an unfinished preparation by this plan and process; removed at the end."""
     try:
         for each in ("receipts", "prepared"):
             (work / each).mkdir(parents=True, exist_ok=True)
-        # NFS locks only what is open for writing.
-        lock = open(work / "lock", "a")  # noqa: SIM115 - closed below
+        lock = open(work / "lock", "a")  # noqa: SIM115 - closed below; NFS locks what is written
     except OSError as error:
         raise UserError(f"{work}: cannot be written ({error.strerror}); see --data_dir.") from None
     with lock:
@@ -135,24 +135,17 @@ def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
             raise UserError(f"{work}: another process is at work there.") from None
         except OSError as error:  # not every file system has locks
             logging.warning("%s: cannot be locked (%s); prepare it once at a time", work, error)
-        _resume(work, plan)
+        for stale in work.rglob(f"*{UNFINISHED}"):  # what a kill left half-written
+            stale.unlink()
+        path = work / "plan.json"
+        begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else plan
+        for key, value in plan.items():
+            if value != begun[key]:
+                how = f"{work} was begun with {key}={begun[key]!r}, not {value!r}"
+                raise UserError(f"{how}; give the same, or delete it to begin again.")
         yield
     # NFS keeps a deleted file that is open under another name, so the lock is closed before.
     shutil.rmtree(work, ignore_errors=True)
-
-
-def _resume(work: Path, plan: dict[str, Any]) -> None:
-    """Removes what a kill left half-written; UserError if it was begun with another plan."""
-    for stale in work.rglob(f"*{UNFINISHED}"):
-        stale.unlink()
-    path = work / "plan.json"
-    begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else plan
-    for key, value in plan.items():
-        if value != begun[key]:
-            raise UserError(
-                f"{work} was begun with {key}={begun[key]!r}, not {value!r}; give the same, or "
-                "delete it to begin again."
-            )
 
 
 def _write_shards(
@@ -160,10 +153,16 @@ def _write_shards(
 ) -> Receipts:
     """Writes the shards that are missing; returns the receipts of all."""
     shards = _shards(listing, work, name, plan["shard_megabytes"])
-    there = {shard: receipt for shard in shards if (receipt := read_receipt(shard))}
+    finished = [shard for shard in shards if shard.receipt.exists() and shard.path.exists()]
+    there = {shard: json.loads(shard.receipt.read_text("utf-8")) for shard in finished}
     missing = [shard for shard in shards if shard not in there]
     if there:
         logging.info("%d of %d shards are there already", len(there), len(shards))
+    parts = (listing.splits[each.split]["size"][each.start : each.stop] for each in missing)
+    needed, free = sum(int(sizes.sum()) for sizes in parts), shutil.disk_usage(work).free
+    if not plan["resize"] and needed > free:  # smaller copies have no known size
+        there_is = f"{size_text(free)} are free there"
+        raise UserError(f"{work}: {size_text(needed)} are needed, {there_is}; see --data_dir.")
     write = functools.partial(
         write_shard, listing=listing, short_side=plan["resize"], quality=plan["quality"]
     )
@@ -188,19 +187,16 @@ def _shards(listing: Listing, work: Path, name: str, megabytes: float) -> list[S
     return shards
 
 
-def _handle_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> None:
+def _list_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> None:
     """Lists the images that were left out, and refuses them unless they are to be skipped."""
-    bad = [where for receipt in receipts.values() for where in receipt["unreadable"]]
-    if not bad:
+    if not (bad := [where for receipt in receipts.values() for where in receipt["unreadable"]]):
         return
     path = work / "prepared" / "unreadable_images.txt"
     write_atomically(path, "\n".join(bad) + "\n")
     report = f"{counted(len(bad), 'image')} cannot be decoded, such as {bad[0]}; all in {path}"
     if on_bad_image == "error":
-        raise UserError(
-            f"{report}. --on_bad_image=skip finishes without them; to mend them, delete the folder "
-            f"{work.name} too."
-        )
+        mend = f"to mend them, delete the folder {work.name} too"
+        raise UserError(f"{report}. --on_bad_image=skip finishes without them; {mend}.")
     logging.warning("%s, and left out", report)
 
 
@@ -219,10 +215,8 @@ def _finish(
         logging.info("%s: %d examples in %d shards", split, sum(lengths), len(lengths))
     description = f"Prepared from {plan['source']} ({plan['kind']})."
     if plan["resize"]:
-        description += (
-            f" Short sides above {plan['resize']} pixels were scaled down to that (area "
-            f"interpolation), as JPEG of quality {plan['quality']}."
-        )
+        how = f"scaled down to that (area interpolation), as JPEG of quality {plan['quality']}"
+        description += f" Short sides above {plan['resize']} pixels were {how}."
     features = {
         "image": tfds.features.Image(encoding_format="jpeg"),
         "label": tfds.features.ClassLabel(names=list(class_names)),
@@ -241,11 +235,9 @@ def _finish(
     for path in folder.iterdir():
         if path.name not in written:  # shards are synced already
             sync(path)
-    write_manifest(
-        folder,
-        {"plan": plan, "records": {file: each["records"] for file, each in written.items()}},
-        known={file: [each["bytes"], each["sha256"]] for file, each in written.items()},
-    )
+    note = {"plan": plan, "records": {file: each["records"] for file, each in written.items()}}
+    known = {file: [each["bytes"], each["sha256"]] for file, each in written.items()}
+    write_manifest(folder, note, known)
 
 
 def build_tfds(name: str, data_dir: str, manual_dir: str = "") -> str:

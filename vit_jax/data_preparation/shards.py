@@ -17,12 +17,11 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from vit_jax.data.decode import decode_image, decodes, resize
 from vit_jax.data_preparation.listing import Listing
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, one_line
 from vit_jax.files.manifest import digest
 from vit_jax.files.paths import replacing, write_atomically
 
-# One record per group, as Grain and TFDS want it for random access; JPEGs cannot be compressed
-# further, and trying to costs 30 us per image, at reading another 6.
+# One record per group, as Grain and TFDS want it for random access; JPEGs compress no further.
 WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
@@ -39,8 +38,7 @@ class Shard(NamedTuple):
 def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -> dict[str, Any]:
     """Writes a shard under another name, syncs and renames it, then leaves a receipt, its result.
 
-    Images that cannot be decoded are left out, and listed in it as `unreadable`; for `short_side`
-    and `quality` see `shrink`.
+    Images that cannot be decoded are left out, and listed in it as `unreadable`.
     """
     found: list[tuple[int, bytes, str]] = []  # position, record, where the image is
     for position, image, where in _read_images(listing, shard):
@@ -69,17 +67,9 @@ def write_shard(shard: Shard, listing: Listing, short_side: int, quality: int) -
         }
         write_atomically(shard.receipt, json.dumps(receipt))
     except (OSError, RuntimeError) as error:  # RuntimeError: array_record's
-        reason = getattr(error, "strerror", None) or str(error).split(";")[0]
-        raise UserError(
-            f"{shard.path}: cannot be written ({reason}); the same command resumes from here."
-        ) from None
+        reason = f"cannot be written ({one_line(error).split(';')[0]})"
+        raise UserError(f"{shard.path}: {reason}; the same command resumes from here.") from None
     return receipt
-
-
-def read_receipt(shard: Shard) -> dict[str, Any] | None:
-    """What is known of a finished shard; None if it has to be written."""
-    finished = shard.receipt.exists() and shard.path.exists()
-    return json.loads(shard.receipt.read_text(encoding="utf-8")) if finished else None
 
 
 def _read_images(listing: Listing, shard: Shard) -> Iterator[tuple[int, bytes, str]]:
@@ -101,9 +91,9 @@ def _read_images(listing: Listing, shard: Shard) -> Iterator[tuple[int, bytes, s
 
 
 def shrink(data: bytes, short_side: int, quality: int) -> bytes:
-    """Scales an image file's short side down to `short_side` pixels, as a JPEG, upright.
+    """A larger image file's short side scaled down to `short_side` pixels, as a JPEG, upright.
 
-    Smaller images stay as they are. ValueError where the file cannot be decoded.
+    ValueError where the file cannot be decoded.
     """
     pixels = decode_image(data, channels=3, exif=True)
     short = min(pixels.shape[:2])

@@ -12,8 +12,14 @@ import numpy as np
 from clu import metrics as clu_metrics
 from jax.sharding import Mesh
 
-from vit_jax.data.device import DeviceBatch, device_batches, local_rows
-from vit_jax.data.pipeline import Batch, Examples, eval_batches
+from vit_jax.data.pipeline import (
+    Batch,
+    DeviceBatch,
+    Examples,
+    device_batches,
+    eval_batches,
+    local_rows,
+)
 from vit_jax.parameters.sharding import (
     batch_sharding,
     compiler_options,

@@ -27,8 +27,8 @@ def write_manifest(
     """Writes `folder/checksums.json`, with a note that JSON can hold; an old one is replaced.
 
     The file is {"files": {relative name: [bytes, hash]}, "note": note, "sha256": of the rest},
-    written last, and whole or not at all: a folder with a manifest is a finished one. `known` are
-    digests of files that the caller has read itself; the others are read here.
+    written last: a folder with a manifest is a finished one. `known` are digests of files that the
+    caller has read itself.
     """
     known = known or known_digests(folder)
     # Less the manifest, and what a kill left of one.
@@ -68,8 +68,7 @@ def read_or_none(read: Callable[[], T]) -> T | None:
 
 def damaged_files(folder: Path) -> list[str]:
     """Relative names of the listed files that are missing, unreadable or changed."""
-    manifest = read_manifest(folder)
-    if manifest is None:
+    if (manifest := read_manifest(folder)) is None:
         return [MANIFEST]
     known, wanted = known_digests(folder), manifest["files"]
 

@@ -1,8 +1,7 @@
 """Paths of this machine and of buckets, and files that have their old content or the new one.
 
 A bucket is gs://BUCKET/FOLDER, through etils.epath and gcsfs, with the methods of pathlib. It has
-no rename, but an object has its old content or the new one, and it knows the MD5 of what it holds.
-Files of this machine are replaced as a whole, also after a loss of power.
+no rename, but an object is replaced as a whole, and the server knows its MD5.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ def to_path(path: str | os.PathLike[str]) -> Path:
         raise UserError(f"{text!r} is no folder in a bucket, such as gs://BUCKET/FOLDER.")
     if importlib.util.find_spec("gcsfs") is None:
         raise missing_package(text, "gcsfs", "gcs")
-    # Read when the first path is used. TensorFlow, where it is installed, has another client.
-    os.environ.setdefault("EPATH_USE_TF", "0")
+    os.environ.setdefault("EPATH_USE_TF", "0")  # not TensorFlow's client where it is installed
     # Plain buckets: the API that recognises other kinds needs permissions of its own.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import fsspec
@@ -142,11 +140,9 @@ def cached_copy(path: Path) -> Path:
         return local
     local.parent.mkdir(parents=True, exist_ok=True)
     if size > (free := shutil.disk_usage(local.parent).free):
-        raise UserError(
-            f"{path} has {size_text(size)}, and {size_text(free)} are free in {local.parent}: "
-            "set VIT_JAX_CACHE to a larger disk, or prepare the set as array_record, of which only "
-            "what is needed is read."
-        )
+        found = f"{path} has {size_text(size)}, and {size_text(free)} are free in {local.parent}"
+        ways = "set VIT_JAX_CACHE to a larger disk, or prepare the set as array_record"
+        raise UserError(f"{found}: {ways}, of which only what is needed is read.")
     with replacing(local) as unfinished:
         bucket_files().get_file(str(path), str(unfinished))
     return local
@@ -171,8 +167,7 @@ def known_digests(folder: Path) -> dict[str, list[Any]]:
 def _objects(folder: Path) -> Mapping[str, dict[str, Any]]:
     """Resources of the objects below a folder, by relative name."""
     found = bucket_files().find(str(folder), detail=True)
-    prefix = str(folder).removeprefix(BUCKET) + "/"
-    return {name.removeprefix(prefix): each for name, each in found.items()}
+    return {name.removeprefix(f"{folder}/".removeprefix(BUCKET)): found[name] for name in found}
 
 
 UNFINISHED = ".unfinished"  # ends the names of files that are being written
@@ -182,7 +177,7 @@ UNFINISHED = ".unfinished"  # ends the names of files that are being written
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to; its file takes the place of `path` only when it is complete and on disk.
 
-    An object of a bucket is written on this machine first. An OSError leaves nothing behind.
+    An object of a bucket is written on this machine first.
     """
     if is_bucket(path):
         with uploaded(to_path(path)) as local:
@@ -223,10 +218,9 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads a JSON file that holds an object; errors as `read_json`."""
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged, it holds no JSON object.")
-    return value
+    if isinstance(value := read_json(path), dict):
+        return value
+    raise UserError(f"{path} is damaged, it holds no JSON object.")
 
 
 def free_name(path: Path) -> Path:

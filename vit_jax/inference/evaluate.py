@@ -133,7 +133,7 @@ def evaluate(
         else:
             names = dict(zip(outputs.tolist(), data.class_names, strict=True))
             names |= dict(enumerate(model.description.class_names))
-            write_examples(Path(output), example_names(data.source, split), names, arrays)
+            write_examples(Path(output), example_names(data.source), names, arrays)
             write_confusion(Path(output), names, arrays)
     return results
 

@@ -83,7 +83,7 @@ def extract_features(
     function = feature_function(model.module, names)
     inputs = jax.ShapeDtypeStruct((data.num_examples, *data.image_shape), np.float32)
     specs = dict(jax.eval_shape(function, model.params, inputs))
-    others = {"names": np.array(example_names(data.source, data.split))}
+    others = {"names": np.array(example_names(data.source))}
     if split:
         label = data.element_spec["label"]
         specs["labels"] = jax.ShapeDtypeStruct((data.num_examples, *label.shape), np.int32)

@@ -15,7 +15,7 @@ from vit_jax.data.decode import decode_image, pillow_pixels
 from vit_jax.data.folder import EXTENSIONS
 from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.data.preprocess import OPS, Chain, parse
-from vit_jax.data.sources import ArraySpec, CheckedSource, describe
+from vit_jax.data.sources import ArraySpec, Source, describe
 from vit_jax.errors import UserError
 from vit_jax.models.description import Description
 from vit_jax.models.tokens import pixels_per_token, token_grid
@@ -129,11 +129,9 @@ def find_images(arguments: Iterable[str]) -> list[str]:
     return found
 
 
-def example_names(source: Any, split: str) -> list[str]:
+def example_names(source: Source) -> list[str]:
     """Where each example is stored: a path, or a file and a record's number."""
-    if isinstance(source, CheckedSource):
-        return [source.describe(index) for index in range(len(source))]
-    return [f"{split} {index}" for index in range(len(source))]
+    return [source.describe(index) for index in range(len(source))]
 
 
 class Images:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.data.sources import CheckedSource, map_threads
+from vit_jax.data.sources import map_threads
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_json
 
@@ -54,10 +54,9 @@ def _is_labels(value: Any) -> bool:
 
 def _number(source: Any, index: int) -> int:
     """Of an image among the 50,000, counted from 1."""
-    name = ""
     if hasattr(source, "stored"):  # of TFDS
         name = b"".join(source.stored(index).get("file_name", [])).decode()
-    elif isinstance(source, CheckedSource):
+    else:
         name = os.path.basename(source.describe(index))
     match = _NUMBER.search(name)
     if match is None or not int(match[1]):

@@ -16,7 +16,7 @@ from vit_jax.data.class_names import LABELS, wordnet_ids
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import batch_spec
 from vit_jax.data.preprocess import parse
-from vit_jax.data.sources import resolve_split
+from vit_jax.data.sources import Source, resolve_split
 from vit_jax.errors import UserError
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.parameters.names import flatten_names
@@ -73,7 +73,7 @@ def planned_run(
 
 
 @dataclasses.dataclass(frozen=True)
-class Noise:
+class Noise(Source):
     """Stands in for stored examples: random pixels in a photo's usual size."""
 
     num_examples: int

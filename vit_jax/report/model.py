@@ -39,7 +39,7 @@ class Sample:
     """At most so many examples, evenly spread; `names` say where they are, `of` how many exist."""
 
     def __init__(self, data: Any, count: int):
-        names = example_names(data.source, data.split)
+        names = example_names(data.source)
         self._source, self._indices = data.source, spread(range(len(names)), count)
         self.names, self.of = [names[i] for i in self._indices], len(names)
 
@@ -48,6 +48,9 @@ class Sample:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._source[self._indices[index]]
+
+    def describe(self, index: int) -> str:
+        return self.names[index]
 
 
 def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
@@ -83,7 +86,8 @@ def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
             opened = opened.check()
     except UserError as error:
         return model, error
-    return model, dataclasses.replace(opened, source=Sample(opened, max_examples))
+    sample: Any = Sample(opened, max_examples)
+    return model, dataclasses.replace(opened, source=sample)
 
 
 def predictions(run: Run, model: Model, data: Any) -> list[Html]:
