@@ -60,6 +60,9 @@ def test_the_official_codes_logits_after_loading(key: str, tmp_path: Path) -> No
     loaded, report = load_pretrained(path, like=like)
     logits = weights.logits(module, loaded, golden.images(2, 384, 384))
     np.testing.assert_allclose(logits, golden.arrays("load_pretrained")[key], rtol=0, atol=1e-5)
+    posemb = flatten_names(loaded)[POSEMB]
+    stats = golden.arrays("load_pretrained")["ViT-Ti_16,drop_head,pos_embedding_stats"]
+    np.testing.assert_allclose([posemb.mean(), posemb.std()], stats, rtol=0, atol=1e-6)
     assert report["adapted"] == {POSEMB: "bilinear 14x14 -> 24x24"}
     assert set(report["reset"]) == {"head/kernel", "head/bias"}
     pre_logits = {name for name in report["dropped"] if name.startswith("pre_logits/")}
