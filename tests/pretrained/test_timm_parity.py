@@ -21,7 +21,6 @@ from tests import golden
 from tests.peers import import_timm
 from tests.pretrained import weights
 from tests.pretrained.weights import difference, randomise
-from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays
 from vit_jax.inference.load import load_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
@@ -217,13 +216,3 @@ def test_distilled_deit_both_ways(tmp_path: Path) -> None:
     weights.write(folder, "timm", loaded.module, flat, (PIXELS, PIXELS, 3), "deit")
     again = timm.create_model(f"local-dir:{folder}", pretrained=True)
     assert difference(their_logits(again, images), theirs) == 0.0
-
-
-def test_a_pooling_that_no_model_here_has_is_refused(tmp_path: Path) -> None:
-    module = weights.module_of("Ti/16")
-    params = weights.seeded(module, (32, 32, 3))
-    weights.write(tmp_path / "folder", "timm", module, params, (32, 32, 3))
-    config = tmp_path / "folder" / "config.json"
-    config.write_text(config.read_text().replace('"global_pool": "token"', '"global_pool": "avg"'))
-    with pytest.raises(UserError, match="class token and global_pool='avg'"):
-        load_model(tmp_path / "folder")

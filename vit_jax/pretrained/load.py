@@ -50,21 +50,17 @@ def load_pretrained(
 
     Args:
       source, grid, num_heads: see `read_source`.
-      like: parameter tree of a freshly initialised model, either form of the blocks; arrays or
-        mere shapes (jax.ShapeDtypeStruct).
-      target_grid: rows and columns of tokens of that model; None takes its positions for a square.
-      model: attributes of the model; those that do not show in parameters (`gelu`,
-        `layer_norm_epsilon`) and differ from the file's are warned of.
-      **options: `reset_head`, `posemb`, `resize_patches`, `channels`, `class_token`: what may be
-        adapted, see `adapt_params`.
+      like: parameter tree of a new model, either form of the blocks; arrays or mere shapes.
+      target_grid: rows and columns of tokens of that model; None: its positions are a square.
+      model: attributes of the model, to warn of those that parameters do not show (`gelu`,
+        `layer_norm_epsilon`) and that differ from the file's.
+      **options: what may be adapted, see `adapt_params`.
 
     Returns:
-      (nested dict of numpy float32 arrays with the structure and shapes of `like`, report as of
-      `adapt_params`). Leaves that are reset are those of `like` itself.
+      (nested dict of numpy float32 arrays as in `like`, report), see `adapt_params`.
 
     Raises:
-      UserError: nothing there, unreadable, damaged, or it does not fit; every array that is
-        missing, unexpected or of another shape is named.
+      UserError: nothing there, unreadable, damaged, or it does not fit.
     """
     # Not needed to load a model as it is.
     from vit_jax.pretrained.fit.adapt import adapt_params, report_text
@@ -100,20 +96,18 @@ def read_source(
 ) -> Stored:
     """Parameters of any source and format in our names, loop form, float32.
 
-    What we wrote, in our names and with our description, is taken at its word; only the files of
-    others are recognised by what is in them.
+    What we wrote, with our description, is taken at its word; the files of others are recognised by
+    what is in them.
 
     Args:
       source: a file; a folder of timm, Hugging Face or ours (a work directory gives its finished
-        `params.npz`, or else its newest checkpoint that verifies); `gs://`, `https://` or
-        `hf://owner/name`; or a name of `scripts/zoo.py list`. Formats are told by content.
+        `params.npz`, or else its newest checkpoint that verifies); or what `resolve` fetches.
       num_heads: of the attention, where the file does not tell (PyTorch's do not).
       default_heads: what to take where `num_heads`, the file and its size do not tell either.
       grid: rows and columns of its tokens, where they are no square and it does not tell.
 
     Raises:
-      UserError: nothing there, no weights, damaged, a model that is none of ours, or arrays that
-        are not understood.
+      UserError: nothing there, no weights, damaged, or of a model that is none of ours.
     """
     path = resolve(source)
     if path.is_dir():

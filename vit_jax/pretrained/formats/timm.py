@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "R50+B/16": "vit_base_r50_s16",
     "R50+L/32": "vit_large_r50_s32",
 }
+_BLOCK = "norm1 attn.qkv attn.proj norm2 mlp.fc1 mlp.fc2"
 _POOL = {"token": "token", "gap": "avg", "map": "map"}
 _GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
 # Whose activation is said by timm's code alone.
@@ -79,15 +80,7 @@ def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[
         *norm("gn_root", f"{stem}.norm"),
     ]
     for (i,) in blocks:
-        ours, theirs = f"Transformer/encoderblock_{i}", f"blocks.{i}"
-        attention = f"{ours}/MultiHeadDotProductAttention_0"
-        qkv = [f"{attention}/{name}" for name in ("query", "key", "value")]
-        table += norm(f"{ours}/LayerNorm_0", f"{theirs}.norm1")
-        table += layer(qkv, f"{theirs}.attn.qkv", *heads)
-        table += layer(f"{attention}/out", f"{theirs}.attn.proj", rows.HEADS_OUT)
-        table += norm(f"{ours}/LayerNorm_1", f"{theirs}.norm2")
-        table += layer(f"{ours}/MlpBlock_0/Dense_0", f"{theirs}.mlp.fc1")
-        table += layer(f"{ours}/MlpBlock_0/Dense_1", f"{theirs}.mlp.fc2")
+        table += rows.encoder_block(i, f"blocks.{i}", _BLOCK)
     for stage, unit in units:
         ours = f"block{stage}/unit{unit}"
         theirs = f"patch_embed.backbone.stages.{stage - 1}.blocks.{unit - 1}"
