@@ -1,9 +1,8 @@
 """Files of weights as named arrays: `.npz`, safetensors, PyTorch's, and the index of several.
 
-A file is recognised by its content, never by its name. Whatever it is, the result is its true
-arrays or a UserError of one line; pickled code is never run. `.npz` and zipped `.pth` files are
-verified by checksums; safetensors files and `.pth` files in the stream format of torch < 1.6 have
-none, so that a flipped bit inside an array goes unnoticed there.
+A file is recognised by its content. The result is its true arrays or a UserError of one line;
+pickled code is never run. `.npz` and zipped `.pth` files are verified by checksums; safetensors
+and the stream format of torch < 1.6 have none: a flipped bit goes unnoticed there.
 """
 
 from __future__ import annotations

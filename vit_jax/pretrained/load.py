@@ -194,10 +194,7 @@ _UNVERIFIED = ("classifier", "representation_size", "num_classes", "gelu")
 
 
 def _add_entry(stored: Stored, entry: ZooEntry) -> None:
-    """What the zoo knows of a file besides its arrays; UserError if it is of another model.
-
-    Its preprocessing wins over the file's own: it is the one that the accuracy was measured with.
-    """
+    """What the zoo knows, first how the accuracy was measured; UserError for another model."""
     from vit_jax.pretrained.infer import infer_model
 
     stored.image_size = stored.image_size or (entry.resolution, entry.resolution)

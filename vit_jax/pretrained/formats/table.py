@@ -49,8 +49,8 @@ class Format(NamedTuple):
             return write_arrays(path, self.convert(params))
         if POSEMB not in params:  # fixed positions: folders of others know only learned ones
             table = sincos2d(description.grid, description.model["hidden_size"])
-            zeros = np.zeros((1, num_prefix_tokens(params), table.shape[-1]), np.float32)
-            params = {**params, POSEMB: np.concatenate([zeros, table], axis=1)}  # [1, P + h*w, D]
+            padding = ((0, 0), (num_prefix_tokens(params), 0), (0, 0))
+            params = {**params, POSEMB: np.pad(table, padding)}  # [1, P + h*w, D]
         arrays, settings = self.convert(params, description, inputs)
         path.mkdir(parents=True, exist_ok=True)
         write_safetensors(path / WEIGHTS_FILE, arrays, {"format": "pt"})
@@ -86,7 +86,7 @@ def read_weights(
     try:
         if google.find_prefix(arrays) is not None:
             stored = google.read_google(arrays, grid=grid)
-        elif google.is_big_transfer(arrays):
+        elif any(name.startswith("resnet/root_block/") for name in arrays):
             stored = google.read_big_transfer(arrays)
         elif huggingface.find_prefix(arrays) is not None:
             stored = huggingface.read_settings(settings, preprocessor)

@@ -167,10 +167,10 @@ def read_timm(
 def _add_prefix_positions(
     stored: Stored, no_embed_class: bool, grid: tuple[int, int] | None
 ) -> None:
-    """Zeros as the positions of class tokens where timm's model has none (`no_embed_class`).
+    """Zeros as the positions of class tokens where timm's model has none, as FlexiViT.
 
-    FlexiViT is such a model. Where the settings do not say so, the number of positions does: that
-    of the tokens of `grid`, else of the images, else a square.
+    Where `no_embed_class` does not say so, the number of positions does: that of the tokens of
+    `grid`, else of the images, else a square.
     """
     tokens, posemb = num_prefix_tokens(stored.params), stored.params.get(POSEMB)
     if not tokens or posemb is None or posemb.ndim != 3:
@@ -180,8 +180,7 @@ def _add_prefix_positions(
     alone = count == math.prod(grid) if grid else math.isqrt(count) ** 2 == count
     if no_embed_class or alone:
         logging.info("The class token has no position embedding: it is given zeros.")
-        zeros = np.zeros((1, tokens, posemb.shape[2]), posemb.dtype)
-        stored.params[POSEMB] = np.concatenate([zeros, posemb], axis=1)
+        stored.params[POSEMB] = np.pad(posemb, ((0, 0), (tokens, 0), (0, 0)))
 
 
 def _architecture(model: dict[str, Any]) -> str:

@@ -1,12 +1,10 @@
 """The published checkpoints by name: what is known of each, look them up, choose among them.
 
-`checkpoints.jsonl` has a line per checkpoint, with the fields of `ZooEntry` that differ from their
-defaults. Its sources:
+`checkpoints.jsonl` has the fields of a `ZooEntry` that differ from their defaults. Its sources:
 
 * Sizes of imagenet21k, imagenet21k+imagenet2012 and sam: listing of the buckets in the official
-  vit_jax.ipynb; of augreg: table in the official README, which lists the best of each architecture
-  by upstream validation accuracy. Whether a file has the tanh layer before its head, and the
-  resolution of the two ViT-B_8, follow from the size, which a test recomputes.
+  vit_jax.ipynb; of augreg: table in the official README. Whether a file has the tanh layer before
+  its head, and the resolution of the two ViT-B_8, follow from the size, which a test recomputes.
 * "timm" in the source of an accuracy means pytorch-image-models, results/results-imagenet.csv:
   measured on these weights after conversion, with timm's preprocessing (bicubic; 0.9 of the side at
   224 pixels). Repositories of timm: the names in timm's default_cfgs.

@@ -1,8 +1,7 @@
 """Where parameters come from: a path, an address, or a name of the zoo; all end as a local path.
 
 The cache is $VIT_JAX_CACHE, else $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax. A file keeps its
-whole address there, gs/BUCKET/NAME, since Google gives the same name to many models. Nothing in it
-is ever fetched again; a file that is to be renewed has to be removed.
+whole address there, gs/BUCKET/NAME; one that is to be renewed has to be removed.
 
 Repositories of Hugging Face's hub are fetched by its own client into its own cache; it reads
 HF_TOKEN, HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE.
