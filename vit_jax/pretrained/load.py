@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.class_names import class_names
-from vit_jax.errors import UserError, as_user_error, list_names
+from vit_jax.errors import UserError, as_user_error, counted, list_names
 from vit_jax.files.paths import full_path, local_copy, read_object
 from vit_jax.models.create import parameter_row
 from vit_jax.models.description import Description
@@ -133,10 +133,10 @@ def read_source(
     for name, array in stored.params.items():
         if not np.isfinite(np.sum(array)) and not np.isfinite(array).all():
             raise UserError(f"{source}: {name} has NaN or infinite values; the file is damaged.")
-    if count := len(stored.unexpected):
+    if stored.unexpected:
         raise UserError(
-            f"{source}: {count} array{'' if count == 1 else 's'} in it belong to no model of ours: "
-            f"{list_names(stored.unexpected)}. It was recognised as {stored.format}."
+            f"{source}: {counted(len(stored.unexpected), 'array')} in it belong to no model of "
+            f"ours: {list_names(stored.unexpected)}. It was recognised as {stored.format}."
         )
     return stored
 
