@@ -173,7 +173,10 @@ def test_a_model_in_several_files_reads_as_one(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"a": "model-3.safetensors"}, "No such file"),
-        ({"a": "model.safetensors.index.json"}, "not a file of weights beside it"),
+        *(
+            ({"a": file}, "not a file of weights beside it")
+            for file in ("model.safetensors.index.json", "../model-1.safetensors", "/etc/passwd")
+        ),
         ({"a": "model-2.safetensors"}, "disagree, first about 'a'"),
         ({"c": None}, "disagree, first about 'c'"),
         ({"d": "model-2.safetensors"}, "disagree, first about 'd'"),

@@ -143,18 +143,18 @@ def era(name: str, params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         rest = {n: a for n, a in params.items() if n != POSEMB}
         return {**rest, "Transformer/pos_embedding": params[POSEMB]}
     if name == "two towers":
-        arrays = {n.replace("params/", "params/img/"): a for n, a in big_vision(params).items()}
+        arrays = {
+            n.replace("params/", "params/img/"): a for n, a in google.to_big_vision(params).items()
+        }
         return {**arrays, "params/txt/embed": np.zeros(3, np.float32), "params/t": np.zeros(1)}
+    if name == "map head at the root":
+        return {f"params/{n.removeprefix('MAPHead_0/')}": a for n, a in params.items()}
     if name == "stacked":
-        flat = {n.removeprefix("params/"): a for n, a in big_vision(params).items()}
+        flat = {n.removeprefix("params/"): a for n, a in google.to_big_vision(params).items()}
         stacked = flatten_names(stack_blocks(unflatten_names(flat)))
         return {f"params/{n}": np.asarray(a) for n, a in stacked.items()}
     assert name == "group norms flat"
     return {n: a.reshape(-1) if "gn" in n else a for n, a in google.to_published(params).items()}
-
-
-def big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return google.to_big_vision(params)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,7 @@ def big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         ("posemb in the Transformer", "token"),
         ("two towers", "gap"),
         ("two towers", "map"),
+        ("map head at the root", "map"),
         ("stacked", "gap"),
         ("stacked", "sincos2d"),
         ("group norms flat", "hybrid"),
@@ -182,14 +183,6 @@ def test_files_of_every_era(name: str, kind: str, tmp_path: Path) -> None:
     weights.assert_same(stored.params, params)
     read_names = {*arrays} - {*stored.dropped}
     assert len(read_names) <= len(params)  # nothing but parameters was taken
-
-
-def test_the_old_map_head_stands_at_the_root(tmp_path: Path) -> None:
-    params, _ = build("map")
-    arrays = {f"params/{name.removeprefix('MAPHead_0/')}": a for name, a in params.items()}
-    stored = read(write_arrays(tmp_path / "old.npz", arrays))
-    assert stored.format == "big_vision"
-    weights.assert_same(stored.params, params)
 
 
 @pytest.mark.parametrize("grid", [(2, 8), (3, 5)])

@@ -28,16 +28,14 @@ ARRAYS = {
 }
 
 
-def npz() -> bytes:
+def npz(save: Callable[..., None] = np.savez) -> bytes:
     file = io.BytesIO()
-    np.savez(file, **ARRAYS)
+    save(file, **ARRAYS)
     return file.getvalue()
 
 
 def npz_compressed() -> bytes:
-    file = io.BytesIO()
-    np.savez_compressed(file, **ARRAYS)
-    return file.getvalue()
+    return npz(np.savez_compressed)
 
 
 def tensors() -> bytes:

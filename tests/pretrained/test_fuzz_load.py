@@ -5,7 +5,6 @@ Never another exception, never a model with other numbers than the file's.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,48 +107,3 @@ def test_arrays_that_are_not_what_they_should_be(
         else:
             weights.assert_same(found, params)
     assert errors >= 2  # a letter replaced by itself renames nothing; the rest is noticed
-
-
-CONFIGS: list[tuple[str, dict[str, object]]] = [
-    ("huggingface", {"hidden_act": 3}),
-    ("huggingface", {"num_attention_heads": "x"}),
-    ("huggingface", {"image_size": "32"}),
-    ("huggingface", {"id2label": ["cat"]}),
-    ("huggingface", {"id2label": {"a": "cat"}}),
-    ("timm", {"model_args": [1]}),
-    ("timm", {"pretrained_cfg": 3}),
-    ("timm", {"model_args": {"act_layer": ["gelu"]}}),
-    ("timm", {"model_args": {"num_heads": "3"}}),
-    ("timm", {"pretrained_cfg": {"input_size": [3, 32, 32], "crop_pct": "big"}}),
-    ("timm", {"label_names": 3}),
-]
-
-
-@pytest.mark.parametrize(("name", "config"), CONFIGS)
-def test_values_of_a_wrong_kind(
-    name: str,
-    config: dict[str, object],
-    originals: dict[str, tuple[Path, Arrays, Arrays]],
-    tmp_path: Path,
-) -> None:
-    file, _, _ = originals[name]
-    (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"config\.json|heads"):
-        load_model(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"name": None}, {"hidden_size": "24"}, {"num_classes": -1}, {"unknown": 1}]
-)
-def test_damaged_descriptions(
-    changes: dict[str, object], originals: dict[str, tuple[Path, Arrays, Arrays]], tmp_path: Path
-) -> None:
-    file, _, _ = originals["npz"]
-    (tmp_path / "a.npz").write_bytes(file.read_bytes())
-    description = load_model(tmp_path / "a.npz").description
-    sizes = {**description.model, **changes}
-    (tmp_path / "a.json").write_text(json.dumps({**description.to_json(), "model": sizes}))
-    with pytest.raises(UserError) as complaint:
-        load_model(tmp_path / "a.npz")
-    assert "\n" not in str(complaint.value)

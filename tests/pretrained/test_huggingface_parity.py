@@ -102,26 +102,14 @@ def test_we_read_what_transformers_saves(size: str, tmp_path: Path) -> None:
     ours = weights.logits(loaded.module, loaded.params, images)
     assert difference(ours, theirs) < SAME
 
-    # The state dict under the names of the running version, in a file of another name.
+    # What it saves has the classic names; the running version has new ones, which are read as well.
     state = {name: value.numpy() for name, value in model.state_dict().items()}
+    classic = read_arrays(tmp_path / "folder" / "model.safetensors").keys()
+    assert "vit.encoder.layer.0.attention.attention.query.weight" in classic
+    assert "vit.layers.0.attention.q_proj.weight" in state
     write_safetensors(tmp_path / "state.safetensors", state, {})
     again = load_model(tmp_path / "state.safetensors")
     weights.assert_same(flatten_names(again.params), flatten_names(loaded.params))
-
-
-def test_both_namings_are_read(tmp_path: Path) -> None:
-    """The running version has the new one; what it saves, and what we write, has the classic."""
-    module = weights.module_of("Ti/16")
-    params = weights.seeded(module, (64, 64, 3))
-    weights.write(tmp_path / "ours", "huggingface", module, params, (64, 64, 3))
-    model = load("ViTForImageClassification", tmp_path / "ours")
-    state = {name: value.numpy() for name, value in model.state_dict().items()}
-    write_safetensors(tmp_path / "state.safetensors", state, {})
-    classic = read_arrays(tmp_path / "ours" / "model.safetensors").keys()
-    assert "vit.encoder.layer.0.attention.attention.query.weight" in classic
-    assert "vit.layers.0.attention.q_proj.weight" in state
-    for source in (tmp_path / "ours", tmp_path / "state.safetensors"):
-        weights.assert_same(flatten_names(load_model(source).params), params)
 
 
 def test_the_bare_model_and_its_pooler(tmp_path: Path) -> None:

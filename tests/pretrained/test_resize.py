@@ -214,7 +214,7 @@ def test_token_of_a_constant_image(old: int, new: int, gain: float) -> None:
     np.testing.assert_allclose(result, gain, rtol=1e-5)
 
 
-CHANNELS = [(3, 1), (3, 6), (4, 3)]
+CHANNELS = [(3, 1), (3, 4), (3, 6), (1, 3), (4, 3), (4, 6)]
 
 
 def as_seen_before(images: np.ndarray, channels: int, method: str) -> np.ndarray:

@@ -51,13 +51,26 @@ HUGGING_FACE: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"num_hidden_layers": 3}, "config.json says 3 blocks, and the file has 2"),
     ("config.json", {"id2label": {"0": "a", "1": "b"}}, "2 classes are named"),
     ("config.json", {"num_attention_heads": 5}, "with 5 heads"),
-    ("preprocessor_config.json", {"do_rescale": False}, "multiply pixels by 1"),
+    ("config.json", {"hidden_act": 3}, "hidden_act=3 is unknown"),
+    ("config.json", {"num_attention_heads": "x"}, "config.json holds a value of a wrong kind"),
+    ("config.json", {"image_size": "32"}, "config.json holds a value of a wrong kind"),
+    ("config.json", {"id2label": ["cat"]}, "config.json holds a value of a wrong kind"),
+    ("config.json", {"id2label": {"a": "cat"}}, "config.json holds a value of a wrong kind"),
+    ("preprocessor_config.json", {"do_rescale": False}, "multiply pixels by 1;"),
+    ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "multiply pixels by 0.0078"),
 ]
 TIMM: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"model_args__act_layer": "relu"}, "act_layer='relu' is unknown"),
     ("config.json", {"model_args__global_pool": "max"}, "global_pool='max' is unknown"),
     ("config.json", {"model_args__block_fn": "ParallelScalingBlock"}, "block_fn='ParallelS"),
+    ("config.json", {"model_args__global_pool": "avg"}, "class token and global_pool='avg'"),
     ("config.json", {"model_args__depth": 12}, "config.json says 12 blocks, and the file has 2"),
+    ("config.json", {"model_args": [1]}, "config.json holds a value of a wrong kind"),
+    ("config.json", {"pretrained_cfg": 3}, "config.json holds a value of a wrong kind"),
+    ("config.json", {"model_args__act_layer": ["gelu"]}, "act_layer=['gelu'] is unknown"),
+    ("config.json", {"model_args__num_heads": "3"}, "config.json holds a value of a wrong kind"),
+    ("config.json", {"pretrained_cfg__crop_pct": "big"}, "config.json holds a value of a wrong"),
+    ("config.json", {"label_names": 3}, "config.json holds a value of a wrong kind"),
     ("config.json", {"label_names": ["a"]}, "1 classes are named"),
     (
         "config.json",
@@ -90,8 +103,10 @@ def test_what_is_not_ours_is_named(
         ("vit_base_patch16_siglip_256", "exact"),
         ("vit_base_patch32_siglip_256", "tanh"),
         ("vit_so400m_patch16_siglip_gap_384", "tanh"),
+        ("vit_so400m_patch14_siglip_384", "exact"),
         ("vit_giantopt_patch16_siglip_256", "tanh"),
         ("vit_large_patch16_siglip_gap_512", "tanh"),
+        ("vit_large_patch16_siglip_384", "exact"),
     ],
 )
 def test_the_gelu_of_timms_architectures(architecture: str, gelu: str, tmp_path: Path) -> None:
@@ -142,6 +157,10 @@ RECTANGLE: dict[str, Any] = {
         ({"image_shape": [16, 48, 3]}, r"images of \(16, 48\) have \(2, 6\) tokens"),
         ({"image_shape": [0, 0, 3]}, "does not divide images of 0x0 pixels"),
         ({"model__num_layers": 10**9}, "does not describe a model.*at most 10000"),
+        ({"model__name": None}, "describe a model|description"),
+        ({"model__hidden_size": "24"}, "hidden_size=24 must be an int"),
+        ({"model__num_classes": -1}, "the head has -1"),
+        ({"model__unknown": 1}, "unknown"),
         ({"class_names": ["a", "b"]}, r"2 classes are named \(class_names\), the head has 3"),
     ],
 )
@@ -155,8 +174,9 @@ def test_a_description_that_contradicts_itself(
     write(tmp_path / "a.npz", "npz", params, description)
     assert load_model(tmp_path / "a.npz").description.grid == (2, 5)
     change(tmp_path / "a.json", **change_of)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as error:
         load_model(tmp_path / "a.npz")
+    assert "\n" not in str(error.value)
 
 
 def test_the_size_of_the_images_tells_the_grid_of_a_rectangle(tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def test_any_file_of_augreg_has_a_name(bucket: FileServer) -> None:
         ("imagenet21k/ViT-B16", "Did you mean 'imagenet21k/ViT-B_16'\\? .*scripts/zoo.py list"),
         ("imagenet21k/ViT-B_16.npz", "does not exist. The zoo has 'imagenet21k/ViT-B_16'"),
         ("runs/no/params.npz", "'runs/no/params.npz' does not exist"),
+        ("./" + "x" * 300, "x' does not exist"),
         ("s3://bucket/file", "no such scheme; known: gs://"),
         ("augreg/B_16-i22k-300ep", "is not a file of AugReg"),
         ("augreg:B/16,resolution=big", "resolution='big' must be a number"),

@@ -95,6 +95,12 @@ def test_the_published_size_is_that_of_the_model(entry: ZooEntry) -> None:
     assert bounds[0] - 250_000 * copies <= bytes_of_arrays <= bounds[1]
 
 
+def test_sizes_as_published() -> None:
+    for name, listed in (("ViT-B_16", 393.69 * 2**20), ("ViT-H_14", 2.46 * 2**30)):
+        low, high = ENTRIES[f"imagenet21k/{name}"].size_bounds or (0, 0)
+        assert low < listed < high < 1.01 * low
+
+
 def test_the_hash_of_deit_is_the_one_in_the_file_name() -> None:
     for entry in ENTRIES.values():
         if entry.family == "deit":

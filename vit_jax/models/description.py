@@ -43,7 +43,9 @@ class Description:
           ValueError, KeyError, TypeError: `value` is not what `to_json` gives.
         """
         model = _own_keys(dict(value["model"]))
-        tuple(model.get("resnet_layers") or ())  # a TypeError where it is no list
+        layers = (model.get("num_layers") or 0, *(model.get("resnet_layers") or ()))
+        if not all(0 <= each <= 10_000 for each in layers):  # a damaged file would never end
+            raise ValueError(f"{layers} layers; at most 10000 are built")
         by = value.get("probabilities_by", cls.probabilities_by)
         if by not in ("softmax", "sigmoid"):
             raise ValueError(f"probabilities_by={by!r} is neither softmax nor sigmoid")

@@ -1,9 +1,8 @@
 """Files of weights as named arrays: `.npz`, safetensors, PyTorch's, and the index of several.
 
-A file is recognised by its content, never by its name. Whatever it is, the result is its true
-arrays or a UserError of one line; pickled code is never run. `.npz` and zipped `.pth` files are
-verified by checksums; safetensors files and `.pth` files in the stream format of torch < 1.6 have
-none, so that a flipped bit inside an array goes unnoticed there.
+A file is recognised by its content. The result is its true arrays or a UserError of one line;
+pickled code is never run. `.npz` and zipped `.pth` files are verified by checksums; safetensors
+and the stream format of torch < 1.6 have none: a flipped bit goes unnoticed there.
 """
 
 from __future__ import annotations
@@ -45,20 +44,24 @@ _OTHERS = {
 def read_arrays(path: str | os.PathLike[str]) -> Arrays:
     """Reads all arrays of a file, in the types in which they are stored (`bfloat16` included).
 
-    The index of a model in several files (Hugging Face's `model.safetensors.index.json`) gives the
-    arrays of all of them.
+    The index of several files (`model.safetensors.index.json`) gives the arrays of all of them.
 
     Raises:
-      UserError: no such file, something else than weights (the error says what, where that can be
-        told), or damaged.
+      UserError: no such file, something else than weights (it says what), or damaged.
     """
     path = Path(path)
     try:
         # Asked first: opening a pipe would wait for a writer.
         if path.exists() and not path.is_file():
             raise UserError("it is a folder or a device, not a file")
-        arrays = _read_shards(path) if _is_index(path) else _read_file(path)
-        _check(arrays)
+        arrays = _read_file(path)
+        if not arrays:
+            raise UserError("it holds no arrays")
+        for name, array in arrays.items():
+            if not isinstance(name, str) or not name.isprintable():
+                raise UserError(f"{name!r:.80} is no name of an array")
+            if array.dtype.kind not in "biuf" and array.dtype != ml_dtypes.bfloat16:
+                raise UserError(f"array {name!r:.80} has type {array.dtype}; only numbers are read")
         return arrays
     except UserError as error:
         raise as_user_error(f"cannot read {path}: {str(error).rstrip('.')}.", error) from error
@@ -71,34 +74,13 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
         ) from error
 
 
-def _check(arrays: Arrays) -> None:
-    """Raises UserError for no arrays at all, names of no use, or other types than numbers."""
-    if not arrays:
-        raise UserError("it holds no arrays")
-    for name, array in arrays.items():
-        if not isinstance(name, str) or not name.isprintable():
-            raise UserError(f"{name!r:.80} is no name of an array")
-        if array.dtype.kind not in "biuf" and array.dtype != ml_dtypes.bfloat16:
-            raise UserError(f"array {name!r:.80} has type {array.dtype}; only numbers are read")
-
-
-def _is_index(path: Path) -> bool:
-    with open(path, "rb") as file:
-        head = file.read(64)
-        return head.lstrip().startswith(b"{") and b'"weight_map"' in head + file.read(_MAX_INDEX)
-
-
 def _read_shards(path: Path) -> Arrays:
-    """Reads the files that an index beside them names.
-
-    Raises:
-      UserError: the index does not agree with the files.
-    """
+    """Reads the files that an index beside them names; UserError where they do not agree."""
     index = json.loads(path.read_bytes())["weight_map"]
     arrays: Arrays = {}
     places: dict[str, str] = {}
     for file in sorted(set(index.values())):
-        if file == path.name:
+        if file != Path(file).name or file == path.name:
             raise UserError(f"it names {file!r:.80}, not a file of weights beside it")
         found = read_arrays(path.parent / file)
         places |= dict.fromkeys(found, file)
@@ -109,9 +91,10 @@ def _read_shards(path: Path) -> Arrays:
 
 
 def _read_file(path: Path) -> Arrays:
-    """Reads a file that holds arrays itself."""
     with open(path, "rb") as file:
         head = file.read(512)
+        if head.lstrip().startswith(b"{") and b'"weight_map"' in head + file.read(_MAX_INDEX):
+            return _read_shards(path)
         file.seek(0)
         if head.startswith(b"PK"):
             archive = _open_zip(file)
@@ -134,12 +117,7 @@ def _read_file(path: Path) -> Arrays:
 
 
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """A zip file.
-
-    Raises:
-      UserError: its directory is damaged, or it claims to expand to more than 20 times its size
-        and 512 MiB.
-    """
+    """A zip file; UserError for a damaged directory or more than `_MAX_EXPANSION`."""
     archive = zipfile.ZipFile(file)
     members = archive.infolist()
     # `zipfile` does not compare: a damaged length in the directory makes members disappear.
@@ -154,11 +132,7 @@ def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
 
 
 def _read_npz(archive: zipfile.ZipFile) -> Arrays:
-    """Reads an `.npz` file, plain or compressed, whose arrays are checked against their CRC-32.
-
-    `bfloat16` is recognised in the form in which numpy stores it (two bytes without a type), which
-    is that of big_vision's files.
-    """
+    """Reads an `.npz` file, plain or compressed, whose arrays are checked against their CRC-32."""
     arrays = {}
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
@@ -175,13 +149,9 @@ def _read_npz(archive: zipfile.ZipFile) -> Arrays:
 def write_safetensors(
     path: str | os.PathLike[str], arrays: Arrays, metadata: dict[str, str]
 ) -> None:
-    """Writes a safetensors file, atomically.
+    """Writes a safetensors file, atomically: the same bytes for the same arrays in any order.
 
-    The same arrays in any order give the same bytes, as long as `metadata` has one entry: the
-    library writes several in a random order.
-
-    Raises:
-      UserError: a type that the format lacks, or a place that cannot be written to.
+    UserError for a type that the format lacks, or a place that cannot be written to.
     """
     # The library writes the memory as it lies there.
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}

@@ -72,10 +72,7 @@ def known_grid(stored: Stored) -> tuple[int, int] | None:
 
 
 def model_sizes(params: Params) -> dict[str, Any]:
-    """Keyword arguments of the model by names and shapes; None: cannot be told.
-
-    Of `resnet_layers` and `representation_size` None is a value: there are none.
-    """
+    """Keyword arguments of the model by names and shapes; None: not told, or there is none."""
     blocks = [0]  # how many there must be; a damaged name may hold any number
     units: dict[int, int] = {}
     for name in params:
@@ -100,15 +97,9 @@ def model_sizes(params: Params) -> dict[str, Any]:
 
 
 def infer_model(params: Params, conventions: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of `create_model`.
+    """Keyword arguments of `create_model`, of which `conventions` do not show in a shape.
 
-    Args:
-      params: in our names.
-      conventions: what does not show in a shape: `gelu`, `layer_norm_epsilon`,
-        `position_embedding`.
-
-    Raises:
-      UserError: an array without which no Vision Transformer is, is missing or damaged.
+    UserError: an array without which no Vision Transformer is, is missing or damaged.
     """
     sizes = model_sizes(params)
     num_classes = layer_width(params, "head") or 0
@@ -139,13 +130,8 @@ def infer_description(
 ) -> Description:
     """What the arrays of `stored`, which has no description, and the files beside it show.
 
-    Args:
-      stored: a file's parameters.
-      grid: rows and columns of its tokens, where they are no square and nothing tells them.
-      image_size: [height, width], where no positions are stored and nothing tells it.
-
-    Raises:
-      UserError: sizes cannot be told, or contradict each other.
+    `grid`, rows and columns of tokens, is for files that are no square, `image_size` for those
+    without positions. UserError: sizes cannot be told, or contradict each other.
     """
     model = infer_model(stored.params, stored.conventions)
     patch, layers = model.get("patch_size"), model["resnet_layers"]

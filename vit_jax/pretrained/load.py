@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.class_names import class_names
-from vit_jax.errors import UserError, as_user_error, list_names
+from vit_jax.errors import UserError, as_user_error, counted, list_names
 from vit_jax.files.paths import full_path, local_copy, read_object
 from vit_jax.models.create import parameter_row
 from vit_jax.models.description import Description
@@ -50,21 +50,17 @@ def load_pretrained(
 
     Args:
       source, grid, num_heads: see `read_source`.
-      like: parameter tree of a freshly initialised model, either form of the blocks; arrays or
-        mere shapes (jax.ShapeDtypeStruct).
-      target_grid: rows and columns of tokens of that model; None takes its positions for a square.
-      model: attributes of the model; those that do not show in parameters (`gelu`,
-        `layer_norm_epsilon`) and differ from the file's are warned of.
-      **options: `reset_head`, `posemb`, `resize_patches`, `channels`, `class_token`: what may be
-        adapted, see `adapt_params`.
+      like: parameter tree of a new model, either form of the blocks; arrays or mere shapes.
+      target_grid: rows and columns of tokens of that model; None: its positions are a square.
+      model: attributes of the model, to warn of those that parameters do not show (`gelu`,
+        `layer_norm_epsilon`) and that differ from the file's.
+      **options: what may be adapted, see `adapt_params`.
 
     Returns:
-      (nested dict of numpy float32 arrays with the structure and shapes of `like`, report as of
-      `adapt_params`). Leaves that are reset are those of `like` itself.
+      (nested dict of numpy float32 arrays as in `like`, report), see `adapt_params`.
 
     Raises:
-      UserError: nothing there, unreadable, damaged, or it does not fit; every array that is
-        missing, unexpected or of another shape is named.
+      UserError: nothing there, unreadable, damaged, or it does not fit.
     """
     # Not needed to load a model as it is.
     from vit_jax.pretrained.fit.adapt import adapt_params, report_text
@@ -100,20 +96,18 @@ def read_source(
 ) -> Stored:
     """Parameters of any source and format in our names, loop form, float32.
 
-    What we wrote, in our names and with our description, is taken at its word; only the files of
-    others are recognised by what is in them.
+    What we wrote, with our description, is taken at its word; the files of others are recognised by
+    what is in them.
 
     Args:
       source: a file; a folder of timm, Hugging Face or ours (a work directory gives its finished
-        `params.npz`, or else its newest checkpoint that verifies); `gs://`, `https://` or
-        `hf://owner/name`; or a name of `scripts/zoo.py list`. Formats are told by content.
+        `params.npz`, or else its newest checkpoint that verifies); or what `resolve` fetches.
       num_heads: of the attention, where the file does not tell (PyTorch's do not).
       default_heads: what to take where `num_heads`, the file and its size do not tell either.
       grid: rows and columns of its tokens, where they are no square and it does not tell.
 
     Raises:
-      UserError: nothing there, no weights, damaged, a model that is none of ours, or arrays that
-        are not understood.
+      UserError: nothing there, no weights, damaged, or of a model that is none of ours.
     """
     path = resolve(source)
     if path.is_dir():
@@ -139,10 +133,10 @@ def read_source(
     for name, array in stored.params.items():
         if not np.isfinite(np.sum(array)) and not np.isfinite(array).all():
             raise UserError(f"{source}: {name} has NaN or infinite values; the file is damaged.")
-    if count := len(stored.unexpected):
+    if stored.unexpected:
         raise UserError(
-            f"{source}: {count} array{'' if count == 1 else 's'} in it belong to no model of ours: "
-            f"{list_names(stored.unexpected)}. It was recognised as {stored.format}."
+            f"{source}: {counted(len(stored.unexpected), 'array')} in it belong to no model of "
+            f"ours: {list_names(stored.unexpected)}. It was recognised as {stored.format}."
         )
     return stored
 
@@ -200,10 +194,7 @@ _UNVERIFIED = ("classifier", "representation_size", "num_classes", "gelu")
 
 
 def _add_entry(stored: Stored, entry: ZooEntry) -> None:
-    """What the zoo knows of a file besides its arrays; UserError if it is of another model.
-
-    Its preprocessing wins over the file's own: it is the one that the accuracy was measured with.
-    """
+    """What the zoo knows, first how the accuracy was measured; UserError for another model."""
     from vit_jax.pretrained.infer import infer_model
 
     stored.image_size = stored.image_size or (entry.resolution, entry.resolution)

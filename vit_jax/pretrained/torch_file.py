@@ -1,8 +1,4 @@
-"""PyTorch's `.pth`, `.pt` and `.bin` files, without PyTorch and without running their pickles.
-
-Files of torch >= 1.6 are zip files, whose checksums are verified. The stream format before that,
-which timm's files still have, has none: a flipped bit in an array goes unnoticed there.
-"""
+"""PyTorch's `.pth`, `.pt` and `.bin` files, without PyTorch and without running their pickles."""
 
 from __future__ import annotations
 
@@ -61,7 +57,7 @@ def read_zip(archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
 
 
 def read_stream(file: BinaryIO) -> dict[str, np.ndarray]:
-    """The tensors of a file of torch < 1.6, see `_read_tensors`.
+    """The tensors of a file of torch < 1.6, as timm's still are; see `_read_tensors`.
 
     Five pickles: a magic number, a version, sizes of types, the object, the names of the storages;
     then for each storage its number of elements (8 bytes) and the elements.
@@ -86,12 +82,9 @@ def read_stream(file: BinaryIO) -> dict[str, np.ndarray]:
 
 
 def _read_tensors(root: Any, load: Callable[[Storage], np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors of the state dict that `root`, which was saved, is or has.
+    """The tensors, by `load`, of the state dict that `root`, which was saved, is or has.
 
-    `load` reads a storage.
-
-    Raises:
-      UserError: no state dict, or a tensor beyond its storage.
+    UserError for no state dict, or a tensor beyond its storage.
     """
     state_dict = _find_state_dict(root)
     if state_dict is None:
@@ -116,11 +109,7 @@ def _read_tensors(root: Any, load: Callable[[Storage], np.ndarray]) -> dict[str,
 
 
 def _find_state_dict(level: Any) -> dict[Any, Any] | None:
-    """The dict of tensors at `level`, in an entry of `_ENTRIES`, or in the only one that has any.
-
-    Raises:
-      UserError: several entries have tensors.
-    """
+    """The dict of tensors at `level`, in an entry of `_ENTRIES`, or in the only one with any."""
     if not isinstance(level, dict) or _has_tensors(level):
         return level if isinstance(level, dict) else None
     for key in _ENTRIES:
@@ -178,21 +167,14 @@ class _Unpickler(pickle._Unpickler):
     """Builds what a state dict needs: dicts, lists, tuples, texts, numbers and `Tensor`.
 
     Python's form: for a few damaged bytes the one in C allocates gigabytes of memo.
-
-    Attributes:
-      storages: those that the pickle mentions, by key.
     """
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)
-        self.storages: dict[str, Storage] = {}
+        self.storages: dict[str, Storage] = {}  # that the pickle mentions
 
     def find_class(self, module: str, name: str) -> Any:
-        """Imports nothing: what training scripts leave beside the parameters becomes inert.
-
-        Raises:
-          UserError: a kind of tensor that is not read.
-        """
+        """Imports nothing: what training scripts leave beside the parameters becomes inert."""
         symbol = f"{module}.{name}"
         if symbol not in _GLOBALS and symbol.startswith("torch.") and "rebuild" in name:
             raise UserError(f"its pickle has tensors of {symbol!r:.80}, which are not read")

@@ -49,34 +49,28 @@ def adapt_params(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fits `loaded` to the names and shapes of `like` for fine-tuning (paper, section 3.2).
 
-    Heads (`head`, and `head_dist` of a distilled model) are those of `like` (zeros, in a new model)
-    unless `reset_head` is False. `pre_logits` is kept where `like` has it, and dropped where it has
-    none and no head that is kept stands on it. Arrays that need no change are not copied.
+    `pre_logits` is kept where `like` has it, and dropped where it has none and no head that is kept
+    stands on it. Arrays that need no change are not copied.
 
     Args:
-      loaded: flat names to arrays, loop form of the blocks.
-      like: flat names to arrays, or shapes, of a freshly initialised model, loop form.
-      grid: rows and columns of tokens of the new model; None: its positions are a square.
-      source_grid: those of `loaded`, where it is not a square.
-      reset_head: take the heads from `like`; with False they must fit.
+      loaded, like: flat names to arrays, loop form; of `like`, the new model, shapes will do.
+      grid, source_grid: rows and columns of tokens of `like` and `loaded`; None: a square.
+      reset_head: take `head` and `head_dist` from `like`; with False they must fit.
       posemb: how position embeddings are interpolated, a key of `resize.METHODS`.
       resize_patches: give the patch embedding the model's patch size (`resize_patch_kernel`).
-      channels: how other input channels are made, one of `resize.CHANNEL_METHODS`; "" demands
-        equal channels.
+      channels: how other input channels are made, one of `resize.CHANNEL_METHODS`, or "".
       class_token: "add" gives class and distillation tokens that `loaded` lacks, zero at a zero
         position; "drop" takes out those that `like` lacks; "" demands the same tokens.
-      dropped, changed: names that the reader of the file left out, or read otherwise than bit for
-        bit -> why; they become part of the report.
+      dropped, changed: names that the reader left out, or read otherwise than bit for bit -> why.
 
     Returns:
-      (flat names to float32 arrays, report). Every name of `like` is in the result, in its order
-      and with its shape; what is reset is the leaf of `like` itself, which may be a mere shape.
-      The report has every name of `like` in exactly one of `loaded` (as they are), `adapted` (name
-      -> how, as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has other names.
+      (flat names to float32 arrays as in `like`, report). What is reset is the leaf of `like`. The
+      report has every name of `like` in exactly one of `loaded` (as they are), `adapted` (name ->
+      how, as "bilinear 14x14 -> 24x18") and `reset`; `dropped` (name -> why) has other names.
 
     Raises:
-      UserError: an array is missing, unexpected or of another shape. All kinds are named, with the
-        config key that would resolve each. Also for unknown options and unknown grids.
+      UserError: arrays are missing, unexpected or of another shape (all are named, with the config
+        key that would resolve each); an unknown option or grid.
     """
     check_known("pretrained.posemb", posemb, METHODS)
     check_known("pretrained.channels", channels, ("", *CHANNEL_METHODS))

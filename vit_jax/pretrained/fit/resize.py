@@ -89,21 +89,12 @@ def interpolate_posembed(
 ) -> np.ndarray:
     """2-D interpolation of position embeddings by location in the image (paper, section 3.2).
 
+    From [1, P + h*w, D] to [1, P + grid[0] * grid[1], D], the same array for the same grid; the P
+    rows of class and distillation token, which come first, are kept.
+
     `bilinear` has aligned corners, as the official code (scipy's zoom of order 1). `bicubic` is
-    antialiased and has pixel centres, as timm's `resample_abs_pos_embed`.
-
-    Args:
-      posemb: [1, P + h*w, D], with the P embeddings of class and distillation token first.
-      grid: rows and columns of tokens wanted.
-      num_prefix_tokens: P; these rows are kept as they are.
-      source_grid: rows and columns of `posemb`; see `find_source_grid` for the default.
-      method: a key of `METHODS`.
-
-    Returns:
-      [1, P + grid[0] * grid[1], D], of the type of `posemb`; the same array for the same grid.
-
-    Raises:
-      UserError: see `find_source_grid`.
+    antialiased and has pixel centres, as timm's `resample_abs_pos_embed`. For `source_grid` and
+    errors see `find_source_grid`.
     """
     source_grid = find_source_grid(posemb.shape, grid, num_prefix_tokens, source_grid)
     if source_grid == grid:
@@ -122,10 +113,7 @@ def find_source_grid(
 ) -> tuple[int, int]:
     """Rows and columns of tokens that position embeddings of `shape` [1, P + h*w, D] stand for.
 
-    Those given; else a square; else `grid`, where it has as many tokens.
-
-    Raises:
-      UserError: `shape` is no such shape, is no square, or does not match `source_grid`.
+    Those given; else a square; else `grid`, where it has as many tokens; else UserError.
     """
     if len(shape) != 3 or shape[0] != 1:
         raise UserError(f"position embeddings must have shape [1, N, D], not {tuple(shape)}.")
@@ -163,13 +151,7 @@ def resize_patch_kernel(kernel: np.ndarray, patch: tuple[int, int]) -> np.ndarra
     the mean square over patches x of white noise, and equal for larger patches. Below half the
     size B leaves pixels out, and the token of a smooth image shrinks (to 1/4 for 16 -> 4): fine for
     weights trained this way, as FlexiViT's, and a poor start for others.
-
-    Args:
-      kernel: [h, w, C, D].
-      patch: height and width wanted.
-
-    Returns:
-      [*patch, C, D], of the type of `kernel`.
+    From [h, w, C, D] to [*patch, C, D].
     """
     rows, columns = (
         np.linalg.pinv(half_pixel_linear(old, new).T)  # [new, old]

@@ -1,16 +1,15 @@
 """The `.npz` files of Google's code, of every era and of Big Transfer, and our own.
 
 * `npz`: the official code's current names, which are ours.
-* `npz_published`: the published files. Flax before Linen numbered the parts of a block jointly
-  (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`), and group norms
-  have shape [1, 1, 1, C].
+* `npz_published`: the published files. Flax before Linen numbered the parts of a block jointly, and
+  group norms have shape [1, 1, 1, C].
 * `big_vision`: `params/` before every name (`params/img/` in two-tower models), position embeddings
   at the root and without a row for the class token, blocks possibly stacked for a scan, and in old
   files the attention-pooling head's parts at the root.
 
-A reader takes any mixture that history produced, such as `opt/target/` in front (a whole train
-state). In Big Transfer's files (`gs://bit_models/BiT-M-R50x1.npz`) each group norm stands below the
-convolution that follows it (`a`, `b`, `c` of a unit), and the head is a convolution of one pixel.
+Read is any mixture that history produced, such as `opt/target/` in front (a whole train state). In
+Big Transfer's files each group norm stands below the convolution that follows it (`a`, `b`, `c` of
+a unit), and the head is a convolution of one pixel.
 """
 
 from __future__ import annotations
@@ -55,11 +54,7 @@ def _rename_blocks(name: str, table: dict[str, str]) -> str:
 
 
 def read_google(arrays: dict[str, np.ndarray], *, grid: tuple[int, int] | None = None) -> Stored:
-    """Reads a file of any of the three namings; what becomes a parameter is taken out of `arrays`.
-
-    Raises:
-      UserError: two arrays are one parameter, or the position embeddings' grid cannot be told.
-    """
+    """Reads any of the three namings; UserError for two arrays that are one parameter."""
     prefix = find_prefix(arrays)
     assert prefix is not None  # the file was recognised by it
     stored = Stored(_format(arrays, prefix))
@@ -123,8 +118,7 @@ def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> No
             "square; give the rows and columns of tokens (pretrained.grid)."
         )
     if folded:
-        row = np.zeros_like(posemb[:, :1])
-        stored.params[POSEMB] = np.concatenate([row, posemb], axis=1)  # [1, 1 + h*w, D]
+        stored.params[POSEMB] = np.pad(posemb, ((0, 0), (1, 0), (0, 0)))  # [1, 1 + h*w, D]
         stored.changed[POSEMB] = "row of zeros added for the class token"
 
 
@@ -144,10 +138,7 @@ def _with_long_norms(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def to_big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Flat names of ours -> those of big_vision, one array per block.
-
-    The class token's row of position embeddings, which have no place there, is added to the token.
-    """
+    """Flat names of ours -> those of big_vision; the class token takes up its row of positions."""
     params = dict(params)
     posemb = params.pop(POSEMB, None)
     if posemb is not None:
@@ -181,10 +172,6 @@ def _bit_rows(names: Iterable[str]) -> list[Row]:
             rows += norm(f"{ours}/gn{number}", f"resnet/{ours}/{letter}", *_BIT_NORM)
             rows += [Row((f"{ours}/conv{number}/kernel",), f"resnet/{ours}/{letter}/{_CONV}")]
     return rows
-
-
-def is_big_transfer(names: Iterable[str]) -> bool:
-    return any(name.startswith("resnet/root_block/") for name in names)
 
 
 def read_big_transfer(arrays: dict[str, np.ndarray]) -> Stored:

@@ -1,8 +1,7 @@
 """Hugging Face transformers' names for ViT and DeiT, and its `config.json`.
 
-Both namings are read: the classic one of the files on the hub (`vit.encoder.layer.0.attention.
-attention.query`), which every version of transformers understands and which we write, and that of
-transformers 5 (`vit.layers.0.attention.q_proj`). A bare `ViTModel` has no `vit.` in front.
+Read are the names of the files on the hub, which every version of transformers understands and
+which we write, and those of transformers 5. A bare `ViTModel` has no `vit.` in front.
 """
 
 from __future__ import annotations
@@ -30,10 +29,12 @@ GELUS = {
 }
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
 
-# Query, key, value, out, and the layers of the MLP, in a block's folder.
-_CLASSIC = "attention.attention.query attention.attention.key attention.attention.value"
-_CLASSIC += " attention.output.dense intermediate.dense output.dense"
-_REFACTORED = "attention.q_proj attention.k_proj attention.v_proj attention.o_proj mlp.fc1 mlp.fc2"
+# See `encoder_block`.
+_CLASSIC = "layernorm_before attention.attention.query attention.attention.key"
+_CLASSIC += " attention.attention.value attention.output.dense layernorm_after"
+_CLASSIC += " intermediate.dense output.dense"
+_REFACTORED = "layernorm_before attention.q_proj attention.k_proj attention.v_proj"
+_REFACTORED += " attention.o_proj layernorm_after mlp.fc1 mlp.fc2"
 # How its pipelines turn logits into probabilities.
 _PROBLEMS = {"softmax": "single_label_classification", "sigmoid": "multi_label_classification"}
 
@@ -52,19 +53,9 @@ def _table(prefix: str, blocks: list[tuple[int, ...]], *, refactored: bool = Fal
         *layer("head", head),
         *layer("head_dist", "distillation_classifier"),
     ]
+    folder, names = ("layers", _REFACTORED) if refactored else ("encoder.layer", _CLASSIC)
     for (i,) in blocks:
-        ours = f"Transformer/encoderblock_{i}"
-        attention = f"{ours}/MultiHeadDotProductAttention_0"
-        theirs = f"{prefix}layers.{i}" if refactored else f"{prefix}encoder.layer.{i}"
-        *qkv, out, fc1, fc2 = (_REFACTORED if refactored else _CLASSIC).split()
-        for name, part in zip(("query", "key", "value"), qkv, strict=True):
-            heads = (rows.HEADS_IN, rows.HEADS_BIAS)
-            table += layer(f"{attention}/{name}", f"{theirs}.{part}", *heads)
-        table += layer(f"{attention}/out", f"{theirs}.{out}", rows.HEADS_OUT)
-        table += layer(f"{ours}/MlpBlock_0/Dense_0", f"{theirs}.{fc1}")
-        table += layer(f"{ours}/MlpBlock_0/Dense_1", f"{theirs}.{fc2}")
-        table += norm(f"{ours}/LayerNorm_0", f"{theirs}.layernorm_before")
-        table += norm(f"{ours}/LayerNorm_1", f"{theirs}.layernorm_after")
+        table += rows.encoder_block(i, f"{prefix}{folder}.{i}", names)
     return table
 
 

@@ -1,8 +1,4 @@
-"""Two naming schemes as one table that is read in both directions.
-
-A `Row` says which array of theirs holds which arrays of ours, and how one becomes the other. Reader
-and writer share the table, so that they are each other's inverse by construction.
-"""
+"""Two naming schemes as one table, which reader and writer share: each is the other's inverse."""
 
 from __future__ import annotations
 
@@ -42,7 +38,7 @@ HEADS_OUT = Op(
 
 
 class Row(NamedTuple):
-    """Several arrays of ours lie one below the other: query, key and value in `qkv`."""
+    """An array of theirs holds several of ours one below the other: query, key, value in `qkv`."""
 
     ours: tuple[str, ...]
     theirs: str
@@ -63,6 +59,24 @@ def norm(ours: str, theirs: str, scale: str = ".weight", bias: str = ".bias") ->
     return [Row((f"{ours}/scale",), f"{theirs}{scale}"), Row((f"{ours}/bias",), f"{theirs}{bias}")]
 
 
+def encoder_block(number: int, folder: str, theirs: str) -> list[Row]:
+    """A block whose parts `theirs` names: norm, query, key, value (or all three as one layer),
+    out, norm, and both layers of the MLP.
+    """
+    ours = f"Transformer/encoderblock_{number}"
+    attention = f"{ours}/MultiHeadDotProductAttention_0"
+    before, *qkv, out, after, fc1, fc2 = (f"{folder}.{name}" for name in theirs.split())
+    inputs = [f"{attention}/{name}" for name in ("query", "key", "value")]
+    groups = [inputs] if len(qkv) == 1 else [[name] for name in inputs]
+    rows = norm(f"{ours}/LayerNorm_0", before)
+    for names, part in zip(groups, qkv, strict=True):
+        rows += layer(names, part, HEADS_IN, HEADS_BIAS)
+    rows += layer(f"{attention}/out", out, HEADS_OUT)
+    rows += norm(f"{ours}/LayerNorm_1", after)
+    rows += layer(f"{ours}/MlpBlock_0/Dense_0", fc1)
+    return rows + layer(f"{ours}/MlpBlock_0/Dense_1", fc2)
+
+
 def numbers(pattern: str, names: Iterable[str]) -> list[tuple[int, ...]]:
     """The numbers that stand in `names` for the groups of `pattern`, in order."""
     matches = (re.search(pattern, name) for name in names)
@@ -72,11 +86,7 @@ def numbers(pattern: str, names: Iterable[str]) -> list[tuple[int, ...]]:
 def read_rows(
     stored: Stored, arrays: dict[str, np.ndarray], rows: list[Row], *, num_heads: int = 1
 ) -> None:
-    """Moves the arrays of a file into `stored`; what is missing is the model's to notice.
-
-    Raises:
-      UserError: an array whose shape does not suit the row, or the number of heads.
-    """
+    """Moves arrays into `stored`; UserError for a shape that does not suit the row or the heads."""
     for row in rows:
         if row.theirs not in arrays:
             continue

@@ -24,15 +24,13 @@ class Stored:
 
     Attributes:
       format: a key of `table.FORMATS`, or `orbax`.
-      params: flat names of ours (`vit_jax.parameters.names`), loop form of the blocks, float32.
+      params: flat names of ours, loop form of the blocks, float32.
       dropped: arrays of the file that are no parameters, and why they are left out.
       unexpected: arrays of the file that no rule speaks of.
       changed: our names that are not what the file holds bit for bit, and what was done.
-      conventions: keyword arguments of the model that do not show in the parameters: `gelu`,
-        `layer_norm_epsilon`, `position_embedding`.
-      description: ours, where one lies beside the file.
-      num_heads, image_size, class_names, eval_preprocess, probabilities_by: where another
-        configuration tells them; image_size is [height, width].
+      conventions: what does not show in parameters: `gelu`, `layer_norm_epsilon`,
+        `position_embedding`.
+      description: ours, where one lies beside the file; the rest is from another configuration.
     """
 
     format: str
@@ -60,10 +58,7 @@ class Stored:
 
 
 def check_description(description: Description, names: str = "class_names") -> Description:
-    """Raises UserError where parts of a description contradict each other.
-
-    `names` is the key that names the classes, for the error.
-    """
+    """UserError where it contradicts itself; `names`, for the error, is the key of the classes."""
     model, size = description.model, description.image_shape[:2]
     expected = token_grid(size, model.get("patch_size"), model.get("resnet_layers"))
     if description.grid != expected:

@@ -25,24 +25,15 @@ Params = dict[str, np.ndarray]
 
 
 class Format(NamedTuple):
-    """One way to write flat parameters.
+    """One way to write flat parameters, for these `kinds` of `MODELS`.
 
-    Attributes:
-      kinds: of `MODELS` that it has a place for.
-      to_file: parameters -> the arrays of an `.npz` file.
-      to_folder: parameters, description, input settings -> the arrays of a safetensors file, and
-        the JSON files beside it by name.
+    `convert` gives the arrays of an `.npz` file; with description and input settings as well those
+    of a safetensors file in a folder, and the JSON files beside it by name.
     """
 
     kinds: tuple[str, ...]
-    to_file: Callable[[Params], Params] | None = None
-    to_folder: (
-        Callable[[Params, Description, InputSettings], tuple[Params, dict[str, Any]]] | None
-    ) = None
-
-    @property
-    def is_folder(self) -> bool:
-        return self.to_folder is not None
+    convert: Callable[..., Any]
+    is_folder: bool = False
 
     def write(
         self, path: Path, params: Params, description: Description, inputs: InputSettings
@@ -54,14 +45,13 @@ class Format(NamedTuple):
             raise UserError(
                 f"this format has no place for model.name={kind!r}; --format={able} or orbax has."
             )
-        if self.to_file is not None:
-            return write_arrays(path, self.to_file(params))
-        assert self.to_folder is not None
+        if not self.is_folder:
+            return write_arrays(path, self.convert(params))
         if POSEMB not in params:  # fixed positions: folders of others know only learned ones
             table = sincos2d(description.grid, description.model["hidden_size"])
-            zeros = np.zeros((1, num_prefix_tokens(params), table.shape[-1]), np.float32)
-            params = {**params, POSEMB: np.concatenate([zeros, table], axis=1)}  # [1, P + h*w, D]
-        arrays, settings = self.to_folder(params, description, inputs)
+            padding = ((0, 0), (num_prefix_tokens(params), 0), (0, 0))
+            params = {**params, POSEMB: np.pad(table, padding)}  # [1, P + h*w, D]
+        arrays, settings = self.convert(params, description, inputs)
         path.mkdir(parents=True, exist_ok=True)
         write_safetensors(path / WEIGHTS_FILE, arrays, {"format": "pt"})
         for name, value in settings.items():
@@ -70,11 +60,11 @@ class Format(NamedTuple):
 
 
 FORMATS: dict[str, Format] = {
-    "npz": Format(tuple(MODELS), to_file=lambda params: params),
-    "npz_published": Format(("vit", "bit"), to_file=google.to_published),
-    "big_vision": Format(("vit", "bit"), to_file=google.to_big_vision),
-    "timm": Format(("vit", "deit"), to_folder=timm.to_timm),
-    "huggingface": Format(("vit", "deit"), to_folder=huggingface.to_huggingface),
+    "npz": Format(tuple(MODELS), lambda params: params),
+    "npz_published": Format(("vit", "bit"), google.to_published),
+    "big_vision": Format(("vit", "bit"), google.to_big_vision),
+    "timm": Format(("vit", "deit"), timm.to_timm, is_folder=True),
+    "huggingface": Format(("vit", "deit"), huggingface.to_huggingface, is_folder=True),
 }
 
 
@@ -85,17 +75,10 @@ def read_weights(
     default_heads: int | None = None,
     grid: tuple[int, int] | None = None,
 ) -> Stored:
-    """Brings the arrays of a file of any format, recognised by their names, into our names.
+    """Brings `arrays` of the file `path`, recognised by their names, into our names.
 
-    Args:
-      path: the file, beside which there may be a `config.json`.
-      arrays: in it; what becomes a parameter is taken out.
-      num_heads: of the attention, which files of PyTorch do not tell; None asks `config.json`, then
-        the table of known sizes, then `default_heads`.
-      grid: rows and columns of the file's tokens, where they are no square.
-
-    Raises:
-      UserError: names of no known model; see also the readers of the formats.
+    `num_heads` None asks the `config.json` beside it, then the table of known sizes, then
+    `default_heads`. `grid` has the rows and columns of tokens, where they are no square.
     """
     in_folder = path.name.startswith((WEIGHTS_FILE, TORCH_FILE))
     files = (path.parent / file for file in ("config.json", "preprocessor_config.json"))
@@ -103,7 +86,7 @@ def read_weights(
     try:
         if google.find_prefix(arrays) is not None:
             stored = google.read_google(arrays, grid=grid)
-        elif google.is_big_transfer(arrays):
+        elif any(name.startswith("resnet/root_block/") for name in arrays):
             stored = google.read_big_transfer(arrays)
         elif huggingface.find_prefix(arrays) is not None:
             stored = huggingface.read_settings(settings, preprocessor)
@@ -119,9 +102,8 @@ def read_weights(
                 "are those of no Vision Transformer or ResNet known here: Google's .npz, BiT, "
                 "big_vision, timm, Hugging Face ViT or DeiT."
             )
-        stated = (settings.get("model_args") or {}).get("depth") or settings.get(
-            "num_hidden_layers"
-        )
+        model_args = settings.get("model_args") or {}
+        stated = model_args.get("depth") or settings.get("num_hidden_layers")
         if stated and stated != (found := len(numbers(r"encoderblock_(\d+)/", stored.params))):
             raise UserError(f"config.json says {stated} blocks, and the file has {found}.")
     except UserError as error:

@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "R50+B/16": "vit_base_r50_s16",
     "R50+L/32": "vit_large_r50_s32",
 }
+_BLOCK = "norm1 attn.qkv attn.proj norm2 mlp.fc1 mlp.fc2"
 _POOL = {"token": "token", "gap": "avg", "map": "map"}
 _GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
 # Whose activation is said by timm's code alone.
@@ -79,15 +80,7 @@ def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[
         *norm("gn_root", f"{stem}.norm"),
     ]
     for (i,) in blocks:
-        ours, theirs = f"Transformer/encoderblock_{i}", f"blocks.{i}"
-        attention = f"{ours}/MultiHeadDotProductAttention_0"
-        qkv = [f"{attention}/{name}" for name in ("query", "key", "value")]
-        table += norm(f"{ours}/LayerNorm_0", f"{theirs}.norm1")
-        table += layer(qkv, f"{theirs}.attn.qkv", *heads)
-        table += layer(f"{attention}/out", f"{theirs}.attn.proj", rows.HEADS_OUT)
-        table += norm(f"{ours}/LayerNorm_1", f"{theirs}.norm2")
-        table += layer(f"{ours}/MlpBlock_0/Dense_0", f"{theirs}.mlp.fc1")
-        table += layer(f"{ours}/MlpBlock_0/Dense_1", f"{theirs}.mlp.fc2")
+        table += rows.encoder_block(i, f"blocks.{i}", _BLOCK)
     for stage, unit in units:
         ours = f"block{stage}/unit{unit}"
         theirs = f"patch_embed.backbone.stages.{stage - 1}.blocks.{unit - 1}"
@@ -174,10 +167,10 @@ def read_timm(
 def _add_prefix_positions(
     stored: Stored, no_embed_class: bool, grid: tuple[int, int] | None
 ) -> None:
-    """Zeros as the positions of class tokens where timm's model has none (`no_embed_class`).
+    """Zeros as the positions of class tokens where timm's model has none, as FlexiViT.
 
-    FlexiViT is such a model. Where the settings do not say so, the number of positions does: that
-    of the tokens of `grid`, else of the images, else a square.
+    Where `no_embed_class` does not say so, the number of positions does: that of the tokens of
+    `grid`, else of the images, else a square.
     """
     tokens, posemb = num_prefix_tokens(stored.params), stored.params.get(POSEMB)
     if not tokens or posemb is None or posemb.ndim != 3:
@@ -187,8 +180,7 @@ def _add_prefix_positions(
     alone = count == math.prod(grid) if grid else math.isqrt(count) ** 2 == count
     if no_embed_class or alone:
         logging.info("The class token has no position embedding: it is given zeros.")
-        zeros = np.zeros((1, tokens, posemb.shape[2]), posemb.dtype)
-        stored.params[POSEMB] = np.concatenate([zeros, posemb], axis=1)
+        stored.params[POSEMB] = np.pad(posemb, ((0, 0), (tokens, 0), (0, 0)))
 
 
 def _architecture(model: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
-"""The AugReg collection ("How to train your ViT?", 2106.10270): 50,000 files and their index.
+"""The AugReg collection ("How to train your ViT?", 2106.10270): choosing by its index.csv.
 
-A file's name is its recipe, see vit_jax/models/augreg_names.py. index.csv has a row per
-fine-tuning, with the accuracies on held-out data by which to choose.
+It has a row per fine-tuning, with accuracies on held-out data.
 """
 
 from __future__ import annotations
@@ -40,18 +39,17 @@ def select(
     adapt_ds: str = "",
     resolution: int | None = None,
 ) -> ZooEntry:
-    """The checkpoint that the official code would take.
+    """The checkpoint that the official code would take, without looking at a test set.
 
     The pre-trained file is the one with the best accuracy on held-out data of its own pre-training
-    (`final_val`); of its fine-tunings the one with the best `adapt_final_val`. No test set is
-    looked at.
+    (`final_val`); of its fine-tunings the one with the best `adapt_final_val`.
 
     Args:
       index: see `read_index`.
       name: architecture, as B/16 or B_16.
       ds: pre-training: i1k, i21k (300 epochs) or i21k_30.
       adapt_ds: dataset of the fine-tuning; "" for the pre-trained file.
-      resolution: 224 or 384; of both the better, where None. For fine-tunings only.
+      resolution: of a fine-tuning, 224 or 384; None: the better.
 
     Raises:
       UserError: a value that the index does not have; it lists those that it has.

@@ -32,7 +32,7 @@ def download(
     size: tuple[int, int] | None = None,
     sha256: str = "",
 ) -> Path:
-    """Downloads a file, unless it is there, and returns its path.
+    """Downloads a file, unless it is there, and returns its path; UserError says why not.
 
     Several processes may do so at the same time: each has a file of its own, renamed when whole.
 
@@ -40,18 +40,13 @@ def download(
       url: https:// or http://. Proxies are those of the environment.
       destination: path of the file; folders are made.
       size: least and most bytes it may have; None: from 1 to 64 GiB.
-      sha256: in hex; the beginning is enough. "" checks nothing. The MD5 that Google's servers
-        send (x-goog-hash) is always checked.
-
-    Raises:
-      UserError: no such file, no permission, no network, no space, or not the file that was asked
-        for; the message says which.
+      sha256: in hex; the beginning is enough. The MD5 that Google's servers send is always checked.
     """
     destination, (low, high) = Path(destination), size or (1, LARGEST)
-    if destination.is_file() and low <= destination.stat().st_size <= high:
-        return destination
-    logging.info("Downloading %s to %s.", url, destination)
     try:
+        if destination.is_file() and low <= destination.stat().st_size <= high:
+            return destination
+        logging.info("Downloading %s to %s.", url, destination)
         destination.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".part-") as folder:
             path = Path(folder) / destination.name

@@ -1,12 +1,10 @@
 """The published checkpoints by name: what is known of each, look them up, choose among them.
 
-`checkpoints.jsonl` has a line per checkpoint, with the fields of `ZooEntry` that differ from their
-defaults. Its sources:
+`checkpoints.jsonl` has the fields of a `ZooEntry` that differ from their defaults. Its sources:
 
 * Sizes of imagenet21k, imagenet21k+imagenet2012 and sam: listing of the buckets in the official
-  vit_jax.ipynb; of augreg: table in the official README, which lists the best of each architecture
-  by upstream validation accuracy. Whether a file has the tanh layer before its head, and the
-  resolution of the two ViT-B_8, follow from the size, which a test recomputes.
+  vit_jax.ipynb; of augreg: table in the official README. Whether a file has the tanh layer before
+  its head, and the resolution of the two ViT-B_8, follow from the size, which a test recomputes.
 * "timm" in the source of an accuracy means pytorch-image-models, results/results-imagenet.csv:
   measured on these weights after conversion, with timm's preprocessing (bicubic; 0.9 of the side at
   224 pixels). Repositories of timm: the names in timm's default_cfgs.
@@ -56,41 +54,23 @@ class Accuracy:
 
 @dataclasses.dataclass(frozen=True)
 class ZooEntry:
-    """One checkpoint.
+    """One checkpoint; "" where something is not known or not published."""
 
-    Attributes:
-      name: family/model, the name that scripts and `load_pretrained` take.
-      url: gs://, https:// or hf:// address.
-      format: npz_published (Google's), big_vision, timm or huggingface.
-      variant: key of models/variants.py.
-      resolution: side, in pixels, of the square images its position embeddings are for.
-      preprocess: how its accuracy is measured, for `vit_jax.data.preprocess.parse`.
-      num_classes: size of the head; 0 without a head.
-      classifier: token or gap.
-      representation_size: width of the tanh layer before the head; None without that layer.
-      position_embedding: learned or sincos2d.
-      labels: key of `data.class_names.LABELS`; "" where the names of the classes are not known.
-      size: as published, such as "393.69 MiB"; "" where it is not.
-      sha256: of the file in hex, or how it begins; "" where it is not published.
-      accuracy: published results, first the one that an evaluation of this file should give.
-      note: what a user has to know, and what could not be verified.
-    """
-
-    name: str
-    url: str
-    format: str
-    variant: str
-    resolution: int
-    preprocess: str
-    num_classes: int = 1000
-    classifier: str = "token"
-    representation_size: int | None = None
-    position_embedding: str = "learned"
-    labels: str = "imagenet2012"
-    size: str = ""
-    sha256: str = ""
-    accuracy: tuple[Accuracy, ...] = ()
-    note: str = ""
+    name: str  # family/model
+    url: str  # gs://, https:// or hf://
+    format: str  # npz_published (Google's), big_vision, timm or huggingface
+    variant: str  # key of models/variants.py
+    resolution: int  # pixels of a side of the images that its position embeddings are for
+    preprocess: str  # how its accuracy is measured, for `data.preprocess.parse`
+    num_classes: int = 1000  # 0 without a head
+    classifier: str = "token"  # or gap
+    representation_size: int | None = None  # width of the tanh layer before the head
+    position_embedding: str = "learned"  # or sincos2d
+    labels: str = "imagenet2012"  # key of `data.class_names.LABELS`
+    size: str = ""  # as published, such as "393.69 MiB"
+    sha256: str = ""  # of the file in hex, or how it begins
+    accuracy: tuple[Accuracy, ...] = ()  # first the one that an evaluation should give
+    note: str = ""  # what a user has to know, and what could not be verified
 
     @property
     def family(self) -> str:
@@ -138,8 +118,7 @@ def augreg_entry(file: str) -> ZooEntry:
     if parts.adapt_dataset:
         num_classes = ADAPTATION[parts.adapt_dataset]
         labels = "imagenet2012" if parts.adapt_dataset == "imagenet2012" else ""
-    note = "May have the tanh layer before its head: files trained on ImageNet alone exist with "
-    note += "and without."
+    note = "May have a tanh layer before its head: files of ImageNet alone exist with and without."
     return ZooEntry(
         name=f"augreg/{file}",
         url=f"{AUGREG}/{file}.npz",
@@ -154,11 +133,7 @@ def augreg_entry(file: str) -> ZooEntry:
 
 
 def find_entry(name_or_url: str) -> ZooEntry | None:
-    """The entry of a name or an address, or None.
-
-    Besides the rows these are all files of AugReg, as augreg/FILE or gs://vit_models/augreg/FILE,
-    with or without `.npz`.
-    """
+    """The entry of a name or an address, also of any file of AugReg; or None."""
     by_url = {row.url: row for row in entries().values()}
     found = entries().get(name_or_url) or by_url.get(name_or_url)
     folder, _, file = name_or_url.rpartition("/")
@@ -187,14 +162,9 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def filter_entries(*, min_accuracy: float | None = None, **fields: Any) -> list[ZooEntry]:
-    """Rows that agree with every argument that is not None.
+    """Rows that agree with every argument that is not None; UserError where there are none.
 
-    Args:
-      min_accuracy: least published ImageNet top-1, in percent; rows without one are left out.
-      **fields: of `ZooEntry`, or its `family`.
-
-    Raises:
-      UserError: a value that no row has, or values that no row has together.
+    `fields` are those of a `ZooEntry`, or its `family`; `min_accuracy` is of ImageNet, in percent.
     """
     rows = list(entries().values())
     given = {key: value for key, value in fields.items() if value is not None}

@@ -1,8 +1,7 @@
 """Where parameters come from: a path, an address, or a name of the zoo; all end as a local path.
 
 The cache is $VIT_JAX_CACHE, else $XDG_CACHE_HOME/vit_jax, else ~/.cache/vit_jax. A file keeps its
-whole address there, gs/BUCKET/NAME, since Google gives the same name to many models. Nothing in it
-is ever fetched again; a file that is to be renewed has to be removed.
+whole address there, gs/BUCKET/NAME; one that is to be renewed has to be removed.
 
 Repositories of Hugging Face's hub are fetched by its own client into its own cache; it reads
 HF_TOKEN, HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE.
@@ -23,8 +22,7 @@ from vit_jax.pretrained.zoo.entries import ZooEntry, find_entry, get_entry
 
 _GOOGLE = "https://storage.googleapis.com"
 _HUB = "hf://"
-_CHOICE = "augreg:"
-_SCHEMES = ("gs", "https", "http", "hf")
+_SCHEMES = ("gs://", "https://", "http://", _HUB)
 _SUFFIXES = (".npz", ".npy", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".json")
 _HUB_ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
 _CONFIGS = ["config.json", "preprocessor_config.json"]
@@ -37,9 +35,6 @@ def http_address(url: str) -> str:
     """Where a gs:// object is read without credentials; https:// and http:// stay as they are.
 
     STORAGE_EMULATOR_HOST, the variable of Google's clients, replaces Google's server.
-
-    Raises:
-      UserError: none of these, or no file in it.
     """
     match = re.fullmatch(r"(gs|https?)://([\w.-]+(?::\d{1,5})?(?:/[^/]+)+)", url.partition("#")[0])
     if match is None or not url.isprintable() or {".", ".."} & {*url.split("/")}:
@@ -60,15 +55,11 @@ def cache_path(url: str) -> Path:
 
 
 def resolve(source: str | os.PathLike[str]) -> Path:
-    """A local file or folder with what `source` names, fetched if it has to be.
+    """A local file or folder with what `source` names, fetched if it has to be; else UserError.
 
-    Args:
-      source: a path, if it exists; else gs://, https://, http://, hf://OWNER/NAME[@REVISION]
-        [/FILE], `augreg:B/16[,ds=i21k][,adapt_ds=imagenet2012][,resolution=384]` (chosen by
-        accuracy, see `augreg.select`), or a name of the zoo.
-
-    Raises:
-      UserError: none of these, or it cannot be fetched; the message says why and what to do.
+    That is a path, if it exists; else gs://, https://, http://, hf://OWNER/NAME[@REVISION][/FILE],
+    `augreg:B/16[,ds=i21k][,adapt_ds=imagenet2012][,resolution=384]` (chosen by accuracy, see
+    `augreg.select`), or a name of the zoo.
     """
     path = _existing(source)
     if path is not None:
@@ -76,12 +67,12 @@ def resolve(source: str | os.PathLike[str]) -> Path:
     text = os.fspath(source)
     if is_bucket(text) and not text.partition("#")[0].endswith(_SUFFIXES):
         return to_path(text)  # a folder, with the user's own rights
-    scheme, separator, _ = text.partition("://")
-    if separator and scheme not in _SCHEMES:
-        known = ", ".join(f"{name}://" for name in _SCHEMES)
+    is_address = text.startswith(_SCHEMES)
+    if "://" in text and not is_address:
+        known = ", ".join(_SCHEMES)
         raise UserError(f"{text!r}: no such scheme; known: {known}, paths and names of the zoo.")
     entry = describe_source(text)
-    if entry is None and not separator:
+    if entry is None and not is_address:
         if text.startswith(("/", "./", "../", "~")) or text.endswith(_SUFFIXES):
             entry = find_entry(text.removesuffix(".npz"))
             hint = f" The zoo has {entry.name!r}." if entry else ""
@@ -97,10 +88,7 @@ def resolve(source: str | os.PathLike[str]) -> Path:
 def describe_source(source: str | os.PathLike[str]) -> ZooEntry | None:
     """What the zoo knows of `source`, a name, an address or the cached copy of one; else None.
 
-    `augreg:` reads the collection's index for its answer, and fetches that if it has to be.
-
-    Raises:
-      UserError: `augreg:` with a choice that the index does not have, or no index to be had.
+    UserError for `augreg:` with a choice that its index, which is fetched, does not have.
     """
     text = os.fspath(source)
     path = _existing(source)
@@ -110,8 +98,8 @@ def describe_source(source: str | os.PathLike[str]) -> ZooEntry | None:
             if path.absolute().is_relative_to(folder):
                 return find_entry(f"{scheme}://{path.absolute().relative_to(folder)}")
         return None
-    if text.startswith(_CHOICE):
-        choice = augreg.parse_choice(text.removeprefix(_CHOICE))
+    if text.startswith("augreg:"):
+        choice = augreg.parse_choice(text.removeprefix("augreg:"))
         index = download(http_address(augreg.INDEX), cache_path(augreg.INDEX))
         return augreg.select(augreg.read_index(index), **choice)
     return find_entry(_canonical(text))
@@ -125,21 +113,16 @@ def _canonical(url: str) -> str:
 
 
 def _existing(source: str | os.PathLike[str]) -> Path | None:
-    path = Path(os.path.expanduser(source))
-    # Path("") would be the current folder.
-    return path if os.fspath(source) and path.exists() else None
+    path = os.path.expanduser(source)
+    return Path(path) if os.path.exists(path) else None  # not for a name too long, either
 
 
 def fetch_from_hub(address: str) -> Path:
     """The local copy of `hf://owner/name[@revision][/file]`.
 
-    A file is fetched as it is. A whole repository becomes a folder with its config.json,
-    preprocessor_config.json and weights: model.safetensors (or its shards and their index), else
-    pytorch_model.bin. A revision is a branch, tag or commit; a slash in it is written %2F.
-
-    Raises:
-      UserError: no such repository, revision or file, no permission, no network and no copy from
-        before, no weights in the repository, or no client installed.
+    A whole repository becomes a folder with its config.json, preprocessor_config.json and weights:
+    model.safetensors (or its shards and their index), else pytorch_model.bin. A revision is a
+    branch, tag or commit; a slash in it is written %2F.
     """
     match = _HUB_ADDRESS.fullmatch(address)
     if match is None:
