@@ -18,7 +18,7 @@ from tests.peers import import_timm, import_transformers
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint, input_settings
-from vit_jax.files.paths import write_arrays
+from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
@@ -183,7 +183,8 @@ def test_preprocessing_in_timms_words(spec: str, expected: dict[str, Any], tmp_p
     """What timm is told comes back as the same sizes and scaling."""
     source = seeded_file(tmp_path)
     description = load_model(source).description
-    dataclasses.replace(description, eval_preprocess=spec).write(tmp_path / "a.json")
+    description = dataclasses.replace(description, eval_preprocess=spec)
+    write_json(tmp_path / "a.json", description.to_json())
     convert_checkpoint(str(source), str(tmp_path / "timm"), format="timm")
     told = json.loads((tmp_path / "timm" / "config.json").read_text())["pretrained_cfg"]
     for key, value in expected.items():
