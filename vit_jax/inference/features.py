@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -102,8 +101,8 @@ def _write_rows(
 ) -> None:
     """Writes an `.npz` whose large arrays arrive in parts; it appears as a whole or not at all.
 
-    Rows wait in one file per array, in a hidden folder beside the target: while it is packed, the
-    disk holds one of the arrays twice.
+    Rows wait in one file per array, in a hidden folder beside the target: while they are packed,
+    the disk holds them twice.
 
     Args:
       path: its folder is made, a file of that name is replaced.
@@ -116,15 +115,14 @@ def _write_rows(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sizes = [math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values()]
-    needed, free = sum(sizes) + max(sizes), shutil.disk_usage(path.parent).free
+    needed, free = 2 * sum(sizes), shutil.disk_usage(path.parent).free
     if needed > free:
         raise UserError(
             f"--output={path}: needs {size_text(needed)}, the disk has {size_text(free)} left."
         )
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        files = {name: Path(folder) / f"{name}.npy" for name in specs}
         arrays: dict[str, Any] = {
-            name: np.lib.format.open_memmap(files[name], "w+", spec.dtype, spec.shape)
+            name: np.lib.format.open_memmap(f"{folder}/{name}.npy", "w+", spec.dtype, spec.shape)
             for name, spec in specs.items()
         }
         done = 0
@@ -133,11 +131,5 @@ def _write_rows(
             for name, array in arrays.items():
                 array[done : done + count] = part[name]
             done += count
-        with replacing(path) as unfinished, zipfile.ZipFile(unfinished, "w") as archive:
-            for name, file in files.items():
-                arrays.pop(name).flush()
-                archive.write(file, file.name)
-                file.unlink()
-            for name, array in others.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
+        with replacing(path) as unfinished, open(unfinished, "wb") as file:
+            np.savez(file, **{**arrays, **others})
