@@ -39,9 +39,8 @@ WANDB_FILE = "wandb_run.json"
 class MetricWriter:
     """Appends one line of JSON per call to `WORKDIR/metrics.jsonl`, and TensorBoard scalars.
 
-    Lines look like `{"step": 20, "loss": 1.5, "images_per_second": 900.0}`; a step with training
-    metrics and evaluations has a line for each. A resumed run drops the lines after the step it
-    starts from, because it writes them again. A context: W&B is told how the run has ended.
+    Lines look like `{"step": 20, "loss": 1.5, "images_per_second": 900.0}`. A resumed run drops
+    those after its first step, which it writes again. A context: W&B is told how the run has ended.
     """
 
     def __init__(
@@ -58,11 +57,8 @@ class MetricWriter:
         Args:
           start_step: finished updates.
           tensorboard: whether to write event files, into `WORKDIR/tensorboard`.
-          wandb_project: project on Weights & Biases; empty: none.
+          wandb_project: on Weights & Biases; empty: none. A UserError where it does not start.
           config: of the run; shown by TensorBoard (as text) and W&B.
-
-        Raises:
-          UserError: W&B is wanted, but not installed or not to be reached.
         """
         self._start_step = start_step
         self._path = to_path(workdir) / METRICS_FILE
@@ -126,10 +122,10 @@ class MetricWriter:
                 with contextlib.suppress(OSError):  # `flush` has said it
                     if part is not None:
                         part.close()
-        preempted = isinstance(error, PreemptedError)
-        if preempted:  # in place of "failed"
+        exit_code = int(error is not None)
+        if isinstance(error, PreemptedError):  # in place of "failed"
             self._tell_wandb(lambda run: run.mark_preempting())
-        exit_code = REQUEUE_EXIT_CODE if preempted else int(error is not None)
+            exit_code = REQUEUE_EXIT_CODE
         self._tell_wandb(lambda run: run.finish(exit_code=exit_code))
 
     @contextlib.contextmanager
@@ -205,11 +201,7 @@ def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl`, numbers by name.
-
-    A killed run may leave part of a line behind, at the end or, where a file system lost what came
-    next, in the middle: what is no row is left out.
-    """
+    """The rows of `metrics.jsonl`, numbers by name, without lines that a killed run left torn."""
     path = to_path(workdir) / METRICS_FILE
     text = path.read_bytes().decode(errors="replace") if path.exists() else ""
     rows = []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import jax
@@ -12,18 +12,8 @@ import jax
 from vit_jax.files.paths import is_bucket, to_path, uploaded
 
 
-@contextmanager
-def trace(workdir: str) -> Iterator[None]:
-    """Records what the devices do into WORKDIR/profile, for TensorBoard or xprof."""
-    folder = to_path(workdir) / "profile"
-    # A bucket, which the profiler cannot write to, gets a copy at the end.
-    place = uploaded(folder) if is_bucket(folder) else nullcontext(folder)
-    with place as local, jax.profiler.trace(str(local)):
-        yield
-
-
 class Profile:
-    """Records updates first <= step < last of a run into WORKDIR/profile.
+    """Records updates first <= step < last of a run into WORKDIR/profile, for TensorBoard or xprof.
 
     Starting and ending it, which takes seconds with many devices, happens inside `book(step)`.
     """
@@ -36,7 +26,7 @@ class Profile:
         total_steps: int,
         book: Callable[[int], AbstractContextManager[None]],
     ):
-        self._workdir, self._book, self._recording = workdir, book, ExitStack()
+        self._folder, self._book, self._recording = to_path(workdir) / "profile", book, ExitStack()
         self._first, self._last = max(steps[0], start_step + 1), steps[1]
         if steps[0] < steps[1] and not self._first < min(self._last, total_steps + 1):
             logging.warning(
@@ -51,7 +41,11 @@ class Profile:
                 jax.block_until_ready(state)  # the host is ahead of the devices
                 self._recording.close()
                 if step < self._last:
-                    self._recording.enter_context(trace(self._workdir))
+                    folder = self._folder
+                    # A bucket, which the profiler cannot write to, gets a copy at the end.
+                    place = uploaded(folder) if is_bucket(folder) else nullcontext(folder)
+                    local = self._recording.enter_context(place)
+                    self._recording.enter_context(jax.profiler.trace(str(local)))
 
     def close(self) -> None:
         self._recording.close()
