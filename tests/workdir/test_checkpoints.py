@@ -28,8 +28,6 @@ from vit_jax.workdir import orbax_parts
 from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
 from vit_jax.workdir.orbax_parts import damaged_in, is_disk_error, steps_in
 
-REPO = Path(__file__).parents[2]
-
 
 def mesh_of(*shape: int) -> Mesh:
     devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)

@@ -72,8 +72,7 @@ _CALLS = itertools.count(1)  # of `reached`, in this process
 class PreemptionNotice:
     """Whether this run has been asked to stop; a context, on the main thread of every process.
 
-    Several processes leave SIGTERM, and where to stop, to JAX's preemption service. Further
-    SIGTERMs change nothing: a machine that shuts down sends several.
+    Several processes leave SIGTERM, and where to stop, to JAX's preemption service.
     """
 
     def __init__(self) -> None:

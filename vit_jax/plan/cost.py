@@ -66,9 +66,7 @@ class CompiledStep:
 def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
     """Compiles a jitted update for a mesh, whose devices need not be there; may be TooLargeError.
 
-    Args:
-      arguments: shapes with shardings, see `subject.step_arguments`.
-      full: with all optimization, as the training does; else fast.
+    `arguments`: see `subject.step_arguments`. `full`: optimized as for training; else fast.
     """
     device = mesh.devices.flat[0]
     platform, chip = device.platform, find_chip(device.device_kind)
