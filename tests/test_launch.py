@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import unittest.mock
 from pathlib import Path
 from typing import Any
 
@@ -105,25 +106,17 @@ def test_flags_of_processes_that_cannot_be_meant(
         start_processes(**changes)
 
 
-@pytest.mark.parametrize(
-    ("error", "raised"),
-    [
+def test_a_cluster_that_does_not_answer_may_do_so_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher starts it again after a TimeoutError; see `launch.one_line_errors`."""
+    for error, raised in (
         (ConnectionError("metadata.google.internal does not answer"), TimeoutError),
         (jax.errors.JaxRuntimeError("UNKNOWN: Failed to start RPC server"), TimeoutError),
         (RuntimeError("initialize must be called before any computations"), RuntimeError),
-    ],
-)
-def test_a_cluster_that_does_not_answer_may_do_so_later(
-    error: Exception, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A launcher starts it again after a TimeoutError; see `launch.one_line_errors`."""
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("jax.distributed.initialize", fails)
-    with pytest.raises(raised, match=str(error)):
-        start_processes()
+    ):
+        fails = unittest.mock.Mock(side_effect=error)
+        monkeypatch.setattr("jax.distributed.initialize", fails)
+        with pytest.raises(raised, match=str(error)):
+            start_processes()
 
 
 def test_for_which_errors_a_peer_may_be_to_blame() -> None:

@@ -219,9 +219,7 @@ def start_processes(
 def _find_each_other(arrival_timeout: int, heartbeat_timeout: float, flags: dict[str, Any]) -> None:
     """Calls jax.distributed.initialize, whose own timeouts abort without a word: ours come first.
 
-    Raises:
-      ValueError: flags that contradict each other; none ("defined"), and no cluster was found.
-      TimeoutError: see `start_processes`.
+    A ValueError means that flags contradict each other or, without any, that there is no cluster.
     """
     import jax
     from jax._src.distributed import global_state
