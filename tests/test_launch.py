@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import unittest.mock
 from pathlib import Path
 from typing import Any
 
@@ -105,39 +106,28 @@ def test_flags_of_processes_that_cannot_be_meant(
         start_processes(**changes)
 
 
-@pytest.mark.parametrize(
-    ("error", "raised"),
-    [
+def test_a_cluster_that_does_not_answer_may_do_so_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher starts it again after a TimeoutError; see `launch.one_line_errors`."""
+    for error, raised in (
         (ConnectionError("metadata.google.internal does not answer"), TimeoutError),
         (jax.errors.JaxRuntimeError("UNKNOWN: Failed to start RPC server"), TimeoutError),
         (RuntimeError("initialize must be called before any computations"), RuntimeError),
-    ],
-)
-def test_a_cluster_that_does_not_answer_may_do_so_later(
-    error: Exception, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A launcher starts it again after a TimeoutError; see `launch.one_line_errors`."""
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("jax.distributed.initialize", fails)
-    with pytest.raises(raised, match=str(error)):
-        start_processes()
+    ):
+        fails = unittest.mock.Mock(side_effect=error)
+        monkeypatch.setattr("jax.distributed.initialize", fails)
+        with pytest.raises(raised, match=str(error)):
+            start_processes()
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer [::1]:3496"), True),
-        (jax.errors.JaxRuntimeError("whatever it says"), True),
-        (RuntimeError("UNAVAILABLE: the service has gone"), True),
-        (ValueError("the state is UNKNOWN: nobody set it"), False),
-        (ValueError("INVALID_ARGUMENT: shapes differ"), False),
-    ],
-)
-def test_for_which_errors_a_peer_may_be_to_blame(error: Exception, expected: bool) -> None:
-    assert may_be_caused_by_peer(error) is expected
+def test_for_which_errors_a_peer_may_be_to_blame() -> None:
+    for error in (
+        ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer [::1]:3496"),
+        jax.errors.JaxRuntimeError("whatever it says"),
+        RuntimeError("UNAVAILABLE: the service has gone"),
+    ):
+        assert may_be_caused_by_peer(error)
+    for text in ("the state is UNKNOWN: nobody set it", "INVALID_ARGUMENT: shapes differ"):
+        assert not may_be_caused_by_peer(ValueError(text))
 
 
 @pytest.mark.parametrize(("override", "message"), BAD_OVERRIDES)
@@ -237,13 +227,11 @@ def test_bad_profile_steps(text: str) -> None:
         command_line.step_range(text)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "message"),
-    [("configs/finetune.py:B16,cifar10", "B16"), ("nowhere.py", "there is no recipe")],
-)
-def test_an_unknown_variant_and_a_missing_recipe(recipe: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        command_line.get_config(recipe)
+def test_an_unknown_variant_and_a_missing_recipe() -> None:
+    with pytest.raises(UserError, match="B16"):
+        command_line.get_config("configs/finetune.py:B16,cifar10")
+    with pytest.raises(UserError, match="there is no recipe"):
+        command_line.get_config("nowhere.py")
 
 
 # Everything on that a restart could get wrong: accumulation, dropout, averaging.

@@ -7,7 +7,6 @@ it, a resumed run starts after its last step.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import types
 from typing import Any
@@ -15,52 +14,40 @@ from typing import Any
 import pytest
 
 
-@dataclasses.dataclass
+class Config(dict[str, Any]):
+    def update(self, d: dict[str, Any], allow_val_change: bool = False) -> None:  # type: ignore[override]
+        assert allow_val_change or {**self, **d} == {**d, **self}
+        super().update(d)
+
+
 class Record:
-    """What the server knows of one run."""
+    """A run, as `init` returns it, and what the server knows of it."""
 
-    config: dict[str, Any] = dataclasses.field(default_factory=dict)
-    rows: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    dropped: list[int] = dataclasses.field(default_factory=list)
-    exit_codes: list[int] = dataclasses.field(default_factory=list)
-    preempting: bool = False
-    init: dict[str, Any] = dataclasses.field(default_factory=dict)
-    error: Exception | None = None  # what every call raises once W&B's own process is dead
-
-
-@dataclasses.dataclass
-class Settings:
-    finish_timeout: float = 0.0
-
-
-class Run:
-    def __init__(self, record: Record):
-        self._record = record
-        self.starting_step = self._step = max(record.rows, default=-1) + 1
-        self.config = types.SimpleNamespace(update=self._update)
-
-    def _update(self, d: dict[str, Any], allow_val_change: bool = False) -> None:
-        changed = {**self._record.config, **d} != {**d, **self._record.config}
-        if changed and not allow_val_change:
-            raise ValueError("the config would change")
-        self._record.config.update(d)
+    def __init__(self) -> None:
+        self.config = Config()
+        self.rows: dict[int, dict[str, Any]] = {}
+        self.dropped: list[int] = []
+        self.exit_codes: list[int] = []
+        self.preempting = False
+        self.init: dict[str, Any] = {}
+        self.starting_step = 0
+        self.error: Exception | None = None  # of every call once W&B's own process is dead
 
     def log(self, data: dict[str, Any], step: int) -> None:
-        if self._record.error is not None:
-            raise self._record.error
-        if step < self._step:
-            self._record.dropped.append(step)
+        if self.error is not None:
+            raise self.error
+        if step < max([self.starting_step, *self.rows]):
+            self.dropped.append(step)
             return
-        self._step = step
-        self._record.rows.setdefault(step, {}).update(data)
+        self.rows.setdefault(step, {}).update(data)
 
     def mark_preempting(self) -> None:
-        self._record.preempting = True
+        self.preempting = True
 
     def finish(self, exit_code: int) -> None:
-        if self._record.error is not None:
-            raise self._record.error
-        self._record.exit_codes.append(exit_code)
+        if self.error is not None:
+            raise self.error
+        self.exit_codes.append(exit_code)
 
 
 def install(patch: pytest.MonkeyPatch, *, fails: Exception | None = None) -> dict[str, Record]:
@@ -70,16 +57,17 @@ def install(patch: pytest.MonkeyPatch, *, fails: Exception | None = None) -> dic
     """
     runs: dict[str, Record] = {}
 
-    def init(project: str, dir: str, id: str, name: str, resume: str, settings: Settings) -> Run:
+    def init(project: str, dir: str, id: str, name: str, resume: str, settings: Any) -> Record:
         if fails is not None:
             raise fails
         assert resume == "allow"  # else a known id is another run
         record = runs.setdefault(f"{project}/{id}", Record())
+        record.starting_step = max(record.rows, default=-1) + 1
         record.init = {"dir": dir, "name": name, "finish_timeout": settings.finish_timeout}
-        return Run(record)
+        return record
 
     module = types.ModuleType("wandb")
     module.__file__ = __file__
-    vars(module).update(init=init, Settings=Settings)
+    vars(module).update(init=init, Settings=types.SimpleNamespace)
     patch.setitem(sys.modules, "wandb", module)
     return runs

@@ -39,13 +39,7 @@ def main(
     default_config: str | None = None,
     workdir: bool = True,
 ) -> None:
-    """Parses the command line and calls `run(config, workdir)`.
-
-    Args:
-      run: the script's work.
-      doc: the script's docstring, shown by --help.
-      default_config: recipe that is used when --config is not given.
-      workdir: whether the script needs --workdir.
+    """Parses the command line and calls `run(config, workdir)`; --help shows `doc`.
 
     A `UserError` ends the process with one line on stderr and status 2, a diverged training with
     status 1, Ctrl-C with 130. Status 75 means that the same command resumes from the last
@@ -53,8 +47,7 @@ def main(
     traceback. The end of one process ends the run on all of them.
     """
     use_huge_pages()
-    # Tracing makes millions of objects that stay. Looking through them after every 700 new ones
-    # took 7 % of a start.
+    # Tracing makes millions of objects that stay: looking through them took 7 % of a start.
     gc.set_threshold(50_000, 10, 10)
     from vit_jax import command_line
 
@@ -77,7 +70,9 @@ def main(
             **FLAGS.config.processes,
         )
         run(FLAGS.config, FLAGS.workdir)
-        _leave_processes()
+        from vit_jax.multihost.watchdog import watchdog
+
+        watchdog.leave()
 
 
 def use_huge_pages() -> None:
@@ -110,7 +105,8 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
         _end(f"error: {error}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
     except PreemptedError as error:
         print(error, file=sys.stderr)
-        _leave_processes()
+        if peers := _peers():
+            peers.leave()
         sys.exit(REQUEUE_EXIT_CODE)
     except KeyboardInterrupt:
         way_on = " The same command resumes from the last checkpoint." if resumes else ""
@@ -178,11 +174,9 @@ def start_processes(
     Ends this process with status 75 if they have not all arrived in time.
 
     Args:
-      distributed: `auto` joins where the flags or a cluster that JAX knows (Cloud TPU, GKE, SLURM,
-        Open MPI, Kubernetes jobs) say how; `on` insists on it; `off` runs alone.
-      flags_of_process: `coordinator_address` (host:port of process 0), `num_processes` and
-        `process_id`, where the processes were started by hand; else None.
-      arrival_timeout_seconds: how long to wait for all of them.
+      distributed: `auto` joins where the flags or a cluster that JAX knows say how; `on` insists on
+        it; `off` runs alone.
+      flags_of_process: of processes that were started by hand; values are None elsewhere.
       timeouts: of `Watchdog.start`.
 
     Raises:
@@ -225,9 +219,7 @@ def start_processes(
 def _find_each_other(arrival_timeout: int, heartbeat_timeout: float, flags: dict[str, Any]) -> None:
     """Calls jax.distributed.initialize, whose own timeouts abort without a word: ours come first.
 
-    Raises:
-      ValueError: flags that contradict each other; none ("defined"), and no cluster was found.
-      TimeoutError: see `start_processes`.
+    A ValueError means that flags contradict each other or, without any, that there is no cluster.
     """
     import jax
     from jax._src.distributed import global_state
@@ -260,10 +252,3 @@ def _find_each_other(arrival_timeout: int, heartbeat_timeout: float, flags: dict
         timer.cancel()
     process = f"Process {global_state.process_id} of {global_state.num_processes}"
     logging.info("%s, coordinator %s.", process, global_state.coordinator_address)
-
-
-def _leave_processes() -> None:
-    """Tells the other processes that this one is done and may leave."""
-    from vit_jax.multihost.watchdog import watchdog
-
-    watchdog.leave()

@@ -34,8 +34,13 @@ from vit_jax.workdir.description import (
     write_provenance,
     write_results,
 )
-from vit_jax.workdir.metrics import MetricWriter, check_wandb, earlier_times, evaluations_of
-from vit_jax.workdir.tracing import Profile
+from vit_jax.workdir.metrics import (
+    MetricWriter,
+    Profile,
+    check_wandb,
+    earlier_times,
+    evaluations_of,
+)
 
 
 def train_and_evaluate(

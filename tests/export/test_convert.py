@@ -183,15 +183,15 @@ def test_preprocessing_in_timms_words(spec: str, expected: dict[str, Any], tmp_p
     """What timm is told comes back as the same sizes and scaling."""
     source = seeded_file(tmp_path)
     description = load_model(source).description
-    description = dataclasses.replace(description, eval_preprocess=spec)
-    write_json(tmp_path / "a.json", description.to_json())
+    described = dataclasses.replace(description, eval_preprocess=spec)
+    write_json(tmp_path / "a.json", described.to_json())
     convert_checkpoint(str(source), str(tmp_path / "timm"), format="timm")
     told = json.loads((tmp_path / "timm" / "config.json").read_text())["pretrained_cfg"]
     for key, value in expected.items():
         assert told[key] == (pytest.approx(value) if key != "crop_mode" else value)
     (tmp_path / "timm" / "model.json").unlink()
     found, _ = input_settings(load_model(tmp_path / "timm").description)
-    meant, _ = input_settings(dataclasses.replace(description, eval_preprocess=spec))
+    meant, _ = input_settings(described)
     assert (found.resize, found.method) == (meant.resize, meant.method)
     assert found.crop in (meant.crop, None)
     assert (*found.mean, *found.std) == pytest.approx((*meant.mean, *meant.std))
@@ -215,22 +215,17 @@ def test_what_a_format_cannot_say_is_said(tmp_path: Path) -> None:
     assert (again["gelu"], again["layer_norm_epsilon"]) == ("exact", 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "format", "message"),
-    [
+def test_destinations_that_do_not_go(sources: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "there.npz").write_text("mine")
+    (tmp_path / "there.x.json").write_text("mine")
+    for name, format, message in (
         ("there.npz", "npz", "exists"),
         ("new.npz", "timm", "writes a folder"),
         ("there.x.npz", "npz", "there.x.json exists"),
         ("new", "tensorflow", r"--format='tensorflow'.*Known: npz"),
-    ],
-)
-def test_destinations_that_do_not_go(
-    name: str, format: str, message: str, sources: dict[str, Path], tmp_path: Path
-) -> None:
-    (tmp_path / "there.npz").write_text("mine")
-    (tmp_path / "there.x.json").write_text("mine")
-    with pytest.raises(UserError, match=message):
-        convert_checkpoint(str(sources["npz"]), str(tmp_path / name), format=format)
+    ):
+        with pytest.raises(UserError, match=message):
+            convert_checkpoint(str(sources["npz"]), str(tmp_path / name), format=format)
     assert (tmp_path / "there.npz").read_text() == "mine"
 
 

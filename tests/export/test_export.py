@@ -161,30 +161,24 @@ def test_a_file_that_computes_something_else_is_removed(
         assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"format": "tflite"}, "--format='tflite' is unknown"),
-        ({"output": "logit"}, "Did you mean 'logits'"),
-        ({"batch": 0}, "--batch=0 must be at least 1"),
-        ({"destination": "taken"}, "taken exists; remove it"),
-        ({"source": "headless", "output": "softmax"}, "--output=softmax: headless has no head"),
-    ],
-)
-def test_mistakes(
-    settings: dict[str, Any],
-    message: str,
-    model: Model,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+MISTAKES: dict[str, dict[str, Any]] = {
+    "--format='tflite' is unknown": {"format": "tflite"},
+    "Did you mean 'logits'": {"output": "logit"},
+    "--batch=0 must be at least 1": {"batch": 0},
+    "taken exists; remove it": {"destination": "taken"},
+    "--output=softmax: headless has no head": {"source": "headless", "output": "softmax"},
+}
+
+
+def test_mistakes(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
     save_model(tmp_path / "headless")
-    given = {"source": model.source, "destination": "x", "format": "onnx", **settings}
-    with pytest.raises(UserError, match=re.escape(message)):
-        export_model(**given)
+    usual = {"source": model.source, "destination": "x", "format": "onnx"}
+    for message, settings in MISTAKES.items():
+        with pytest.raises(UserError, match=re.escape(message)):
+            export_model(**{**usual, **settings})
     assert not (tmp_path / "x").exists()
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["notes.txt"]
 

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 from vit_jax.plan.cost import compiler_cycles
-from vit_jax.plan.program import Computation, executions, parse_program
-from vit_jax.plan.traffic import collective_traffic, hbm_bytes
+from vit_jax.plan.program import collective_traffic, executions, hbm_bytes, parse_program
 
 
-def compiled(function: Any, *shapes: tuple[int, ...]) -> Computation:
+def compiled(function: Any, *shapes: tuple[int, ...]) -> Any:
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     text = jax.jit(function).lower(*arguments).compile().as_text()
     assert text is not None

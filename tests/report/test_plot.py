@@ -112,35 +112,31 @@ def test_the_moving_average_is_the_mean_over_the_window() -> None:
     assert averages[-1] != y[-1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"workdirs": ["nowhere"]}, "nowhere holds no metrics.jsonl"),
-        ({"workdirs": ["."]}, "holds no metrics.jsonl. Runs below it: a, b"),
-        ({"workdirs": ["empty"]}, "holds no metrics.jsonl. It is no run's --workdir"),
-        ({"workdirs": ["foreign"]}, "foreign/config.json cannot be read"),
-        ({"workdirs": ["numberless"]}, "no number to draw in the metrics of numberless"),
-        ({"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),
-        ({"output": "a.xyz"}, "--output=a.xyz: Format 'xyz' is not supported"),
-        ({"output": "no/such.png"}, "--output=no/such.png: [Errno 2] No such file"),
-        ({"workdirs": ["a", "b"]}, "pip install -e '.[embedded]'"),
-    ],
-)
-def test_mistakes_are_told(
-    arguments: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+MISTAKES: dict[str, dict[str, Any]] = {
+    "holds no metrics.jsonl. Runs below it: a, b": {"workdirs": ["."]},
+    "nowhere holds no metrics.jsonl. It is no run's --workdir": {"workdirs": ["nowhere"]},
+    "foreign/config.json cannot be read": {"workdirs": ["foreign"]},
+    "no number to draw in the metrics of numberless": {"workdirs": ["numberless"]},
+    "Did you mean 'accuracy'": {"metrics": ["acuracy"]},
+    "--output=a.xyz: Format 'xyz' is not supported": {"output": "a.xyz"},
+    "--output=no/such.png: [Errno 2] No such file": {"output": "no/such.png"},
+    "pip install -e '.[embedded]'": {"workdirs": ["a", "b"]},  # the last one: without matplotlib
+}
+
+
+def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if "[embedded]" in message:
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-    (tmp_path / "empty").mkdir()
     for name in ("a", "b", "foreign", "numberless"):
         make_run(tmp_path / name)
     (tmp_path / "numberless" / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n')
     (tmp_path / "foreign" / "config.json").unlink()
-    with pytest.raises(UserError) as error:
-        plot_run(**{"workdirs": ["a"], **arguments})
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    for message, arguments in MISTAKES.items():
+        if "[embedded]" in message:
+            monkeypatch.setitem(sys.modules, "matplotlib", None)
+        with pytest.raises(UserError) as error:
+            plot_run(**{"workdirs": ["a"], **arguments})
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)
     assert not list(tmp_path.glob("*.png"))
 
 

@@ -67,24 +67,12 @@ def test_the_final_runs_differ_in_their_seed_alone() -> None:
     assert values[0]["evaluators"]["test"]["split"] == "test[:50]"
 
 
-def test_every_key_is_read() -> None:
-    source = "".join(path.read_text() for path in (tiny.ROOT / "vit_jax/sweep").glob("*.py"))
-    for key in config().sweep:
-        assert f"sweep.{key}" in source, key
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"sweep__learning_rates": ()}, r"must be different positive numbers.*=0\.01,0\.03"),
-        ({"sweep__learning_rates": (0.1, 0.1)}, "must be different positive numbers"),
-        ({"sweep__learning_rates": (0.1, -1)}, "must be different positive numbers"),
-        ({"sweep__validation_split": ""}, r"needs a held-out part.*train\[90%:\]"),
-    ],
-)
-def test_mistakes_are_named(overrides: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        plan_grid(config(**overrides))
+def test_mistakes_are_named() -> None:
+    for rates in ((), (0.1, 0.1), (0.1, -1)):
+        with pytest.raises(UserError, match=r"must be different positive numbers.*=0\.01,0\.03"):
+            plan_grid(config(sweep__learning_rates=rates))
+    with pytest.raises(UserError, match=r"needs a held-out part.*train\[90%:\]"):
+        plan_grid(config(sweep__validation_split=""))
 
 
 def test_slurm_numbers_the_tasks_of_a_shared_sweep_only() -> None:
@@ -196,7 +184,3 @@ def test_the_script(script: Script, finished: Path) -> None:
     result = script("sweep.py", *command, "--distributed=off")
     assert result.returncode == 0, result.stdout + result.stderr
     assert (finished / "sweep.txt").read_text() in result.stdout
-    result = script("sweep.py", *command, "--num_tasks=2", "--task=5", "--distributed=off")
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: --task=5 must be from 0 to 1")
-    assert result.stderr.count("\n") == 1

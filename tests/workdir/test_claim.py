@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
+from tests import tiny
 from vit_jax.errors import UserError
-from vit_jax.files.paths import read_json, write_json
+from vit_jax.files.paths import read_json
 from vit_jax.workdir import buckets
 from vit_jax.workdir.claim import claim_workdir, release_workdir
 
-REPO = Path(__file__).parents[2]
 CONFIG: dict[str, Any] = {
     "seed": 0,
     "model": {"patch_size": (4, 4), "dropout": 0.0, "name": "vit", "extra": None, "kwargs": {}},
@@ -180,7 +180,7 @@ def holding(workdir: Path, name: str = "", boot: str = "") -> Iterator[subproces
     """A process that has claimed the workdir, on a host of that name and boot, and has a child."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(workdir), name, boot],
-        cwd=REPO,
+        cwd=tiny.ROOT,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -239,17 +239,3 @@ def test_the_same_process_may_claim_again(tmp_path: Path) -> None:
     release_workdir(workdir)
     release_workdir(workdir)
     assert subprocess.run(command).returncode == 0
-
-
-def test_json_replaces_the_file_at_once_and_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    with pytest.raises(UserError, match=r"x\.json cannot be read: No such file"):
-        read_json(path)
-    write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})  # stops half-way
-    assert read_json(path) == {"a": 1}
-    assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
-    path.write_text("{")
-    with pytest.raises(UserError, match=r"x\.json is damaged"):
-        read_json(path)

@@ -9,17 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
-from tests.fixtures_data import encoded, picture
+from tests.fixtures_data import write_folder
 from vit_jax.train import train_and_evaluate
 
 
 def test_splits_that_were_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    photos, workdir = tmp_path / "photos", tmp_path / "run"
-    for name in ("cat", "dog"):
-        (photos / name).mkdir(parents=True)
-        for i in range(10):
-            (photos / name / f"{i}.png").write_bytes(encoded(picture(i, size=(16, 16)), "PNG"))
-
+    workdir = tmp_path / "run"
+    photos = write_folder(tmp_path, {"photos": {"cat": 10, "dog": 10}}) / "photos"
     config = tiny.config(
         dataset__name=str(photos),
         dataset__split="train",
@@ -31,9 +27,8 @@ def test_splits_that_were_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO):
         train_and_evaluate(config, str(workdir))
     rows = list(csv.DictReader((workdir / "splits.csv").read_text().splitlines()))
-    assert {row["file"] for row in rows} == {
-        f"{c}/{i}.png" for c in ("cat", "dog") for i in range(10)
-    }
+    files = {f"{name}/{i:03}.jpg" for name in ("cat", "dog") for i in range(10)}
+    assert {row["file"] for row in rows} == files
     for name in ("train", "test"):
         assert {row["file"][:3] for row in rows if row["split"] == name} == {"cat", "dog"}
     counts = [sum(row["split"] == name for row in rows) for name in ("train", "test")]

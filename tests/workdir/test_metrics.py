@@ -12,13 +12,7 @@ import pytest
 from tests import wandb_stand_in
 from tests.wandb_stand_in import Record
 from vit_jax.errors import PreemptedError, UserError
-from vit_jax.workdir.metrics import (
-    METRICS_FILE,
-    WANDB_FILE,
-    MetricWriter,
-    check_wandb,
-    read_metrics,
-)
+from vit_jax.workdir.metrics import METRICS_FILE, MetricWriter, check_wandb, read_metrics
 
 WANDB: dict[str, Any] = {"wandb_project": "vit", "config": {"log": 1}}
 
@@ -92,7 +86,7 @@ def test_wandb_gets_the_same_scalars_at_the_same_steps(
         writer.write(1, {"loss": 2.0})
         writer.write(2, {"loss": 1.0, "learning_rate": 0.5})
         writer.write(2, {"test/accuracy": 0.9})
-    run_id = json.loads((tmp_path / WANDB_FILE).read_text())["id"]
+    run_id = json.loads((tmp_path / "wandb_run.json").read_text())["id"]
     record = runs[f"vit/{run_id}"]
     assert record.rows == {
         0: {"test/accuracy": 0.1},

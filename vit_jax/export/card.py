@@ -103,15 +103,9 @@ def write_card(
     images: jax.ShapeDtypeStruct | None = None,
     output: str = "logits",
 ) -> None:
-    """Writes the card of weights that are complete on disk.
+    """Writes the card of weights that are complete on disk, in the folder or beside the file.
 
-    Args:
-      target: a folder, which gets README.md, or a file NAME.xyz, which gets NAME.md beside it.
-      model: what was written; of a local path as its source only the last part is shown.
-      format: as `--format` calls it.
-      check: what `check_same` found.
-      facts: further ones; images: what the model takes, if not any number of scaled images.
-      output: name of the result in the lines that load it.
+    `images`: what the model takes, if not any number of scaled images; `output`: the result's name.
     """
     description, library = model.description, LIBRARIES.get(format, "vit_jax")
     height, width, channels = description.image_shape

@@ -56,11 +56,11 @@ def convert_checkpoint(
       drop_head: leave head and pre_logits out; the model gives its representation.
 
     Returns:
-      What `create_report` says, `notes` (what the format cannot say) and `parameters_identical`.
+      What `finish` says, `notes` (what the format cannot say) and `parameters_identical`.
 
     Raises:
-      UserError: see `load_model`; the format cannot hold the model; the destination exists or
-        cannot be written; or what was written does not give the same logits (it is removed).
+      UserError: see `load_model`; the format cannot hold the model; the destination exists; or
+        what was written does not give the same logits (it is removed).
     """
     check_known("--format", format, FORMAT_NAMES)
     target = Path(os.path.expanduser(destination))
@@ -76,9 +76,9 @@ def convert_checkpoint(
         logits, found = (compute_logits(x.module, x.params, images) for x in (model, again))
         tolerance = LOGITS_TOLERANCE * max(1.0, float(np.std(logits)))
         check = check_same([(logits, found)], destination, tolerance, "in the logits")
-        write_card(path, model, format, check)
+        report = finish(path, target, model, format, check)
     return {
-        **create_report(model, target, format, check),
+        **report,
         "notes": lost_conventions(format, model.description),
         "parameters_identical": names.fingerprint(model.params) == names.fingerprint(again.params),
     }
@@ -99,8 +99,7 @@ def check_same(
 ) -> dict[str, Any]:
     """The `max_difference` of pairs of arrays, its `tolerance`, and the `unit` of both.
 
-    Raises:
-      UserError: it is larger, or shape or type are others.
+    A UserError where it is larger, or shape or type are others.
     """
     worst = 0.0
     for expected, found in pairs:
@@ -115,17 +114,22 @@ def check_same(
     return {"max_difference": worst, "tolerance": tolerance, "unit": unit}
 
 
-def create_report(model: Model, target: Path, format: str, check: dict[str, Any]) -> dict[str, Any]:
-    """What was written: `source`, `source_format`, `destination`, `format`, `files`,
-    `num_parameters`, `arrays` (what became of each), and what `check_same` found.
+def finish(
+    path: Path, target: Path, model: Model, format: str, check: dict[str, Any], **card: Any
+) -> dict[str, Any]:
+    """Writes the card of what lies at `path` and is to become `target`; returns the report.
+
+    That is `source`, `source_format`, `destination`, `format`, `files`, `num_parameters`, `arrays`
+    (what became of each), and what `check_same` found.
     """
-    files = target.rglob("*") if target.is_dir() else map(target.with_suffix, _SUFFIXES)
+    write_card(path, model, format, check, **card)
+    files = (file.relative_to(path.parent) for file in path.parent.rglob("*") if file.is_file())
     return {
         "source": model.source,
         "source_format": model.format,
         "destination": str(target),
         "format": format,
-        "files": sorted(str(file) for file in files if file.is_file()),
+        "files": sorted(str(target.parent / file) for file in files),
         "num_parameters": names.count_parameters(model.params),
         "arrays": model.report,
         **check,
@@ -237,10 +241,7 @@ def without_head(model: Model) -> Model:
 
 @contextlib.contextmanager
 def unfinished(target: Path) -> Iterator[Path]:
-    """A path of the same name in a folder beside it, of which all files are moved to the target's.
-
-    The target itself comes last, and after an error nothing does.
-    """
+    """A path beside it; without an error all files of its folder are moved, the target last."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         yield Path(scratch) / target.name

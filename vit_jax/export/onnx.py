@@ -93,10 +93,7 @@ def write_onnx(
 ) -> None:
     """Writes a pure function with one array as result, and checks the file's form.
 
-    Args:
-      path: of the file; constants of a large model go into `PATH.data` beside it.
-      params, images: its arguments; the first size of `images` may be symbolic.
-      output_name: of the result in the file.
+    Constants of a large model go into `PATH.data`; the first size of `images` may be symbolic.
 
     Raises:
       UserError: the package onnx is missing, or a primitive of the model is not in the table.

@@ -18,7 +18,6 @@ import numpy as np
 
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.export import convert
-from vit_jax.export.card import write_card
 from vit_jax.export.onnx import INPUT_NAME, OPSET, write_onnx
 from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.images import input_range
@@ -73,7 +72,7 @@ def export_model(
       batch: number of images; None leaves it free.
 
     Returns:
-      What `create_report` says.
+      What `convert.finish` says.
 
     Raises:
       UserError: an unknown setting; the destination is taken; a package is missing; the model has
@@ -103,8 +102,8 @@ def export_model(
             "Computes in": np.dtype(model.module.dtype).name,
             "Read by": READERS[format],
         }
-        write_card(folder, model, format, check, facts=facts, images=images, output=result)
-    return convert.create_report(model, target, format, check)
+        card: Any = {"facts": facts, "images": images, "output": result}
+        return convert.finish(folder, target, model, format, check, **card)
 
 
 def create_forward(model: Model, output: str) -> Callable[[Any, Any], Any]:
@@ -133,8 +132,7 @@ def _write_stablehlo(
 ) -> Callable[[np.ndarray], Any]:
     """Writes, reads again, and returns what was read as a function.
 
-    Parameters stand beside the program: inside it, B/16 takes four times as long to compile and
-    more than twice the memory to load, and 2 GB would be the end.
+    Parameters stand beside the program: inside it they would take longer to compile and to load.
     """
     import_extra("--format=stablehlo", "flatbuffers", "export")  # what jax.export writes with
     params = flatten_names(model.params)
@@ -175,11 +173,7 @@ def compare(
     images: jax.ShapeDtypeStruct,
     output: str,
 ) -> dict[str, Any]:
-    """Compares what was read again with the model itself on seeded images, on CPU.
-
-    Raises:
-      UserError: they differ by more than the tolerance, or in shape or type.
-    """
+    """Compares what was read again with the model itself on seeded images, on CPU."""
     try:  # an accelerator would round products to fewer bits than either file
         cpu = jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:

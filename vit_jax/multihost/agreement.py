@@ -31,32 +31,27 @@ _LOG = logging.getLogger(__name__)
 def run_on_first_process(function: Callable[[], T]) -> T:
     """Runs `function` on process 0 and gives its result, or its error, to every process.
 
-    Every process must call it. A UserError and an OSError are raised everywhere, the latter with
-    "(on process 0)"; any other error is raised on process 0, and as a RuntimeError on the others,
-    so that nobody waits for a process that has stopped.
+    Every process must call it. A UserError and an OSError are raised everywhere; any other error is
+    a RuntimeError on the others, so that nobody waits for a process that has stopped.
     """
     if jax.process_count() == 1:
         return function()
-    outcome: tuple[Any, Exception | None] = None, None
+    result: Any = None
     failure: Exception | None = None
+    told: Exception | None = None  # the others
     if jax.process_index() == 0:
         try:
-            outcome = function(), None
+            result = function()
         except Exception as error:
-            outcome, failure = (None, _for_others(error)), error
-    result, remote_failure = pickle.loads(_broadcast(pickle.dumps(outcome)))
-    if failure or remote_failure:
-        raise failure or remote_failure
+            failure = told = error
+            if isinstance(error, OSError):
+                told = OSError(error.errno, f"{error.strerror} (on process 0)", error.filename)
+            elif not isinstance(error, UserError):
+                told = RuntimeError(f"process 0 failed: {error!r}")
+    result, told = pickle.loads(_broadcast(pickle.dumps((result, told))))
+    if failure or told:
+        raise failure or told
     return result
-
-
-def _for_others(error: Exception) -> Exception:
-    """What the other processes raise."""
-    if isinstance(error, UserError):
-        return error
-    if isinstance(error, OSError):
-        return OSError(error.errno, f"{error.strerror} (on process 0)", error.filename)
-    return RuntimeError(f"process 0 failed: {error!r}")
 
 
 def _broadcast(content: bytes) -> bytes:
@@ -77,8 +72,7 @@ _CALLS = itertools.count(1)  # of `reached`, in this process
 class PreemptionNotice:
     """Whether this run has been asked to stop; a context, on the main thread of every process.
 
-    Several processes leave SIGTERM, and where to stop, to JAX's preemption service. Further
-    SIGTERMs change nothing: a machine that shuts down sends several.
+    Several processes leave SIGTERM, and where to stop, to JAX's preemption service.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,10 @@
 """Notices that a process of a run has died, hangs or failed, names it, and ends the others.
 
-JAX's own heartbeats notice a death, not a hang, and abort the other processes with a number in
-place of a name. So the processes report to each other, through the key-value store of JAX's
-coordination service: each writes its `Record` a few times per timeout and reads that of process 0,
-which reads all. What process 0 finds becomes the verdict in its own record, which ends every
-process. When process 0 itself is killed, and the service with it, XLA aborts the others within a
-second; JAX has no setting that prevents it.
-
-A process alone has only itself to watch: it ends when it makes no progress.
+JAX's own heartbeats notice a death, not a hang, and name nobody. So the processes report to each
+other, through the key-value store of JAX's coordination service: each writes its `Record` a few
+times per timeout and reads that of process 0, which reads all. What process 0 finds becomes the
+verdict in its own record, which ends every process. When process 0 itself is killed, and the
+service with it, XLA aborts the others. A process alone ends when it makes no progress.
 """
 
 from __future__ import annotations
@@ -67,11 +64,8 @@ def judge(
 ) -> tuple[str, int] | None:
     """(verdict, exit status) on the records of processes; None while all is well.
 
-    Args:
-      records: by process id; a process that has not reported yet has none.
-      num_processes: how many there should be.
-      seen: {} for the first call, then the same again.
-      heartbeat_timeout_seconds: a record unchanged for so long belongs to a lost process.
+    `records`: by process id; a process that has not reported yet has none. `seen`: {} for the
+    first call, then the same again.
     """
 
     def unchanged_seconds(what: str, process_id: int, value: int) -> float:
@@ -125,10 +119,8 @@ class Watchdog:
     ) -> None:
         """Begins to watch; after the processes have found each other.
 
-        Args:
-          heartbeat_timeout_seconds: a process without a sign of life for so long is lost.
-          step_timeout_seconds: no progress for so long is a hang; 0: nothing is.
-          start_timeout_seconds: the same before the first update, which compiles.
+        A process without a sign of life for the first is lost; no progress for the second is a
+        hang (0: nothing is), for the third before the first update, which compiles.
         """
         self.stop()
         self._heartbeat_timeout = heartbeat_timeout_seconds
@@ -156,11 +148,8 @@ class Watchdog:
     ) -> None:
         """The main thread has got somewhere, and is `doing` something now, as "reading a batch".
 
-        Args:
-          doing: shown where this process hangs or is lost.
-          step: finished updates; None: as before.
-          waits: for others, or the devices: then it is not to blame.
-          started: the first update is done.
+        `step`: finished updates; None: as before. `waits`: for others, or the devices: then it is
+        not to blame. `started`: the first update is done.
         """
         self._record.progress += 1
         self._record.doing, self._record.waits = doing, waits

@@ -16,9 +16,15 @@ from jax.sharding import Mesh
 
 from vit_jax.models.flops import jaxpr_flops
 from vit_jax.parameters.chips import Chip, find_chip
-from vit_jax.plan.program import Computation, executions, parse_program
+from vit_jax.plan.program import (
+    Computation,
+    Traffic,
+    collective_traffic,
+    executions,
+    hbm_bytes,
+    parse_program,
+)
 from vit_jax.plan.topology import Topology
-from vit_jax.plan.traffic import Traffic, collective_traffic, hbm_bytes
 
 # Seconds instead of minutes; in the pairs that were compared the memory differed by up to 10 %, so
 # more than FAST_SHARE of a device is too close to call.
@@ -45,9 +51,8 @@ class TooLargeError(Exception):
 class CompiledStep:
     """What one update costs; bytes are per device.
 
-    `memory` has `arguments` (train state, constants and batch), `outputs`, `aliased` (outputs in
-    the place of arguments), `temporaries`, `peak` (most that is alive at a time), and `total`, what
-    has to be there: with the gaps that allocation leaves it is more than the peak.
+    `memory` has `arguments` (state, constants, batch), `outputs`, `aliased` (outputs in the place
+    of arguments), `temporaries`, `peak`, and `total`: with the gaps that allocation leaves.
     """
 
     memory: dict[str, int]
@@ -61,9 +66,7 @@ class CompiledStep:
 def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
     """Compiles a jitted update for a mesh, whose devices need not be there; may be TooLargeError.
 
-    Args:
-      arguments: shapes with shardings, see `subject.step_arguments`.
-      full: with all optimization, as the training does; else fast.
+    `arguments`: see `subject.step_arguments`. `full`: optimized as for training; else fast.
     """
     device = mesh.devices.flat[0]
     platform, chip = device.platform, find_chip(device.device_kind)
@@ -116,8 +119,7 @@ def compiler_cycles(program: Computation) -> float:
 def kernel_cycles(jaxpr: Jaxpr, chip: Chip) -> float:
     """Of the kernels in an update, over all devices; the compiler's estimate leaves them out.
 
-    Their products, all padding included, at the chip's peak, plus their bytes at the bandwidth of
-    its memory, as if neither overlapped with the other.
+    Their products, with padding, at the chip's peak, plus their bytes at its memory's bandwidth.
     """
     flops, num_bytes = (_kernel_costs(jaxpr) * chip.devices).tolist()
     return CLOCK_HZ * (flops / (chip.tflops * 1e12) + num_bytes / (chip.hbm_gb_s * 1e9))
@@ -162,16 +164,12 @@ def utilization(chip: str) -> tuple[float, str]:
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """Seconds of one update on each device, as if each thing were all it did.
-
-    `predicted`, the longest, is no bound: things never overlap perfectly, and some trainings were
-    above the share of the peak.
-    """
+    """Seconds of one update on each device, as if each thing were all it did."""
 
     compute: float  # executed products at the share of the peak that `utilization` names
     memory: float  # bytes at the full bandwidth
     links: float  # likewise
-    predicted: float
+    predicted: float  # the longest; no bound, as things never overlap perfectly
 
 
 def step_time(step: CompiledStep, topology: Topology) -> StepTime | None:
@@ -180,11 +178,10 @@ def step_time(step: CompiledStep, topology: Topology) -> StepTime | None:
     if chip is None:
         return None
     peak = topology.num_chips * chip.tflops * 1e12
-    sent = sum(traffic.sent_bytes for traffic in step.traffic.values())
-    network = sum(traffic.network_bytes for traffic in step.traffic.values())
     compute = step.executed_flops / peak / utilization(chip.name)[0]
     memory = step.hbm_bytes * chip.devices / chip.hbm_gb_s / 1e9
-    links = sent * chip.devices / chip.link_gb_s / 1e9
-    if network:
-        links += network * chip.devices / chip.network_gb_s / 1e9
+    links = sum(each.sent_bytes for each in step.traffic.values()) / chip.link_gb_s
+    if network := sum(each.network_bytes for each in step.traffic.values()):
+        links += network / chip.network_gb_s
+    links *= chip.devices / 1e9
     return StepTime(compute, memory, links, max(compute, memory, links))

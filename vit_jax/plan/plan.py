@@ -16,15 +16,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS
 from vit_jax.models.variants import VARIANTS
 from vit_jax.parameters.chips import CHIPS, GIB
-from vit_jax.plan.cost import (
-    FAST_SHARE,
-    V3_SHARE,
-    CompiledStep,
-    StepTime,
-    TooLargeError,
-    compile_step,
-    step_time,
-)
+from vit_jax.plan import cost
 from vit_jax.plan.subject import Row, parameter_rows, planned_run, step_arguments
 from vit_jax.plan.topology import Topology
 from vit_jax.run import Run
@@ -43,17 +35,12 @@ class Plan:
     data: str  # what is trained on, and where its sizes are from
     rows: list[Row]
     available_bytes: int | None  # of a device; None for virtual devices without --hbm_gib
-    step: CompiledStep | None  # None where the compiler found no way to fit it into the memory
+    step: cost.CompiledStep | None  # None where the compiler found no way to fit it into the memory
     refusal: str  # the compiler's words then
     model_flops_per_image: float  # products of forward and backward pass
-    time: StepTime | None
+    time: cost.StepTime | None
     recipe: dict[str, float | None]
     remedy: Changes | None = None  # what to change so that it fits
-
-    @property
-    def sure_share(self) -> float:
-        """The part of the memory up to which a compiled program is sure to fit."""
-        return FAST_SHARE if self.topology.kind == "tpu" and not self.full_compile else 1.0
 
     @property
     def filled(self) -> float:
@@ -65,12 +52,13 @@ class Plan:
     @property
     def fits(self) -> bool:
         """True only where the figures leave no doubt; see `too_close`."""
-        return self.filled <= self.sure_share
+        return self.filled <= 1 and not self.too_close
 
     @property
     def too_close(self) -> bool:
-        """Whether the fast compile, about 10 % off at worst, may be wrong about `fits`."""
-        return self.sure_share < self.filled <= 2 - self.sure_share
+        """Whether the fast compile for TPUs, about 10 % off at worst, may be wrong about it."""
+        fast = self.topology.kind == "tpu" and not self.full_compile
+        return fast and cost.FAST_SHARE < self.filled <= 2 - cost.FAST_SHARE
 
 
 def make_plan(
@@ -91,16 +79,15 @@ def make_plan(
       **sizes: `num_examples` and `num_classes` of data that are not here.
 
     Raises:
-      UserError: whatever training would raise before it compiles; unknown sizes of the data; a
-        topology that cannot be compiled for.
+      UserError: as training before it compiles, or as `planned_run`.
     """
     run, origin = planned_run(config, topology, **sizes)
     arguments, flops = step_arguments(run), run.train_flops_per_image()
     step, time, refusal = None, None, ""
     try:
-        step = compile_step(run.mesh, run.jit_train_step(), arguments, full=full_compile)
-        time = step_time(step, topology)
-    except TooLargeError as error:
+        step = cost.compile_step(run.mesh, run.jit_train_step(), arguments, full=full_compile)
+        time = cost.step_time(step, topology)
+    except cost.TooLargeError as error:
         refusal = str(error)
     data, pixels = run.dataset, "x".join(map(str, run.dataset.image_shape))
     images = f"{data.num_examples:,} images of {pixels} in {data.num_classes:,} classes"
@@ -138,10 +125,8 @@ def available_bytes(topology: Topology, hbm_gib: float | None = None) -> int | N
     """Memory that programs can use on one JAX device; of a GPU the part that JAX takes."""
     if hbm_gib is not None:
         return round(hbm_gib * GIB)
-    if topology.chip is None:
-        return None
     share = gpu_share() if topology.kind == "gpu" else 1.0
-    return round(share * topology.chip.device_hbm_bytes)
+    return round(share * topology.chip.device_hbm_bytes) if topology.chip else None
 
 
 def gpu_share() -> float:
@@ -152,9 +137,9 @@ def gpu_share() -> float:
 def remedies(config: ConfigDict, topology: Topology) -> Iterator[Changes]:
     """Changes of config keys, each with those before it; the cheapest first.
 
-    Those that are in force are left out. Full remat is up to a third more arithmetic; a
-    scan draws other initial values and dropout masks from the same seed; with `fsdp` parameters are
-    gathered layer by layer, with accumulation in every part of a batch.
+    Those that are in force are left out. Full remat is up to a third more arithmetic; a scan draws
+    other values from the same seed; with `fsdp` parameters are gathered layer by layer, with
+    accumulation in every part of a batch.
     """
     tensor, batch_size = config.mesh.tensor, config.dataset.batch_size
     has_blocks = hasattr(MODELS[config.model.name], "scan")  # all alike; those of a ResNet are not
@@ -199,12 +184,11 @@ CORE_DAYS: dict[tuple[str, str, int], float] = {
 
 
 def whole_recipe(
-    run: Run, flops_per_image: float, time: StepTime | None, topology: Topology
+    run: Run, flops_per_image: float, time: cost.StepTime | None, topology: Topology
 ) -> dict[str, float | None]:
     """What the whole training costs, without evaluations, checkpoints and interruptions.
 
-    Without `days` where nothing is known of the devices. `v3_core_days` are those of the products,
-    without what remat repeats, on a TPUv3 core at its published share of the peak.
+    `v3_core_days` are those of the model's products on a TPUv3 core at its published share.
     """
     images = run.total_steps * run.batch_size
     flops = images * flops_per_image
@@ -216,7 +200,7 @@ def whole_recipe(
         "exaflops": flops / 1e18,
         "days": days,
         "chip_days": days and days * topology.num_chips,
-        "v3_core_days": flops / CHIPS["v3"].device_peak_flops / V3_SHARE / 86_400,
+        "v3_core_days": flops / CHIPS["v3"].device_peak_flops / cost.V3_SHARE / 86_400,
         "paper_core_days": paper_core_days(run.description.model, run.dataset.name, epochs),
     }
 

@@ -1,16 +1,19 @@
-"""Reads the text of a compiled program: its instructions, and how often each one runs.
+"""What a compiled program does, read from its text: instructions and how often each one runs, bytes
+between memory and cores, and what is sent to other devices.
 
 XLA's own cost analysis counts the body of a loop once.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 _HEADER = re.compile(r"(?:ENTRY )?%?(\S+) \(.*\{\s*$")
 # Shapes hold no lower-case word before a parenthesis: T(8,128) and S(1) belong to layouts.
@@ -25,12 +28,7 @@ _CALLED = re.compile(
 )
 
 
-class Array(NamedTuple):
-    num_bytes: int  # without padding
-    in_hbm: bool  # or in another memory, as its layout says (VMEM of a TPU)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Instruction:
     """One line of a program."""
 
@@ -46,12 +44,12 @@ class Instruction:
     users: list[tuple[Instruction, int]] = dataclasses.field(default_factory=list)
 
     @functools.cached_property
-    def arrays(self) -> list[Array]:
-        """The arrays of its result; tokens are none."""
+    def arrays(self) -> list[tuple[int, bool]]:
+        """Bytes of each array of its result, and whether it is in HBM, not in a TPU's VMEM."""
         arrays = []
         for match in _ARRAY.finditer(self.shape):
             size = math.prod(int(each) for each in match["sizes"].split(",") if each)
-            arrays.append(Array(size * int(match["bits"] or 8) // 8, "S(" not in match[0]))
+            arrays.append((size * int(match["bits"] or 8) // 8, "S(" not in match[0]))
         if self.opcode.endswith("-start") and len(arrays) > 1:
             # It names operands, as many targets (a copy's first), and what the device waits for.
             first = sum(len(each.arrays) for each in self.operands)
@@ -60,11 +58,11 @@ class Instruction:
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.num_bytes for array in self.arrays)
+        return sum(num_bytes for num_bytes, _ in self.arrays)
 
     @property
     def hbm_bytes(self) -> int:
-        return sum(array.num_bytes for array in self.arrays if array.in_hbm)
+        return sum(num_bytes for num_bytes, in_hbm in self.arrays if in_hbm)
 
 
 Computation = list[Instruction]
@@ -112,11 +110,142 @@ def _trips(loop: str, computations: dict[str, Computation]) -> int:
 def executions(
     computation: Computation, times: int = 1, fused: bool = False
 ) -> Iterator[tuple[Instruction, int, bool]]:
-    """All instructions that run: (instruction, how often, whether inside a fusion).
-
-    The condition of a loop and the function of a reduce are no instructions of their own.
-    """
+    """All instructions that run: (instruction, how often, whether inside a fusion)."""
     for each in computation:
         yield each, times, fused
         for called in each.called:
             yield from executions(called, times * each.trips, fused or each.opcode == "fusion")
+
+
+# Names for what is there already, or control.
+_FREE = re.compile(
+    "parameter|constant|tuple|get-tuple-element|bitcast|while|conditional|call|after-all"
+    "|partition-id|replica-id|opt-barrier|domain|async-start|.*-done"
+)
+_SLICES = ("dynamic-slice", "slice", "gather")
+_UPDATE = "dynamic-update-slice"
+_RENAMES = ("bitcast", "reshape", "copy", "convert", "transpose")
+
+
+def hbm_bytes(program: Computation) -> float:
+    """Bytes that one execution moves between a device's memory and its cores.
+
+    Every instruction outside a fusion reads its operands and writes its result; inside, values stay
+    on the chip. Of a stack of layers a loop reads, or writes, only the slice of this turn.
+    """
+    total = 0.0
+    for each, times, fused in executions(program):
+        if not fused and not _FREE.fullmatch(each.opcode):
+            read = (min(x.hbm_bytes, _read(each, i)) for i, x in enumerate(each.operands))
+            total += times * (sum(read) + min(each.hbm_bytes, _written(each)))
+    return total
+
+
+def _read(user: Instruction, position: int) -> int:
+    """Bytes that an instruction reads of an operand: all of it, or the slices that it takes."""
+    opcode, num_bytes = user.opcode.removesuffix("-start"), user.operands[position].num_bytes
+    if opcode in _SLICES and position == 0:
+        return user.num_bytes
+    if opcode == _UPDATE and position == 0:
+        return 0  # written in place
+    if opcode == "fusion":
+        inside = (each for each in user.called[0] if each.opcode == "parameter")
+        user = next(each for each in inside if each.text.startswith(f"{position})"))
+    elif opcode != "bitcast":
+        return num_bytes
+    return min(num_bytes, sum(_read(*each) for each in user.users))
+
+
+def _written(each: Instruction) -> int:
+    """Bytes that an instruction writes: its results, or the slices that it updates in place."""
+    if each.opcode.startswith(_UPDATE):
+        return each.operands[1].num_bytes
+    if each.opcode != "fusion":
+        return each.num_bytes
+    [root] = (inside for inside in each.called[0] if inside.root)
+    total = 0
+    for result in root.operands if root.opcode == "tuple" else [root]:
+        source = result
+        while source.opcode in _RENAMES:
+            source = source.operands[0]
+        total += (source.operands[1] if source.opcode == _UPDATE else result).num_bytes
+    return total
+
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_IDS = r"\[(?P<ids>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
+_MESH = re.compile(
+    rf"replica_groups=mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\({_IDS}\))? \{{(?P<named>[^}}]*)\}}"
+)
+_BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="([A-Z_]+)"')
+
+
+@dataclasses.dataclass
+class Traffic:
+    """Collectives of one kind in one step, per device."""
+
+    count: int = 0
+    num_bytes: float = 0.0  # of the whole arrays
+    sent_bytes: float = 0.0  # over the links, by the best known (ring) algorithms
+    network_bytes: float = 0.0  # to other slices or nodes
+
+
+def collective_traffic(program: Computation, groups_of: Sequence[int]) -> dict[str, Traffic]:
+    """Traffic of one execution of the program, for each kind that occurs.
+
+    Slices of TPUs send messages through their hosts; between nodes of GPUs a collective is one
+    instruction, of which each device sends its share. `groups_of`: slice, or node, of every device.
+    """
+    found: dict[str, Traffic] = collections.defaultdict(Traffic)
+    for each, times, fused in executions(program):
+        if each.opcode == "send" and (between := _BETWEEN_SLICES.search(each.text)):
+            num_bytes, _ = each.arrays[0]
+            sent = times * num_bytes * _sent("all-reduce", len(set(groups_of)))
+            found[between[1].lower().replace("_", "-")].network_bytes += sent
+        kind = each.opcode.removesuffix("-start")
+        if kind not in COLLECTIVES:
+            continue
+        group = first_group(each.text, len(groups_of))
+        size, nodes = len(group), len({groups_of[device] for device in group})
+        num_bytes = times * sum(operand.num_bytes for operand in each.operands)
+        if kind == "all-gather":
+            num_bytes *= size
+        # A TPU writes a reduce-scatter as a fusion of an all-reduce and the cut of its own part.
+        if fused and "all-reduce-scatter" in each.computation:
+            kind = "reduce-scatter"
+        traffic = found[kind]
+        traffic.count += times
+        traffic.num_bytes += num_bytes
+        traffic.sent_bytes += num_bytes * _sent(kind, size)
+        if nodes > 1:
+            traffic.network_bytes += num_bytes * _sent(kind, nodes) * nodes / size
+    return dict(found)
+
+
+def _sent(kind: str, n: int) -> float:
+    """Bytes that each of n devices in a ring sends per byte of the whole array."""
+    if kind == "collective-permute":
+        return 1.0
+    return (2 if kind == "all-reduce" else 1) * (n - 1) / n
+
+
+def first_group(text: str, num_devices: int) -> list[int]:
+    """Devices of a collective's first group, written in one of three ways; all of a permutation."""
+    if match := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
+        return [int(device) for device in match[1].split(",")]
+    if match := re.search(rf"replica_groups=\[\d+,(?P<size>\d+)\]<={_IDS}", text):
+        return _device_ids(match)[: int(match["size"])].tolist()
+    if match := _MESH.search(text):
+        axes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", match["axes"])}
+        ids = _device_ids(match) if match["ids"] else np.arange(num_devices)
+        named = tuple(slice(None) if f"'{axis}'" in match["named"] else 0 for axis in axes)
+        return ids.reshape([*axes.values()])[named].ravel().tolist()
+    return list(range(num_devices))
+
+
+def _device_ids(match: re.Match[str]) -> np.ndarray:
+    """Devices 0, 1, ... laid out in some sizes, transposed, in a row."""
+    sizes = [int(size) for size in match["ids"].split(",")]
+    ids = np.arange(math.prod(sizes)).reshape(sizes)
+    order = match["order"] and [int(axis) for axis in match["order"].split(",")]
+    return (ids.transpose(order) if order else ids).ravel()

@@ -15,14 +15,13 @@ from vit_jax.plan.topology import Topology
 def report_text(plan: Plan) -> str:
     """Everything, section by section; the verdict comes last, where it is read first."""
     per_device = plan.batch_size / (plan.mesh["data"] * plan.mesh["fsdp"])
-    subject = [
-        f"devices  {plan.topology}",
-        "mesh     " + ", ".join(f"{axis} {size}" for axis, size in plan.mesh.items()),
-        f"batch    {plan.batch_size} images, {per_device:g} per device",
-        f"data     {plan.data}",
-    ]
     sections = {
-        "Plan": subject,
+        "Plan": [
+            f"devices  {plan.topology}",
+            "mesh     " + ", ".join(f"{axis} {size}" for axis, size in plan.mesh.items()),
+            f"batch    {plan.batch_size} images, {per_device:g} per device",
+            f"data     {plan.data}",
+        ],
         "Parameters": _parameters(plan.rows),
         "FLOPs": _flops(plan),
         "Memory per device": _memory(plan),
@@ -56,18 +55,15 @@ def _parameters(rows: list[Row]) -> list[str]:
 
 
 def _flops(plan: Plan) -> list[str]:
-    model = plan.model_flops_per_image * plan.batch_size
+    per_image = plan.model_flops_per_image
+    model, executed = per_image * plan.batch_size, plan.step.executed_flops if plan.step else 0.0
     lines = [
-        f"model     {model / 1e12:,.4g} TFLOP per step, {plan.model_flops_per_image / 1e9:,.4g} G "
-        "per image: products, forward and twice that backward",
+        f"model     {model / 1e12:,.4g} TFLOP per step, {per_image / 1e9:,.4g} G per image: "
+        "products, forward and twice that backward",
+        f"executed  {executed / 1e12:,.4g} TFLOP, {executed / model:.2f} x the model's: with what "
+        "remat repeats, but not what XLA computes again by itself where memory is short",
     ]
-    if plan.step:
-        executed = plan.step.executed_flops
-        lines.append(
-            f"executed  {executed / 1e12:,.4g} TFLOP, {executed / model:.2f} x the model's: with "
-            "what remat repeats, but not what XLA computes again by itself where memory is short"
-        )
-    return lines
+    return lines if plan.step else lines[:1]
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -125,18 +121,15 @@ def _verdict(plan: Plan) -> list[str]:
     needs = f"{needs} ({plan.filled:.0%})"
     if plan.fits:
         return [f"It fits: {needs}."]
-    if plan.too_close:
+    line = f"It does not fit: it needs {needs}."
+    if plan.step is None:
+        line = "It does not fit, says the compiler."
+    elif plan.too_close:
         verb = "It seems not to fit" if plan.filled > 1 else "It may fit"
-        lines = [f"{verb}: {needs}, too close for the fast compile; --full_compile tells."]
-    elif plan.step is None:
-        lines = ["It does not fit, says the compiler."]
-    else:
-        lines = [f"It does not fit: it needs {needs}."]
-    if plan.remedy is not None:
-        lines.append(f"This fits: {flags(plan.remedy)}")
-    elif plan.filled > 1:
-        lines.append(
-            "Remat, scan, fsdp, accumulation and a bfloat16 moment are not enough or were not "
-            "tried; take more chips or a smaller dataset.batch_size."
-        )
-    return lines
+        line = f"{verb}: {needs}, too close for the fast compile; --full_compile tells."
+    if plan.filled <= 1:
+        return [line]
+    if plan.remedy:
+        return [line, f"This fits: {flags(plan.remedy)}"]
+    known = "No change of remat, scan, fsdp, accumulation or moment is known to be enough"
+    return [line, f"{known}; take more chips or a smaller dataset.batch_size."]

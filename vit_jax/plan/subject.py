@@ -68,8 +68,7 @@ def planned_run(
         return Dataset(name, split, noise, parse(preprocess), tuple(named))
 
     mesh = create_mesh(**config.mesh, devices=topology_devices(topology))
-    run = create_run(config, mesh, open_dataset)
-    return run, origin
+    return create_run(config, mesh, open_dataset), origin
 
 
 @dataclasses.dataclass(frozen=True)

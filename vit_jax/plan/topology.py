@@ -80,11 +80,7 @@ class Topology:
 
 
 def parse_topology(text: str) -> Topology:
-    """Reads a name of the module's docstring; upper or lower case.
-
-    Raises:
-      UserError: unknown, or a shape that the hardware does not come in.
-    """
+    """Reads a name of the module's docstring, in any case; a UserError where it is not made."""
     match = _TEXT.fullmatch(text.strip().lower())
     if match is None:
         examples = "v5e:16x16, v4:4x4x4, v5e-256, v3-8, 2xv5e:16x16, H100:8, H100:2x8, cpu:8"
@@ -104,7 +100,7 @@ def parse_topology(text: str) -> Topology:
         *nodes, gpus = shape
         return Topology("gpu", chips[name], (gpus,), slices * math.prod(nodes))
     limit = _SLICES[name][2]
-    largest = tuple(map(int, limit.split("x")))
+    largest = [int(side) for side in limit.split("x")]
     if len(shape) != len(largest) or math.prod(shape) > math.prod(largest):
         raise UserError(f"--topology={text!r}: slices of {name} go up to {name}:{limit}.")
     if slices > 1 and not chips[name].network_gb_s:
@@ -146,11 +142,7 @@ _GPUS = {  # by `Chip.name`
 
 
 def topology_devices(topology: Topology) -> list[Any]:
-    """The devices to compile for, which need not be here.
-
-    Raises:
-      UserError: the compiler for them is not installed, or does not know the shape.
-    """
+    """The devices to compile for; a UserError where their compiler is missing or refuses them."""
     jax.config.update("jax_platforms", "cpu")  # an accelerator that is here is left alone
     chip, count = topology.chip, topology.num_devices
     if chip is None:
@@ -183,15 +175,16 @@ def _gpus(topology: Topology, chip: Chip) -> list[Any]:
             f"version of jax ({jax.__version__}); or plan for cpu:{topology.num_devices}."
         )
     [device_kind] = [kind for kind, name in DEVICE_KINDS.items() if name == chip.name]
-    bandwidth, memory = round(chip.hbm_gb_s * 1e9), chip.device_hbm_bytes
     target_config = f"""
       platform_name: "CUDA" device_description_str: "{device_kind}"
       dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
       gpu_device_info {{
-        {_GPUS[chip.name]} memory_bandwidth: {bandwidth} device_memory_size: {memory}
+        {_GPUS[chip.name]}
+        memory_bandwidth: {round(chip.hbm_gb_s * 1e9)} device_memory_size: {chip.device_hbm_bytes}
       }}
     """
     shape = f"{topology.slices}x1x{topology.shape[0]}"
-    return topologies.get_topology_desc(
+    found = topologies.get_topology_desc(
         platform="cuda", topology=shape, target_config=target_config
-    ).devices
+    )
+    return found.devices

@@ -56,8 +56,7 @@ class Sample:
 def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
     """The model, and a dataset with a `Sample` of what it is evaluated on, or a UserError.
 
-    Raises:
-      UserError: there are no parameters yet, or they cannot be read.
+    Raises one where there are no parameters yet, or they cannot be read.
     """
     if not (run.folder / PARAMS_FILE).exists():
         raise UserError(f"The run has not written {PARAMS_FILE} yet, which comes at its end.")
@@ -91,11 +90,7 @@ def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
 
 
 def predictions(run: Run, model: Model, data: Any) -> list[Html]:
-    """Confusion matrix, and the mistakes that the model is surest of.
-
-    Raises:
-      UserError: there are no examples, or none of one label.
-    """
+    """Confusion matrix and surest mistakes; a UserError without examples, or any of one label."""
     name = run.config["objective"]["name"]
     if not model.class_names or name == "multi_label":
         raise UserError(f"There is no confusion matrix: objective.name={name!r} has no one label.")
@@ -105,13 +100,11 @@ def predictions(run: Run, model: Model, data: Any) -> list[Html]:
     outputs = match_classes(data.class_names, model.class_names, num_outputs)
     arrays = measure_examples(model, data, outputs)
     labels, guesses = arrays["label"], arrays["prediction"]
-    wrong = np.flatnonzero(labels != guesses)
-    sample = data.source
+    wrong, sample = np.flatnonzero(labels != guesses), data.source
     used = f"{len(labels):,} of {counted(sample.of, 'example')} of {data.name} {data.split}"
     times = f"{counted(len(wrong), 'time')} ({len(wrong) / len(labels):.2%})"
-    text = f"On {used}, evenly spread, the model is wrong {times}."
     return [
-        tag("p", text),
+        tag("p", f"On {used}, evenly spread, the model is wrong {times}."),
         tag("h3", "Confusion matrix"),
         *_confusion(labels, guesses, model.class_names),
         tag("h3", "Most confident mistakes"),
@@ -170,11 +163,7 @@ def _mistakes(
 
 
 def inside(model: Model, data: Any) -> list[Html]:
-    """The pictures that the model has; those of images only where there are examples.
-
-    Raises:
-      UserError: matplotlib is not installed.
-    """
+    """The pictures that the model has; those of images only where there are examples."""
     import_extra("A picture of the model", "matplotlib", "embedded")
     drawings, content = of_parameters(model), list[Html]()
     if isinstance(data, UserError):

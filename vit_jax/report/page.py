@@ -42,20 +42,17 @@ def table(
 ) -> Html:
     """A table that scrolls inside its box; the first cell of a row is its header.
 
-    A `td` element stands for itself. A screen reader calls the table by its `label`; `kind` is a
+    Another cell that is Html is a `td`. A screen reader calls the table by its `label`; `kind` is a
     CSS class.
     """
-
-    def cell(value: object) -> Html:
-        if isinstance(value, Html) and value.startswith("<td"):
-            return value
-        return tag("td", value)
-
     head = tag("tr", *(tag("th", each, scope="col") for each in columns))
-    body = [tag("tr", tag("th", first, scope="row"), *map(cell, cells)) for first, *cells in rows]
-    found = tag("table", tag("thead", head), tag("tbody", *body), class_=kind)
+    body = []
+    for first, *cells in rows:
+        found = [each if isinstance(each, Html) else tag("td", each) for each in cells]
+        body.append(tag("tr", tag("th", first, scope="row"), *found))
+    element = tag("table", tag("thead", head), tag("tbody", *body), class_=kind)
     # Focusable, so that arrow keys scroll it.
-    return tag("div", found, class_="box", tabindex=0, role="region", aria_label=label)
+    return tag("div", element, class_="box", tabindex=0, role="region", aria_label=label)
 
 
 def note(text: object) -> Html:

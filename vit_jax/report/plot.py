@@ -32,14 +32,13 @@ def plot_run(
     x: str = "step",
     smooth: float = 0.02,
 ) -> Path:
-    """Draws the metrics of several runs; returns the file.
+    """Draws the metrics of several runs; returns the file: .png, .pdf or .svg.
 
     Training metrics are lines, with what was logged faintly behind their moving average;
     evaluations are marked points, a shape per evaluator; a colour is a run.
 
     Args:
       workdirs: folders of runs, finished or not.
-      output: file to write: .png, .pdf or .svg.
       metrics: a panel for each; `accuracy` shows those of training and of all evaluators,
         `test/accuracy` of one. Empty: loss, evaluations, learning rate and speed.
       x: `step`, `images` (comparable where batch sizes differ) or `hours` (evaluation included).
@@ -58,11 +57,7 @@ def plot_run(
 
 
 def choose_panels(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
-    """What to draw: the metrics asked for, or those that most readers look at.
-
-    Raises:
-      UserError: no run has a metric of that name, or any metric.
-    """
+    """What to draw: the metrics asked for, or those that most readers look at."""
     names = dict.fromkeys(name for run in runs for name in run.curves)
     metrics = {name: name.rpartition("/")[2] for name in names}
     for panel in asked:
@@ -153,8 +148,7 @@ def _draw_panel(
 def smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
     """Mean over the window of `width` around each position; x [N] rising, y [N] -> [N].
 
-    At the start, where curves are steep, the window shrinks to both sides alike; at the end it is
-    cut off, so that the last value is an average, too.
+    At the start, where curves are steep, it shrinks to both sides alike; at the end it is cut off.
     """
     half = np.minimum(width / 2, x - x[:1])
     first = np.searchsorted(x, x - half, side="left")
@@ -166,8 +160,7 @@ def smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
 def legend_labels(runs: Sequence[Run]) -> list[str]:
     """One label per run: `folder: schedule.learning_rate=0.003  dataset.batch_size=512`.
 
-    Named are three keys that differ, first those with the most values: a sweep is labelled by what
-    it sweeps. Those that rarely say why a curve is above another come last.
+    Named are three keys that differ, first those with the most values; housekeeping comes last.
     """
     names = [full_path(run.folder).name for run in runs]
     if len(set(names)) < len(names):

@@ -194,8 +194,7 @@ def provenance(run: Run) -> list[Html]:
         for each in run.starts
     ]
     columns = [*(key.replace("_", " ") for key in keys), "devices"]
-    last = run.starts[-1]
-    versions = {"python": last["python"], **last["packages"]}
+    versions = {"python": run.starts[-1]["python"], **run.starts[-1]["packages"]}
     return [
         tag("p", f"The run was started {counted(len(rows), 'time')}."),
         table(columns, rows, label="Starts"),

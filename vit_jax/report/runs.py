@@ -94,10 +94,7 @@ class Run:
     @property
     def evaluations(self) -> dict[str, tuple[int, float]]:
         """The step and value of the last evaluation of each `NAME/METRIC`."""
-        last = {
-            name: (int(each.steps[-1]), float(each.values[-1]))
-            for name, each in self.curves.items()
-        }
+        last = {k: (int(each.steps[-1]), float(each.values[-1])) for k, each in self.curves.items()}
         last |= {name: (self.step, value) for name, value in self.results.items()}
         return {name: found for name, found in last.items() if "/" in name}
 
@@ -120,11 +117,7 @@ class Run:
 
 
 def read_run(workdir: str | Path) -> Run:
-    """Reads a work directory, here or at gs://; the run may still be going on.
-
-    Raises:
-      UserError: it is no work directory, or a file is damaged.
-    """
+    """Reads a work directory, here or at gs://; a UserError where it is none or damaged."""
     folder = to_path(workdir)
     if not (folder / METRICS_FILE).is_file():
         below = sorted(path.parent.name for path in folder.glob(f"*/{METRICS_FILE}"))

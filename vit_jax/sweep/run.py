@@ -57,16 +57,11 @@ def run_sweep(
     Args:
       config: a recipe with `config.sweep`; with one learning rate there is no grid to run.
       workdir: folder of the sweep, the same for all tasks.
-      train: `train.train_and_evaluate`.
+      train: `train.train_and_evaluate`, which takes `resume`.
       seeds: final runs, from `config.seed` on.
       num_tasks, task: every num_tasks-th run of each stage is done, from number `task` on.
-      resume: see `train_and_evaluate`.
 
-    Returns:
-      What `sweep.json` holds, see `summarize`.
-
-    Raises:
-      UserError: a mistake in the config, or every rate diverged.
+    Returns what `sweep.json` holds, see `summarize`; a UserError where every rate diverged.
     """
     folder = to_path(workdir)
 
@@ -103,11 +98,7 @@ def run_sweep(
 
 
 def plan_rates(config: ConfigDict) -> list[float]:
-    """The candidates in rising order.
-
-    Raises:
-      UserError: there are none, or some are not different positive numbers.
-    """
+    """The candidates in rising order; a UserError unless they are different positive numbers."""
     rates = config.sweep.learning_rates
     positive = all(isinstance(rate, int | float) and 0 < rate < math.inf for rate in rates)
     if not rates or not positive or len(set(rates)) < len(rates):
@@ -119,11 +110,7 @@ def plan_rates(config: ConfigDict) -> list[float]:
 
 
 def plan_grid(config: ConfigDict) -> list[SweepRun]:
-    """One run per learning rate on a part of train; none where there is no choice.
-
-    Raises:
-      UserError: see `plan_rates`; no evaluator `test`; no held-out part to choose on.
-    """
+    """One run per learning rate on a part of train; none where there is no choice."""
     rates, sweep = plan_rates(config), config.sweep
     check_known("a sweep reports the evaluator", "test", config.evaluators)
     if len(rates) == 1:
@@ -145,11 +132,7 @@ def plan_grid(config: ConfigDict) -> list[SweepRun]:
 
 
 def metric(config: ConfigDict) -> str:
-    """What runs are scored by.
-
-    Raises:
-      UserError: the evaluator `test` does not measure it.
-    """
+    """What runs are scored by; a UserError where the evaluator `test` does not measure it."""
     several = config.objective.name == "multi_label"
     if several != (config.evaluators.test.name == "average_precision"):
         raise UserError(
@@ -171,11 +154,7 @@ def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[Swe
 
 
 def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:
-    """What its folder says has become of a run.
-
-    Raises:
-      UserError: the folder belongs to a run of another config, and `resume` is not "force".
-    """
+    """What its folder says has become of a run; a UserError if that is of another config."""
     folder = workdir / run.name
     rate, seed = run.config.schedule.learning_rate, run.config.seed
     outcome = {"run": run.name, "learning_rate": rate, "seed": seed, "state": "missing"}
@@ -192,11 +171,7 @@ def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:
 
 
 def best_learning_rate(candidates: Iterable[Outcome]) -> float:
-    """Of the most accurate candidate; the smaller rate where two are equal; diverged is worst.
-
-    Raises:
-      UserError: all diverged.
-    """
+    """Of the most accurate candidate; the smaller rate where two are equal."""
     finished = [each for each in candidates if each["state"] == "finished"]
     if not finished:
         raise UserError("every learning rate diverged; try smaller sweep.learning_rates.")
@@ -208,8 +183,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Everything about a sweep, finished or not, for JSON.
 
-    `learning_rate` is None before the grid is complete. `mean` and `std` (of a sample, None for
-    one run) are over the final runs that finished, in percent of the test set.
+    `learning_rate` is None before the grid is complete. `mean` and `std` (of a sample) are in
+    percent, over the final runs that finished.
     """
     percents = percents_of(final)
     missing = [each["run"] for each in (*grid, *final) if each["state"] == "missing"]

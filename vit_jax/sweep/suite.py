@@ -32,20 +32,16 @@ Task = Mapping[str, Any]
 
 
 class Row(NamedTuple):
-    """A line of the table; `ours` and `ci95`, half of the 95 % interval, are in percent.
-
-    `of` says of what the interval is; `state` is `finished`, `missing`, `diverged`, or why the task
-    cannot be done.
-    """
+    """A line of the table."""
 
     group: str
     task: str
     metric: str = ""
-    ours: float | None = None
-    ci95: float | None = None
-    of: str = ""
+    ours: float | None = None  # percent
+    ci95: float | None = None  # half of the 95 % interval
+    of: str = ""  # what the interval is of
     published: str = ""
-    state: str = "finished"
+    state: str = "finished"  # or "missing", "diverged", or why the task cannot be done
 
 
 def evaluate_suite(
@@ -66,14 +62,12 @@ def evaluate_suite(
 
     Args:
       model: see `load_model`; fine-tuning reads its `source` again.
-      workdir: a local folder of this suite; `suite.md` and `suite.json` go there.
+      workdir: a local folder of this suite; `suite.md` and `suite.json` go there. A UserError
+        where it is about another model.
       train: `train.train_and_evaluate`, for fine-tuning.
       seeds: of fine-tuning, and choices of the images for few-shot.
       data_dir: where TFDS sets are prepared; "" for TFDS's default.
       batch_size: of `few_shot` and `evaluate`.
-
-    Raises:
-      UserError: the folder is about another model.
     """
     if seeds < 1:
         raise UserError(f"--seeds={seeds} must be 1 or more.")

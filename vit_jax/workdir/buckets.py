@@ -47,13 +47,10 @@ def start_waiting(folder: Path, holder: str) -> float:
 
 
 class BucketLock:
-    """The object `.lock`, held from `acquire` to `release`, or until the process ends.
+    """The object `.lock` of a folder, held from `acquire` to `release`, or until the process ends.
 
-    Its holder renews it; whoever waits sees by his own clock that a killed one does not.
-
-    Args:
-      folder: of a bucket.
-      machine: name of this machine and of its process ids.
+    Its holder renews it; whoever waits sees by his own clock that a killed one does not. `machine`
+    names this machine and its process ids.
     """
 
     def __init__(self, folder: Path, machine: str):
@@ -70,11 +67,9 @@ class BucketLock:
         self._store = tensorstore.KvStore.open({**spec, **retries}).result()
 
     def acquire(self) -> None:
-        """Waits for a holder that may be lost.
+        """Waits for a holder that may be lost; a UserError where another run has it.
 
-        Raises:
-          UserError: another run holds it.
-          ValueError, TimeoutError: TensorStore's; the bucket refuses, or does not answer.
+        TensorStore raises a ValueError where the bucket refuses, a TimeoutError without an answer.
         """
         awaited, deadline = b"", 0.0
         generation, holder = self._read()
@@ -170,10 +165,9 @@ def _who(holder: dict[str, Any]) -> str:
 
 
 class BucketUpload:
-    """Copies files of this machine, in its attribute `folder`, to a bucket.
+    """Copies the files in its `folder` to a bucket, every 30 s for each MB and at the end.
 
-    A thread does so every 30 s (less often once there are several MB) and at the end; what fails is
-    tried again.
+    What fails is tried again.
     """
 
     def __init__(self, target: Path):

@@ -24,17 +24,9 @@ from vit_jax.errors import UserError, as_user_error, check_known, list_names, on
 from vit_jax.files.manifest import read_manifest, write_manifest
 from vit_jax.files.paths import free_name, full_path, make_folder, move, remove
 from vit_jax.multihost.agreement import run_on_first_process
+from vit_jax.workdir import orbax_parts
 from vit_jax.workdir.description import CHECKPOINTS
-from vit_jax.workdir.orbax_parts import (
-    ITEM,
-    ChecksummedHandler,
-    async_checkpointer,
-    differing_leaves,
-    is_disk_error,
-    newest_intact,
-    steps_in,
-    unfinished_in,
-)
+from vit_jax.workdir.orbax_parts import ITEM, newest_intact, steps_in
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,10 +35,7 @@ class CheckpointManager:
     """Saves, keeps and restores the train state under `workdir/checkpoints/<step>`.
 
     Every process makes one, with the keys of `config.checkpoint`, and calls every method at the
-    same point. `best_metric` is a name in the metrics given to `save`.
-
-    Raises:
-      UserError: an argument is out of range.
+    same point. A UserError where an argument is out of range.
     """
 
     def __init__(
@@ -69,15 +58,15 @@ class CheckpointManager:
         self._best_metric = best_metric
         self._best_sign = 1 if best_mode == "max" else -1
         run_on_first_process(self._prepare_folder)
-        self._handler = ChecksummedHandler()
-        self._orbax = async_checkpointer(self._handler)
+        self._handler = orbax_parts.ChecksummedHandler()
+        self._orbax = orbax_parts.async_checkpointer(self._handler)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
 
     def _prepare_folder(self) -> None:
         """Makes the folder and removes what killed saves left in it. Runs on process 0."""
         make_folder(self._folder)
-        for unfinished in unfinished_in(self._folder):
+        for unfinished in orbax_parts.unfinished_in(self._folder):
             remove(unfinished)
 
     def should_save(self, step: int, total_steps: int, evaluates: bool = False) -> bool:
@@ -94,9 +83,7 @@ class CheckpointManager:
         """Starts to write a checkpoint and returns; the state may be donated right away.
 
         `step`: finished updates; `state`: pytree of (sharded) jax.Arrays; `metrics`: of this step.
-
-        Raises:
-          UserError: this or the previous checkpoint could not be written.
+        A UserError where this or the previous checkpoint could not be written.
         """
         self.wait()  # the handler still needs the metrics of the save under way
         self._handler.note = {"step": step, "metrics": metrics or {}}
@@ -124,10 +111,7 @@ class CheckpointManager:
         return self._best_sign * float(metrics.get(self._best_metric, math.nan))
 
     def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Gives a step on disk, saved without metrics, those of a later evaluation.
-
-        A run that had to stop before its evaluation makes up for it when it resumes.
-        """
+        """Gives a step on disk, saved without metrics, those of an evaluation made up for."""
 
         def write() -> None:
             item = self._folder / str(step) / ITEM
@@ -139,11 +123,7 @@ class CheckpointManager:
         run_on_first_process(write)
 
     def wait(self) -> None:
-        """Blocks until the save under way is committed.
-
-        Raises:
-          UserError: it could not be written; earlier checkpoints are intact.
-        """
+        """Blocks until the save under way is committed; a UserError where that failed."""
         if self._saving is not None:
             saving, self._saving = self._saving, None
             saving.result()
@@ -159,7 +139,7 @@ class CheckpointManager:
         try:
             yield
         except Exception as error:
-            if not is_disk_error(error):
+            if not orbax_parts.is_disk_error(error):
                 raise
             steps = [each for each in steps_in(self._folder) if each != step]
             kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
@@ -191,8 +171,8 @@ class CheckpointManager:
             return None
         item = epath.Path(self._folder / str(step) / ITEM)
         handler = ocp.StandardCheckpointHandler()
-        differing = differing_leaves(handler.metadata(item).tree, abstract_state)
-        if differing:
+        saved = handler.metadata(item).tree
+        if differing := orbax_parts.differing_leaves(saved, abstract_state):
             raise UserError(
                 f"Checkpoint {item.parent} is of another model or optimizer: "
                 f"{list_names(differing)}. Use its own config, or another --workdir."

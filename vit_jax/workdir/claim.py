@@ -32,16 +32,8 @@ from vit_jax.errors import (
     list_names,
     one_line,
 )
-from vit_jax.files.paths import (
-    free_name,
-    full_path,
-    is_bucket,
-    make_folder,
-    names_below,
-    read_object,
-    set_aside,
-    write_json,
-)
+from vit_jax.files import paths
+from vit_jax.files.paths import full_path, is_bucket, read_object, write_json
 from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.workdir import buckets
 from vit_jax.workdir.description import CHECKPOINTS, PARAMS_FILE, RESULTS_FILE
@@ -73,7 +65,7 @@ def claim_workdir(
     `dataset.json` in it with this run's; writes them into a new one.
 
     Args:
-      config: plain nested dict of int, float, str, bool, None, list and tuple.
+      config: plain nested dict.
       dataset_fingerprint: what the order and content of the data depend on.
       resume: `auto` refuses the workdir of another config; `force` keeps its `config.json` as
         `config.<n>.json`, its finished results likewise, and takes this one.
@@ -88,7 +80,7 @@ def claim_workdir(
     def claim() -> None:
         release_workdir(folder)  # where this process has it: it may have been deleted since
         try:
-            make_folder(folder)
+            paths.make_folder(folder)
             _HELD[folder] = _lock_folder(folder)
             _take_over(folder, config, dataset_fingerprint, resume)
         except BaseException as error:
@@ -151,8 +143,7 @@ def _take_over(
 ) -> None:
     """Compares what the workdir says it is with this run; writes the files where it may.
 
-    A start that failed before its first update left a config but nothing to lose: the next start
-    may bring another config.
+    After a start that failed before its first update, the next may bring another config.
     """
     results = [name for name in _RESULTS if _holds_something(folder / name)]
     known = (folder / _CONFIG).exists()
@@ -174,14 +165,14 @@ def _take_over(
         if resume == "force" and another_run(path, value, ()):
             for finished in (RESULTS_FILE, PARAMS_FILE) if problem else ():  # of other values
                 if (folder / finished).exists():
-                    set_aside(folder / finished, "is of other values")
-            free_name(path).write_bytes(path.read_bytes())
+                    paths.set_aside(folder / finished, "is of other values")
+            paths.free_name(path).write_bytes(path.read_bytes())
             write_json(path, value)
 
 
 def _holds_something(path: Path) -> bool:
     if is_bucket(path):
-        return bool(names_below(path))
+        return bool(paths.names_below(path))
     if path.is_dir():
         return any(path.iterdir())
     return path.exists() and path.stat().st_size > 0
@@ -190,12 +181,11 @@ def _holds_something(path: Path) -> bool:
 def another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
     """Says what is wrong with the file of a run that is to have this value; "" if nothing is."""
     try:
-        saved = read_object(path)
+        found = _differences(read_object(path), value, may_differ)
     except PassingError:
         raise
     except UserError as error:
         return str(error)
-    found = _differences(saved, value, may_differ)
     what = f"Workdir {path.parent} belongs to a run with another {path.stem}"
     return f"{what}: {found}." if found else ""
 
@@ -226,9 +216,8 @@ def _shown(flat: dict[str, Any], key: str) -> str:
 def _lock_folder(folder: Path) -> Callable[[], None]:
     """Takes the exclusive lock of a work directory; returns what gives it back.
 
-    On a disk it is a record lock, which the kernel drops when the process dies. It is not
-    inherited: a worker process that outlives a killed parent must not keep the workdir shut, as it
-    would with flock. A holder on another host is waited for, in case that host is lost.
+    On a disk it is a record lock, which the kernel drops when the process dies and a worker that
+    outlives it does not inherit. A holder on another host is waited for, in case that host is lost.
 
     Raises:
       UserError: another process works in it.

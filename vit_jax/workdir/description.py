@@ -23,13 +23,7 @@ import jax
 import numpy as np
 
 from vit_jax.errors import counted
-from vit_jax.files.paths import (
-    read_object,
-    to_path,
-    write_arrays,
-    write_atomically,
-    write_json,
-)
+from vit_jax.files.paths import read_object, to_path, write_arrays, write_atomically, write_json
 from vit_jax.models.description import Description
 from vit_jax.parameters.names import count_parameters, flatten_names, unstack_blocks
 from vit_jax.workdir.metrics import read_metrics
@@ -55,8 +49,7 @@ def write_params(path: str | os.PathLike[str], params: Any) -> None:
 def write_results(workdir: str, params: Any, results: dict[str, float]) -> dict[str, float]:
     """Writes `params.npz`, then `results.json`, whose existence means that the run has ended.
 
-    Adds `images_per_second`, the median of the log, to `results`, and returns them. `params` is a
-    nested dict of host arrays.
+    Returns `results` with `images_per_second`, the median of the log. `params`: host arrays.
     """
     rows = read_metrics(workdir)
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
@@ -89,8 +82,7 @@ def describe(
 ) -> None:
     """Writes `model.json`, the table of parameters and drawn splits; logs what is to be trained.
 
-    `params` is a pytree of arrays or their shapes; `datasets` the one that is trained on, then
-    those of the evaluators.
+    `params`: arrays or shapes; `datasets`: the one that is trained on, then the evaluators'.
     """
     train = datasets[0]
     if jax.process_index() == 0:
@@ -160,6 +152,5 @@ def _git(*args: str) -> str | None:
     """Its answer; None without a checkout, or without git on this machine."""
     command = ["git", "-C", os.path.dirname(__file__), *args]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        options: dict[str, Any] = {"stderr": subprocess.DEVNULL, "text": True, "timeout": 10}
-        return subprocess.check_output(command, **options).strip()
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True).strip()
     return None

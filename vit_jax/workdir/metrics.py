@@ -1,4 +1,4 @@
-"""Where numbers go: `metrics.jsonl`, TensorBoard and, if asked, W&B; from process 0 only."""
+"""Where numbers go, from process 0: `metrics.jsonl`, TensorBoard and W&B; and traces of updates."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from vit_jax.errors import (
     REQUEUE_EXIT_CODE,
     PreemptedError,
@@ -21,14 +23,8 @@ from vit_jax.errors import (
     is_network_error,
     one_line,
 )
-from vit_jax.files.paths import (
-    full_path,
-    is_bucket,
-    read_object,
-    to_path,
-    write_atomically,
-    write_json,
-)
+from vit_jax.files import paths
+from vit_jax.files.paths import is_bucket, to_path
 from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.workdir.buckets import BucketUpload
 
@@ -39,9 +35,8 @@ WANDB_FILE = "wandb_run.json"
 class MetricWriter:
     """Appends one line of JSON per call to `WORKDIR/metrics.jsonl`, and TensorBoard scalars.
 
-    Lines look like `{"step": 20, "loss": 1.5, "images_per_second": 900.0}`; a step with training
-    metrics and evaluations has a line for each. A resumed run drops the lines after the step it
-    starts from, because it writes them again. A context: W&B is told how the run has ended.
+    Lines look like `{"step": 20, "loss": 1.5, "images_per_second": 900.0}`. A resumed run drops
+    those after its first step, which it writes again. A context: W&B is told how the run has ended.
     """
 
     def __init__(
@@ -58,11 +53,8 @@ class MetricWriter:
         Args:
           start_step: finished updates.
           tensorboard: whether to write event files, into `WORKDIR/tensorboard`.
-          wandb_project: project on Weights & Biases; empty: none.
+          wandb_project: on Weights & Biases; empty: none. A UserError where it does not start.
           config: of the run; shown by TensorBoard (as text) and W&B.
-
-        Raises:
-          UserError: W&B is wanted, but not installed or not to be reached.
         """
         self._start_step = start_step
         self._path = to_path(workdir) / METRICS_FILE
@@ -76,7 +68,7 @@ class MetricWriter:
                 self._wandb = _start_wandb(workdir, wandb_project, config or {})
             rows = (row for row in read_metrics(workdir) if row["step"] <= start_step)
             kept = "".join(json.dumps(row) + "\n" for row in rows)
-            write_atomically(self._path, kept)
+            paths.write_atomically(self._path, kept)
             folder = self._path.parent
             if is_bucket(folder):
                 self._upload = BucketUpload(folder)
@@ -126,10 +118,10 @@ class MetricWriter:
                 with contextlib.suppress(OSError):  # `flush` has said it
                     if part is not None:
                         part.close()
-        preempted = isinstance(error, PreemptedError)
-        if preempted:  # in place of "failed"
+        exit_code = int(error is not None)
+        if isinstance(error, PreemptedError):  # in place of "failed"
             self._tell_wandb(lambda run: run.mark_preempting())
-        exit_code = REQUEUE_EXIT_CODE if preempted else int(error is not None)
+            exit_code = REQUEUE_EXIT_CODE
         self._tell_wandb(lambda run: run.finish(exit_code=exit_code))
 
     @contextlib.contextmanager
@@ -182,16 +174,16 @@ def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
     """
     wandb = check_wandb(project)
     path = to_path(workdir) / WANDB_FILE
-    known = read_object(path) if path.exists() else {}
+    known = paths.read_object(path) if path.exists() else {}
     if known.get("project") != project:
         known = {"project": project, "id": secrets.token_hex(6)}
-        write_json(path, known)  # before the run exists, or a kill would lose its id
+        paths.write_json(path, known)  # before the run exists, or a kill would lose its id
     try:
         run = wandb.init(
             project=project,
             id=known["id"],
             resume="allow",
-            name=full_path(workdir).name,
+            name=paths.full_path(workdir).name,
             dir=None if is_bucket(workdir) else workdir,
             # Where the network went away, the end of the run must not wait for it: what has
             # not been sent by then stays in the folder, for `wandb sync`.
@@ -205,11 +197,7 @@ def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl`, numbers by name.
-
-    A killed run may leave part of a line behind, at the end or, where a file system lost what came
-    next, in the middle: what is no row is left out.
-    """
+    """The rows of `metrics.jsonl`, numbers by name, without lines that a killed run left torn."""
     path = to_path(workdir) / METRICS_FILE
     text = path.read_bytes().decode(errors="replace") if path.exists() else ""
     rows = []
@@ -243,3 +231,44 @@ def earlier_times(workdir: str, start_step: int, kinds: tuple[str, ...]) -> dict
     kept = [training(row) for row in rows if row["step"] <= start_step]
     lost = training(rows[-1]) - (kept[-1] if kept else 0.0)
     return {**rows[-1], "lost_seconds": rows[-1].get("lost_seconds", 0.0) + max(lost, 0.0)}
+
+
+class Profile:
+    """Records updates first <= step < last of a run into WORKDIR/profile, for TensorBoard or xprof.
+
+    Starting and ending it, which takes seconds with many devices, happens inside `book(step)`.
+    """
+
+    def __init__(
+        self,
+        workdir: str,
+        steps: tuple[int, int],
+        start_step: int,
+        total_steps: int,
+        book: Callable[[int], contextlib.AbstractContextManager[None]],
+    ):
+        self._folder, self._book = to_path(workdir) / "profile", book
+        self._recording = contextlib.ExitStack()
+        self._first, self._last = max(steps[0], start_step + 1), steps[1]
+        if steps[0] < steps[1] and not self._first < min(self._last, total_steps + 1):
+            logging.warning(
+                f"log.profile_steps={steps}: no trace, this session makes the updates "
+                f"{start_step + 1} to {total_steps}."
+            )
+
+    def before(self, step: int, state: Any) -> None:
+        """To be called before each update, with the state that it starts from."""
+        if step in (self._first, self._last):
+            with self._book(step):
+                jax.block_until_ready(state)  # the host is ahead of the devices
+                self._recording.close()
+                if step < self._last:
+                    local = self._folder
+                    if is_bucket(
+                        local
+                    ):  # the profiler cannot write there: it gets a copy at the end
+                        local = self._recording.enter_context(paths.uploaded(local))
+                    self._recording.enter_context(jax.profiler.trace(str(local)))
+
+    def close(self) -> None:
+        self._recording.close()

@@ -52,8 +52,8 @@ class ChecksummedHandler(ocp.PyTreeCheckpointHandler):
 def async_checkpointer(handler: ChecksummedHandler) -> ocp.AsyncCheckpointer:
     """Writes a step in a thread; the step's folder appears by rename once complete.
 
-    Not ocp.CheckpointManager: where a save fails on one process, its threads wait for those of the
-    other processes, which wait for the failed one, and the error reaches nobody.
+    Not ocp.CheckpointManager: where a save fails on one process, its threads and those of the other
+    processes wait for each other, and the error reaches nobody.
     """
     options = ocp.options.AsyncOptions(
         # Otherwise a save that fails early leaves threads that wait minutes for its folder.
