@@ -1,7 +1,5 @@
 """Time that passes when a test says so."""
 
-from __future__ import annotations
-
 
 class Clock:
     """Stands in for the `time` module of a file under test."""

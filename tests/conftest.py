@@ -14,8 +14,6 @@
 The settings are environment variables, so processes that tests start live in the same climate.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import importlib.metadata

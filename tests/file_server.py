@@ -1,7 +1,5 @@
 """A web server of this machine that can be made to fail in all the ways that real ones do."""
 
-from __future__ import annotations
-
 import dataclasses
 import http.server
 import threading

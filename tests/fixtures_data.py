@@ -4,8 +4,6 @@ No TensorFlow and no network. `tiny_tfds` goes through the registered builder of
 that the directory has its true features, label names and version.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """ImageNet in small: tars of tars and folders with real JPEGs, laid out as the originals are."""
 
-from __future__ import annotations
-
 import functools
 import io
 import pathlib

@@ -1,7 +1,5 @@
 """Parameters of tiny models under their flat names, for what is done to them by name."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -4,8 +4,6 @@ Otherwise they are what `subprocess.Popen` starts: a script, from its first line
 order of sets is the same in all of them, as in processes of one PYTHONHASHSEED.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import json

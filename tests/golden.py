@@ -5,8 +5,6 @@ Parameters are not stored: a generator seeded by each parameter's name makes the
 position errors.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

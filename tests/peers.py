@@ -1,7 +1,5 @@
 """PyTorch implementations that tests compare with; never a dependency of the package."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

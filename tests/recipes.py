@@ -1,7 +1,5 @@
 """What recipes set, for tests that compare them with published tables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ml_collections import ConfigDict

@@ -1,7 +1,5 @@
 """Tiny models with random parameters, saved as a finished training leaves them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """configs/augreg.py: the 28 settings of 2106.10270, and the names of the published files."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

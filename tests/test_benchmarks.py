@@ -1,7 +1,5 @@
 """The benchmarks run and write what docs/performance.md shows; how fast is no test's business."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

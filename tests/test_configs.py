@@ -1,7 +1,5 @@
 """Recipes build, and every key of the config is read by something."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `import vit_jax` gives."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The fine-tuning recipes against the published tables, and on the real layouts of their data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

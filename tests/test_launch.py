@@ -1,7 +1,5 @@
 """Scripts as a user meets them: their errors, their help, and power cuts at any moment."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The launchers: what a dry run prints is what runs, arguments arrive, restarts."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

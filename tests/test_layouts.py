@@ -4,8 +4,6 @@ Each layout is compiled once; losses, memory and communication are read from the
 Everything random is on, the blocks are scanned and recomputed, as in a large pre-training.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -1,8 +1,6 @@
 """What a fresh clone installs, and what setup.sh does when things go wrong: with the real pip
 and uv, a package index of tiny wheels, and no network."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import os

@@ -1,7 +1,5 @@
 """configs/pretrain.py against the paper's tables 3, 5 and 6."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """Recipes of later papers; parameter counts, and two real steps of every pre-training recipe."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A published checkpoint's whole life: load, fine-tune, evaluate, reload."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

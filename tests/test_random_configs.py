@@ -3,8 +3,6 @@
 `pytest tests/test_random_configs.py --draws=2000` draws more.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

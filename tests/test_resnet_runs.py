@@ -1,7 +1,5 @@
 """The life of a BiT ResNet: trained, resumed, measured, fine-tuned, converted, exported."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/tour.ipynb runs from start to end, and shows what it says."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loop, from config to files, on real scans."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """VTAB-1k in configs/finetune.py: parts, labels and augmentation of its 19 tasks."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The smallest runs that still go through everything."""
 
-from __future__ import annotations
-
 import logging
 import os
 import runpy

@@ -5,8 +5,6 @@ are those of wandb 0.31: rows of a step that is past are dropped, a row of the s
 it, a resumed run starts after its last step.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 from typing import Any

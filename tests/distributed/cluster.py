@@ -1,7 +1,5 @@
 """Real processes of one run on this machine: virtual CPU devices, gloo, loopback."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Processes of one run are killed, asked to end and cut short; the run goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import signal

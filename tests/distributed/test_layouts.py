@@ -1,7 +1,5 @@
 """The same numbers from any number of processes, on any mesh; the processes find each other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

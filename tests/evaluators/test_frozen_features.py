@@ -1,7 +1,5 @@
 """Few-shot, linear probe and k-NN: against big_vision's numbers and scikit-learn; in a run."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

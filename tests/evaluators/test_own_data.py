@@ -1,7 +1,5 @@
 """Evaluators with a data set, keys and metrics of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

@@ -1,7 +1,5 @@
 """Model cards say what is known, and only that."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

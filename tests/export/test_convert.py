@@ -1,7 +1,5 @@
 """Any format to any other, and the tour through all of them and the peers' own loaders."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

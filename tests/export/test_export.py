@@ -1,7 +1,5 @@
 """Exported models: what other programs read is what the model computes."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """From JAX to ONNX: every kind of model in ONNX Runtime."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Cases whose answer is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

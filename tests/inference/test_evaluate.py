@@ -1,7 +1,5 @@
 """Evaluation of saved models: every number against its definition, classes by name, ReaL."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

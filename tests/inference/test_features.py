@@ -1,7 +1,5 @@
 """Features: each one recomputed from another by the model's own equations, and the file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Predictions for files: the right classes in the right order, and damaged files among them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

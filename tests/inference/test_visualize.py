@@ -1,7 +1,5 @@
 """The pictures are written, and what cannot be is said."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

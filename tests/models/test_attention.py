@@ -1,7 +1,5 @@
 """The table of attention implementations: each against the reference; the look at the weights."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import types

@@ -1,7 +1,5 @@
 """The BiT ResNets against big_vision's numbers, and what those do not show."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

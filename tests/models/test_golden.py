@@ -5,8 +5,6 @@ float64 implementation, with a margin of about four (ViT: 2.7e-6 seen, 1e-5 allo
 ReLUs flip near zero: 1.6e-5 seen, 5e-5 allowed).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re

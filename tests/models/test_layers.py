@@ -1,7 +1,5 @@
 """Layer norms are Flax's, computed again for the gradient; dropout is independent everywhere."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.linen as nn

@@ -1,7 +1,5 @@
 """Looking inside: what it shows is what the model computes, and nothing changes."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Promises of the model that the golden numbers do not show."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

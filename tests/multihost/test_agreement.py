@@ -1,7 +1,5 @@
 """Being asked to stop: a signal, or the notice of a machine of Google's."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

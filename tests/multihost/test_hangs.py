@@ -1,7 +1,5 @@
 """Nothing dies, and yet nothing moves: a file that never answers, a network that is cut."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Who is to blame where a run stands still, and what the others do when one fails or is frozen."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

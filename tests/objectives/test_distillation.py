@@ -1,7 +1,5 @@
 """Distillation: losses in closed form, which head learns what, the teacher as a constant."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

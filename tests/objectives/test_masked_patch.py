@@ -1,7 +1,5 @@
 """Masked patch prediction: what is corrupted, what is predicted, what counts."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Images with any number of labels: loss, mixing, evaluation, and a run from table to answers."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

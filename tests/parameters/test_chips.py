@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from vit_jax.parameters.chips import CHIPS, GIB, find_chip

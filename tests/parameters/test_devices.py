@@ -1,7 +1,5 @@
 """Where devices stand in a mesh, with stand-ins for machines of many slices and hosts."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math

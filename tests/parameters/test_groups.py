@@ -1,7 +1,5 @@
 """Freezing, layer-wise rates and decay: exactly which parameters, in both forms of the blocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Plans for 8 virtual devices, from the config to the exit status."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

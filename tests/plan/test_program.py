@@ -1,7 +1,5 @@
 """What is read from the text of compiled programs: loops, collectives, bytes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Plans with the TPU compiler, which runs without a TPU; where it is not installed, none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

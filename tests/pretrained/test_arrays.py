@@ -1,7 +1,5 @@
 """Files of named arrays: what they hold, or a line that says why not."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Files in big_vision's names, read by us, give the logits that big_vision computed from them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

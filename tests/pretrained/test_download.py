@@ -1,7 +1,5 @@
 """Downloads against a server that fails in every way."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import datetime

@@ -1,7 +1,5 @@
 """Every format, read and written: what is written reads back bit for bit."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

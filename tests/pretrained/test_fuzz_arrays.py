@@ -4,8 +4,6 @@ Bytes of a sound file are cut, flipped, moved or added, drawn from fixed seeds. 
 must then give the true arrays bit for bit, or a UserError.
 """
 
-from __future__ import annotations
-
 import io
 import random
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Never another exception, never a model with other numbers than the file's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

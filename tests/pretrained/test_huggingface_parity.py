@@ -3,8 +3,6 @@
 Tolerances as in test_timm_parity.py: 1e-5 where GELU and epsilon agree, 1e-3 where they do not.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

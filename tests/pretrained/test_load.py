@@ -1,7 +1,5 @@
 """`load_pretrained`: from any source into the shape of a model, with every array accounted for."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

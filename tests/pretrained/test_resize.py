@@ -1,7 +1,5 @@
 """Positions, patches and channels for other images, as the official code, timm and torch do it."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

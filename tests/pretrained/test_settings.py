@@ -1,7 +1,5 @@
 """JSON files beside weights: what is not ours is an error that names the key, never a guess."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Paths, addresses and names, against a bucket and a hub of this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

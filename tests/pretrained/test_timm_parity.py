@@ -7,8 +7,6 @@ hybrids whose convolutions are matched, 2e-3 unmatched: timm adds 1e-8 to the va
 and 1e-5 to that of a group, the official code 1e-5 to the kernel's deviation and 1e-6.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

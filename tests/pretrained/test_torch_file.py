@@ -1,7 +1,5 @@
 """PyTorch's files: what torch saved, or a line that says why not; no code in them is ever run."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import io

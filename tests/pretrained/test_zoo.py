@@ -1,7 +1,5 @@
 """The table of checkpoints: complete, consistent, and what it says about itself."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

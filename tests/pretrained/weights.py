@@ -1,7 +1,5 @@
 """Seeded parameters for tests of weight formats, and their logits."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures of runs: what is drawn, read back from the figure."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

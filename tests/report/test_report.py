@@ -1,7 +1,5 @@
 """The page about a run, read back as a browser and a screen reader would."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

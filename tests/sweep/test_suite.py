@@ -1,7 +1,5 @@
 """The suites of scripts/evaluate_paper.py: their tasks, and small ones from start to end."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The sweep: its plan, its choice, and real ones on real scans, killed and shared out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Adafactor as ViT-g was trained with, against its formulas in NumPy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

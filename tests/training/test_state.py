@@ -1,7 +1,5 @@
 """Initial states: one program's numbers, drawn only where nothing is loaded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """The update against the official code's own numbers, and its promises on meshes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

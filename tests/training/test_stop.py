@@ -1,7 +1,5 @@
 """Between two updates: how far the host is ahead of the devices, what is logged when, Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs in a bucket: the same bits as on a disk, the same safety, also where requests fail."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Checkpoints: what is restored is what was saved, or the step is not used at all."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import resource

@@ -1,7 +1,5 @@
 """Workdirs: whose they are, who works in them, and that nothing of another run is overwritten."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What a run says of its data: the splits that it has drawn."""
 
-from __future__ import annotations
-
 import csv
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Metrics of a run in its file, TensorBoard and W&B: each step once, whatever interrupts it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

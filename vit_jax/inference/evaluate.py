@@ -172,24 +172,17 @@ def measure_examples(
       kept: those that compete, see `present_outputs`; None is all.
       several, loss, batch_size: see `evaluate`.
     """
-    task, num_outputs = Task.of(model.module), model.description.model["num_classes"]
-    kwargs: dict[str, Any] = {"loss": loss or model.description.probabilities_by}
-    evaluator: Any
-    if kept is not None:
-        places = np.searchsorted(kept, outputs).clip(max=len(kept) - 1)
-        reader = model.reader(relabel(data, places, len(kept)), batch_size)
-        evaluator = ClassificationEvaluator(_OfSomeClasses(task, kept, **kwargs), reader)
-    else:
-        reader = model.reader(relabel(data, outputs, num_outputs), batch_size)
-        if several:
-            task = dataclasses.replace(task, class_names=data.class_names)
-            evaluator = AveragePrecisionEvaluator(MultiLabel(task), reader)
-        else:
-            evaluator = ClassificationEvaluator(Classification(task, **kwargs), reader)
-    arrays = evaluator.examples(model.placed_params)
-    if kept is not None:
-        arrays |= {name: kept[arrays[name]] for name in ("label", "prediction")}
-    return arrays
+    if kept is None:
+        kept = np.arange(model.description.model["num_classes"])
+    places = np.searchsorted(kept, outputs).clip(max=len(kept) - 1)
+    reader = model.reader(relabel(data, places, len(kept)), batch_size)
+    task = Task.of(model.module)
+    if several:
+        task = dataclasses.replace(task, class_names=data.class_names)
+        return AveragePrecisionEvaluator(MultiLabel(task), reader).examples(model.placed_params)
+    objective = _OfSomeClasses(task, kept, loss=loss or model.description.probabilities_by)
+    arrays = ClassificationEvaluator(objective, reader).examples(model.placed_params)
+    return arrays | {name: kept[arrays[name]] for name in ("label", "prediction")}
 
 
 def write_examples(
