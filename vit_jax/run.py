@@ -57,31 +57,23 @@ from vit_jax.training.step import (
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The parts of a training; nothing is computed yet. `create_run` builds it.
-
-    Attributes:
-      freezes: whether some parameters do not learn.
-      train_step: (state, constants, batch) -> (state, metrics); pure.
-      initial: shapes of the parameters, and the program that draws them.
-      start_state: parameters -> the state before their first update; pure.
-      load_params: the parameters of `pretrained.source` in this model's shapes and form, with
-        shapes where a random array is wanted (a new head); None without a source.
-      description: what users of the parameters need to know.
-    """
+    """The parts of a training; nothing is computed yet. `create_run` builds it."""
 
     mesh: Mesh
     batch_size: int
     total_steps: int
-    freezes: bool
+    freezes: bool  # whether some parameters do not learn
     dataset: Dataset
     objective: Objective
     schedule: Schedule
     evaluations: Mapping[str, Evaluation]
-    train_step: Callable[..., Any]
-    initial: Initial
-    start_state: Callable[[Any], TrainState]
+    train_step: Callable[..., Any]  # (state, constants, batch) -> (state, metrics); pure
+    initial: Initial  # shapes of the parameters, and the program that draws them
+    start_state: Callable[[Any], TrainState]  # parameters -> before their first update; pure
+    # The parameters of `pretrained.source` in this model's shapes and form, with shapes where a
+    # random array is wanted (a new head); None without a source.
     load_params: Callable[[], Any] | None
-    description: Description
+    description: Description  # what users of the parameters need to know
 
     @property
     def datasets(self) -> dict[str, Dataset]:

@@ -31,23 +31,14 @@ from vit_jax.parameters.sharding import (
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """How a split is read for evaluation.
-
-    Attributes:
-      dataset: see `pipeline.Examples`.
-      mesh: devices; `batch_size` must divide over them.
-      batch_size: examples per step over all devices.
-      loader: keyword arguments of the host's reader.
-      keys: of a batch; they go to the devices, with `mask`.
-      on_wait: called before the host waits for a batch: a run tells its watchdog.
-    """
+    """How a split is read for evaluation."""
 
     dataset: Examples
     mesh: Mesh
-    batch_size: int
-    loader: dict[str, Any]
-    keys: tuple[str, ...] = ("image", "label")
-    on_wait: Callable[[], None] = lambda: None
+    batch_size: int  # examples per step over all devices of the mesh, which must divide it
+    loader: dict[str, Any]  # keyword arguments of the host's reader
+    keys: tuple[str, ...] = ("image", "label")  # of a batch, for the devices; with `mask`
+    on_wait: Callable[[], None] = lambda: None  # before waiting for a batch: for the watchdog
 
     @contextlib.contextmanager
     def batches(self) -> Iterator[Iterator[DeviceBatch]]:

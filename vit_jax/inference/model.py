@@ -31,24 +31,16 @@ class Model:
 
     An image is the path of a file, its bytes, a Pillow image, or uint8 pixels [H, W, C] or [H, W],
     of any size; images are one, a list of them, or uint8 [B, H, W, C]. Float arrays [B, H, W, C]
-    are taken as what `preprocess` returned.
-
-    Attributes:
-      module: linen module; `module.apply({"params": params}, images, train=False)` takes floats
-        [B, H, W, C] and gives logits [B, K] float32.
-      params: nested dict of numpy float32 arrays, loop form of the blocks.
-      description: sizes, classes, and how an image file becomes an input.
-      format: in which the weights were found.
-      source: where.
-      report: what became of every array, see `fit.adapt.adapt_params`.
+    are taken as what `preprocess` returned. `module.apply({"params": params}, images, train=False)`
+    takes such floats and gives logits [B, K] float32.
     """
 
-    module: Any
-    params: Any
-    description: Description
-    format: str
-    source: str
-    report: dict[str, Any]
+    module: Any  # of linen
+    params: Any  # nested dict of numpy float32 arrays, loop form of the blocks
+    description: Description  # sizes, classes, and how an image file becomes an input
+    format: str  # in which the weights were found
+    source: str  # where
+    report: dict[str, Any]  # what became of every array, see `fit.adapt.adapt_params`
 
     @property
     def class_names(self) -> tuple[str, ...]:

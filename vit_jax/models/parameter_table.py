@@ -16,18 +16,13 @@ FIRST, BLOCK, LAST = "first", "block", "last"
 class Row:
     """One kind of parameter.
 
-    Attributes:
-      pattern: regular expression on the whole name in the model's own tree. A group `block` holds
-        the number of the block.
-      axes: logical axis of each dimension (`parameters/sharding.py` maps them to the mesh), without
-        the layer axis of the scan form.
-      depth: where in the model it stands, for layer-wise learning rates.
-      role: `token` stands before the grid of patches; `positions` are the position embeddings;
-        `head` is replaced in fine-tuning; `pre_logits` is the layer below the head; `training`
-        exists only during some training task.
+    Its role, if any: `token` stands before the grid of patches; `positions` are the position
+    embeddings; `head` is replaced in fine-tuning; `pre_logits` is the layer below the head;
+    `training` exists only during some training task.
     """
 
-    pattern: str
+    pattern: str  # of the whole name in the model's own tree; a group `block` holds its number
+    # Logical axis of each dimension but the layers' of the scan form; see parameters/sharding.py.
     axes: tuple[str | None, ...]
-    depth: str = BLOCK
+    depth: str = BLOCK  # for layer-wise learning rates
     role: str = ""

@@ -38,26 +38,19 @@ class Objective:
     `loss` and `evaluate`, which are pure. A batch holds the keys of `example_keys`, [B, ...] each,
     and `mask` [B] float32, 1 for a real example.
 
-    Attributes:
-      model: linen module with `num_outputs` outputs.
-      class_names: of the outputs; () if they are not the data's classes.
-      example_keys: what it needs of an example.
-      measures: names of what `evaluate` returns.
-      several_labels: whether `label` is [B, K] of 0 and 1, not [B].
-      probabilities_by: how logits become probabilities, `softmax` or `sigmoid`.
-      constants: arrays that it uses but does not learn, `{name: tree}`. The loop shards them like
-        parameters, keeps them out of optimizer and checkpoints, and adds them to the parameters
-        wherever it calls the objective: `{**params, **constants}`.
+    Its constants are arrays that it uses but does not learn. The loop shards them like parameters,
+    keeps them out of optimizer and checkpoints, and adds them to the parameters wherever it calls
+    the objective: `{**params, **constants}`.
     """
 
-    model: Any
+    model: Any  # linen module with `num_outputs` outputs
     num_outputs: int
-    class_names: tuple[str, ...] = ()
-    example_keys: tuple[str, ...] = ("image", "label")
-    measures: tuple[str, ...] = ("loss",)
-    several_labels: bool = False
-    probabilities_by: str = "softmax"
-    constants: dict[str, Any]
+    class_names: tuple[str, ...] = ()  # of the outputs; () if they are not the data's classes
+    example_keys: tuple[str, ...] = ("image", "label")  # what it needs of an example
+    measures: tuple[str, ...] = ("loss",)  # names of what `evaluate` returns
+    several_labels: bool = False  # `label` is [B, K] of 0 and 1, not [B]
+    probabilities_by: str = "softmax"  # how logits become probabilities; or "sigmoid"
+    constants: dict[str, Any]  # {name: tree}
 
     def __init__(self) -> None:
         self.constants = {}

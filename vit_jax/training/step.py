@@ -54,15 +54,10 @@ def create_train_state(
 
 
 class Initial(NamedTuple):
-    """Random parameters that are not drawn yet.
+    """Random parameters that are not drawn yet."""
 
-    Attributes:
-      program: a key -> the arrays, in the order of the leaves of `shapes`.
-      shapes: nested dict of jax.ShapeDtypeStruct.
-    """
-
-    program: core.ClosedJaxpr
-    shapes: Any
+    program: core.ClosedJaxpr  # a key -> the arrays, in the order of the leaves of `shapes`
+    shapes: Any  # nested dict of jax.ShapeDtypeStruct
 
 
 def trace_initial(init: Callable[[jax.Array], Any]) -> Initial:

@@ -20,25 +20,19 @@ TORCH_FILE = "pytorch_model.bin"
 
 @dataclasses.dataclass
 class Stored:
-    """Parameters of a file, and what the files beside it say.
+    """Parameters of a file, and what the files beside it say."""
 
-    Attributes:
-      format: a key of `table.FORMATS`, or `orbax`.
-      params: flat names of ours, loop form of the blocks, float32.
-      dropped: arrays of the file that are no parameters, and why they are left out.
-      unexpected: arrays of the file that no rule speaks of.
-      changed: our names that are not what the file holds bit for bit, and what was done.
-      conventions: what does not show in parameters: `gelu`, `layer_norm_epsilon`,
-        `position_embedding`.
-      description: ours, where one lies beside the file; the rest is from another configuration.
-    """
-
-    format: str
+    format: str  # a key of `table.FORMATS`, or `orbax`
+    # Flat names of ours, loop form of the blocks, float32.
     params: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    # Arrays of the file that are no parameters, and why they are left out.
     dropped: dict[str, str] = dataclasses.field(default_factory=dict)
-    unexpected: list[str] = dataclasses.field(default_factory=list)
+    unexpected: list[str] = dataclasses.field(default_factory=list)  # that no rule speaks of
+    # Our names that are not what the file holds bit for bit, and what was done.
     changed: dict[str, str] = dataclasses.field(default_factory=dict)
+    # What parameters do not show: `gelu`, `layer_norm_epsilon`, `position_embedding`.
     conventions: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Ours, where one lies beside the file; the rest is from another configuration.
     description: Description | None = None
     num_heads: int | None = None
     image_size: tuple[int, int] | None = None
