@@ -25,8 +25,8 @@ def make_run(
 ) -> Path:
     """A work directory as the loop leaves it; evaluations at 0 and every 20 steps."""
     folder.mkdir(parents=True)
-    optimizer = {"learning_rate": learning_rate}
-    config = {"dataset": {"batch_size": batch_size}, "optimizer": optimizer, **more}
+    schedule = {"learning_rate": learning_rate}
+    config = {"dataset": {"batch_size": batch_size}, "schedule": schedule, **more}
     (folder / "config.json").write_text(json.dumps(config))
     rows: list[dict[str, Any]] = []
     for step in range(steps + 1):

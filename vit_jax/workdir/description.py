@@ -152,5 +152,6 @@ def _git(*args: str) -> str | None:
     """Its answer; None without a checkout, or without git on this machine."""
     command = ["git", "-C", os.path.dirname(__file__), *args]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True).strip()
+        output = subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=10)
+        return output.decode().strip()
     return None
