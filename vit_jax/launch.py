@@ -20,6 +20,7 @@ from absl import flags
 from vit_jax.errors import (
     REQUEUE_EXIT_CODE,
     PreemptedError,
+    TrainingDivergedError,
     UserError,
     is_network_error,
     may_be_caused_by_peer,
@@ -111,9 +112,9 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         way_on = " The same command resumes from the last checkpoint." if resumes else ""
         _end(f"Interrupted.{way_on}", 130)
+    except TrainingDivergedError as error:
+        _end(f"error: {error}", 1)
     except Exception as error:
-        if type(error).__name__ == "TrainingDivergedError":
-            _end(f"error: {error}", 1)
         if may_be_caused_by_peer(error):
             _wait_for_verdict(error)
         if is_network_error(error) or may_pass(error):  # a bucket is out of reach

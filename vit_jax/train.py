@@ -84,8 +84,8 @@ def train_and_evaluate(
 
         watchdog.note("opening the data")
         run = create_run(config, mesh, _opener(dataset, config.dataset.name))
-        results = _claim(run, config, workdir, resume)
         stack.callback(release_workdir, workdir)
+        results = _claim(run, config, workdir, resume)
         if results is not None:
             logging.info("%s: this run has ended at step %d.", workdir, run.total_steps)
             return results
@@ -120,10 +120,10 @@ def train_and_evaluate(
             writer.write(start_step, clock.totals())
         profile = Profile(
             workdir,
-            config.log.profile_steps,
-            start_step,
-            run.total_steps,
-            functools.partial(clock.book, "profile", "starting or ending a trace"),
+            steps=config.log.profile_steps,
+            start_step=start_step,
+            total_steps=run.total_steps,
+            book=functools.partial(clock.book, "profile", "starting or ending a trace"),
         )
         stack.callback(profile.close)
         batches = train_batches_on(

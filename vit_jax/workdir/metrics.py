@@ -242,6 +242,7 @@ class Profile:
     def __init__(
         self,
         workdir: str,
+        *,
         steps: tuple[int, int],
         start_step: int,
         total_steps: int,
@@ -263,12 +264,10 @@ class Profile:
                 jax.block_until_ready(state)  # the host is ahead of the devices
                 self._recording.close()
                 if step < self._last:
-                    local = self._folder
-                    if is_bucket(
-                        local
-                    ):  # the profiler cannot write there: it gets a copy at the end
-                        local = self._recording.enter_context(paths.uploaded(local))
-                    self._recording.enter_context(jax.profiler.trace(str(local)))
+                    folder = self._folder
+                    if is_bucket(folder):  # which gets a copy at the end
+                        folder = self._recording.enter_context(paths.uploaded(folder))
+                    self._recording.enter_context(jax.profiler.trace(str(folder)))
 
     def close(self) -> None:
         self._recording.close()
