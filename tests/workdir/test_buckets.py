@@ -41,7 +41,7 @@ def arrays(workdir: str) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def on_disk(tmp_path_factory: pytest.TempPathFactory) -> str:
     workdir = str(tmp_path_factory.mktemp("disk") / "run")
-    train(workdir)
+    train(workdir, log__profile_steps=(2, 4))
     return workdir
 
 
@@ -57,6 +57,7 @@ def names(server: Server, bucket: str) -> set[str]:
     return {name for b, name in server.bucket.objects if f"gs://{b}" == bucket}
 
 
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # gcsfs, of a trace
 def test_a_run_in_a_bucket_is_the_run_on_a_disk(
     bucket: str, bucket_server: Server, on_disk: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,10 +70,11 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(
         save(self, step, *args)
 
     monkeypatch.setattr(CheckpointManager, "save", look)
-    results = train(workdir)
+    results = train(workdir, log__profile_steps=(2, 4))
     # A run killed after a checkpoint would not repeat the rows before it.
     assert seen == [(4, 4), (8, 8)]
     assert arrays(workdir) == arrays(on_disk)
+    assert any(name.endswith(".xplane.pb") for name in names(bucket_server, bucket))
     files = {name.removeprefix("a/run/").split("/")[0] for name in names(bucket_server, bucket)}
     # Folders are marked by no object, and the lock is gone.
     assert files == {path.name for path in Path(on_disk).iterdir()} - {".lock"}
