@@ -314,7 +314,7 @@ def _feature(
     model: Any, image_shape: tuple[int, int, int], shapes: Any, name: str, key: str
 ) -> Callable[[Any, Any], jax.Array]:
     """(params, batch) -> [B, D], see `vector_feature`."""
-    from vit_jax.models.features import vector_feature  # of few runs
+    from vit_jax.models.features import vector_feature  # needed by few runs
 
     return of_batches(vector_feature(model, name, image_shape, shapes, key))
 

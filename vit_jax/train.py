@@ -158,7 +158,7 @@ def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] |
     """What opens the data of the run; None for what `create_run` does by itself."""
     if splits is None:
         return None
-    from vit_jax.data.memory import open_given  # of few runs
+    from vit_jax.data.memory import open_given  # needed by few runs
 
     return open_given(splits, name)
 

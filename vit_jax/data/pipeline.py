@@ -167,7 +167,7 @@ def host_batches(
     data = grain.MapDataset.source(steps).map(make).to_iter_dataset(options)
     with contextlib.ExitStack() as stack:
         if num_workers and steps:
-            from vit_jax.data.workers import in_processes  # of few runs
+            from vit_jax.data.workers import in_processes  # needed by few runs
 
             data = stack.enter_context(in_processes(data, min(num_workers, len(steps))))
         yield stack.enter_context(contextlib.closing(_iterate(data)))
@@ -181,8 +181,10 @@ def _iterate(data: grain.IterDataset) -> Generator[Batch]:
 def check_repeated_augmentation(repeats: int, batch_size: int) -> None:
     """Raises UserError unless a batch holds a whole number of examples, `repeats` times each."""
     if repeats < 1 or batch_size % repeats:
-        keys = f"dataset.repeated_augmentation={repeats}", f"dataset.batch_size={batch_size}"
-        raise UserError("{} must be at least 1 and divide {}.".format(*keys))
+        raise UserError(
+            f"dataset.repeated_augmentation={repeats} must be at least 1 and divide "
+            f"dataset.batch_size={batch_size}."
+        )
 
 
 def train_batches(

@@ -161,8 +161,10 @@ def _write_shards(
     parts = (listing.splits[each.split]["size"][each.start : each.stop] for each in missing)
     needed, free = sum(int(sizes.sum()) for sizes in parts), shutil.disk_usage(work).free
     if not plan["resize"] and needed > free:  # smaller copies have no known size
-        there_is = f"{size_text(free)} are free there"
-        raise UserError(f"{work}: {size_text(needed)} are needed, {there_is}; see --data_dir.")
+        raise UserError(
+            f"{work}: {size_text(needed)} are needed, {size_text(free)} are free there; see "
+            "--data_dir."
+        )
     write = functools.partial(
         write_shard, listing=listing, short_side=plan["resize"], quality=plan["quality"]
     )

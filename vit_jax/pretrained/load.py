@@ -107,7 +107,7 @@ def read_source(
       grid: rows and columns of its tokens, where they are no square and it does not tell.
 
     Raises:
-      UserError: nothing there, no weights, damaged, or of a model that is none of ours.
+      UserError: nothing there, no weights, damaged, or not of a model of ours.
     """
     path = resolve(source)
     if path.is_dir():

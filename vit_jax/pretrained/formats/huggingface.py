@@ -90,7 +90,7 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Sto
 
 
 def read_huggingface(stored: Stored, arrays: dict[str, np.ndarray], num_heads: int) -> None:
-    """Moves `arrays` into `stored`; UserError for a model that is none of ours."""
+    """Moves `arrays` into `stored`; UserError for a model that is not ours."""
     prefix = find_prefix(arrays)
     assert prefix is not None  # the file was recognised by it
     if prefix == "deit." and "classifier.weight" in arrays:
