@@ -40,7 +40,7 @@ from configs import pretrain, quickstart
 from vit_jax.config import get_config as default_config
 from vit_jax.config import section, set_kind
 from vit_jax.errors import UserError
-from vit_jax.models.variants import get_variant
+from vit_jax.models.create import get_variant
 
 EPOCHS, WARMUP_EPOCHS = 300, 5
 BATCH_SIZE = 960  # nearest to 1024 that 3 draws and 64 devices divide

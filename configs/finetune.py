@@ -43,8 +43,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import get_config as default_config
 from vit_jax.config import section, set_kind
 from vit_jax.errors import UserError, check_known
-from vit_jax.models import tokens
-from vit_jax.models.variants import get_variant
+from vit_jax.models.create import MODELS, create_model, get_variant
 
 GRID = (0.001, 0.003, 0.01, 0.03)
 
@@ -235,9 +234,9 @@ def pixels_per_token(variant: str) -> int:
 
 def token_side(sizes: Mapping[str, Any]) -> int:
     """`pixels_per_token` of a model by its keys in the section `model`."""
-    if "patch_size" not in sizes:
+    if MODELS[sizes["name"]].sequence is None:
         return 1
-    return tokens.pixels_per_token(sizes["patch_size"], sizes.get("resnet_layers"))[0]
+    return create_model(**{**sizes, "num_classes": 0}).pixels_per_token[0]
 
 
 def find_task(dataset: str) -> Task:

@@ -36,7 +36,7 @@ from configs.finetune import fine_tuning, parse_argument
 from vit_jax.config import get_config as default_config
 from vit_jax.config import section, set_kind
 from vit_jax.errors import UserError
-from vit_jax.models.variants import get_variant
+from vit_jax.models.create import get_variant
 
 OPTIONS = ("multi_label", "scratch")
 

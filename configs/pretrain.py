@@ -74,7 +74,7 @@ from configs import finetune
 from vit_jax.config import evaluator, section, set_kind
 from vit_jax.config import get_config as default_config
 from vit_jax.errors import UserError
-from vit_jax.models.variants import get_variant
+from vit_jax.models.create import get_variant
 
 
 class Data(NamedTuple):

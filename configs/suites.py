@@ -16,7 +16,7 @@ from typing import Any
 from configs import finetune
 from vit_jax.config import kind_keys
 from vit_jax.errors import UserError, check_known
-from vit_jax.models.variants import VARIANTS
+from vit_jax.models.create import variant_of
 
 # name: (dataset, images to fit, images to measure)
 FEW_SHOT = {
@@ -102,21 +102,6 @@ def _vtab_group(name: str) -> str:
     if place < NATURAL:
         return "natural"
     return "specialized" if place < NATURAL + SPECIALIZED else "structured"
-
-
-def variant_of(model: Mapping[str, Any]) -> str:
-    """The row of `VARIANTS` with these attributes; "" if there is none."""
-    for name, row in VARIANTS.items():
-        keys = {*row, "resnet_layers"}  # without it Ti/8 would be taken for R+Ti/16
-        if all(_plain(model.get(key)) == _plain(row.get(key)) for key in keys):
-            return name
-    return ""
-
-
-def _plain(value: Any) -> Any:
-    """A square patch may be one number or two."""
-    value = tuple(value) if isinstance(value, list | tuple) else value
-    return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
 
 
 def _fine_tuning(

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from tests import golden
-from vit_jax.models.create import create_model
-from vit_jax.models.variants import VARIANTS
+from vit_jax.models.create import VARIANTS, create_model
+from vit_jax.models.vit import POSITIONS
 from vit_jax.parameters.names import flatten_names
-from vit_jax.pretrained.infer import POSEMB
 
 Flat = dict[str, np.ndarray]
 
@@ -30,13 +29,15 @@ def small(image: tuple[int, int, int] = (32, 32, 3), **kwargs: Any) -> Flat:
 def distilled(**kwargs: Any) -> Flat:
     """As `small`, with the distillation token and head of DeiT."""
     flat = small(**kwargs)
-    before = flat[POSEMB]
+    before = flat[POSITIONS]
     flat |= {
         "dist": golden.fill("dist", flat["cls"].shape, "r02"),
         "head_dist/kernel": golden.fill("head_dist/kernel", flat["head/kernel"].shape, "r02"),
         "head_dist/bias": golden.fill("head_dist/bias", flat["head/bias"].shape, "r02"),
     }
-    flat[POSEMB] = np.concatenate([before[:, :1], 0 * before[:, :1] + 7.0, before[:, 1:]], axis=1)
+    flat[POSITIONS] = np.concatenate(
+        [before[:, :1], 0 * before[:, :1] + 7.0, before[:, 1:]], axis=1
+    )
     return flat
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.models.create import create_model
-from vit_jax.models.variants import VARIANTS
+from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.parameters import names
 from vit_jax.parameters.names import flatten_names, unflatten_names
 

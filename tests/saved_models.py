@@ -10,7 +10,6 @@ from vit_jax.files.paths import write_json
 from vit_jax.inference.load import attributes
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
-from vit_jax.models.tokens import token_grid
 from vit_jax.parameters.names import abstract_params
 from vit_jax.workdir.description import MODEL_FILE, PARAMS_FILE, write_params
 
@@ -43,7 +42,7 @@ def save_model(
     params = jax.tree.map(lambda s: np.float32(scale * rng.standard_normal(s.shape)), shapes)
     folder.mkdir(parents=True)
     write_params(folder / PARAMS_FILE, params)
-    grid = token_grid((height, width), module.patch_size, module.resnet_layers)
+    grid = module.token_grid((height, width))
     description = Description(
         model=attributes(module, sizes["name"]),
         image_shape=(height, width, 3),

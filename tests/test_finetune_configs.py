@@ -9,8 +9,9 @@ from ml_collections import ConfigDict
 from configs import augreg, finetune, transfer
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
+from vit_jax.models.create import get_variant
 from vit_jax.models.tokens import token_grid
-from vit_jax.models.variants import HYBRIDS, get_variant
+from vit_jax.models.variants import HYBRIDS
 
 GRID = (0.001, 0.003, 0.01, 0.03)
 # Paper, table 4 and section B.1.1: steps, learning rates, percent of train held out.

@@ -14,9 +14,9 @@ from tests.pretrained import weights
 from vit_jax.files.paths import write_arrays
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.load import load_model
-from vit_jax.models.variants import get_variant
+from vit_jax.models.create import get_variant
+from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.formats import google
-from vit_jax.pretrained.formats.google import POSEMB
 from vit_jax.train import train_and_evaluate
 
 # Peak of resident memory while loading, over what Python and JAX take by themselves.
@@ -88,8 +88,6 @@ def test_fine_tuning_on_a_folder_of_images_at_a_rectangle(tmp_path: Path) -> Non
 LOADS = {
     "to a model": """
 import jax.numpy as jnp
-from vit_jax.models.create import create_model
-from vit_jax.models.variants import VARIANTS
 model = create_model(**VARIANTS["B/16"], num_classes=10)
 image = jnp.zeros((1, 224, 224, 3))
 like = jax.eval_shape(lambda: model.init(jax.random.key(0), image, train=False))["params"]
@@ -112,7 +110,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 @pytest.mark.parametrize("kind", list(LOADS))
 def test_loading_takes_less_than_2_2_times_the_file(kind: str, base: Path) -> None:
-    assert POSEMB  # the file is whole
+    assert POSITIONS  # the file is whole
     code = MEASURE.format(code=LOADS[kind])
     result = subprocess.run(
         [sys.executable, "-c", code, str(base)],

@@ -19,8 +19,7 @@ from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.features import extract_features
 from vit_jax.inference.load import load_model
 from vit_jax.inference.predict import predict_images
-from vit_jax.models.create import create_model
-from vit_jax.models.variants import get_variant
+from vit_jax.models.create import create_model, get_variant
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.load import load_pretrained

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from vit_jax.inference.model import Model as Model
     from vit_jax.inference.visualize import visualize as visualize
     from vit_jax.models.create import create_model as create_model
+    from vit_jax.models.create import get_variant as get_variant
     from vit_jax.models.look import look as look
-    from vit_jax.models.variants import get_variant as get_variant
     from vit_jax.pretrained.load import load_pretrained as load_pretrained
     from vit_jax.pretrained.zoo.entries import list_models as list_models
     from vit_jax.train import train_and_evaluate as train_and_evaluate

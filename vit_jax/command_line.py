@@ -249,7 +249,8 @@ def help_of(key: str, name: str) -> dict[str, str]:
     import docstring_parser  # of --help alone
 
     documented: list[Any] = schema.functions_of(key, name)
-    if inspect.isclass(kind := schema.KINDS[key][0][name]):
+    kind = schema.KINDS[key][0][name]
+    if inspect.isclass(kind := getattr(kind, "module", kind)):
         documented += reversed(kind.__mro__)
     found: dict[str, str] = {}
     for each in documented:

@@ -20,8 +20,7 @@ from ml_collections.config_dict import FieldReference, placeholder
 
 from vit_jax.errors import UserError, check_keys, check_known, check_local
 from vit_jax.evaluators.create import EVALUATORS, EvaluatorKeys
-from vit_jax.models.create import MODELS, create_model, model_keys
-from vit_jax.models.variants import get_variant
+from vit_jax.models.create import MODELS, create_model, get_variant
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.training.optimizer import OPTIMIZERS, create_optimizer
 from vit_jax.training.schedule import SCHEDULES, create_schedule
@@ -249,7 +248,7 @@ def kind_keys(key: str, name: str) -> dict[str, tuple[Any, Any]]:
     for function in functions_of(key, name):
         if key == "model" and inspect.isclass(function):
             hints = typing.get_type_hints(function)
-            found |= {each: (hints[each], f.default) for each, f in model_keys(name).items()}
+            found |= {each: (hints[each], f.default) for each, f in MODELS[name].keys.items()}
             continue
         hints = typing.get_type_hints(function)
         for each in inspect.signature(function).parameters.values():
@@ -262,7 +261,9 @@ def functions_of(key: str, name: str) -> list[Callable[..., Any]]:
     """Whose parameters, or attributes, are the keys of a kind; each documents its own."""
     table, shared = KINDS[key]
     kind = table[name]
-    if key == "model" or not inspect.isclass(kind):
+    if key == "model":
+        return [*shared, kind.module]
+    if not inspect.isclass(kind):
         return [*shared, kind]
     # A class also has the keys of its bases.
     own = [vars(base)["__init__"] for base in reversed(kind.__mro__) if "__init__" in vars(base)]

@@ -28,7 +28,6 @@ from vit_jax.evaluators.create import (
 )
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
-from vit_jax.models.tokens import token_grid
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.objective import Objective, Task, of_batches
 from vit_jax.parameters.names import fingerprint
@@ -189,7 +188,7 @@ def create_run(
     keys = dict(config.objective)
     objective: Any = OBJECTIVES[keys.pop("name")](_task(config, dataset), **keys)
     model = objective.model
-    grid = token_grid(dataset.image_shape[:2], model.patch_size, model.resnet_layers)
+    grid = model.token_grid(dataset.image_shape[:2])
     warmup_steps = fit_warmup(total_steps, **config.schedule)
     schedule = create_schedule(
         **{**config.schedule, "warmup_steps": warmup_steps}, total_steps=total_steps

@@ -19,10 +19,10 @@ from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint, input_setti
 from vit_jax.files.paths import write_arrays, write_json
 from vit_jax.inference.load import load_model
 from vit_jax.models.create import create_model
+from vit_jax.models.vit import POSITIONS
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.arrays import read_arrays
 from vit_jax.pretrained.formats import google
-from vit_jax.pretrained.formats.google import POSEMB
 from vit_jax.pretrained.formats.timm import crop_pct
 
 IMAGES = golden.images(2, 32, 32)
@@ -38,7 +38,7 @@ def seeded_file(folder: Path, image_shape: tuple[int, ...] = (32, 32, 3), **size
 def params() -> dict[str, np.ndarray]:
     module = create_model(**weights.SMALL, num_classes=7)
     params = weights.seeded(module, (32, 32, 3))
-    params[POSEMB][:, 0] = 0  # else big_vision folds it into the class token
+    params[POSITIONS][:, 0] = 0  # else big_vision folds it into the class token
     return params
 
 
@@ -151,7 +151,7 @@ def test_rectangles_in_every_format(name: str, tmp_path: Path) -> None:
     assert load_model(target).description.grid == (4, 6)
     again = tmp_path / "again.npz"
     report = convert_checkpoint(str(target), str(again), format="npz", image_size=(48, 64))
-    assert report["arrays"]["adapted"][POSEMB].endswith("bilinear 4x6 -> 6x8")
+    assert report["arrays"]["adapted"][POSITIONS].endswith("bilinear 4x6 -> 6x8")
     description = load_model(again).description
     assert (description.image_shape, description.grid) == ((48, 64, 3), (6, 8))
 

@@ -12,10 +12,10 @@ from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays
 from vit_jax.inference.images import at_image_size, spell
 from vit_jax.inference.load import load_model
-from vit_jax.models.create import create_model
+from vit_jax.models.create import create_model, get_variant
 from vit_jax.models.description import Description
 
-SIZES = {"name": "vit", "patch_size": 16, "resnet_layers": None}
+SIZES = get_variant("B/16")
 BEFORE = Description(SIZES, (224, 224, 3), (14, 14), (), "")
 CROP = "resize_small(size=439, method='pillow_bicubic', rounding='down')|central_crop(height=384"
 
@@ -59,7 +59,9 @@ def test_ops_are_spelled_as_they_are_read() -> None:
 
 
 def test_sizes_that_the_patches_do_not_divide(weight_file: Path) -> None:
-    with pytest.raises(UserError, match=r"--image_size=36,32 .*8x8 pixels"):
+    with pytest.raises(
+        UserError, match=r"--image_size=36,32: model.patch_size=8 does not .* 36 becomes 32 or 40"
+    ):
         load_model(weight_file, image_size=(36, 32))
 
 

@@ -63,7 +63,7 @@ def test_what_a_model_lacks_is_said(
     with caplog.at_level(logging.INFO):
         found = visualize(resnet, [str(photos)], output=str(tmp_path / "a"), against=resnet)
     check(found, ("filters",))
-    assert "No positions.png: its positions are not learned." in caplog.messages
+    assert "No positions.png: it has no learned positions." in caplog.messages
     assert "No rollout.png: no attention." in caplog.messages
     with pytest.raises(UserError, match="nothing of heads to draw"):
         visualize(resnet, [str(photos)], output=str(tmp_path / "b"), what=["heads"])

@@ -11,9 +11,9 @@ import pytest
 from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models import bit
-from vit_jax.models.create import create_model
+from vit_jax.models.bit import FAMILY
+from vit_jax.models.create import VARIANTS, create_model, get_variant
 from vit_jax.models.tokens import token_grid
-from vit_jax.models.variants import RESNETS, VARIANTS, get_variant
 from vit_jax.parameters.names import count_parameters, flatten_names
 
 TINY: dict[str, Any] = {**VARIANTS["R50x1"], "resnet_layers": (1, 1), "num_classes": 5}
@@ -82,9 +82,11 @@ def test_parameter_counts(name: str) -> None:
 
 
 def test_the_models_of_the_papers_tables_are_there() -> None:
-    assert {"R50x1", "R50x2", "R101x1", "R152x1", "R152x2", "R200x3"} <= set(RESNETS)  # 3 and 6
-    assert {*COUNTS, "R26x1"} == set(RESNETS)
-    with pytest.raises(UserError, match=r"ResNets R26x1, R50x1.*|Did you mean 'R50x1'"):
+    assert {"R50x1", "R50x2", "R101x1", "R152x1", "R152x2", "R200x3"} <= set(
+        FAMILY.sizes
+    )  # 3 and 6
+    assert {*COUNTS, "R26x1"} == set(FAMILY.sizes)
+    with pytest.raises(UserError, match=r"R26x1, R50x1.*|Did you mean 'R50x1'"):
         get_variant("R50")
 
 

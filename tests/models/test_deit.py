@@ -7,8 +7,7 @@ import pytest
 from tests import golden
 from tests.pretrained import weights
 from vit_jax.errors import UserError
-from vit_jax.models.create import create_model
-from vit_jax.models.variants import get_variant
+from vit_jax.models.create import create_model, get_variant
 from vit_jax.parameters.names import count_parameters, flatten_names, unflatten_names
 
 SMALL = {**weights.SMALL, "name": "deit"}

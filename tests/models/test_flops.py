@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.models.create import create_model
+from vit_jax.models.create import create_model, get_variant
 from vit_jax.models.flops import TRAIN_OVER_FORWARD, forward_flops
 from vit_jax.models.tokens import token_grid
-from vit_jax.models.variants import get_variant
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Task
 

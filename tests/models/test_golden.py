@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from tests import golden
-from vit_jax.models.create import create_model
-from vit_jax.models.variants import VARIANTS
+from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.parameters.names import count_parameters, flatten_names, stack_blocks
 
 VIT_CONFIGS = [name for name in golden.table("vit_names") if not name.startswith("Mixer")]

@@ -10,11 +10,11 @@ import pytest
 
 from tests import golden
 from vit_jax.errors import UserError
-from vit_jax.models.create import create_model
+from vit_jax.models.create import VARIANTS, create_model, get_variant
 from vit_jax.models.layers import REMAT_POLICIES
 from vit_jax.models.resnet import ResNetStage
 from vit_jax.models.tokens import patch_shape, sincos2d, token_grid
-from vit_jax.models.variants import PATCH_SIZES, SIZES, VARIANTS, get_variant
+from vit_jax.models.variants import PATCH_SIZES, SIZES
 from vit_jax.parameters.names import flatten_names, stack_blocks
 
 SMALL = {

@@ -3,8 +3,8 @@ from typing import Any
 import numpy as np
 
 from tests.flat_params import Flat, distilled, shapes, small
+from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.fit.adapt import adapt_params, report_text
-from vit_jax.pretrained.infer import POSEMB
 
 
 def as_they_are(params: Flat) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def test_several_changes_at_once() -> None:
     )
     adapted = report["adapted"]
     assert adapted == {
-        POSEMB: "bicubic 2x2 -> 6x4, class token and its position dropped",
+        POSITIONS: "bicubic 2x2 -> 6x4, class token and its position dropped",
         "embedding/kernel": "pseudo-inverse resize 16x16 -> 8x8, sum 3 -> 1 channels",
     }
     assert report["dropped"] == {
@@ -47,11 +47,12 @@ def test_several_changes_at_once() -> None:
     assert {array.dtype for array in params.values()} == {np.dtype(np.float32)}
     assert report_text(report).splitlines() == [
         f"loaded: {len(like) - 4} arrays as they are",
-        f"adapted: {POSEMB} ({adapted[POSEMB]}); embedding/kernel ({adapted['embedding/kernel']})",
+        f"adapted: {POSITIONS} ({adapted[POSITIONS]}); "
+        f"embedding/kernel ({adapted['embedding/kernel']})",
         "reset: head/bias, head/kernel",
         "dropped: opt/state/step (optimizer state); cls (class token, dropped); "
         "head/bias, head/kernel (pre-training head, reset); "
-        "pre_logits/bias, pre_logits/kernel (the model has none)",
+        "pre_logits/kernel, pre_logits/bias (the model has none)",
     ]
 
 
@@ -93,11 +94,11 @@ def test_a_class_token_added_and_dropped_again() -> None:
     params, report = adapt_params(loaded, like, grid=(2, 2), reset_head=False, class_token="add")
     assert report["adapted"] == {
         "cls": "class token added, zero",
-        POSEMB: "zero position of the class token added",
+        POSITIONS: "zero position of the class token added",
     }
     assert not params["cls"].any()
-    assert not params[POSEMB][:, 0].any()
-    np.testing.assert_array_equal(params[POSEMB][:, 1:], loaded[POSEMB])
+    assert not params[POSITIONS][:, 0].any()
+    np.testing.assert_array_equal(params[POSITIONS][:, 1:], loaded[POSITIONS])
     back, _ = adapt_params(params, loaded, grid=(2, 2), reset_head=False, class_token="drop")
     assert list(back) == list(loaded)
     for name, array in loaded.items():
@@ -109,8 +110,8 @@ def test_the_class_token_s_position_is_that_of_the_class_token() -> None:
     params, _ = adapt_params(
         small(), small((48, 48, 3), classifier="gap"), grid=(3, 3), class_token="drop"
     )
-    grid = small()[POSEMB][0, 1:]
-    np.testing.assert_array_equal(params[POSEMB][0, [0, 2, 6, 8]], grid)  # its corners
+    grid = small()[POSITIONS][0, 1:]
+    np.testing.assert_array_equal(params[POSITIONS][0, [0, 2, 6, 8]], grid)  # its corners
 
 
 def test_distilled_models() -> None:
@@ -130,11 +131,11 @@ def test_distilled_models() -> None:
     assert params["dist"] is loaded["dist"]
 
     larger, _ = adapt_params(loaded, distilled(image=(48, 48, 3)), grid=(3, 3), reset_head=False)
-    np.testing.assert_array_equal(larger[POSEMB][:, :2], loaded[POSEMB][:, :2])
+    np.testing.assert_array_equal(larger[POSITIONS][:, :2], loaded[POSITIONS][:, :2])
 
     plain, report = adapt_params(loaded, small(), grid=(2, 2), reset_head=False, class_token="drop")
-    np.testing.assert_array_equal(plain[POSEMB], small()[POSEMB])
-    assert report["adapted"] == {POSEMB: "distillation token and its position dropped"}
+    np.testing.assert_array_equal(plain[POSITIONS], small()[POSITIONS])
+    assert report["adapted"] == {POSITIONS: "distillation token and its position dropped"}
     assert report["dropped"] == {
         "dist": "distillation token, dropped",
         "head_dist/kernel": "head of the dropped distillation token",
@@ -143,5 +144,5 @@ def test_distilled_models() -> None:
 
     again, report = adapt_params(plain, distilled(), grid=(2, 2), class_token="add")
     assert report["adapted"]["dist"] == "distillation token added, zero"
-    assert not again[POSEMB][:, 1].any()
-    np.testing.assert_array_equal(again[POSEMB][:, [0, 2, 3, 4, 5]], small()[POSEMB])
+    assert not again[POSITIONS][:, 1].any()
+    np.testing.assert_array_equal(again[POSITIONS][:, [0, 2, 3, 4, 5]], small()[POSITIONS])

@@ -17,10 +17,10 @@ from vit_jax.inference.load import load_model
 from vit_jax.models import create
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
-from vit_jax.models.parameter_table import LAST, Row
+from vit_jax.models.family import LAST, Family, Row
+from vit_jax.models.vit import POSITIONS
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.formats import google
-from vit_jax.pretrained.formats.google import POSEMB
 from vit_jax.pretrained.load import load_pretrained, read_source
 from vit_jax.pretrained.zoo import entries as zoo
 from vit_jax.pretrained.zoo import resolve as sources
@@ -58,10 +58,10 @@ def test_the_official_codes_logits_after_loading(key: str, tmp_path: Path) -> No
     loaded, report = load_pretrained(path, like=like)
     logits = weights.logits(module, loaded, golden.images(2, 384, 384))
     np.testing.assert_allclose(logits, golden.arrays("load_pretrained")[key], rtol=0, atol=1e-5)
-    posemb = flatten_names(loaded)[POSEMB]
+    posemb = flatten_names(loaded)[POSITIONS]
     stats = golden.arrays("load_pretrained")["ViT-Ti_16,drop_head,pos_embedding_stats"]
     np.testing.assert_allclose([posemb.mean(), posemb.std()], stats, rtol=0, atol=1e-6)
-    assert report["adapted"] == {POSEMB: "bilinear 14x14 -> 24x24"}
+    assert report["adapted"] == {POSITIONS: "bilinear 14x14 -> 24x24"}
     assert set(report["reset"]) == {"head/kernel", "head/bias"}
     pre_logits = {name for name in report["dropped"] if name.startswith("pre_logits/")}
     assert bool(pre_logits) == (key == "ViT-Ti_16,drop_head")
@@ -194,7 +194,7 @@ def test_a_square_of_as_many_tokens_as_a_rectangle_is_interpolated(tmp_path: Pat
     params = weights.seeded(small(), (32, 32, 3))
     path = write_arrays(tmp_path / "square.npz", params)
     _, report = load_pretrained(path, like=abstract(small(), 16, 64), target_grid=(2, 8))
-    assert report["adapted"] == {POSEMB: "bilinear 4x4 -> 2x8"}
+    assert report["adapted"] == {POSITIONS: "bilinear 4x4 -> 2x8"}
 
 
 def test_a_file_of_the_zoo_is_the_model_that_the_zoo_says(
@@ -228,6 +228,13 @@ class Linear(nn.Module):
 
     num_classes: int
     dtype: Any = None
+    prefix_tokens = ()
+    logits_per_token = False
+    pixels_per_token = (1, 1)
+
+    @nn.nowrap
+    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        return image_size
 
     @nn.compact
     def __call__(self, images: Any, *, train: bool) -> Any:  # noqa: ARG002
@@ -240,9 +247,8 @@ def test_our_own_files_are_what_their_description_says(
 ) -> None:
     """Also of a kind of model that somebody adds: nothing is recognised, nothing inferred."""
     row = Row("color/(?:kernel|bias)", (None, "classes"), LAST, role="head")
-    monkeypatch.setitem(create.MODELS, "linear", Linear)
-    monkeypatch.setattr(create, "PARAMETERS", (*create.PARAMETERS, row))
-    monkeypatch.setattr(create, "check_attributes", lambda *_: None)
+    family = Family(module=Linear, title="a line", rows=(row,), sizes={}, infer=lambda _: {})
+    monkeypatch.setitem(create.MODELS, "linear", family)
     params = {"color/kernel": np.ones((3, 2), "f"), "color/bias": np.zeros(2, "f")}
     write_arrays(tmp_path / "params.npz", params)
     model = {"name": "linear", "num_classes": 2}

@@ -5,8 +5,8 @@ import pytest
 
 from tests.flat_params import Flat, distilled, small, without
 from vit_jax.errors import UserError
+from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.fit.adapt import adapt_params
-from vit_jax.pretrained.infer import POSEMB
 
 
 def error_of(loaded: Flat, like: Any, **kwargs: Any) -> str:
@@ -64,7 +64,7 @@ MISFITS: dict[str, tuple[Any, ...]] = {
     "no class token": (
         {"classifier": "gap"},
         {},
-        "pretrained.class_token=add or model.classifier=gap or map (the file has no 'cls').",
+        "pretrained.class_token=add or model.classifier=gap (the file has no 'cls').",
         {"class_token": "drop"},
     ),
     "a distillation token too many": (
@@ -102,8 +102,16 @@ MISFITS: dict[str, tuple[Any, ...]] = {
         {"resnet_layers": (1, 1), "patch_size": 2},
         "model.resnet_layers=(1, 2) (now (1, 1)); model.resnet_width_factor=2 (now 1).",
     ),
-    "map": ({"classifier": "map"}, {"classifier": "gap"}, "Way out: model.classifier=map."),
-    "no map": ({"classifier": "gap"}, {"classifier": "map"}, "model.classifier=token or gap."),
+    "map": (
+        {"classifier": "map"},
+        {"classifier": "gap"},
+        "Way out: model.classifier=map (now gap).",
+    ),
+    "no map": (
+        {"classifier": "gap"},
+        {"classifier": "map"},
+        "Way out: model.classifier=gap (now map).",
+    ),
     "representation": (
         {"representation_size": 16},
         {"representation_size": 8},
@@ -122,8 +130,8 @@ MISFITS: dict[str, tuple[Any, ...]] = {
         "kept stands on pre_logits).",
         KEPT,
     ),
-    "no positions": ({"lacks": POSEMB}, {}, "model.position_embedding=sincos2d."),
-    "positions": ({}, {"lacks": POSEMB}, "model.position_embedding=learned."),
+    "no positions": ({"lacks": POSITIONS}, {}, "model.position_embedding=sincos2d (now learned)."),
+    "positions": ({}, {"lacks": POSITIONS}, "model.position_embedding=learned (now sincos2d)."),
 }
 
 

@@ -11,9 +11,8 @@ import torch
 from tests import golden
 from tests.peers import import_timm
 from vit_jax.errors import UserError
-from vit_jax.models.create import create_model
+from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.resnet import weight_standardize
-from vit_jax.models.variants import VARIANTS
 from vit_jax.parameters.names import flatten_names, unflatten_names
 from vit_jax.pretrained.fit.adapt import adapt_params
 from vit_jax.pretrained.fit.resize import (

@@ -156,7 +156,7 @@ RECTANGLE: dict[str, Any] = {
         ({"image_shape": [0, 0, 3]}, "does not divide images of 0x0 pixels"),
         ({"model__num_layers": 10**9}, "does not describe a model.*at most 10000"),
         ({"model__name": None}, "describe a model|description"),
-        ({"model__hidden_size": "24"}, "hidden_size=24 must be an int"),
+        ({"model__hidden_size": "24"}, "hidden_size='24' must be an int"),
         ({"model__num_classes": -1}, "the head has -1"),
         ({"model__unknown": 1}, "unknown"),
         ({"class_names": ["a", "b"]}, r"2 classes are named \(class_names\), the head has 3"),

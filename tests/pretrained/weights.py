@@ -8,10 +8,8 @@ import numpy as np
 
 from tests import golden
 from vit_jax.inference.load import attributes
-from vit_jax.models.create import create_model
+from vit_jax.models.create import create_model, get_variant
 from vit_jax.models.description import Description, InputSettings
-from vit_jax.models.tokens import token_grid
-from vit_jax.models.variants import get_variant
 from vit_jax.parameters.names import stack_blocks
 from vit_jax.pretrained.formats.table import FORMATS
 
@@ -61,7 +59,7 @@ def write(
 ) -> Path:
     """Writes flat parameters for images of this shape in a format; returns the file of weights."""
     model = attributes(module, name)
-    grid = token_grid(image[:2], model["patch_size"], model["resnet_layers"])
+    grid = module.token_grid(image[:2])
     description = Description(model, image, grid, (), "")
     inputs = InputSettings("bilinear", image[:2], None)
     return FORMATS[format].write(path, params, description, inputs)

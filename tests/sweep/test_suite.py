@@ -17,7 +17,7 @@ from vit_jax.evaluators.few_shot import confidence95
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.load import load_model
 from vit_jax.inference.probe import probe
-from vit_jax.models.variants import VARIANTS
+from vit_jax.models.create import VARIANTS, variant_of
 from vit_jax.sweep import suite
 from vit_jax.sweep.suite import Row, means
 from vit_jax.train import train_and_evaluate
@@ -82,10 +82,10 @@ def test_the_suites_are_the_papers() -> None:
 
 def test_variants_are_recognised() -> None:
     for name, row in VARIANTS.items():
-        found = suites.variant_of({"patch_size": (1, 1), "num_classes": 3, **row})
+        found = variant_of({"patch_size": (1, 1), "num_classes": 3, **row})
         assert found == name or VARIANTS[found] | {"gelu": row["gelu"]} == row
-    assert suites.variant_of({**VARIANTS["S/16"], "patch_size": [16, 16]}) == "S/16"
-    assert suites.variant_of({**VARIANTS["S/16"], "patch_size": [16, 8]}) == ""
+    assert variant_of({**VARIANTS["S/16"], "patch_size": [16, 16]}) == "S/16"
+    assert variant_of({**VARIANTS["S/16"], "patch_size": [16, 8]}) == ""
 
 
 def test_few_shot_is_the_probes_and_is_measured_once(

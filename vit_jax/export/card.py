@@ -15,6 +15,7 @@ import numpy as np
 
 from vit_jax.inference.images import input_range
 from vit_jax.inference.model import Model
+from vit_jax.models.create import MODELS
 from vit_jax.parameters.names import count_parameters
 from vit_jax.pretrained.fit.adapt import report_text
 from vit_jax.pretrained.zoo.resolve import describe_source
@@ -38,11 +39,6 @@ A {kind} in the format `{format}`, written by vit_jax.
 Data and procedure of the training are not recorded here.
 """
 
-_KINDS = {
-    "vit": "Vision Transformer (arXiv 2010.11929)",
-    "deit": "distilled Vision Transformer (DeiT, arXiv 2012.12877)",
-    "bit": "pre-activation ResNet (BiT, arXiv 1912.11370)",
-}
 # What loads a format, if not vit_jax, in Hugging Face's spelling.
 LIBRARIES = {"timm": "timm", "huggingface": "transformers", "stablehlo": "jax", "onnx": "onnx"}
 # What loads it, by library.
@@ -129,7 +125,7 @@ def write_card(
         library=library,
         task="image-classification" if num_classes else "image-feature-extraction",
         name=target.name if target.is_dir() else target.stem,
-        kind=_KINDS[description.model["name"]],
+        kind=MODELS[description.model["name"]].title,
         format=format,
         snippet=snippet,
         facts="\n".join(f"- {name}: {value}" for name, value in found.items()),

@@ -205,18 +205,14 @@ def input_settings(description: Description) -> tuple[InputSettings, list[str]]:
 def lost_conventions(name: str, description: Description) -> list[str]:
     """What a reader of the format other than ours will not know of the model, in sentences."""
     model, by = description.model, description.probabilities_by
-    if "gelu" not in model or name == ORBAX:
-        return []  # a ResNet has none of what follows, and ours says all
-    gelu, epsilon = model["gelu"], model["layer_norm_epsilon"]
+    if name == ORBAX:
+        return []  # ours says all
     notes = input_settings(description)[1] if name in OF_TORCH else []
-    if name in OF_TORCH and model["position_embedding"] == "sincos2d":
+    if name in OF_TORCH and model["position_embedding"] != "learned":
         notes.append("The fixed positions are written as learned ones: this format has no others.")
-    if name not in OF_TORCH and gelu != "tanh":
-        notes.append(f"gelu={gelu} is said beside the file only; Google's has tanh.")
-    if name == "npz_published" and model["classifier"] == "map":
-        notes.append("The official code has no attention pooling; big_vision has.")
-    if name != "huggingface" and epsilon != 1e-6:
-        notes.append(f"layer_norm_epsilon={epsilon:g} has no place in this format (1e-6).")
+    for key, assumed in FORMATS[name].holds(model).assumed.items():
+        if model[key] != assumed:
+            notes.append(f"{key}={model[key]} is said beside the file only; others take {assumed}.")
     if name != "huggingface" and by != "softmax":
         notes.append(f"probabilities_by={by} is said beside the file only.")
     return notes

@@ -17,8 +17,8 @@ from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall
 from vit_jax.data.preprocess import OPS, Chain, parse
 from vit_jax.data.sources import ArraySpec, Source, describe
 from vit_jax.errors import UserError
+from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
-from vit_jax.models.tokens import pixels_per_token, token_grid
 
 
 def input_chain(description: Description) -> tuple[Chain, ArraySpec]:
@@ -68,14 +68,13 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
     Raises:
       UserError: the patches do not divide the images.
     """
-    model, before = description.model, description.image_shape
-    patch_size = model.get("patch_size")  # a ResNet has none, and takes any size
-    pixels = pixels_per_token(patch_size, model["resnet_layers"]) if patch_size else (1, 1)
-    if min(size) < 1 or size[0] % pixels[0] or size[1] % pixels[1]:
-        raise UserError(
-            f"--image_size={size[0]},{size[1]} does not divide into tokens of "
-            f"{pixels[0]}x{pixels[1]} pixels; choose multiples."
-        )
+    before = description.image_shape
+    try:
+        if min(size) < 1:
+            raise UserError("both sides must be positive.")
+        grid = create_model(**{"num_classes": 0, **description.model}).token_grid(size)
+    except UserError as error:
+        raise UserError(f"--image_size={size[0]},{size[1]}: {error}") from error
     is_scaled = size[0] * before[1] == size[1] * before[0]
     scale = size[0] / before[0]
     ops: list[Any] = []
@@ -93,7 +92,7 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
     return dataclasses.replace(
         description,
         image_shape=(*size, before[2]),
-        grid=token_grid(size, patch_size, model["resnet_layers"]),
+        grid=grid,
         eval_preprocess="|".join(map(spell, ops)),
     )
 

@@ -23,10 +23,10 @@ from vit_jax.inference.analysis import (
 from vit_jax.inference.images import find_images, input_range
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
+from vit_jax.models.look import can_show
 from vit_jax.models.resnet import weight_standardize
-from vit_jax.models.tokens import pixels_per_token
-from vit_jax.models.vit import POSITIONS
 from vit_jax.parameters.names import flatten_names
+from vit_jax.parameters.rows import image_kernel, role_of, with_role
 
 MOST_IMAGES = 128  # of appendix D.7
 _DRAWN = {"rollout": 8, "heads": 4}
@@ -104,15 +104,19 @@ def of_parameters(model: Model) -> dict[str, Drawing]:
     flat = flatten_names(model.params)
 
     def filters() -> Any:
-        root = [name for name in flat if name.endswith("conv_root/kernel")]
+        name = image_kernel(flat)
+        if not name:
+            return "no convolution reads the image"
         # A ResNet convolves with the standardised weights.
-        kernel = weight_standardize(flat[root[0]]) if root else flat["embedding/kernel"]
+        is_resnet = role_of(name) == "image"
+        kernel = weight_standardize(flat[name]) if is_resnet else flat[name]
         return pictures.draw_filters(*principal_filters(np.asarray(kernel)))
 
     def positions() -> Any:
-        if POSITIONS not in flat:
-            return "its positions are not learned"
-        similarity = position_similarity(flat[POSITIONS][0], model.description.grid)
+        names = with_role("positions", flat)
+        if not names:
+            return "it has no learned positions"
+        similarity = position_similarity(flat[names[0]][0], model.description.grid)
         return pictures.draw_positions(similarity)
 
     return {"filters": filters, "positions": positions}
@@ -122,7 +126,7 @@ def of_images(
     model: Model, images: Sequence[Any], names: Sequence[str], batch_size: int
 ) -> dict[str, Drawing]:
     """The drawings of `OF_IMAGES` that take one model, of images as `Model` takes them."""
-    if not model.module.num_layers:
+    if "attention" not in can_show(model.module):
         return dict.fromkeys(("attention_distance", "rollout", "heads"), lambda: "no attention")
     grid = model.description.grid
 
@@ -150,7 +154,7 @@ def head_distances(
 ) -> tuple[np.ndarray, float]:
     """How far each head looks, [L, H] pixels, and how far one that looks everywhere alike."""
     grid = model.description.grid
-    pixels = pixels_per_token(model.module.patch_size, model.module.resnet_layers)
+    pixels = model.module.pixels_per_token
     found = [  # a batch at a time: the weights of 128 images would fill the memory
         mean_distance(model.attention(part), grid, pixels) * len(part)
         for part in _parts(images, batch_size)
@@ -165,7 +169,7 @@ def pixels_of(model: Model, inputs: np.ndarray) -> np.ndarray:
 
 
 def _cka(model: Model, other: Model, paths: list[str], batch_size: int) -> Any:
-    if not (model.module.num_layers and other.module.num_layers):
+    if not all("tokens" in can_show(each.module) for each in (model, other)):
         return "a model has no blocks"
     if len(paths) < 4:
         return "it takes four images or more"

@@ -14,18 +14,25 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.errors import UserError
+from vit_jax.models import resnet
+from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes
 from vit_jax.models.layers import IdentityLayer
-from vit_jax.models.parameter_table import FIRST, LAST, Row
-from vit_jax.models.resnet import StdConv
+from vit_jax.models.resnet import STEM_WIDTH, StdConv
+from vit_jax.models.tokens import pixels_per_token
 
 GROUP_NORM_EPSILON = 1e-5
 WEIGHT_STANDARDIZATION_EPSILON = 1e-10
-STEM_WIDTH = 64  # channels of the stem, and of the first stage's bottleneck, at width factor 1
+STEM = "root_block/conv_root/kernel"
 
-PARAMETERS = (
-    Row("root_block/conv_root/kernel", (None, None, None, "features"), FIRST),
-    Row("norm-pre-head/(?:scale|bias)", ("features",), LAST),
-)
+# Units per stage, and the width factors that each comes with.
+SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "R26": ((2, 2, 2, 2), (1,)),
+    "R50": ((3, 4, 6, 3), (1, 2, 3)),
+    "R101": ((3, 4, 23, 3), (1, 3)),
+    "R152": ((3, 8, 36, 3), (1, 2, 4)),
+    "R200": ((3, 24, 36, 3), (3,)),
+}
 
 
 def weight_standardize(kernel: jax.Array) -> jax.Array:
@@ -139,12 +146,20 @@ class BiTResNet(nn.Module):
     remat: str = "none"
     dtype: Any = jnp.float32
 
-    # In the terms of `VisionTransformer`: the head sees the mean over the feature map.
-    classifier = "gap"
-    patch_size = None
     prefix_tokens = ()
-    num_layers = None
-    representation_size = None
+    head_input = "pre_logits"
+    logits_per_token = False
+
+    @property
+    def pixels_per_token(self) -> tuple[int, int]:
+        """Height and width of the part of the image that a cell of the last feature map is of."""
+        return pixels_per_token(None, self.resnet_layers)
+
+    @nn.nowrap
+    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of the last feature map; every convolution rounds up."""
+        height, width = self.pixels_per_token
+        return -(-image_size[0] // height), -(-image_size[1] // width)
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
@@ -166,3 +181,40 @@ class BiTResNet(nn.Module):
         kernel_init = nn.initializers.zeros_init()
         head = nn.Dense(self.num_classes, kernel_init=kernel_init, bias_init=bias_init, name="head")
         return head(x)  # [B, K]
+
+
+def infer(shapes: Shapes) -> dict[str, Any]:
+    """See `Family.infer`."""
+    return resnet.infer(shapes, STEM)
+
+
+def check(model: BiTResNet) -> None:
+    """Raises UserError for units that make no ResNet."""
+    layers = model.resnet_layers
+    is_tuple = isinstance(layers, tuple) and bool(layers)
+    if not is_tuple or not all(isinstance(units, int) and units >= 1 for units in layers):
+        raise UserError(
+            f"model.resnet_layers={layers!r} must be the units of each stage of "
+            "model.name='bit', such as (3, 4, 6, 3) for an R50."
+        )
+
+
+FAMILY = Family(
+    module=BiTResNet,
+    title="pre-activation ResNet (BiT, arXiv 1912.11370)",
+    rows=(
+        Row(STEM, (None, None, None, "features"), FIRST, role="image"),
+        *resnet.UNIT_ROWS,
+        Row("norm-pre-head/(?:scale|bias)", ("features",), LAST),
+        *HEAD,
+    ),
+    sizes={
+        f"{name}x{width}": {"resnet_layers": units, "resnet_width_factor": width}
+        for name, (units, widths) in SIZES.items()
+        for width in widths
+    },
+    infer=infer,
+    # The Transformer's other policies do not save convolutions.
+    choices={"remat": ("none", "full")},
+    check=check,
+)

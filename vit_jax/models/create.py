@@ -1,32 +1,27 @@
-"""Model names to modules, and the values that their attributes take."""
+"""Model names to families, and a model by its name and attributes."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+import typing
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, check_keys, check_known
-from vit_jax.models import bit, deit, resnet, vit
-from vit_jax.models.attention.choose import NAMES
-from vit_jax.models.layers import REMAT_POLICIES
-from vit_jax.models.parameter_table import Row
-from vit_jax.models.tokens import patch_shape
-from vit_jax.models.variants import VARIANTS, get_variant
+from vit_jax.errors import UserError, check_keys, check_known, nearest
+from vit_jax.models import bit, deit, vit
+from vit_jax.models.family import Family
 
-MODELS: dict[str, type[nn.Module]] = {
-    "vit": vit.VisionTransformer,
-    "deit": deit.DistilledVisionTransformer,
-    "bit": bit.BiTResNet,
+MODELS: dict[str, Family] = {"vit": vit.FAMILY, "deit": deit.FAMILY, "bit": bit.FAMILY}
+
+# All sizes that have a name, each with the kind of model that it is of.
+VARIANTS: dict[str, dict[str, Any]] = {
+    variant: {"name": name, **sizes}
+    for name, family in MODELS.items()
+    for variant, sizes in family.sizes.items()
 }
-PARAMETERS = (*vit.PARAMETERS, *deit.PARAMETERS, *resnet.PARAMETERS, *bit.PARAMETERS)
-
-# Tokens before the grid of patches, in their order.
-TOKENS = tuple(row.pattern for row in PARAMETERS if row.role == "token")
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -35,10 +30,10 @@ def create_model(name: str, *, num_classes: int, dtype: str = "float32", **kwarg
     """Builds a module without parameters.
 
     Args:
-      name: of the module, or of a row of `variants.VARIANTS`, such as `B/16`.
+      name: of a kind of model, or of a variant, such as `B/16`.
       num_classes: number of logits.
       dtype: of the computation, `float32` or `bfloat16` (or the type itself).
-      **kwargs: attributes of the module; they replace those of the row.
+      **kwargs: attributes of the module; they replace those of the variant.
 
     Returns:
       A linen module; `module.apply({"params": p}, images, train=False)` gives logits.
@@ -50,122 +45,100 @@ def create_model(name: str, *, num_classes: int, dtype: str = "float32", **kwarg
         kwargs = {**get_variant(name), **kwargs}
         name = kwargs.pop("name")
     check_known("model.name", name, MODELS)
-    check_keys("model", name, kwargs, model_keys(name))
+    family = MODELS[name]
+    check_keys("model", name, kwargs, family.keys)
+    for key, field in family.keys.items():
+        if key not in kwargs and field.default is dataclasses.MISSING:
+            raise UserError(f"model.{key} has no default in model.name={name!r}; give it.")
     if isinstance(dtype, str):
         check_known("model.dtype", dtype, DTYPES)
         dtype = DTYPES[dtype]
     # Lists become tuples: linen hashes a module's attributes.
     attributes = {k: tuple(v) if isinstance(v, list) else v for k, v in kwargs.items()}
-    module = MODELS[name](num_classes=num_classes, dtype=dtype, **attributes)  # type: ignore[call-arg]
-    check_attributes(name, module)
+    module = family.module(num_classes=num_classes, dtype=dtype, **attributes)  # type: ignore[call-arg]
+    _check_attributes(family, module)
     return module
 
 
-def model_keys(name: str) -> dict[str, dataclasses.Field[Any]]:
-    """The attributes of a kind of model that a config sets."""
-    handed_over = ("parent", "name", "num_classes", "dtype")
-    fields = dataclasses.fields(MODELS[name])  # type: ignore[arg-type]
-    return {field.name: field for field in fields if field.name not in handed_over}
+def family_of(module: Any) -> Family:
+    """The family of a module that `create_model` made."""
+    return next(each for each in MODELS.values() if each.module is type(module))
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What the models say of a parameter."""
-
-    row: Row
-    prefix: str  # "" or what stands before the model's own tree, such as `teacher/`
-    block: int | None  # its number
+def clone_with(module: Any, **attributes: Any) -> Any:
+    """A copy with other values of those of `attributes` that the module has."""
+    return module.clone(**{k: v for k, v in attributes.items() if hasattr(module, k)})
 
 
-def parameter_row(name: str) -> Found:
-    """The row of the parameter called `name`, whole or below any prefix (`student/head/kernel`).
+def get_variant(name: str) -> dict[str, Any]:
+    """Returns a copy of the variant called `name`, such as `B/16`, `R50+L/32` or `R50x1`.
 
     Raises:
-      ValueError: no row, or more than one, matches.
+      UserError: there is none; the message lists all.
     """
-    parts = name.split("/")
-    matches: list[Found] = []
-    for start in range(len(parts)):
-        own_name = "/".join(parts[start:])
-        for row in PARAMETERS:
-            if match := re.fullmatch(row.pattern, own_name):
-                block = match.groupdict().get("block")
-                number = None if block is None else int(block)
-                matches.append(Found(row, name.removesuffix(own_name), number))
-        if matches:
-            break
-    if len(matches) != 1:
-        raise ValueError(f"{name!r} matches {len(matches)} rows of the models' PARAMETERS, not 1.")
-    return matches[0]
+    if name in VARIANTS:
+        return dict(VARIANTS[name])
+    known = []
+    for family in MODELS.values():
+        sizes = dict.fromkeys(each.partition("/")[0] for each in family.sizes)
+        patches = dict.fromkeys(each.partition("/")[2] for each in family.sizes)
+        ends = f" with /{', /'.join(patches)}" if any(patches) else ""
+        known.append(f"{', '.join(sizes)}{ends}")
+    raise UserError(
+        f"unknown model variant {name!r}.{nearest(name, VARIANTS)} Known: {'; '.join(known)}."
+    )
 
 
-def role_of(name: str) -> str:
-    """The role of the parameter called `name`; "" if it has none, or is in no model."""
-    try:
-        return parameter_row(name).row.role
-    except ValueError:
-        return ""
+def variant_defaults(name: str) -> dict[str, Any]:
+    """The defaults of all attributes that a variant of this kind sets: another leaves them so."""
+    family = MODELS[name]
+    return {key: family.keys[key].default for sizes in family.sizes.values() for key in sizes}
 
 
-CHOICES: dict[str, Iterable[str]] = {
-    "classifier": ("token", "gap", "map", "unpooled", "token_unpooled"),
-    "position_embedding": ("learned", "sincos2d"),
-    "gelu": ("tanh", "exact"),
-    "attention": NAMES,
-    "remat": REMAT_POLICIES,
-}
-COUNTS = ("hidden_size", "num_layers", "mlp_dim", "num_heads", "representation_size")
-RATES = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
+def variant_of(model: Mapping[str, Any]) -> str:
+    """The variant with these attributes, of which others have no say; "" if there is none."""
+    family, defaults = MODELS[model["name"]], variant_defaults(model["name"])
+    for name, sizes in family.sizes.items():
+        if all(_plain(model.get(k, d)) == _plain(sizes.get(k, d)) for k, d in defaults.items()):
+            return name
+    return ""
 
 
-def check_attributes(name: str, module: Any) -> None:
-    """Raises UserError for a value that the kind of model `name` does not take."""
-    if name == "bit":
-        _check_bit(module)
-        return
-    for key, known in CHOICES.items():
+def _plain(value: Any) -> Any:
+    """A square patch may be one number or two."""
+    value = tuple(value) if isinstance(value, list | tuple) else value
+    return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
+
+
+def _check_attributes(family: Family, module: Any) -> None:
+    """Raises UserError for a value that no model of the family takes."""
+    for key, known in family.choices.items():
         check_known(f"model.{key}", getattr(module, key), known)
-    patch_shape(module.patch_size)
-    for key in COUNTS:
-        value = getattr(module, key)
-        optional = key == "representation_size" and value is None
-        if not optional and not _is_count(value):
-            raise UserError(f"model.{key}={value} must be an int of at least 1.")
-    for key in RATES:
-        if not 0.0 <= getattr(module, key) < 1.0:
-            raise UserError(f"model.{key}={getattr(module, key)} must be in [0, 1).")
-    if module.hidden_size % module.num_heads:
-        raise UserError(
-            f"model.hidden_size={module.hidden_size} does not divide into "
-            f"model.num_heads={module.num_heads} heads; choose a multiple."
-        )
-    if module.attention_dropout_rate and module.attention not in ("auto", "reference"):
-        raise UserError(
-            f"model.attention={module.attention!r} has no dropout of attention weights; use "
-            f"'reference', or model.attention_dropout_rate=0 (given: "
-            f"{module.attention_dropout_rate})."
-        )
-    if name == "deit":
-        for key, only in (("classifier", "token"), ("representation_size", None)):
-            if getattr(module, key) != only:
-                raise UserError(
-                    f"model.{key}={getattr(module, key)!r} does not work with model.name='deit', "
-                    f"whose heads need its two tokens; leave it at {only!r}."
-                )
+    hints = typing.get_type_hints(family.module)
+    for key in family.keys:
+        value, hint = getattr(module, key), hints[key]
+        is_count = hint is int or (hint == int | None and value is not None)
+        if is_count and (type(value) is not int or value < 1):
+            raise UserError(f"model.{key}={value!r} must be an int of at least 1.")
+        if key.endswith("_rate") and not 0.0 <= value < 1.0:
+            raise UserError(f"model.{key}={value} must be in [0, 1).")
+    family.check(module)
 
 
-def _check_bit(module: Any) -> None:
-    # The Transformer's other policies do not save convolutions.
-    check_known("model.remat", module.remat, ("none", "full"))
-    layers, width = module.resnet_layers, module.resnet_width_factor
-    if not isinstance(layers, tuple) or not layers or not all(map(_is_count, layers)):
-        raise UserError(
-            f"model.resnet_layers={layers!r} must be the units of each stage of "
-            "model.name='bit', such as (3, 4, 6, 3) for an R50."
-        )
-    if not _is_count(width):
-        raise UserError(f"model.resnet_width_factor={width!r} must be an int of at least 1.")
+def recognise(names: Collection[str]) -> str:
+    """The kind of model that parameters of these names, in our own form, are of.
+
+    That is the first whose rows have all names, else most of them.
+    """
+
+    def known(family: Family) -> int:
+        pattern = re.compile("|".join(f"(?:{_anonymous(row.pattern)})" for row in family.rows))
+        return sum(pattern.fullmatch(name) is not None for name in names)
+
+    counts = {name: known(family) for name, family in MODELS.items()}
+    return max(counts, key=lambda name: counts[name])
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value >= 1
+def _anonymous(pattern: str) -> str:
+    """Without the names of its groups, which may occur once in an expression."""
+    return re.sub(r"\?P<\w+>", "?:", pattern)

@@ -6,17 +6,17 @@ with a teacher the second head learns the teacher's answers.
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.parameter_table import FIRST, LAST, Row
+from vit_jax.errors import UserError
+from vit_jax.models import vit
+from vit_jax.models.family import FIRST, LAST, Row, Shapes
+from vit_jax.models.variants import DEIT
 from vit_jax.models.vit import VisionTransformer
-
-PARAMETERS = (
-    Row("dist", (None, None, "embed"), FIRST, role="token"),
-    Row("head_dist/kernel", ("embed", "classes"), LAST, role="head"),
-    Row("head_dist/bias", ("classes",), LAST, role="head"),
-)
 
 
 class DistilledVisionTransformer(VisionTransformer):
@@ -29,6 +29,8 @@ class DistilledVisionTransformer(VisionTransformer):
     @property
     def prefix_tokens(self) -> tuple[str, ...]:
         return ("cls", "dist")
+
+    head_input = ""  # there are two
 
     def _pool(self, x: jax.Array, *, train: bool) -> jax.Array:
         """Class and distillation token: [B, N, D] -> [B, 2, D]."""
@@ -45,3 +47,35 @@ class DistilledVisionTransformer(VisionTransformer):
         self.sow("outputs", "class_logits", logits)  # for those who train them
         self.sow("outputs", "distillation_logits", logits_dist)
         return (logits + logits_dist) / 2.0
+
+
+def infer(shapes: Shapes) -> dict[str, Any]:
+    """See `Family.infer`."""
+    return {**vit.infer(shapes), "classifier": "token"}
+
+
+def check(model: DistilledVisionTransformer) -> None:
+    """As for a Vision Transformer; the two heads leave no choice of others."""
+    vit.check(model)
+    for key, only in (("classifier", "token"), ("representation_size", None)):
+        if getattr(model, key) != only:
+            raise UserError(
+                f"model.{key}={getattr(model, key)!r} does not work with model.name='deit', "
+                f"whose heads need its two tokens; leave it at {only!r}."
+            )
+
+
+FAMILY = dataclasses.replace(
+    vit.FAMILY,
+    module=DistilledVisionTransformer,
+    title="distilled Vision Transformer (DeiT, arXiv 2012.12877)",
+    rows=(
+        *vit.FAMILY.rows,
+        Row("dist", (None, None, "embed"), FIRST, role="token", title="distillation token"),
+        Row("head_dist/kernel", ("embed", "classes"), LAST, role="head"),
+        Row("head_dist/bias", ("classes",), LAST, role="head"),
+    ),
+    sizes=DEIT,
+    infer=infer,
+    check=check,
+)

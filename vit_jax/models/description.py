@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from vit_jax.models.create import MODELS, model_keys
+from vit_jax.models.create import MODELS
 
 HALF = (0.5, 0.5, 0.5)
 
@@ -43,7 +43,8 @@ class Description:
           ValueError, KeyError, TypeError: `value` is not what `to_json` gives.
         """
         model = _own_keys(dict(value["model"]))
-        layers = (model.get("num_layers") or 0, *(model.get("resnet_layers") or ()))
+        layers = [n for key, n in model.items() if key.endswith("layers") and n is not None]
+        layers = [n for each in layers for n in (each if isinstance(each, list) else [each])]
         if not all(0 <= each <= 10_000 for each in layers):  # a damaged file would never end
             raise ValueError(f"{layers} layers; at most 10000 are built")
         by = value.get("probabilities_by", cls.probabilities_by)
@@ -63,6 +64,6 @@ class Description:
 
 def _own_keys(model: dict[str, Any]) -> dict[str, Any]:
     """Without what other kinds of model have: older descriptions hold the keys of all kinds."""
-    own = model_keys(model["name"])
-    others = {key for kind in MODELS for key in model_keys(kind)} - set(own)
+    own = MODELS[model["name"]].keys
+    others = {key for family in MODELS.values() for key in family.keys} - set(own)
     return {key: value for key, value in model.items() if key not in others}

@@ -14,8 +14,8 @@ B: batch, T: tokens (class and distillation token first, then the grid row by ro
 |                  |        | before any layer norm that follows                              |
 | `block_3`        | [D]    | of these the class token, or the mean where there is none       |
 
-A ResNet (`model.name=bit`) has `logits`, `pre_logits` and `gap`, its mean over the feature map,
-which is what its head sees.
+A model without tokens (a ResNet) has `logits`, `pre_logits` and `gap`, its mean over the feature
+map, which is what its head sees; one without blocks of one shape has no `block_3`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError, nearest
+from vit_jax.models.create import clone_with, family_of
 
 # (params, images) -> features by name
 FeatureFunction = Callable[[Any, jax.Array], dict[str, jax.Array]]
@@ -39,15 +40,18 @@ _BLOCK = re.compile(r"block_(\d+)(_tokens)?")
 
 def available_features(module: Any) -> list[str]:
     """The features that a model has, by the names of the table above."""
+    family = family_of(module)
     names = ["logits"] if module.num_classes else []
-    if len(module.prefix_tokens) < 2:  # else each of two heads sees a token of its own
-        names.append("pre_logits")
-    if not module.num_layers:
-        return [*names, "gap"]
-    names += [*module.prefix_tokens, "gap", "tokens"]
-    for i in range(module.num_layers):
+    names += ["pre_logits"] if module.head_input else []
+    names += [*module.prefix_tokens, "gap"]
+    names += ["tokens"] if family.tokens else []
+    for i in range(_num_blocks(module)):
         names += [f"block_{i}", f"block_{i}_tokens"]
     return names
+
+
+def _num_blocks(module: Any) -> int:
+    return module.num_layers if family_of(module).blocks else 0
 
 
 def check_features(module: Any, features: Iterable[str], key: str = "--features") -> list[str]:
@@ -55,8 +59,8 @@ def check_features(module: Any, features: Iterable[str], key: str = "--features"
     known = available_features(module)
     names = list(dict.fromkeys(name.strip() for name in features if name.strip()))
     listing = ", ".join(name for name in known if not _BLOCK.fullmatch(name))
-    if module.num_layers:
-        last = module.num_layers - 1
+    if count := _num_blocks(module):
+        last = count - 1
         listing += f", block_0 to block_{last}, block_0_tokens to block_{last}_tokens"
     if not names:
         raise UserError(f"{key} is empty; this model has {listing}.")
@@ -79,7 +83,7 @@ def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
       names: from `check_features`.
     """
     if any(map(_BLOCK.fullmatch, names)):  # one by one, so that a single one can be kept
-        module = module.clone(scan=False, remat="none")
+        module = clone_with(module, scan=False, remat="none")
     sources = {name: _module_of(module, name) for name in names}
 
     def wanted(submodule: nn.Module, method: str) -> bool:
@@ -127,19 +131,18 @@ def vector_feature(
 
 def _module_of(module: Any, feature: str) -> str:
     """The submodule whose output a feature is made of, or "logits"."""
-    if feature == "gap" and not module.num_layers:  # of a ResNet both are one
-        return "pre_logits"
-    if feature in ("logits", "pre_logits"):
+    family, match = family_of(module), _BLOCK.fullmatch(feature)
+    if feature == "logits":
         return feature
-    match = _BLOCK.fullmatch(feature)
-    return f"encoderblock_{match[1]}" if match else "Transformer"
+    if feature == "pre_logits" or not family.tokens:
+        return str(module.head_input)
+    return f"{family.block_name}_{match[1]}" if match else family.tokens
 
 
 def _feature(module: Any, name: str, output: jax.Array) -> jax.Array:
     prefix = module.prefix_tokens
-    if name == "pre_logits" and module.representation_size is not None:
-        return nn.tanh(output)
-    if name in ("logits", "pre_logits") or name.endswith("tokens") or not module.num_layers:
+    is_whole = name in ("logits", "pre_logits") or name.endswith("tokens")
+    if is_whole or not family_of(module).tokens:
         return output
     if name in prefix:
         return output[:, prefix.index(name)]  # [B, D]

@@ -19,12 +19,19 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.models.create import clone_with, family_of
 
 PROJECTIONS = ("query", "key", "value")
 INSIDE = ("attention", *PROJECTIONS, "tokens")
-_ATTENTION = "MultiHeadDotProductAttention_0"
+
+
+def can_show(module: Any) -> tuple[str, ...]:
+    """The names of the table above that a model has."""
+    family = family_of(module)
+    return INSIDE if family.attention else ("tokens",) if family.blocks else ()
 
 
 def look(
@@ -36,23 +43,24 @@ def look(
     Of a head that pools by attention (`classifier=map`) nothing is shown.
 
     Args:
-      model: a Vision Transformer, of any head, loop or scan form.
+      model: of any kind, loop or scan form.
       params: in its form.
       images: as it takes them, [B, H, W, C].
       what: a name of the table, or several.
 
     Raises:
-      UserError: an unknown name, or a model without blocks of attention.
+      UserError: an unknown name, or one that this model has not.
     """
-    what = (what,) if isinstance(what, str) else what
+    what, family = (what,) if isinstance(what, str) else what, family_of(model)
     for name in what:
         check_known("what", name, INSIDE)
-    if not getattr(model, "num_layers", None):
-        raise UserError("this model has no blocks of attention to look into.")
-    model = model.clone(attention="reference", remat="none")
+        if name not in can_show(model):
+            has = " and ".join(can_show(model)) or "no blocks to look into"
+            raise UserError(f"this model has no {name}; it has {has}.")
+    model = clone_with(model, attention="reference", remat="none")
 
     def wanted(module: nn.Module, method: str) -> bool:
-        is_block = (module.name or "").startswith("encoderblock") and "tokens" in what
+        is_block = (module.name or "").startswith(family.block_name) and "tokens" in what
         return method == "__call__" and (is_block or module.name in what)
 
     _, state = model.apply(
@@ -62,14 +70,15 @@ def look(
         capture_intermediates=wanted,
         mutable=["intermediates"],
     )
+    captured = flatten_dict(state["intermediates"], sep="/")
 
     def of_block(name: str, block: str) -> jax.Array:
-        captured = state["intermediates"]["Transformer"][block]
-        if name == "attention":
-            return captured[_ATTENTION]["attention_weights"][0]
-        return (captured if name == "tokens" else captured[_ATTENTION][name])["__call__"][0]
+        if name == "tokens":
+            return captured[f"{block}/__call__"][0]
+        inside = "attention_weights" if name == "attention" else f"{name}/__call__"
+        return captured[f"{block}/{family.attention}/{inside}"][0]
 
-    if model.scan:  # stacked already
-        return {name: of_block(name, "encoderblock") for name in what}
-    blocks = [f"encoderblock_{i}" for i in range(model.num_layers)]
+    if getattr(model, "scan", False):  # stacked already
+        return {name: of_block(name, family.blocks) for name in what}
+    blocks = [f"{family.blocks}_{i}" for i in range(model.num_layers)]
     return {name: jnp.stack([of_block(name, each) for each in blocks]) for name in what}

@@ -6,6 +6,7 @@ official code; that of BiT (`bit.py`) is pre-activation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,17 +14,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.parameter_table import FIRST, Row
+from vit_jax.models.family import FIRST, Row, Shapes, axis_of
 
 GROUP_NORM_EPSILON = 1e-6
 WEIGHT_STANDARDIZATION_EPSILON = 1e-5
 
-_UNIT = r"block\d+/unit\d+"  # those of BiT are called the same
-PARAMETERS = (
-    Row("conv_root/kernel", (None, None, None, "features"), FIRST),
-    Row("gn_root/(?:scale|bias)", ("features",), FIRST),
+STEM_WIDTH = 64  # channels of the stem, and of the first stage's bottleneck, at width factor 1
+
+_UNIT = r"block\d+/unit(?P<unit>\d+)"
+UNIT_ROWS = (  # those of BiT are called the same
     Row(f"{_UNIT}/conv(?:[123]|_proj)/kernel", (None, None, None, "features"), FIRST),
     Row(f"{_UNIT}/gn(?:[123]|_proj)/(?:scale|bias)", ("features",), FIRST),
+)
+ROWS = (
+    Row("conv_root/kernel", (None, None, None, "features"), FIRST, role="image"),
+    Row("gn_root/(?:scale|bias)", ("features",), FIRST),
+    *UNIT_ROWS,
 )
 
 
@@ -119,3 +125,18 @@ def resnet_features(x: jax.Array, layers: Sequence[int], width: int, dtype: Any)
         stage = ResNetStage(num_units, width * 2**i, first_stride, dtype, name=f"block{i + 1}")
         x = stage(x)
     return x
+
+
+def infer(shapes: Shapes, stem: str) -> dict[str, Any]:
+    """See `Family.infer`; the ResNet is the one whose stem has this kernel, if there is one."""
+    units: dict[int, int] = {}  # of each stage; a damaged name may hold any number
+    for name in shapes:
+        if match := re.match(r"block(\d+)/unit(\d+)/", name):
+            stage, unit = int(match[1]), int(match[2])
+            units[stage] = min(max(units.get(stage, 0), unit), len(shapes))
+    layers = tuple(units[stage] for stage in sorted(units))
+    width = axis_of(shapes, stem, 4, 3) or STEM_WIDTH
+    return {
+        "resnet_layers": layers if stem in shapes else None,
+        "resnet_width_factor": width // STEM_WIDTH,
+    }

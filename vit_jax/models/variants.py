@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vit_jax.errors import UserError, nearest
-
+DEITS = ("Ti", "S", "B")
 _KEYS = ("hidden_size", "num_layers", "mlp_dim", "num_heads")
 SIZES: dict[str, tuple[int, int, int, int]] = {
     "mu": (32, 1, 128, 2),  # for tests
@@ -47,53 +46,18 @@ HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
     "R50+L/32": ("L", (3, 4, 6, 3), 1),
 }
 
-# Units per stage of the ResNets, and the width factors that each comes with.
-_RESNETS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "R26": ((2, 2, 2, 2), (1,)),
-    "R50": ((3, 4, 6, 3), (1, 2, 3)),
-    "R101": ((3, 4, 23, 3), (1, 3)),
-    "R152": ((3, 8, 36, 3), (1, 2, 4)),
-    "R200": ((3, 24, 36, 3), (3,)),
-}
-RESNETS: dict[str, dict[str, Any]] = {
-    f"{name}x{width}": {"name": "bit", "resnet_layers": units, "resnet_width_factor": width}
-    for name, (units, widths) in _RESNETS.items()
-    for width in widths
-}
-
-
-# `create_model("B/16", num_classes=1000)`
-VARIANTS: dict[str, dict[str, Any]] = {
+# By name, the attributes of their modules: `create_model("B/16", num_classes=1000)`.
+VIT: dict[str, dict[str, Any]] = {
     **{
-        f"{size}/{patch}": {"name": "vit", "patch_size": patch, **row}
+        f"{size}/{patch}": {"patch_size": patch, **row}
         for size, row in _ROWS.items()
         for patch in PATCH_SIZES
     },
     **{
-        name: {"name": "vit", "patch_size": patch, **_ROWS[size], "resnet_layers": layers}
+        name: {"patch_size": patch, **_ROWS[size], "resnet_layers": layers}
         for name, (size, layers, patch) in HYBRIDS.items()
     },
-    # DeiT (2012.12877) and its distilled form, with the exact GELU that they were trained with.
-    **{
-        f"{prefix}-{size}/16": {"name": name, "patch_size": 16, **_ROWS[size], "gelu": "exact"}
-        for prefix, name in (("DeiT", "vit"), ("DeiT-distilled", "deit"))
-        for size in ("Ti", "S", "B")
-    },
-    **RESNETS,
+    # DeiT (2012.12877), with the exact GELU that it was trained with; its distilled form below.
+    **{f"DeiT-{size}/16": {"patch_size": 16, **_ROWS[size], "gelu": "exact"} for size in DEITS},
 }
-
-
-def get_variant(name: str) -> dict[str, Any]:
-    """Returns a copy of the row called `name`, such as `B/16`, `R50+L/32` or `R50x1`.
-
-    Raises:
-      UserError: no such row; the message lists sizes, patch sizes, hybrids and ResNets.
-    """
-    if name not in VARIANTS:
-        raise UserError(
-            f"unknown model variant {name!r}.{nearest(name, VARIANTS)} Known: SIZE/PATCH with SIZE "
-            f"one of {', '.join(SIZES)} and PATCH one of {', '.join(map(str, PATCH_SIZES))}; "
-            f"hybrids {', '.join(HYBRIDS)}; ResNets {', '.join(RESNETS)}; DeiT-SIZE/16 and "
-            "DeiT-distilled-SIZE/16."
-        )
-    return dict(VARIANTS[name])
+DEIT = {f"DeiT-distilled-{size}/16": VIT[f"DeiT-{size}/16"] for size in DEITS}

@@ -15,7 +15,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models.attention.choose import attention_fn
+from vit_jax.errors import UserError
+from vit_jax.models import resnet
+from vit_jax.models.attention.choose import NAMES, attention_fn
+from vit_jax.models.family import (
+    BLOCK,
+    FIRST,
+    HEAD,
+    LAST,
+    Family,
+    Row,
+    Shapes,
+    axis_of,
+    count_blocks,
+    layer_width,
+    patch_size_of,
+)
 from vit_jax.models.layers import (
     REMAT_POLICIES,
     Dense,
@@ -27,9 +42,9 @@ from vit_jax.models.layers import (
     drop_rates,
     gelu,
 )
-from vit_jax.models.parameter_table import BLOCK, FIRST, LAST, Row
 from vit_jax.models.resnet import resnet_features
-from vit_jax.models.tokens import patch_shape, pixels_per_token, sincos2d
+from vit_jax.models.tokens import patch_shape, pixels_per_token, sincos2d, token_grid
+from vit_jax.models.variants import VIT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,6 +260,20 @@ class VisionTransformer(nn.Module):
         return pixels_per_token(self.patch_size, self.resnet_layers)
 
     @property
+    def head_input(self) -> str:
+        """The submodule whose output the head sees."""
+        return "pre_logits" if self.representation_size is None else "representation"
+
+    @property
+    def logits_per_token(self) -> bool:
+        return self.classifier in ("unpooled", "token_unpooled")
+
+    @nn.nowrap
+    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of tokens of images of (height, width); UserError: they do not fit."""
+        return token_grid(image_size, self.patch_size, self.resnet_layers)
+
+    @property
     def block_config(self) -> BlockConfig:
         names = (field.name for field in dataclasses.fields(BlockConfig))
         return BlockConfig(**{name: getattr(self, name) for name in names})
@@ -321,7 +350,7 @@ class VisionTransformer(nn.Module):
             x = IdentityLayer(name="pre_logits")(x)
         else:
             dense = nn.Dense(self.representation_size, dtype=self.dtype, name="pre_logits")
-            x = nn.tanh(dense(x))  # [..., R]
+            x = IdentityLayer(name="representation")(nn.tanh(dense(x)))  # [..., R]
         x = jnp.asarray(x, jnp.float32)
         return self._head("head", x) if self.num_classes else x
 
@@ -331,9 +360,14 @@ class VisionTransformer(nn.Module):
         return nn.Dense(self.num_classes, kernel_init=zeros, bias_init=bias, name=name)(x)
 
 
+BLOCKS = "Transformer/encoderblock"
+ATTENTION = "MultiHeadDotProductAttention_0"
+POSITIONS = "Transformer/posembed_input/pos_embedding"
+
+
 def attention_rows(prefix: str, depth: str = BLOCK) -> tuple[Row, ...]:
     """Parameters of the attention below `prefix`, and of the MLP and its norm beside it."""
-    attention, mlp = f"{prefix}/MultiHeadDotProductAttention_0", f"{prefix}/MlpBlock_0"
+    attention, mlp = f"{prefix}/{ATTENTION}", f"{prefix}/MlpBlock_0"
     return (
         Row(f"{attention}/(?:query|key|value)/kernel", ("embed", "heads", None), depth),
         Row(f"{attention}/(?:query|key|value)/bias", ("heads", None), depth),
@@ -347,19 +381,70 @@ def attention_rows(prefix: str, depth: str = BLOCK) -> tuple[Row, ...]:
     )
 
 
-POSITIONS = "Transformer/posembed_input/pos_embedding"
-PARAMETERS = (
-    Row("cls", (None, None, "embed"), FIRST, role="token"),
-    Row("mask_embedding", (None, None, "embed"), FIRST, role="training"),
-    Row("embedding/kernel", (None, None, None, "embed"), FIRST),
-    Row("embedding/bias", ("embed",), FIRST),
-    Row(POSITIONS, (None, None, "embed"), FIRST, role="positions"),
-    *attention_rows(r"Transformer/encoderblock(?:_(?P<block>\d+))?"),
-    Row("Transformer/encoder_norm/(?:scale|bias)", ("embed",), LAST),
-    Row("MAPHead_0/probe", (None, None, "embed"), LAST),
-    *attention_rows("MAPHead_0", LAST),
-    Row("pre_logits/kernel", ("embed", None), LAST, role="pre_logits"),
-    Row("pre_logits/bias", (None,), LAST, role="pre_logits"),
-    Row("head/kernel", ("embed", "classes"), LAST, role="head"),
-    Row("head/bias", ("classes",), LAST, role="head"),
+def infer(shapes: Shapes) -> dict[str, Any]:
+    """See `Family.infer`."""
+    block, has_pooling = f"{BLOCKS}_0", any(name.startswith("MAPHead_0/") for name in shapes)
+    return {
+        "patch_size": patch_size_of(shapes, "embedding/kernel"),
+        "hidden_size": axis_of(shapes, "embedding/kernel", 4, 3),
+        "num_layers": count_blocks(shapes, BLOCKS),
+        "mlp_dim": axis_of(shapes, f"{block}/MlpBlock_0/Dense_0/kernel", 2, 1),
+        "num_heads": axis_of(shapes, f"{block}/{ATTENTION}/query/kernel", 3, 1),
+        **resnet.infer(shapes, "conv_root/kernel"),
+        "representation_size": layer_width(shapes, "pre_logits"),
+        "classifier": "token" if "cls" in shapes else "map" if has_pooling else "gap",
+        "position_embedding": "learned" if POSITIONS in shapes else "sincos2d",
+    }
+
+
+def check(model: VisionTransformer) -> None:
+    """Raises UserError for attributes that do not go together."""
+    patch_shape(model.patch_size)
+    if model.hidden_size % model.num_heads:
+        raise UserError(
+            f"model.hidden_size={model.hidden_size} does not divide into "
+            f"model.num_heads={model.num_heads} heads; choose a multiple."
+        )
+    if model.attention_dropout_rate and model.attention not in ("auto", "reference"):
+        raise UserError(
+            f"model.attention={model.attention!r} has no dropout of attention weights; use "
+            f"'reference', or model.attention_dropout_rate=0 (given: "
+            f"{model.attention_dropout_rate})."
+        )
+
+
+FAMILY = Family(
+    module=VisionTransformer,
+    title="Vision Transformer (arXiv 2010.11929)",
+    rows=(
+        Row("cls", (None, None, "embed"), FIRST, role="token", title="class token"),
+        Row("mask_embedding", (None, None, "embed"), FIRST, role="training"),
+        Row("embedding/kernel", (None, None, None, "embed"), FIRST, role="patches"),
+        Row("embedding/bias", ("embed",), FIRST),
+        Row(POSITIONS, (None, None, "embed"), FIRST, role="positions"),
+        *resnet.ROWS,
+        *attention_rows(rf"{BLOCKS}(?:_(?P<block>\d+))?"),
+        Row("Transformer/encoder_norm/(?:scale|bias)", ("embed",), LAST),
+        Row("MAPHead_0/probe", (None, None, "embed"), LAST),
+        *attention_rows("MAPHead_0", LAST),
+        Row("pre_logits/kernel", ("embed", None), LAST, role="pre_logits"),
+        Row("pre_logits/bias", (None,), LAST, role="pre_logits"),
+        *HEAD,
+    ),
+    sizes=VIT,
+    infer=infer,
+    choices={
+        "classifier": ("token", "gap", "map", "unpooled", "token_unpooled"),
+        "position_embedding": ("learned", "sincos2d"),
+        "gelu": ("tanh", "exact"),
+        "attention": NAMES,
+        "remat": REMAT_POLICIES,
+    },
+    check=check,
+    blocks=BLOCKS,
+    attention=ATTENTION,
+    tokens="Transformer",
+    sequence=(POSITIONS, 1),
+    conventions=("position_embedding", "gelu", "layer_norm_epsilon"),
+    head_conventions=("classifier",),
 )

@@ -68,7 +68,7 @@ class MaskedPatch(Objective):
         num_colors = BINS**channels
         self.measures = ("loss",) if target == "pixels" else ("loss", "accuracy")
         probe = task.build_model(num_colors)
-        if getattr(probe, "classifier", "") not in ("unpooled", "token_unpooled"):
+        if not probe.logits_per_token:
             raise UserError(
                 "objective.name='masked_patch' predicts every patch: take a Vision Transformer "
                 "with model.classifier='token_unpooled' (fine-tuned with 'token'), or 'unpooled' "

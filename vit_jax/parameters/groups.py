@@ -19,9 +19,9 @@ import numpy as np
 import optax
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.models.create import parameter_row
-from vit_jax.models.parameter_table import FIRST, LAST
-from vit_jax.parameters.names import is_stacked, path_name
+from vit_jax.models.family import FIRST, LAST
+from vit_jax.parameters.names import is_stacked, loop_names, path_name
+from vit_jax.parameters.rows import parameter_row
 
 Names = tuple[tuple[str, tuple[str, ...], int], ...]
 Multipliers = Sequence[tuple[str, float]]  # (regular expression, factor)
@@ -64,7 +64,7 @@ def frozen_mask(tree: Any, pattern: str) -> Any:
         holds.
     """
     names: Names = tuple(
-        (path_name(path), tuple(_loop_names(path, leaf)), math.prod(leaf.shape))
+        (path_name(path), tuple(loop_names(path_name(path), leaf)), math.prod(leaf.shape))
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     )
     frozen = _frozen_names(pattern, names)
@@ -73,7 +73,7 @@ def frozen_mask(tree: Any, pattern: str) -> Any:
 
 @functools.cache  # the tree is seen several times per run, and should be logged once
 def _frozen_names(pattern: str, names: Names) -> frozenset[str]:
-    every = [each for _, loop_names, _ in names for each in loop_names]
+    every = [each for _, in_blocks, _ in names for each in in_blocks]
     for alternative in _alternatives(pattern):
         if not any(re.fullmatch(alternative, each) for each in every):
             groups = sorted({f"{each.partition('/')[0]}/.*" for each in every if "/" in each})
@@ -82,11 +82,11 @@ def _frozen_names(pattern: str, names: Names) -> frozenset[str]:
                 f"{nearest(alternative, every + groups)} Names are such as {_some(every)}."
             )
     frozen: set[str] = set()
-    for name, loop_names, _ in names:
-        count = sum(re.fullmatch(pattern, each) is not None for each in loop_names)
-        if 0 < count < len(loop_names):
+    for name, in_blocks, _ in names:
+        count = sum(re.fullmatch(pattern, each) is not None for each in in_blocks)
+        if 0 < count < len(in_blocks):
             raise UserError(
-                f"optimizer.freeze={pattern!r} matches {count} of the {len(loop_names)} blocks in "
+                f"optimizer.freeze={pattern!r} matches {count} of the {len(in_blocks)} blocks in "
                 f"{name!r}, one array under model.scan=True; freeze all, or set model.scan=False."
             )
         if count:
@@ -230,7 +230,7 @@ def _map_names(function: Callable[[str], float], tree: Any) -> Any:
     """`function(name)` for every leaf; [L, 1, ...] for a leaf of the scan form."""
 
     def values(path: Any, leaf: Any) -> np.ndarray:
-        found = np.array([function(name) for name in _loop_names(path, leaf)])
+        found = np.array([function(name) for name in loop_names(path_name(path), leaf)])
         stacked = is_stacked(path_name(path))
         return found.reshape((-1,) + (1,) * (leaf.ndim - 1)) if stacked else found[0]
 
@@ -239,16 +239,7 @@ def _map_names(function: Callable[[str], float], tree: Any) -> Any:
 
 def _all_loop_names(tree: Any) -> list[str]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return [name for path, leaf in leaves for name in _loop_names(path, leaf)]
-
-
-def _loop_names(path: Any, leaf: Any) -> list[str]:
-    """The name, or for a leaf of the scan form its names in every block."""
-    name = path_name(path)
-    head, separator, tail = name.partition("encoderblock/")
-    if not separator:
-        return [name]
-    return [f"{head}encoderblock_{i}/{tail}" for i in range(leaf.shape[0])]
+    return [name for path, leaf in leaves for name in loop_names(path_name(path), leaf)]
 
 
 def _some(names: list[str], limit: int = 6) -> str:

@@ -1,8 +1,9 @@
 """Parameter trees: names joined by slashes, and the two forms of the encoder's blocks.
 
 A parameter tree is a nested dict of arrays. Its flat form `{"a/b/c": array}` is what `.npz` files
-hold. The encoder's blocks come as `encoderblock_0 ... encoderblock_{L-1}` (loop form, the one of
-published files) or as one `encoderblock` whose leaves have a leading axis of length L (scan form).
+hold. A Transformer's blocks come as `encoderblock_0 ... encoderblock_{L-1}` (loop form, the one of
+published files) or as one `encoderblock` whose leaves have a leading axis of length L (scan form);
+those of other models have other names, see `Family.blocks`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.models.create import MODELS, clone_with
 
-_BLOCK = re.compile(r"^(?P<head>(?:.*/)?encoderblock)_(?P<index>\d+)/(?P<tail>.*)$")
-_SCANNED = re.compile(r"^(?P<head>(?:.*/)?encoderblock)/(?P<tail>.*)$")
+
+def _in_block(name: str, number: str) -> re.Match[str] | None:
+    """Matches a name with this expression behind the model's word for a block."""
+    words = "|".join(sorted({each.block_name for each in MODELS.values() if each.blocks}))
+    return re.match(rf"(?P<head>(?:.*/)?(?:{words})){number}/(?P<tail>.*)$", name)
+
+
+def _scanned(name: str) -> re.Match[str] | None:
+    return _in_block(name, "")
 
 
 def path_name(path: Any) -> str:
@@ -72,7 +81,15 @@ def fingerprint(tree: Any) -> str:
 
 def is_stacked(name: str) -> bool:
     """Whether the leaf of that name has a layer axis."""
-    return _SCANNED.match(name) is not None
+    return _scanned(name) is not None
+
+
+def loop_names(name: str, leaf: Any) -> list[str]:
+    """The name, or for a leaf of the scan form its names in every block."""
+    match = _scanned(name)
+    if match is None:
+        return [name]
+    return [f"{match['head']}_{i}/{match['tail']}" for i in range(leaf.shape[0])]
 
 
 def is_scanned(flat: dict[str, Any]) -> bool:
@@ -89,7 +106,7 @@ def stack_blocks(tree: Any) -> dict[str, Any]:
     groups: dict[str, dict[int, Any]] = {}
     flat: dict[str, Any] = {}
     for name, leaf in flatten_names(tree).items():
-        match = _BLOCK.match(name)
+        match = _in_block(name, r"_(?P<index>\d+)")
         if match is None:
             flat[name] = leaf
         else:
@@ -113,7 +130,7 @@ def unstack_blocks(tree: Any) -> dict[str, Any]:
     given = flatten_names(tree)
     flat: dict[str, Any] = {}
     for name, leaf in given.items():
-        match = _SCANNED.match(name)
+        match = _scanned(name)
         if match is None:
             flat[name] = leaf
             continue
@@ -135,8 +152,7 @@ def abstract_params(model: Any, image_shape: tuple[int, ...]) -> dict[str, Any]:
 
     def init() -> Any:
         images = jnp.zeros((1, *image_shape))
-        one = model.clone(scan=True) if getattr(model, "num_layers", 0) else model
-        params = one.init(jax.random.key(0), images, train=False)["params"]
-        return params if one is model or model.scan else unstack_blocks(params)
+        params = clone_with(model, scan=True).init(jax.random.key(0), images, train=False)["params"]
+        return params if getattr(model, "scan", False) else unstack_blocks(params)
 
     return jax.eval_shape(init)

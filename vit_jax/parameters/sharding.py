@@ -1,7 +1,7 @@
 """Meshes, and how every parameter is sharded.
 
-The model files name the logical axes of their parameters (`PARAMETERS`), and the one table here
-maps a logical axis to a mesh axis. Models know nothing of meshes. Mesh axes: `data` replicates
+The families of models name the logical axes of their parameters (`Family.rows`), and the one table
+here maps a logical axis to a mesh axis. Models know nothing of meshes. Mesh axes: `data` replicates
 parameters, `fsdp` splits parameters and batch, `tensor` splits heads, MLP width and classes.
 """
 
@@ -19,7 +19,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
-from vit_jax.models.create import parameter_row
 from vit_jax.parameters.devices import (
     all_devices,
     arrange_devices,
@@ -28,6 +27,7 @@ from vit_jax.parameters.devices import (
     split_sizes,
 )
 from vit_jax.parameters.names import flatten_names, is_stacked, path_name
+from vit_jax.parameters.rows import parameter_row
 
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -113,13 +113,13 @@ def parameter_axes(name: str, ndim: int) -> tuple[str | None, ...]:
     """Logical axes of the parameter called `name`, such as `head/kernel` -> ("embed", "classes").
 
     Raises:
-      ValueError: no row of the models' PARAMETERS matches, or one of another number of axes.
+      ValueError: no row of the models' families matches, or one of another number of axes.
     """
     axes = parameter_row(name).row.axes
     if is_stacked(name):
         axes = (None, *axes)
     if len(axes) != ndim:
-        raise ValueError(f"parameter {name!r} has {ndim} axes, its row in PARAMETERS has {axes}.")
+        raise ValueError(f"parameter {name!r} has {ndim} axes, its row has {axes}.")
     return axes
 
 

@@ -13,8 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.models.create import MODELS
-from vit_jax.models.variants import VARIANTS
+from vit_jax.models.create import MODELS, VARIANTS
 from vit_jax.parameters.chips import CHIPS, GIB
 from vit_jax.plan import cost
 from vit_jax.plan.subject import Row, parameter_rows, planned_run, step_arguments
@@ -142,8 +141,9 @@ def remedies(config: ConfigDict, topology: Topology) -> Iterator[Changes]:
     accumulation in every part of a batch.
     """
     tensor, batch_size = config.mesh.tensor, config.dataset.batch_size
-    has_blocks = hasattr(MODELS[config.model.name], "scan")  # all alike; those of a ResNet are not
-    remat: Changes = {"model.scan": True, "model.remat": "full"}
+    keys = MODELS[config.model.name].keys
+    wanted: Changes = {"model.scan": True, "model.remat": "full"}
+    remat: Changes = {key: value for key, value in wanted.items() if key.partition(".")[2] in keys}
     # Beside an open mesh.tensor mesh.fsdp=0 has no meaning.
     split: Changes = {} if tensor == -1 else {"mesh.data": -1, "mesh.fsdp": 0}
     rows = batch_size // (topology.num_devices // max(tensor, 1))  # of a device
@@ -152,12 +152,13 @@ def remedies(config: ConfigDict, topology: Topology) -> Iterator[Changes]:
         for steps in (2, 4, 8, 16, 32, 64)
         if rows % steps == 0 and steps > config.train_step.accumulation_steps
     ]
-    # Accumulation costs a ResNet less than remat.
-    order = [remat, split, *parts] if has_blocks else [split, *parts, {"model.remat": "full"}]
+    # Without blocks that are all alike (a ResNet) accumulation costs less than remat.
+    order: list[Changes] = [remat, split, *parts] if "scan" in keys else [split, *parts, remat]
     changes: Changes = {}
-    for more in (*order, {"optimizer.momentum_dtype": "bfloat16"}):
-        keys = [key.split(".") for key in more]
-        if [config[section][key] for section, key in keys] != list(more.values()):
+    momentum: Changes = {"optimizer.momentum_dtype": "bfloat16"}
+    for more in (*order, momentum):
+        parts_of = [key.split(".") for key in more]
+        if [config[section][key] for section, key in parts_of] != [*more.values()]:
             changes |= more
             yield dict(changes)
 

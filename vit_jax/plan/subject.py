@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import re
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from vit_jax.data.sources import Source, resolve_split
 from vit_jax.errors import UserError
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.parameters.names import flatten_names
+from vit_jax.parameters.rows import parameter_row
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.plan.topology import Topology, topology_devices
 from vit_jax.run import Run, create_run
@@ -118,6 +118,5 @@ def parameter_rows(params: Any) -> list[Row]:
     for name, leaf in flatten_names(params).items():
         spec = ", ".join(axis or "-" for axis in leaf.sharding.spec)
         split = leaf.size // math.prod(leaf.sharding.shard_shape(leaf.shape))
-        name = re.sub(r"(encoderblock|unit)_?\d+", r"\1_*", name)
-        rows[name, leaf.shape, spec, split] += 1
+        rows[parameter_row(name).general, leaf.shape, spec, split] += 1
     return [Row(*key, copies) for key, copies in rows.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError, as_user_error, counted, list_names
 from vit_jax.files.paths import full_path, local_copy, read_object
-from vit_jax.models.create import parameter_row
+from vit_jax.models.create import MODELS, recognise, variant_defaults
 from vit_jax.models.description import Description
 from vit_jax.parameters.names import (
     flatten_names,
@@ -23,6 +23,7 @@ from vit_jax.parameters.names import (
     unflatten_names,
     unstack_blocks,
 )
+from vit_jax.parameters.rows import parameter_row
 from vit_jax.pretrained.arrays import Arrays, read_arrays
 from vit_jax.pretrained.formats.stored import (
     TORCH_FILE,
@@ -52,8 +53,8 @@ def load_pretrained(
       source, grid, num_heads: see `read_source`.
       like: parameter tree of a new model, either form of the blocks; arrays or mere shapes.
       target_grid: rows and columns of tokens of that model; None: its positions are a square.
-      model: attributes of the model, to warn of those that parameters do not show (`gelu`,
-        `layer_norm_epsilon`) and that differ from the file's.
+      model: attributes of the model, to warn of those that parameters do not show
+        (`Family.conventions`) and that differ from the file's.
       **options: what may be adapted, see `adapt_params`.
 
     Returns:
@@ -70,9 +71,11 @@ def load_pretrained(
     # Only shapes matter for what is loaded; what is reset is taken from `like` as it stands there.
     flat_like = flatten_names(jax.eval_shape(unstack_blocks, like))
     flat_like |= {name: leaf for name, leaf in flatten_names(like).items() if name in flat_like}
-    default_heads = model_sizes(flat_like)["num_heads"]
+    default_heads = model_sizes(flat_like).get("num_heads")
     stored = read_source(source, num_heads=num_heads, default_heads=default_heads, grid=grid)
-    _warn_of_conventions(source, stored, model or {})
+    family = MODELS[recognise(flat_like)]
+    of_head = () if options.get("reset_head", True) else family.head_conventions
+    _warn_of_conventions(source, stored, model or {}, (*family.conventions, *of_head))
     flat, report = adapt_params(
         stored.params,
         flat_like,
@@ -202,8 +205,8 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
     if not stored.class_names and entry.labels:
         stored.class_names = class_names(entry.labels)
     found = infer_model(stored.params, stored.conventions)
-    for key, expected in {"resnet_layers": None, **entry.model}.items():
-        if found[key] == expected:
+    for key, expected in {**variant_defaults(found["name"]), **entry.model}.items():
+        if found.get(key, expected) == expected:
             continue
         if key not in _UNVERIFIED:
             raise UserError(
@@ -213,11 +216,13 @@ def _add_entry(stored: Stored, entry: ZooEntry) -> None:
         logging.warning("%s: %s=%s in the file, not %s.", entry.name, key, found[key], expected)
 
 
-def _warn_of_conventions(source: Any, stored: Stored, model: Mapping[str, Any]) -> None:
-    """The same parameters with another GELU or epsilon are another function, if not by much."""
+def _warn_of_conventions(
+    source: Any, stored: Stored, model: Mapping[str, Any], conventions: Iterable[str]
+) -> None:
+    """With other positions, another GELU or epsilon the same parameters are another function."""
     known = stored.conventions | (stored.description.model if stored.description else {})
-    for key in ("gelu", "layer_norm_epsilon"):
-        if key in model and key in known and model[key] != known[key]:
+    for key in conventions:
+        if key in known and key in model and model[key] != known[key]:
             logging.warning(
                 f"{source} was trained with {key}={known[key]} and model.{key}={model[key]}; "
                 f"--config.model.{key}={known[key]} computes what it learned."

@@ -70,8 +70,7 @@ def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) ->
 def summary(run: Run) -> str:
     """One line: model, data, how far, how good, when, on what."""
     model, data = run.config["model"], run.config["dataset"]
-    keys = ("num_layers", "hidden_size", "num_heads", "patch_size", "resnet_layers")
-    sizes = [f"{key} {model[key]}" for key in keys if model.get(key)]
+    sizes = [f"{key} {n}" for key, n in model.items() if type(n) in (int, list)]
     parts = [
         f"{model['name']} ({', '.join(sizes)})",
         f"{run.config['objective']['name']} on {data['name']} {data['split']}",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError, check_known, counted, list_names
-from vit_jax.models.create import TOKENS, role_of
+from vit_jax.models.create import MODELS
+from vit_jax.models.family import Shapes, axis_of, patch_size_of
+from vit_jax.parameters.rows import image_kernel, parameter_row, role_of, with_role
 from vit_jax.pretrained.fit.resize import (
     CHANNEL_METHODS,
     METHODS,
@@ -19,18 +21,7 @@ from vit_jax.pretrained.fit.resize import (
     replace_prefix,
     resize_patch_kernel,
 )
-from vit_jax.pretrained.infer import (
-    BIT_STEM_KERNEL,
-    PATCH_KERNEL,
-    POSEMB,
-    Params,
-    axis_of,
-    image_kernel,
-    model_sizes,
-    patch_sides,
-)
-
-TOKEN_NAMES = {"cls": "class token", "dist": "distillation token"}
+from vit_jax.pretrained.infer import missing_sizes, model_sizes, num_tokens
 
 
 def adapt_params(
@@ -76,11 +67,11 @@ def adapt_params(
     check_known("pretrained.channels", channels, ("", *CHANNEL_METHODS))
     check_known("pretrained.class_token", class_token, ("", "add", "drop"))
     fit = _Fit(dict(loaded), like, dict(dropped or {}), dict(changed or {}))
-    tokens = [token for token in TOKENS if token in loaded]
+    tokens = with_role("token", loaded)
     fit.tokens(class_token)
     reset = fit.heads(reset_head)
-    if POSEMB in fit.arrays and POSEMB in like:
-        fit.positions(tokens, grid, source_grid, posemb)
+    for name in with_role("positions", like.keys() & fit.arrays.keys()):
+        fit.positions(name, tokens, grid, source_grid, posemb)
     if resize_patches:
         fit.patches()
     if channels:
@@ -133,16 +124,17 @@ class _Fit:
 
     def tokens(self, class_token: str) -> None:
         """Class and distillation token; `positions` does their positions."""
-        for token in TOKENS:
-            if class_token == "drop" and token in self.arrays and token not in self.like:
-                self._drop(token, f"{TOKEN_NAMES[token]}, dropped")
-            elif class_token == "add" and token in self.like and token not in self.arrays:
+        for token in with_role("token", {**self.like, **self.arrays}):
+            if class_token == "drop" and token not in self.like:
+                self._drop(token, f"{_title(token)}, dropped")
+            elif class_token == "add" and token not in self.arrays:
                 zero = np.zeros(self.like[token].shape, np.float32)  # [1, 1, D]
-                self._replace(token, zero, f"{TOKEN_NAMES[token]} added, zero")
+                self._replace(token, zero, f"{_title(token)} added, zero")
 
     def heads(self, reset_head: bool) -> list[str]:
         """Takes out what is not to be kept, and returns the names of `like` that are reset."""
         heads = [name for name in self.like if role_of(name) == "head"]
+        dropped_token = with_role("token", self.dropped)
         for name in list(self.arrays):
             role = role_of(name)
             if role == "training" and name not in self.like:
@@ -151,42 +143,44 @@ class _Fit:
                 self._drop(name, "pre-training head, reset")
             elif role == "head" and not heads:
                 self._drop(name, "the model has no head")
-            elif name.startswith("head_dist/") and "dist" in self.dropped:
-                self._drop(name, "head of the dropped distillation token")
+            elif role == "head" and name not in self.like and dropped_token:
+                self._drop(name, f"head of the dropped {_title(dropped_token[-1])}")
         # A head that is kept was trained on pre_logits, and without them sees other features.
         keeps_head = any(role_of(name) == "head" for name in self.arrays)
-        if not keeps_head and not has_group(self.like, "pre_logits/"):
-            for name in [name for name in self.arrays if role_of(name) == "pre_logits"]:
+        if not keeps_head and not with_role("pre_logits", self.like):
+            for name in with_role("pre_logits", self.arrays):
                 self._drop(name, "the model has none")
         return heads if reset_head else []
 
     def positions(
         self,
+        name: str,
         tokens: list[str],
         grid: tuple[int, int] | None,
         source_grid: tuple[int, int] | None,
         method: str,
     ) -> None:
         """The model's grid, and a row for each of its tokens; `tokens` are those of the file."""
-        new = [token for token in TOKENS if token in self.like]
-        grid = grid or find_source_grid(self.like[POSEMB].shape, (1, 1), len(new))
-        before = np.asarray(self.arrays[POSEMB])
+        new = with_role("token", self.like)
+        grid = grid or find_source_grid(self.like[name].shape, (1, 1), len(new))
+        before = np.asarray(self.arrays[name])
         source_grid = find_source_grid(before.shape, grid, len(tokens), source_grid)
         posemb = interpolate_posembed(before, grid, len(tokens), source_grid, method)
         how = []
         if posemb is not before:
             how.append(f"{method} {source_grid[0]}x{source_grid[1]} -> {grid[0]}x{grid[1]}")
-        how += [f"{TOKEN_NAMES[t]} and its position dropped" for t in tokens if t not in new]
-        how += [f"zero position of the {TOKEN_NAMES[t]} added" for t in new if t not in tokens]
+        how += [f"{_title(t)} and its position dropped" for t in tokens if t not in new]
+        how += [f"zero position of the {_title(t)} added" for t in new if t not in tokens]
         if how:
-            self._replace(POSEMB, replace_prefix(posemb, tokens, new), ", ".join(how))
+            self._replace(name, replace_prefix(posemb, tokens, new), ", ".join(how))
 
     def patches(self) -> None:
-        before, after = patch_sides(self.arrays), patch_sides(self.like)
-        if None not in before + after and before != after:
-            how = f"pseudo-inverse resize {before[0]}x{before[1]} -> {after[0]}x{after[1]}"
-            kernel = np.asarray(self.arrays[PATCH_KERNEL])
-            self._replace(PATCH_KERNEL, resize_patch_kernel(kernel, after), how)
+        for name in with_role("patches", self.like.keys() & self.arrays.keys()):
+            before, after = (each[name].shape[:2] for each in (self.arrays, self.like))
+            if before != after and self.arrays[name].ndim == 4:
+                how = f"pseudo-inverse resize {before[0]}x{before[1]} -> {after[0]}x{after[1]}"
+                kernel = np.asarray(self.arrays[name])
+                self._replace(name, resize_patch_kernel(kernel, after), how)
 
     def channels(self, method: str) -> None:
         name = image_kernel(self.like)
@@ -197,7 +191,7 @@ class _Fit:
             self._replace(name, mix_channels(kernel, after, method), how)
 
 
-def describe_mismatch(arrays: Params, like: Params, original: Params) -> str:
+def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes) -> str:
     """One line that names what does not fit, and the way out; "" where all fits.
 
     `original` has the shapes from before adapting; what was left out or reset is in none of them.
@@ -215,7 +209,9 @@ def describe_mismatch(arrays: Params, like: Params, original: Params) -> str:
     parts = [f"{len(names)} {kind} ({list_names(names)})" for kind, names in kinds.items() if names]
     if not parts:
         return ""
-    hints = _option_hints(arrays, like) + _size_hints(arrays, like)
+    hints = _option_hints(arrays, like)
+    said = " ".join(hints)
+    hints += [each for each in _size_hints(arrays, like) if each.partition("=")[0] not in said]
     hints = hints or ["make sure that the file is whole and of this model (model.*)"]
     return (
         f"the pre-trained parameters do not fit the model: {', '.join(parts)}. "
@@ -223,65 +219,69 @@ def describe_mismatch(arrays: Params, like: Params, original: Params) -> str:
     )
 
 
-def _option_hints(arrays: Params, like: Params) -> list[str]:
+def _option_hints(arrays: Shapes, like: Shapes) -> list[str]:
     """For what `pretrained.*` can adapt."""
     hints = []
-    before, after = patch_sides(arrays), patch_sides(like)
-    if None not in before + after and before != after:
-        size = before[0] if before[0] == before[1] else before
-        hints.append(f"pretrained.resize_patches=True or model.patch_size={size}")
+    for name in with_role("patches", like):
+        size, now = patch_size_of(arrays, name), patch_size_of(like, name)
+        if None not in (size, now) and size != now:
+            hints.append(f"pretrained.resize_patches=True or model.patch_size={size}")
     old, new = (axis_of(params, image_kernel(like), 4, 2) for params in (arrays, like))
     if None not in (old, new) and old != new:
         hints.append(
             f"pretrained.channels=sum, mean or tile, or images of {old} "
             f"{'channel' if old == 1 else 'channels'} (now {new})"
         )
-    other = {
-        "cls": ("model.classifier", "token", "gap or map"),
-        "dist": ("model.name", "deit", "vit"),
-    }
-    for token, (key, having, lacking) in other.items():
-        if token in arrays and token not in like:
-            hints.append(f"pretrained.class_token=drop or {key}={having} (the file has {token!r})")
-        elif token in like and token not in arrays:
+    for token in with_role("token", {**arrays, **like}):
+        if (token in arrays) != (token in like):
+            how, has = ("drop", "has") if token in arrays else ("add", "has no")
+            others = [f" or model.{key}={old}" for key, old, _ in _different(arrays, like)[:1]]
             hints.append(
-                f"pretrained.class_token=add or {key}={lacking} (the file has no {token!r})"
+                f"pretrained.class_token={how}{''.join(others)} (the file {has} {token!r})"
             )
-    for name in like:
-        if role_of(name) != "head" or not name.endswith("/kernel"):
+    for name in with_role("head", like):
+        if not name.endswith("/kernel"):
             continue
         head = name.removesuffix("/kernel")
         old, new = (axis_of(params, name, 2, 1) for params in (arrays, like))
-        if not has_group(arrays, f"{head}/"):
+        if not any(each.startswith(f"{head}/") for each in arrays):
             hints.append(f"pretrained.reset_head=True (the file has no {head})")
         elif None not in (old, new) and old != new:
             hints.append(f"pretrained.reset_head=True ({head} has {old} classes, the model {new})")
     return hints
 
 
-def _size_hints(arrays: Params, like: Params) -> list[str]:
-    """For what only another model can resolve."""
-    if (BIT_STEM_KERNEL in arrays) != (BIT_STEM_KERNEL in like):
-        name = "bit" if BIT_STEM_KERNEL in arrays else "vit or deit"
-        return [f"model.name={name}, which the file is of, and its sizes"]
+def _different(arrays: Shapes, like: Shapes) -> list[tuple[str, Any, Any]]:
+    """Attributes, the kind of model first, of the file and of the model where they differ.
+
+    What a damaged file does not tell is left out.
+    """
     before, after = model_sizes(arrays), model_sizes(like)
-    hints = [
-        f"model.{key}={before[key]} (now {after[key]})"
-        for key in before
-        if before[key] != after[key]
-        and (before[key] is not None or key in ("resnet_layers", "representation_size"))
+    family, is_whole = MODELS[before["name"]], not missing_sizes(before)
+    conventions = (*family.head_conventions, *family.conventions)
+    return [
+        (key, before[key], after.get(key))
+        for key in sorted(before, key=lambda key: (key != "name", key not in conventions))
+        if before[key] != after.get(key)
+        and (is_whole or key not in conventions)
+        and (before[key] is not None or family.keys[key].default is None)
     ]
-    if has_group(arrays, "pre_logits/") and not has_group(like, "pre_logits/"):
+
+
+def _size_hints(arrays: Shapes, like: Shapes) -> list[str]:
+    """For what only another model can resolve."""
+    different = _different(arrays, like)
+    kinds = [MODELS[model_sizes(params)["name"]] for params in (arrays, like)]
+    if kinds[0].blocks != kinds[1].blocks:
+        return [f"model.name={model_sizes(arrays)['name']}, which the file is of, and its sizes"]
+    hints = [f"model.{key}={old} (now {new})" for key, old, new in different]
+    if with_role("pre_logits", arrays) and not with_role("pre_logits", like):
         hints.append("pretrained.reset_head=True (the head kept stands on pre_logits)")
-    has_map = has_group(arrays, "MAPHead_0/")
-    if has_map != has_group(like, "MAPHead_0/"):
-        hints.append(f"model.classifier={'map' if has_map else 'token or gap'}")
-    has_blocks = before["num_layers"] is not None and after["num_layers"] is not None
-    if has_blocks and (POSEMB in arrays) != (POSEMB in like):
-        kind = "learned" if POSEMB in arrays else "sincos2d"
-        hints.append(f"model.position_embedding={kind}")
+    old, new = num_tokens(arrays), num_tokens(like)
+    if None not in (old, new) and old != new and not with_role("positions", like):
+        hints.append(f"images that give {old} tokens, as the file's did (now {new})")
     return hints
 
 
-def has_group(names: Collection[str], prefix: str) -> bool:
-    return any(name.startswith(prefix) for name in names)
+def _title(token: str) -> str:
+    return parameter_row(token).row.title

@@ -22,14 +22,19 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.parameters.names import flatten_names, unflatten_names, unstack_blocks
+from vit_jax.models import bit
+from vit_jax.models.create import MODELS, recognise
+from vit_jax.models.vit import BLOCKS, POSITIONS
+from vit_jax.parameters.names import flatten_names, is_scanned, unflatten_names, unstack_blocks
+from vit_jax.parameters.rows import all_rows
 from vit_jax.pretrained.formats.rows import Op, Row, norm, numbers, read_rows, write_rows
-from vit_jax.pretrained.formats.stored import Stored
-from vit_jax.pretrained.infer import BIT_STEM_KERNEL, PATCH_KERNEL, POSEMB, STEM_KERNEL
+from vit_jax.pretrained.formats.stored import Holds, Stored
 
+# What Google's code computes with every file.
+ASSUMED = {"gelu": "tanh", "layer_norm_epsilon": 1e-6}
 PREFIXES = ("opt/target/", "params/img/", "params/", "target/", "")
-_OTHER_POSEMBS = ("pos_embedding", "Transformer/pos_embedding")
-_BLOCK = r"(Transformer/encoderblock(?:_\d+)?/)"
+_OTHER_POSITIONS = ("pos_embedding", "Transformer/pos_embedding")
+_BLOCK = rf"({BLOCKS}(?:_\d+)?/)"
 _PRE_LINEN = {
     "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
     "LayerNorm_2": "LayerNorm_1",
@@ -44,7 +49,7 @@ _TRAIN_STATE = re.compile(r"(?:opt|optimizer|opt_state|state|chrono|extra|step|e
 
 def find_prefix(names: Collection[str]) -> str | None:
     """What stands before the parameters' names, or None where there are no such parameters."""
-    kernels = (PATCH_KERNEL, STEM_KERNEL, BIT_STEM_KERNEL)
+    kernels = [row.pattern for row in all_rows() if row.role in ("image", "patches")]
     return next((p for p in PREFIXES if any(f"{p}{kernel}" in names for kernel in kernels)), None)
 
 
@@ -71,8 +76,8 @@ def read_google(arrays: dict[str, np.ndarray], *, grid: tuple[int, int] | None =
         ours = _rename_blocks(name.removeprefix(prefix), _PRE_LINEN)
         if ours.split("/")[0] in _MAP_HEAD_PARTS:
             ours = f"MAPHead_0/{ours}"
-        if ours in _OTHER_POSEMBS:
-            ours = POSEMB
+        if ours in _OTHER_POSITIONS:
+            ours = POSITIONS
         if ours in taken:
             raise UserError(f"{taken[ours]!r} and {name!r} are both the parameter {ours!r}.")
         taken[ours] = name
@@ -81,13 +86,13 @@ def read_google(arrays: dict[str, np.ndarray], *, grid: tuple[int, int] | None =
             array = array.reshape(-1)  # [C]
         stored.add(ours, array)
     stored.params = flatten_names(unstack_blocks(unflatten_names(stored.params)))
-    if "cls" in stored.params and not taken.get(POSEMB, POSEMB).endswith(POSEMB):
-        _place_posemb(stored, taken[POSEMB], grid)
-    if BIT_STEM_KERNEL not in stored.params:
-        stored.conventions = {"gelu": "tanh", "layer_norm_epsilon": 1e-6}
-        # Only big_vision has models with fixed positions; elsewhere the array is missing.
-        if stored.format == "big_vision" and POSEMB not in stored.params:
-            stored.conventions["position_embedding"] = "sincos2d"
+    if "cls" in stored.params and not taken.get(POSITIONS, POSITIONS).endswith(POSITIONS):
+        _place_posemb(stored, taken[POSITIONS], grid)
+    # Only big_vision has models with fixed positions; elsewhere the array is missing.
+    is_fixed = stored.format == "big_vision" and POSITIONS not in stored.params
+    conventions = {**ASSUMED, "position_embedding": "sincos2d" if is_fixed else "learned"}
+    known = MODELS[recognise(stored.params)].conventions
+    stored.conventions = {key: value for key, value in conventions.items() if key in known}
     return stored
 
 
@@ -95,8 +100,7 @@ def _format(arrays: dict[str, np.ndarray], prefix: str) -> str:
     names = [name.removeprefix(prefix) for name in arrays if name.startswith(prefix)]
     if any(part in name for name in names for part in _PRE_LINEN) or prefix.endswith("target/"):
         return "npz_published"
-    scanned = any(name.startswith("Transformer/encoderblock/") for name in names)
-    if prefix or scanned or "pos_embedding" in names or "probe" in names:
+    if prefix or is_scanned(dict.fromkeys(names)) or "pos_embedding" in names or "probe" in names:
         return "big_vision"
     norms = (arrays[name] for name in names if _GROUP_NORM.fullmatch(name))
     return "npz_published" if any(array.ndim == 4 for array in norms) else "npz"
@@ -104,7 +108,7 @@ def _format(arrays: dict[str, np.ndarray], prefix: str) -> str:
 
 def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> None:
     """Gives the class token its row of position embeddings, which big_vision has folded into it."""
-    posemb = stored.params[POSEMB]
+    posemb = stored.params[POSITIONS]
     num_rows = posemb.shape[1] if posemb.ndim == 3 else 0
     counts = {num_rows - 1: False, num_rows: True}  # tokens of the grid -> whether it is folded
     if grid is not None:
@@ -118,14 +122,12 @@ def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> No
             "square; give the rows and columns of tokens (pretrained.grid)."
         )
     if folded:
-        stored.params[POSEMB] = np.pad(posemb, ((0, 0), (1, 0), (0, 0)))  # [1, 1 + h*w, D]
-        stored.changed[POSEMB] = "row of zeros added for the class token"
+        stored.params[POSITIONS] = np.pad(posemb, ((0, 0), (1, 0), (0, 0)))  # [1, 1 + h*w, D]
+        stored.changed[POSITIONS] = "row of zeros added for the class token"
 
 
 def to_published(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Flat names of ours -> those of the published files."""
-    if BIT_STEM_KERNEL in params:
-        return write_rows(_bit_rows(params), params, "npz_published")
     return {_rename_blocks(n, _LINEN): array for n, array in _with_long_norms(params).items()}
 
 
@@ -140,14 +142,14 @@ def _with_long_norms(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def to_big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Flat names of ours -> those of big_vision; the class token takes up its row of positions."""
     params = dict(params)
-    posemb = params.pop(POSEMB, None)
+    posemb = params.pop(POSITIONS, None)
     if posemb is not None:
         if "cls" in params:
             row, posemb = posemb[:, :1], posemb[:, 1:]
             if row.any():  # else a -0.0 would become 0.0
                 params["cls"] = params["cls"] + row
         params["pos_embedding"] = posemb
-    if BIT_STEM_KERNEL in params:  # of the two ResNets there only this one keeps its norms so
+    if bit.STEM in params:  # whose norms are so there
         params = _with_long_norms(params)
     return {f"params/{name}": array for name, array in params.items()}
 
@@ -174,6 +176,11 @@ def _bit_rows(names: Iterable[str]) -> list[Row]:
     return rows
 
 
+def to_big_transfer(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Flat names of ours -> those of Big Transfer."""
+    return write_rows(_bit_rows(params), params, "npz_published")
+
+
 def read_big_transfer(arrays: dict[str, np.ndarray]) -> Stored:
     """Reads a file of Big Transfer; UserError for an array of another shape."""
     logging.warning(
@@ -185,3 +192,18 @@ def read_big_transfer(arrays: dict[str, np.ndarray]) -> Stored:
     arrays = {re.sub(r"(conv2d)_\d+/", r"\1/", name): array for name, array in arrays.items()}
     read_rows(stored, arrays, _bit_rows(arrays))
     return stored
+
+
+_POOLED = ("token", "gap", "unpooled", "token_unpooled")
+PUBLISHED = {
+    "vit": Holds(
+        to_published, {"classifier": _POOLED, "position_embedding": ("learned",)}, ASSUMED
+    ),
+    "bit": Holds(to_big_transfer),
+}
+BIG_VISION = {
+    "vit": Holds(
+        to_big_vision, {"classifier": ("token", "gap", "map"), "resnet_layers": (None,)}, ASSUMED
+    ),
+    "bit": Holds(to_big_vision),
+}

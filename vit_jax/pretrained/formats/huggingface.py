@@ -15,10 +15,10 @@ import numpy as np
 
 from vit_jax.errors import UserError, check_known
 from vit_jax.models.description import HALF, Description, InputSettings
+from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm
-from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive, reading
-from vit_jax.pretrained.infer import POSEMB
+from vit_jax.pretrained.formats.stored import Holds, Stored, numbers_of, pair, positive, reading
 
 GELUS = {
     "gelu": "exact",
@@ -46,7 +46,7 @@ def _table(prefix: str, blocks: list[tuple[int, ...]], *, refactored: bool = Fal
     table = [
         Row(("cls",), f"{embeddings}.cls_token"),
         Row(("dist",), f"{embeddings}.distillation_token"),
-        Row((POSEMB,), f"{embeddings}.position_embeddings"),
+        Row((POSITIONS,), f"{embeddings}.position_embeddings"),
         *layer("embedding", f"{embeddings}.patch_embeddings.projection", rows.CONV),
         *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
         *layer("pre_logits", f"{prefix}pooler.dense"),
@@ -77,7 +77,11 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Sto
         heads, size = settings.get("num_attention_heads"), settings.get("image_size")
         stored = Stored(
             "huggingface",
-            conventions={"gelu": GELUS[activation], "layer_norm_epsilon": epsilon},
+            conventions={
+                "gelu": GELUS[activation],
+                "layer_norm_epsilon": epsilon,
+                "position_embedding": "learned",
+            },
             num_heads=None if heads is None else positive(heads),
             image_size=None if size is None else pair(size),
             class_names=_class_names(settings),
@@ -212,19 +216,13 @@ def to_huggingface(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays in the classic naming, and the files beside them; UserError where it has no such."""
     model = description.model
-    if model["classifier"] != "token" or model["resnet_layers"] is not None:
-        part = "ResNet" if model["resnet_layers"] is not None else model["classifier"] + " head"
-        raise UserError(
-            f"Hugging Face's ViT classifies by its class token and cuts patches from the image: it "
-            f"has no {part}. --format=timm may have it."
-        )
     if "pre_logits/kernel" in params and "head/kernel" in params:
         raise UserError(
             "--format=huggingface has no layer between pooling and head: a model with pre_logits "
             "can be written without its head (--drop_head), as a ViTModel whose pooler it is."
         )
     prefix = f"{model['name']}."  # as transformers calls them too
-    table = _table(prefix, rows.numbers(r"encoderblock_(\d+)/", params))
+    table = _table(prefix, rows.block_numbers(params))
     arrays = rows.write_rows(table, params, "huggingface")
     if not model["num_classes"]:  # the bare model
         arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
@@ -233,3 +231,10 @@ def to_huggingface(
         "preprocessor_config.json": _to_preprocessor(inputs),
     }
     return arrays, settings
+
+
+# ViT and DeiT there classify by their tokens and cut patches from the image.
+HUGGINGFACE = {
+    name: Holds(to_huggingface, {"classifier": ("token",), "resnet_layers": (None,)})
+    for name in _ARCHITECTURES
+}

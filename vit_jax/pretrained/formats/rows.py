@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.models.vit import ATTENTION, BLOCKS
 from vit_jax.pretrained.formats.stored import Stored
 
 # Constants that PyTorch modules carry along.
@@ -63,8 +64,8 @@ def encoder_block(number: int, folder: str, theirs: str) -> list[Row]:
     """A block whose parts `theirs` names: norm, query, key, value (or all three as one layer),
     out, norm, and both layers of the MLP.
     """
-    ours = f"Transformer/encoderblock_{number}"
-    attention = f"{ours}/MultiHeadDotProductAttention_0"
+    ours = f"{BLOCKS}_{number}"
+    attention = f"{ours}/{ATTENTION}"
     before, *qkv, out, after, fc1, fc2 = (f"{folder}.{name}" for name in theirs.split())
     inputs = [f"{attention}/{name}" for name in ("query", "key", "value")]
     groups = [inputs] if len(qkv) == 1 else [[name] for name in inputs]
@@ -75,6 +76,11 @@ def encoder_block(number: int, folder: str, theirs: str) -> list[Row]:
     rows += norm(f"{ours}/LayerNorm_1", after)
     rows += layer(f"{ours}/MlpBlock_0/Dense_0", fc1)
     return rows + layer(f"{ours}/MlpBlock_0/Dense_1", fc2)
+
+
+def block_numbers(names: Iterable[str]) -> list[tuple[int, ...]]:
+    """Of a Vision Transformer's parameters, in our names."""
+    return numbers(rf"{BLOCKS}_(\d+)/", names)
 
 
 def numbers(pattern: str, names: Iterable[str]) -> list[tuple[int, ...]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
-from vit_jax.models.tokens import token_grid
 
 # Of a folder; beside the weights there may be the JSON files that the format has.
 WEIGHTS_FILE = "model.safetensors"
@@ -30,7 +30,7 @@ class Stored:
     unexpected: list[str] = dataclasses.field(default_factory=list)  # that no rule speaks of
     # Our names that are not what the file holds bit for bit, and what was done.
     changed: dict[str, str] = dataclasses.field(default_factory=dict)
-    # What parameters do not show: `gelu`, `layer_norm_epsilon`, `position_embedding`.
+    # What parameters do not show, see `Family.conventions`.
     conventions: dict[str, Any] = dataclasses.field(default_factory=dict)
     # Ours, where one lies beside the file; the rest is from another configuration.
     description: Description | None = None
@@ -54,7 +54,7 @@ class Stored:
 def check_description(description: Description, names: str = "class_names") -> Description:
     """UserError where it contradicts itself; `names`, for the error, is the key of the classes."""
     model, size = description.model, description.image_shape[:2]
-    expected = token_grid(size, model.get("patch_size"), model.get("resnet_layers"))
+    expected = create_model(**{"num_classes": 0, **model}).token_grid(size)
     if description.grid != expected:
         raise UserError(
             f"it says grid={description.grid}, but images of {size} have {expected} tokens."
@@ -63,6 +63,16 @@ def check_description(description: Description, names: str = "class_names") -> D
     if count and num_classes and count != num_classes:
         raise UserError(f"{count} classes are named ({names}), the head has {num_classes}.")
     return description
+
+
+class Holds(NamedTuple):
+    """How a format writes models of one kind, and which of them it can hold."""
+
+    # (params) -> arrays of an `.npz`; or for a folder (params, description, input settings) ->
+    # arrays, and the JSON files beside them by name.
+    convert: Callable[..., Any]
+    values: Mapping[str, tuple[Any, ...]] = {}  # of attributes; its readers know no others
+    assumed: Mapping[str, Any] = {}  # attributes that it does not store: what its readers take
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,47 +11,53 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_object, write_arrays, write_json
-from vit_jax.models.create import MODELS
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.tokens import sincos2d
 from vit_jax.models.variants import SIZES
+from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.arrays import write_safetensors
 from vit_jax.pretrained.formats import google, huggingface, timm
-from vit_jax.pretrained.formats.rows import numbers
-from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Stored
-from vit_jax.pretrained.infer import POSEMB, num_prefix_tokens
+from vit_jax.pretrained.formats.rows import block_numbers, numbers
+from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Holds, Stored
+from vit_jax.pretrained.infer import num_prefix_tokens
 
 Params = dict[str, np.ndarray]
 
 
 class Format(NamedTuple):
-    """One way to write flat parameters, for these `kinds` of `MODELS`.
+    """One way to write flat parameters, by the kinds of `MODELS` that it can hold; None: all."""
 
-    `convert` gives the arrays of an `.npz` file; with description and input settings as well those
-    of a safetensors file in a folder, and the JSON files beside it by name.
-    """
-
-    kinds: tuple[str, ...]
-    convert: Callable[..., Any]
+    kinds: Mapping[str, Holds] | None
     is_folder: bool = False
+
+    def holds(self, model: Mapping[str, Any]) -> Holds:
+        """How a model of these attributes is written; UserError where the format has no such."""
+        kind = model["name"]
+        found = _own(model) if self.kinds is None else self.kinds.get(kind)
+        if found is None:
+            raise UserError(
+                f"this format has no place for model.name={kind!r}; {_able(model)} has."
+            )
+        for key, values in found.values.items():
+            if model[key] not in values:
+                raise UserError(
+                    f"this format has no place for model.{key}={model[key]!r}, only for "
+                    f"{', '.join(map(repr, values))}; {_able(model)} has."
+                )
+        return found
 
     def write(
         self, path: Path, params: Params, description: Description, inputs: InputSettings
     ) -> Path:
         """Writes a model and returns the file of weights; UserError if it is none of the format."""
-        kind = description.model["name"]
-        if kind not in self.kinds:
-            able = ", ".join(name for name, row in FORMATS.items() if kind in row.kinds)
-            raise UserError(
-                f"this format has no place for model.name={kind!r}; --format={able} or orbax has."
-            )
+        convert = self.holds(description.model).convert
         if not self.is_folder:
-            return write_arrays(path, self.convert(params))
-        if POSEMB not in params:  # fixed positions: folders of others know only learned ones
+            return write_arrays(path, convert(params))
+        if POSITIONS not in params:  # fixed ones: folders of others know only learned ones
             table = sincos2d(description.grid, description.model["hidden_size"])
             padding = ((0, 0), (num_prefix_tokens(params), 0), (0, 0))
-            params = {**params, POSEMB: np.pad(table, padding)}  # [1, P + h*w, D]
-        arrays, settings = self.convert(params, description, inputs)
+            params = {**params, POSITIONS: np.pad(table, padding)}  # [1, P + h*w, D]
+        arrays, settings = convert(params, description, inputs)
         path.mkdir(parents=True, exist_ok=True)
         write_safetensors(path / WEIGHTS_FILE, arrays, {"format": "pt"})
         for name, value in settings.items():
@@ -59,12 +65,28 @@ class Format(NamedTuple):
         return path / WEIGHTS_FILE
 
 
+def _own(model: Mapping[str, Any]) -> Holds:
+    """Our own names, which the official code reads too; what it takes is in no JSON of its own."""
+    assumed = {**google.ASSUMED, "position_embedding": "learned"}
+    return Holds(dict, assumed={key: assumed[key] for key in assumed if key in model})
+
+
+def _able(model: Mapping[str, Any]) -> str:
+    """The formats that have a place for a model."""
+    able = []
+    for name, row in FORMATS.items():
+        holds = Holds(dict) if row.kinds is None else row.kinds.get(model["name"])
+        if holds and all(model[key] in values for key, values in holds.values.items()):
+            able.append(name)
+    return f"--format={', '.join(able)} or orbax"
+
+
 FORMATS: dict[str, Format] = {
-    "npz": Format(tuple(MODELS), lambda params: params),
-    "npz_published": Format(("vit", "bit"), google.to_published),
-    "big_vision": Format(("vit", "bit"), google.to_big_vision),
-    "timm": Format(("vit", "deit"), timm.to_timm, is_folder=True),
-    "huggingface": Format(("vit", "deit"), huggingface.to_huggingface, is_folder=True),
+    "npz": Format(None),
+    "npz_published": Format(google.PUBLISHED),
+    "big_vision": Format(google.BIG_VISION),
+    "timm": Format(timm.TIMM, is_folder=True),
+    "huggingface": Format(huggingface.HUGGINGFACE, is_folder=True),
 }
 
 
@@ -104,7 +126,7 @@ def read_weights(
             )
         model_args = settings.get("model_args") or {}
         stated = model_args.get("depth") or settings.get("num_hidden_layers")
-        if stated and stated != (found := len(numbers(r"encoderblock_(\d+)/", stored.params))):
+        if stated and stated != (found := len(block_numbers(stored.params))):
             raise UserError(f"config.json says {stated} blocks, and the file has {found}.")
     except UserError as error:
         if str(path) in str(error):

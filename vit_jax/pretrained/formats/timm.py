@@ -13,10 +13,11 @@ import numpy as np
 from vit_jax.errors import UserError, check_known
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.models.variants import HYBRIDS, SIZES
+from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
-from vit_jax.pretrained.formats.stored import Stored, numbers_of, pair, positive, reading
-from vit_jax.pretrained.infer import POSEMB, grid_of_images, num_prefix_tokens
+from vit_jax.pretrained.formats.stored import Holds, Stored, numbers_of, pair, positive, reading
+from vit_jax.pretrained.infer import grid_of_images, num_prefix_tokens
 
 # Architectures of timm by our variant, but for the resolution; `model_args` says the rest.
 ARCHITECTURES = {
@@ -39,6 +40,7 @@ ARCHITECTURES = {
 _BLOCK = "norm1 attn.qkv attn.proj norm2 mlp.fc1 mlp.fc2"
 _POOL = {"token": "token", "gap": "avg", "map": "map"}
 _GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
+_ASSUMED = {"layer_norm_epsilon": 1e-6}
 # Whose activation is said by timm's code alone.
 _TANH = re.compile(
     r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512"
@@ -63,7 +65,7 @@ def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[
     table = [
         Row(("cls",), "cls_token"),
         Row(("dist",), "dist_token"),
-        Row((POSEMB,), "pos_embed"),
+        Row((POSITIONS,), "pos_embed"),
         *layer("embedding", "patch_embed.proj", rows.CONV),
         *norm("Transformer/encoder_norm", "norm"),
         *layer("pre_logits", "pre_logits.fc"),  # only in files of timm before 0.6
@@ -113,7 +115,7 @@ def read_settings(settings: dict[str, Any]) -> Stored:
         names = settings.get("label_names") or inputs.get("label_names") or []
         return Stored(
             "timm",
-            conventions={"gelu": _GELUS[activation], "layer_norm_epsilon": 1e-6},
+            conventions={**_ASSUMED, "gelu": _GELUS[activation], "position_embedding": "learned"},
             num_heads=positive(args["num_heads"]) if args.get("num_heads") else None,
             image_size=image_size,
             class_names=tuple(map(str, names)),
@@ -172,7 +174,7 @@ def _add_prefix_positions(
     Where `no_embed_class` does not say so, the number of positions does: that of the tokens of
     `grid`, else of the images, else a square.
     """
-    tokens, posemb = num_prefix_tokens(stored.params), stored.params.get(POSEMB)
+    tokens, posemb = num_prefix_tokens(stored.params), stored.params.get(POSITIONS)
     if not tokens or posemb is None or posemb.ndim != 3:
         return
     count = posemb.shape[1]
@@ -180,7 +182,7 @@ def _add_prefix_positions(
     alone = count == math.prod(grid) if grid else math.isqrt(count) ** 2 == count
     if no_embed_class or alone:
         logging.info("The class token has no position embedding: it is given zeros.")
-        stored.params[POSEMB] = np.pad(posemb, ((0, 0), (tokens, 0), (0, 0)))
+        stored.params[POSITIONS] = np.pad(posemb, ((0, 0), (tokens, 0), (0, 0)))
 
 
 def _architecture(model: dict[str, Any]) -> str:
@@ -205,7 +207,6 @@ def to_timm(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
     model = description.model
-    check_known("--format=timm: model.classifier", model["classifier"], _POOL)
     architecture = _architecture(model)
     if "pre_logits/kernel" in params:
         raise UserError(
@@ -259,11 +260,14 @@ def to_timm(
 
 def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Our flat names -> timm's; UserError for a parameter that timm has no name for."""
-    blocks, units = (numbers(p, params) for p in (r"encoderblock_(\d+)/", r"block(\d+)/unit(\d+)/"))
-    return rows.write_rows(_table(blocks, units), params, "timm")
+    table = _table(rows.block_numbers(params), numbers(r"block(\d+)/unit(\d+)/", params))
+    return rows.write_rows(table, params, "timm")
 
 
 def crop_pct(size: int, resized: int) -> float:
     """The share with which timm, which divides and rounds down, comes to `resized`."""
     share = size / resized
     return share if math.floor(size / share) == resized else size / (resized + 0.5)
+
+
+TIMM = {name: Holds(to_timm, {"classifier": tuple(_POOL)}, _ASSUMED) for name in ("vit", "deit")}

@@ -25,7 +25,7 @@ from typing import Any
 from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError, check_known, nearest
 from vit_jax.models import augreg_names
-from vit_jax.models.variants import get_variant
+from vit_jax.models.create import get_variant
 
 AUGREG = "gs://vit_models/augreg"  # 50,000 files
 # Of AugReg's datasets of pre-training (`ds` in its index) and of fine-tuning: classes.
