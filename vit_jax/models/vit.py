@@ -18,6 +18,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
 from vit_jax.models.attention.choose import NAMES, attention_fn
+from vit_jax.models.blocks import apply_blocks
 from vit_jax.models.family import (
     BLOCK,
     FIRST,
@@ -39,7 +40,6 @@ from vit_jax.models.layers import (
     LayerNorm,
     MultiHeadDotProductAttention,
     StochasticDepth,
-    drop_rates,
     gelu,
 )
 from vit_jax.models.resnet import resnet_features
@@ -127,11 +127,7 @@ class AddPositionEmbs(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Position embeddings, `num_layers` blocks and the last layer norm: [B, N, D] -> [B, N, D].
-
-    With `scan` XLA compiles one block as the body of a loop; its parameters are those of the loop
-    form stacked along a leading axis (`parameters.names.stack_blocks`).
-    """
+    """Position embeddings, `num_layers` blocks and the last layer norm: [B, N, D] -> [B, N, D]."""
 
     config: BlockConfig
     num_layers: int
@@ -151,27 +147,16 @@ class Encoder(nn.Module):
         else:
             x = x + jnp.asarray(positions, c.dtype)
         x = Dropout(c.dropout_rate)(x, deterministic=not train)
-
-        def apply_block(block: nn.Module, x: jax.Array, drop_rate: Any) -> jax.Array:
-            return block(x, drop_rate, train=train)
-
-        if self.remat != "none":
-            # Inside a scan the loop itself keeps XLA from merging the two forward passes.
-            policy = REMAT_POLICIES[self.remat]
-            apply_block = nn.remat(apply_block, prevent_cse=not self.scan, policy=policy)
-        rates = drop_rates(self.stochastic_depth_rate, self.num_layers)  # [L], or None
-        if self.scan:
-            scan = nn.scan(
-                lambda block, x, drop_rate: (apply_block(block, x, drop_rate), None),
-                variable_axes={"params": 0, "intermediates": 0},
-                split_rngs={"params": True, "dropout": True},
-                length=self.num_layers,
-            )
-            x, _ = scan(Encoder1DBlock(c, name="encoderblock"), x, rates)
-        else:
-            for i in range(self.num_layers):
-                block = Encoder1DBlock(c, name=f"encoderblock_{i}")
-                x = apply_block(block, x, None if rates is None else rates[i])
+        x = apply_blocks(
+            functools.partial(Encoder1DBlock, c),
+            x,
+            name="encoderblock",
+            num_layers=self.num_layers,
+            stochastic_depth_rate=self.stochastic_depth_rate,
+            remat=self.remat,
+            scan=self.scan,
+            train=train,
+        )
         return c.norm("encoder_norm")(x)  # equation 4
 
 

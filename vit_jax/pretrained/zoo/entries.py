@@ -25,7 +25,7 @@ from typing import Any
 from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError, check_known, nearest
 from vit_jax.models import augreg_names
-from vit_jax.models.create import get_variant
+from vit_jax.models.create import MODELS, get_variant
 
 AUGREG = "gs://vit_models/augreg"  # 50,000 files
 # Of AugReg's datasets of pre-training (`ds` in its index) and of fine-tuning: classes.
@@ -94,8 +94,10 @@ class ZooEntry:
     @property
     def model(self) -> dict[str, Any]:
         """Keyword arguments of `create_model` for these weights."""
-        keys = ("num_classes", "classifier", "representation_size", "position_embedding")
-        return get_variant(self.variant) | {key: getattr(self, key) for key in keys}
+        sizes = get_variant(self.variant)
+        keys = {"classifier", "representation_size", "position_embedding"}
+        keys = {"num_classes"} | (keys & MODELS[sizes["name"]].keys.keys())
+        return sizes | {key: getattr(self, key) for key in keys}
 
 
 @functools.cache
