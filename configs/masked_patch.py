@@ -8,7 +8,7 @@
     python scripts/finetune.py --config=configs/quickstart.py:finetune \\
         --config.pretrained.source=/tmp/mpp --workdir=/tmp/mpp_digits
 
-The argument is VARIANT,DATASET (see configs/pretrain.py; no ResNet, no distilled DeiT), or
+The argument is VARIANT,DATASET (see configs/pretrain.py; no ResNet, no Mixer, no distilled DeiT), or
 `quickstart`: the same on the drawn letters of configs/quickstart.py, about a minute on two cores.
 That shows the commands, not the gain: letters of 12x12 pixels teach it less than they cost (77 % of
 the digits after fine-tuning, 86 % from random weights).
@@ -47,7 +47,7 @@ def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
             "B/16,imagenet2012, or quickstart."
         )
     config = pretrain.pretraining(variant, dataset)
-    if pretrain.is_resnet(config):
+    if "classifier" not in config.model:
         raise UserError(f"configs/masked_patch.py:{argument}: {variant} has no patches to mask.")
     predict_patches(config)
     config.duration.steps = 1_000_000

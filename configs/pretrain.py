@@ -194,7 +194,7 @@ def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
         config.optimizer.clip_norm = 1.0
         config.objective.label_smoothing = 1e-4
         published_epochs = (300,)
-    if not is_resnet(config):
+    if "dropout_rate" in config.model:
         config.model.dropout_rate = 0.0 if is_jft else 0.1
         config.model.representation_size = config.model.hidden_size
     config.duration.epochs = float(epochs or max(published_epochs))

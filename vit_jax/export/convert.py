@@ -162,7 +162,8 @@ def write(path: Path, format: str, params: dict[str, np.ndarray], description: D
         return
     row = FORMATS[format]
     row.write(path, params, description, input_settings(description)[0])
-    if format in OF_TORCH:  # which have positions as parameters only
+    # Which have positions as parameters only.
+    if format in OF_TORCH and "position_embedding" in description.model:
         sizes = {**description.model, "position_embedding": "learned"}
         description = dataclasses.replace(description, model=sizes)
     beside = path / MODEL_FILE if row.is_folder else path.with_suffix(".json")
@@ -208,7 +209,7 @@ def lost_conventions(name: str, description: Description) -> list[str]:
     if name == ORBAX:
         return []  # ours says all
     notes = input_settings(description)[1] if name in OF_TORCH else []
-    if name in OF_TORCH and model["position_embedding"] != "learned":
+    if name in OF_TORCH and model.get("position_embedding", "learned") != "learned":
         notes.append("The fixed positions are written as learned ones: this format has no others.")
     for key, assumed in FORMATS[name].holds(model).assumed.items():
         if model[key] != assumed:

@@ -23,7 +23,6 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models import bit
-from vit_jax.models.create import MODELS, recognise
 from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.parameters.names import flatten_names, is_scanned, unflatten_names, unstack_blocks
 from vit_jax.parameters.rows import all_rows
@@ -90,9 +89,8 @@ def read_google(arrays: dict[str, np.ndarray], *, grid: tuple[int, int] | None =
         _place_posemb(stored, taken[POSITIONS], grid)
     # Only big_vision has models with fixed positions; elsewhere the array is missing.
     is_fixed = stored.format == "big_vision" and POSITIONS not in stored.params
-    conventions = {**ASSUMED, "position_embedding": "sincos2d" if is_fixed else "learned"}
-    known = MODELS[recognise(stored.params)].conventions
-    stored.conventions = {key: value for key, value in conventions.items() if key in known}
+    positions = "sincos2d" if is_fixed else "learned"
+    stored.conventions = {**ASSUMED, "position_embedding": positions}
     return stored
 
 

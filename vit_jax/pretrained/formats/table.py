@@ -53,7 +53,8 @@ class Format(NamedTuple):
         convert = self.holds(description.model).convert
         if not self.is_folder:
             return write_arrays(path, convert(params))
-        if POSITIONS not in params:  # fixed ones: folders of others know only learned ones
+        # Folders of others know only learned ones.
+        if description.model.get("position_embedding") == "sincos2d":
             table = sincos2d(description.grid, description.model["hidden_size"])
             padding = ((0, 0), (num_prefix_tokens(params), 0), (0, 0))
             params = {**params, POSITIONS: np.pad(table, padding)}  # [1, P + h*w, D]
@@ -116,7 +117,9 @@ def read_weights(
             huggingface.read_huggingface(stored, arrays, heads)
         elif timm.is_timm(arrays):
             stored = timm.read_settings(settings)
-            heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
+            heads = 1
+            if timm.attends(arrays):
+                heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
             timm.read_timm(stored, arrays, heads, settings, grid)
         else:
             raise UserError(

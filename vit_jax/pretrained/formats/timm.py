@@ -94,7 +94,12 @@ def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[
 
 
 def is_timm(names: Collection[str]) -> bool:
-    return "patch_embed.proj.weight" in names and "blocks.0.attn.qkv.weight" in names
+    return "patch_embed.proj.weight" in names and attends(names)
+
+
+def attends(names: Collection[str]) -> bool:
+    """Whether they are those of a model with attention, whose heads they do not tell."""
+    return "blocks.0.attn.qkv.weight" in names
 
 
 def read_settings(settings: dict[str, Any]) -> Stored:
