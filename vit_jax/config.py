@@ -126,7 +126,7 @@ def get_config() -> ConfigDict:
 KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
     "model": (MODELS, (create_model,)),
     "objective": (OBJECTIVES, ()),
-    "gradient": (GRADIENTS, ()),
+    "gradient": ({name: row.create for name, row in GRADIENTS.items()}, ()),
     "optimizer": (OPTIMIZERS, (create_optimizer,)),
     "schedule": (SCHEDULES, (create_schedule,)),
     "evaluators.*": (EVALUATORS, (EvaluatorKeys,)),

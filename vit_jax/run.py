@@ -45,6 +45,7 @@ from vit_jax.training.mixing import create_mixing
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.schedule import Schedule, create_schedule, fit_warmup, to_steps
 from vit_jax.training.step import (
+    GRADIENTS,
     Initial,
     TrainState,
     create_gradient,
@@ -63,6 +64,7 @@ class Run:
     batch_size: int
     total_steps: int
     freezes: bool  # whether some parameters do not learn
+    passes: int  # forward and backward, over the batch in every update
     dataset: Dataset
     objective: Objective
     schedule: Schedule
@@ -151,12 +153,12 @@ class Run:
 
         forward = jaxpr_flops(self.initial.program.jaxpr)
         if not self.objective.constants:
-            return TRAIN_OVER_FORWARD * forward
+            return self.passes * TRAIN_OVER_FORWARD * forward
         # What the loss computes besides (a teacher) has no backward pass.
         params = {**self.initial.shapes, **self.abstract_constants}
         rng = jax.eval_shape(lambda: jax.random.key(0))
         with_teacher = forward_flops(self.objective.loss, params, batch_spec(self.dataset, 1), rng)
-        return (TRAIN_OVER_FORWARD - 1) * forward + with_teacher
+        return self.passes * ((TRAIN_OVER_FORWARD - 1) * forward + with_teacher)
 
 
 def create_run(
@@ -217,6 +219,7 @@ def create_run(
         batch_size=batch_size,
         total_steps=total_steps,
         freezes=bool(config.optimizer.freeze),
+        passes=GRADIENTS[config.gradient.name].passes,
         dataset=dataset,
         objective=objective,
         schedule=schedule,

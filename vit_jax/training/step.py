@@ -118,13 +118,19 @@ def plain_gradient(
     return value_and_grad(params, batch, rng)
 
 
-# Keyword-only parameters of a row are the keys of its kind of `config.gradient`.
-GRADIENTS: dict[str, Callable[..., Any]] = {"plain": plain_gradient}
+class GradientKind(NamedTuple):
+    """A row of `GRADIENTS`."""
+
+    create: Callable[..., Gradient]  # its keyword-only parameters are the keys of the kind
+    passes: int  # forward and backward, over the whole batch
+
+
+GRADIENTS: dict[str, GradientKind] = {"plain": GradientKind(lambda: plain_gradient, passes=1)}
 
 
 def create_gradient(name: str, **kwargs: Any) -> Gradient:
     """The gradient called `name`."""
-    return functools.partial(GRADIENTS[name], **kwargs)
+    return GRADIENTS[name].create(**kwargs)
 
 
 # Folded into the key of a step for mixing; its parts fold in their index, 0, 1, ...
