@@ -44,6 +44,11 @@ ImageNet-21k and JFT with the bias of the head at -10 (issues 2 and 34); their I
 of the model's width with tanh (section 3.1); ResNets have none, and no place for dropout either.
 DeiT-distilled-* is refused: it has no place for that layer, and no recipe has its teacher.
 
+Sharpness-aware, as "When Vision Transformers Outperform ResNets" (2106.01548) with the same images:
+--config.gradient.name=sam --config.gradient.rho=0.2, at twice the cost. Its first author perturbs
+each of 64 chips by its own images and takes a larger rho for fewer of them (official code, issue
+153, where others try 0.2 for B/16); here the batch is perturbed as a whole. Never run at scale.
+
 Rows that table 3 does not have take numbers from it: on JFT, Transformers and hybrids up to width
 768 those of B/16, width 1024 of L/16, wider ones of H/14 (epochs included), ResNets those of their
 depth (R200x3 those of R152x1; table 6 trains it for 14 epochs: R200x3,jft,14). On ImageNet-21k all

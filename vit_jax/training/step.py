@@ -118,6 +118,35 @@ def plain_gradient(
     return value_and_grad(params, batch, rng)
 
 
+def sam_gradient(*, rho: float = 0.05) -> Gradient:
+    """The gradient at the worst parameters near by ("Sharpness-Aware Minimization", 2010.01412).
+
+    They are params + rho * g / ||g|| with the gradient g of the whole batch, on any mesh; the
+    authors' runs take that of each device's own images instead (m-sharpness, section 4.1). Loss and
+    metrics are those of the first pass. Both passes have the same dropout.
+
+    Args:
+      rho: how far away, in the Euclidean norm over all parameters.
+
+    Raises:
+      UserError: `rho` is negative or not finite.
+    """
+    if not 0.0 <= rho < float("inf"):
+        raise UserError(f"gradient.rho={rho} must be a finite number, at least 0.")
+
+    def gradient(
+        value_and_grad: ValueAndGrad, params: Any, batch: Batch, rng: jax.Array
+    ) -> tuple[tuple[jax.Array, Metrics], Any]:
+        result, grads = value_and_grad(params, batch, rng)
+        norm = optax.tree.norm(grads)
+        norm = jnp.where(norm > 0.0, norm, 1.0)  # where nothing learns nothing moves
+        worst = jax.tree.map(lambda param, grad: param + rho * (grad / norm), params, grads)
+        _, grads = value_and_grad(worst, batch, rng)
+        return result, grads
+
+    return gradient
+
+
 class GradientKind(NamedTuple):
     """A row of `GRADIENTS`."""
 
@@ -125,7 +154,10 @@ class GradientKind(NamedTuple):
     passes: int  # forward and backward, over the whole batch
 
 
-GRADIENTS: dict[str, GradientKind] = {"plain": GradientKind(lambda: plain_gradient, passes=1)}
+GRADIENTS: dict[str, GradientKind] = {
+    "plain": GradientKind(lambda: plain_gradient, passes=1),
+    "sam": GradientKind(sam_gradient, passes=2),
+}
 
 
 def create_gradient(name: str, **kwargs: Any) -> Gradient:
