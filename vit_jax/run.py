@@ -178,6 +178,7 @@ def create_run(
     data, batch_size = config.dataset, config.dataset.batch_size
     check_batch_size("dataset.batch_size", batch_size, mesh, config.train_step.accumulation_steps)
     check_repeated_augmentation(data.repeated_augmentation, batch_size)
+    _check_accumulation(config.objective.name, config.train_step.accumulation_steps)
     mixing = create_mixing(**config.mix)
     if mixing is not None and not _reads_labels(config):
         raise UserError(
@@ -249,6 +250,16 @@ def create_run(
             probabilities_by=objective.probabilities_by,
         ),
     )
+
+
+def _check_accumulation(name: str, accumulation_steps: int) -> None:
+    kind = OBJECTIVES[name]
+    if accumulation_steps > 1 and kind.spans_batch and kind.embed is Objective.embed:
+        raise UserError(
+            f"train_step.accumulation_steps={accumulation_steps}: objective.name={name!r} compares "
+            "the examples of a batch and does not define `embed`, so that parts would be another "
+            "loss; set it to 1."
+        )
 
 
 def _reads_labels(config: ConfigDict) -> bool:
