@@ -46,7 +46,7 @@ Fine-tuning (table 4)
 ---------------------
 The argument is VARIANT,DATASET[,RESOLUTION[,STEPS]]:
   VARIANT     Ti/16, S/32, S/16, B/32, B/16, B/8, L/16, R+Ti/16, R26+S/32, R50+L/32 were published;
-              any row of `vit_jax/models/variants.py` will do.
+              any key of `models.create.VARIANTS` will do.
   DATASET     imagenet2012, cifar100, oxford_iiit_pet, resisc45, kitti (distance to the nearest
               vehicle, as in VTAB); any other TFDS name, or the path of an image folder.
   RESOLUTION  384 (default; 224 for B/8, published at 224 only) or 224 pixels in the paper.

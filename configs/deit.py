@@ -7,7 +7,7 @@
     python scripts/train.py --config=configs/deit.py:quickstart \\
         --config.objective.teacher=runs/quickstart/finetune --workdir=/tmp/deit
 
-The argument is VARIANT,DATASET: VARIANT a row of vit_jax/models/variants.py, DeiT-distilled-Ti/16,
+The argument is VARIANT,DATASET: VARIANT a key of models.create.VARIANTS, DeiT-distilled-Ti/16,
 -S/16, -B/16 with the distillation token, or any other, whose one head then learns from both;
 DATASET a TFDS name or the path of an image folder with the splits `train` and `validation`
 (ImageNet) or `test`. Or it is `quickstart`: the small model of configs/quickstart.py on its 300

@@ -6,7 +6,7 @@
         --config.pretrained.source=B_16.npz --workdir=/tmp/cifar10_sweep
 
 The argument is VARIANT,DATASET[,RESOLUTION]:
-  VARIANT     a row of `vit_jax/models/variants.py`.
+  VARIANT     a key of `models.create.VARIANTS`.
   DATASET     imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102 (table 4);
               vtab/TASK for the 19 tasks of VTAB-1k (1910.04867), the keys of `VTAB` below;
               any other TFDS name, or the path of an image folder.

@@ -8,7 +8,7 @@
     python scripts/finetune.py --config=configs/quickstart.py:finetune \\
         --config.pretrained.source=/tmp/mpp --workdir=/tmp/mpp_digits
 
-The argument is VARIANT,DATASET (see configs/pretrain.py; no ResNet, no Mixer, no distilled DeiT), or
+The argument is VARIANT,DATASET (see configs/pretrain.py; no ResNet, Mixer or distilled DeiT), or
 `quickstart`: the same on the drawn letters of configs/quickstart.py, about a minute on two cores.
 That shows the commands, not the gain: letters of 12x12 pixels teach it less than they cost (77 % of
 the digits after fine-tuning, 86 % from random weights).

@@ -7,7 +7,7 @@
         --workdir=runs/photos
 
 The argument is VARIANT,FOLDER[,RESOLUTION][,multi_label][,scratch]:
-  VARIANT      a row of `vit_jax/models/variants.py`: that of the weights.
+  VARIANT      a key of `models.create.VARIANTS`: that of the weights.
   FOLDER       with CLASS_NAME/*.jpg, of which a fifth is held out, or
                {train,test}/CLASS_NAME/*.jpg; any kind of image that OpenCV decodes. Or a .csv or
                .parquet file with the columns `path`, `label` (or `labels`) and, if there are

@@ -8,7 +8,7 @@
     python scripts/plan.py --config=configs/pretrain.py:H/14,imagenet21k --topology=v5e:8x8
 
 The argument is VARIANT,DATASET[,EPOCHS]:
-  VARIANT  a row of `vit_jax/models/variants.py`. Table 3 has B/16, B/32, L/16, L/32, H/14,
+  VARIANT  a key of `models.create.VARIANTS`. Table 3 has B/16, B/32, L/16, L/32, H/14,
            R50+B/16, R50+B/32, R50+L/16, R50+L/32, R50x1, R50x2, R101x1, R152x1, R152x2.
   DATASET  imagenet2012  ImageNet-1k, trained on all of `train` and tested on `validation`.
            imagenet21k   the release of 2011 (14,197,122 images) as scripts/prepare_data.py leaves
@@ -43,6 +43,11 @@ ImageNet-21k and JFT with the bias of the head at -10 (issues 2 and 34); their I
 (scenic, imagenet_vit_config.py) has the same with label smoothing 1e-4. The head has a hidden layer
 of the model's width with tanh (section 3.1); ResNets have none, and no place for dropout either.
 DeiT-distilled-* is refused: it has no place for that layer, and no recipe has its teacher.
+
+Sharpness-aware, as "When Vision Transformers Outperform ResNets" (2106.01548) with the same images:
+--config.gradient.name=sam --config.gradient.rho=0.2, at twice the cost. Its first author perturbs
+each of 64 chips by its own images and takes a larger rho for fewer of them (official code, issue
+153, where others try 0.2 for B/16); here the batch is perturbed as a whole. Never run at scale.
 
 Rows that table 3 does not have take numbers from it: on JFT, Transformers and hybrids up to width
 768 those of B/16, width 1024 of L/16, wider ones of H/14 (epochs included), ResNets those of their

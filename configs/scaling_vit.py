@@ -7,7 +7,7 @@
 
 The argument is VARIANT[,DATASET]:
   VARIANT  g/14 (1.0 billion parameters) or G/14 (1.8 billion), or another Transformer of
-           `vit_jax/models/variants.py`; neither a ResNet, which has no tokens to pool, nor
+           `models.create.VARIANTS`; neither a ResNet, which has no tokens to pool, nor
            DeiT-distilled-*, whose two heads stand on tokens of their own.
   DATASET  jft_3b (default): the paper's JFT-3B was never published; give data of yours with
            --config.dataset.name, splits `train` and `test`. Or a dataset of configs/pretrain.py,

@@ -4,7 +4,7 @@
         --config.pretrained.source=B_32.npz --workdir=/tmp/cifar10
 
 The argument is VARIANT,DATASET[,CROP]:
-  VARIANT  a row of `vit_jax/models/variants.py`.
+  VARIANT  a key of `models.create.VARIANTS`.
   DATASET  imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102, any other TFDS
            name, or the path of an image folder.
   CROP     resmall_crop (short side to 448 pixels, random 384 x 384), inception_crop (a box of

@@ -1,11 +1,16 @@
 """Recipes build, and every key of the config is read by something."""
 
+import copy
+import dataclasses
 import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import pytest
+from absl import flags
 from ml_collections import ConfigDict
 
 from configs import finetune, quickstart
@@ -14,8 +19,9 @@ from tests.saved_models import save_model
 from tests.tiny import Script
 from vit_jax import config as default
 from vit_jax import run as run_module
-from vit_jax.command_line import help_of
+from vit_jax.command_line import help_of, load_recipe, override
 from vit_jax.errors import UserError
+from vit_jax.models.create import get_variant
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import Run, create_run
 from vit_jax.train import train_and_evaluate
@@ -42,7 +48,7 @@ def test_a_section_has_the_keys_of_its_kind_only() -> None:
     assert config.optimizer.weight_decay == 0.25
     with pytest.raises(UserError, match="schedule.linear_end is not a key of schedule.name='cos"):
         default.section("schedule", "cosine", linear_end=0.1)
-    with pytest.raises(UserError, match="model.resnet_layers has no default"):
+    with pytest.raises(UserError, match="has no default for model.resnet_layers; give"):
         default.section("model", "bit")
     with config.unlocked():
         config.optimizer.b1 = 0.9
@@ -52,6 +58,82 @@ def test_a_section_has_the_keys_of_its_kind_only() -> None:
         del config.optimizer["b1"], config.optimizer["momentum"]
     with pytest.raises(UserError, match="optimizer.momentum is missing"):
         default.check_config(config)
+
+
+RECIPES = [
+    p for p in sorted((tiny.ROOT / "configs").glob("*.py")) if "def get_config(" in p.read_text()
+]
+# Of keys without a default, as a command line gives them.
+GIVEN = {"patch_size": "8,16", "resnet_layers": "(1, 2)"}
+
+
+def switched(config: ConfigDict, *overrides: str) -> ConfigDict:
+    """A copy of the config with the overrides of a command line."""
+    arguments = [f"--config.{each}" for each in overrides]
+    return override(copy.deepcopy(config), arguments, flags.FlagValues())
+
+
+def switches(config: ConfigDict) -> Iterator[ConfigDict]:
+    """The config with every kind in each of its sections."""
+    for key, name in all_kinds():
+        keys = default.kind_keys(key, name)
+        required = [each for each, (_, value) in keys.items() if value is dataclasses.MISSING]
+        names = [f"evaluators.{each}" for each in config.evaluators]
+        for section in names if "." in key else [key]:
+            given = [f"{section}.{each}={GIVEN.get(each, '2')}" for each in required]
+            new = switched(config, f"{section}.name={name}", *given)
+            default.check_config(new)
+            node = _node(new, section)
+            assert node.name == name
+            for each, (hint, _) in keys.items():
+                options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+                assert isinstance(node[each], tuple(get_origin(o) or o for o in options)), each
+            yield new
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_takes_every_kind_in_every_section(recipe: Path) -> None:
+    assert len(list(switches(load_recipe(str(recipe))))) >= len(all_kinds())
+
+
+def test_so_does_every_other_kind() -> None:
+    for config in switches(default.get_config()):
+        assert list(switches(config))
+
+
+def test_a_key_of_another_type_does_not_keep_its_value() -> None:
+    """Although its name is the same."""
+    config = switched(default.get_config(), "evaluators.test.name=linear_probe")
+    assert switched(config, "evaluators.test.name=few_shot").evaluators.test.l2 == 1024.0
+    hybrid = switched(config, "model.name=R50+B/16")
+    with pytest.raises(UserError, match=r"model.resnet_layers; give what is missing, or a row"):
+        switched(hybrid, "model.name=bit")
+    given = "model.resnet_layers=(1, 2)"
+    assert switched(hybrid, given, "model.name=bit").model.resnet_layers == (1, 2)
+
+
+def test_a_row_of_variants_replaces_all_sizes_and_gives_way_to_the_command_line() -> None:
+    config = default.get_config()
+    config.model.dropout_rate = 0.1
+    config = switched(config, "model.name=R50+L/32")
+    config = switched(config, "model.name=DeiT-S/16", "model.num_layers=3")
+    sizes = {**get_variant("DeiT-S/16"), "num_layers": 3, "resnet_layers": None}
+    assert {**config.model, **sizes} == dict(config.model)
+    assert config.model.dropout_rate == 0.1  # no size
+    assert switched(config, "model.name=B/16").model.gelu == "tanh"
+    in_two_words = ["--config.model.name", "R50x1", "--config.optimizer.clip_norm", "None"]
+    config = override(config, in_two_words, flags.FlagValues())
+    assert (config.model.name, config.model.resnet_layers) == ("bit", (3, 4, 6, 3))
+    with pytest.raises(UserError, match=r"'B16' is not vit \| deit \| bit; .*Did you mean 'B/16'"):
+        switched(config, "model.name=B16")
+
+
+def test_kinds_that_need_each_other_go_together() -> None:
+    config = tiny.config()
+    with pytest.raises(UserError, match="model.classifier='token_unpooled'"):
+        built(switched(config, "objective.name=masked_patch"))
+    given = ("objective.name=masked_patch", "model.classifier=token_unpooled")
+    built(switched(config, *given, "objective.corruption=0.15"))
 
 
 def test_the_loop_reads_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ RECIPES = {
     "sgd": lambda: tiny.config(optimizer__name="sgd", schedule__name="linear"),
     "adafactor": lambda: tiny.config(optimizer__name="adafactor", schedule__name="rsqrt"),
     "bit": lambda: tiny.config(model__name="bit", model__resnet_layers=(1, 1, 1, 1)),
+    "sam": lambda: tiny.config(gradient__name="sam"),
     "pretrain": lambda: quickstart.get_config("pretrain"),
     "finetune": lambda: quickstart.get_config("finetune"),
     "masked_patch": lambda: masked_patch.get_config("quickstart"),

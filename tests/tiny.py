@@ -52,7 +52,8 @@ def config(**overrides: Any) -> ConfigDict:
     given = {name.replace("__", "."): value for name, value in overrides.items()}
     for section in default.KINDS:  # the keys of another kind, as the command line does
         if (kind := given.get(f"{section}.name")) is not None:
-            default.set_kind(result, section, kind)
+            default.set_kind(result, section, kind, given)
+            del given[f"{section}.name"]
     for name, value in {**OVERRIDES, **given}.items():
         *sections, key = name.split(".")
         node = result

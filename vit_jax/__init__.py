@@ -38,7 +38,7 @@ _HOMES = {
     "convert_checkpoint": "vit_jax.export.convert",
     "create_model": "vit_jax.models.create",
     "get_config": "vit_jax.command_line",
-    "get_variant": "vit_jax.models.variants",
+    "get_variant": "vit_jax.models.create",
     "list_models": "vit_jax.pretrained.zoo.entries",
     "load_model": "vit_jax.inference.load",
     "load_pretrained": "vit_jax.pretrained.load",

@@ -61,15 +61,15 @@ def parse_flags(default_config: str | None = None) -> None:
     """absl's parsing, with `FLAGS.config` as the recipe and the overrides make it.
 
     `--config.SECTION.name=KIND` replaces a section by that of another kind before its keys are
-    overridden, and `--config.KEY=None` unsets a key that may be None.
+    overridden (see `config.set_kind`), and `--config.KEY=None` unsets a key that may be None.
 
     Raises:
       UserError: any mistake in a flag, a recipe or an override.
     """
     arguments = sys.argv[1:]
     recipes = [value for key, value in _pairs(arguments) if key == "config"]
-    arguments = [each for i, each in enumerate(arguments) if not _is_recipe(arguments, i)]
-    override(load_recipe(recipes[-1] if recipes else default_config), arguments)
+    rest = _without(arguments, {"config"})
+    override(load_recipe(recipes[-1] if recipes else default_config), rest)
 
 
 def override(config: Any, arguments: list[str], flag_values: Any = FLAGS) -> Any:
@@ -84,12 +84,12 @@ def override(config: Any, arguments: list[str], flag_values: Any = FLAGS) -> Any
     """
     if config is not None:
         given = {key.removeprefix("config."): value for key, value in _pairs(arguments)}
-        choose_kinds(config, given)
+        chosen = choose_kinds(config, given)
         unset = unset_keys(config, given)
         for key in unset:
             section, name = key.split(".")
             config[section][name] = None
-        arguments = [each for each in arguments if _key_of(each) not in unset]
+        arguments = _without(arguments, {f"config.{key}" for key in chosen | unset})
     argv = [sys.argv[0], *arguments]
     try:
         config_flags.DEFINE_config_dict(
@@ -142,14 +142,17 @@ def load_recipe(spec: str | None) -> Any:
     return get_config(argument) if separator else get_config()
 
 
-def choose_kinds(config: Any, given: Mapping[str, str]) -> None:
-    """Gives each section the kind that the command line names."""
+def choose_kinds(config: Any, given: Mapping[str, str]) -> set[str]:
+    """Gives each section the kind that the command line names; returns the keys that do."""
+    values = schema.flatten(config)
+    chosen = set()
     for key, name in given.items():
         section, _, last = key.rpartition(".")
         names_kind = last == "name" and (section in schema.KINDS or section[:11] == "evaluators.")
-        values = schema.flatten(config)
         if names_kind and values.get(key, name) != name:
-            schema.set_kind(config, section, name)
+            schema.set_kind(config, section, name, given)
+            chosen.add(key)
+    return chosen
 
 
 def unset_keys(config: Any, given: Mapping[str, str]) -> set[str]:
@@ -168,10 +171,16 @@ def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
             yield match[1], following if match[2] is None else match[2]
 
 
-def _is_recipe(arguments: list[str], i: int) -> bool:
-    """Whether argument i is part of `--config=PATH` or `--config PATH`."""
-    is_value = i > 0 and arguments[i - 1] in ("--config", "-config")
-    return is_value or re.match(r"--?config(=|$)", arguments[i]) is not None
+def _without(arguments: list[str], names: set[str]) -> list[str]:
+    """The arguments without these flags and their values."""
+    kept, rest = [], iter(arguments)
+    for argument in rest:
+        match = re.match(r"--?(config[^=\s]*)(=?)", argument)
+        if match is None or match[1] not in names:
+            kept.append(argument)
+        elif not match[2]:
+            next(rest, None)  # its value
+    return kept
 
 
 def _key_of(argument: str) -> str:
@@ -234,7 +243,8 @@ def _help_of_kinds(key: str, shown: str, default: str) -> list[str]:
     """The keys of a section, with the kinds that have them unless all do."""
     table, _ = schema.KINDS[key]
     kinds = {name: schema.kind_keys(key, name) for name in table}
-    lines = [f"  {shown}.name = {default!r}  # {' | '.join(table)}"]
+    rows = " | a variant, such as B/16" if key == "model" else ""
+    lines = [f"  {shown}.name = {default!r}  # {' | '.join(table)}{rows}"]
     for each in dict.fromkeys(each for keys in kinds.values() for each in keys):
         having = [name for name, keys in kinds.items() if each in keys]
         _, value = kinds[having[0]][each]

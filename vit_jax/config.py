@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from types import NoneType, UnionType
 from typing import Any, get_args
 
@@ -20,7 +20,7 @@ from ml_collections.config_dict import FieldReference, placeholder
 
 from vit_jax.errors import UserError, check_keys, check_known, check_local
 from vit_jax.evaluators.create import EVALUATORS, EvaluatorKeys
-from vit_jax.models.create import MODELS, create_model, get_variant
+from vit_jax.models.create import MODELS, VARIANTS, create_model, get_variant
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.training.optimizer import OPTIMIZERS, create_optimizer
 from vit_jax.training.schedule import SCHEDULES, create_schedule
@@ -125,7 +125,7 @@ def get_config() -> ConfigDict:
 KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
     "model": (MODELS, (create_model,)),
     "objective": (OBJECTIVES, ()),
-    "gradient": (GRADIENTS, ()),
+    "gradient": ({name: row.create for name, row in GRADIENTS.items()}, ()),
     "optimizer": (OPTIMIZERS, (create_optimizer,)),
     "schedule": (SCHEDULES, (create_schedule,)),
     "evaluators.*": (EVALUATORS, (EvaluatorKeys,)),
@@ -148,17 +148,18 @@ AT_MOST = {
 
 def section(key: str, name: str, **values: Any) -> ConfigDict:
     """The section `key` for the kind called `name`: its keys with their defaults, or `values`."""
-    table, _ = KINDS[key]
-    check_known(f"{key}.name", name, table)
     keys = kind_keys(key, name)
     check_keys(key, name, values, keys)
-    result = ConfigDict({"name": name})
-    for each, (annotation, default) in keys.items():
-        value = values.get(each, default)
-        if value is dataclasses.MISSING:
-            raise UserError(f"{key}.{each} has no default in {key}.name={name!r}; give it.")
-        result[each] = _field(annotation, value)
-    return result
+    values = {each: values.get(each, default) for each, (_, default) in keys.items()}
+    missing = [f"{key}.{each}" for each, value in values.items() if value is dataclasses.MISSING]
+    if missing:
+        rows = ", or a variant as model.name, such as B/16 or R50x1"
+        raise UserError(
+            f"{key}.name={name!r} has no default for {', '.join(missing)}; give what is missing"
+            f"{rows if key == 'model' else ''}."
+        )
+    fields = {each: _field(keys[each][0], value) for each, value in values.items()}
+    return ConfigDict({"name": name, **fields})
 
 
 def evaluator(split: str, name: str = "objective", **values: Any) -> ConfigDict:
@@ -166,14 +167,33 @@ def evaluator(split: str, name: str = "objective", **values: Any) -> ConfigDict:
     return section("evaluators.*", name, split=split, **values)
 
 
-def set_kind(config: ConfigDict, key: str, name: str, **values: Any) -> None:
-    """Replaces a section by that of another kind; common keys keep their values."""
+def set_kind(
+    config: ConfigDict, key: str, name: str, later: Container[str] = (), /, **values: Any
+) -> None:
+    """Replaces a section by that of another kind.
+
+    Keys that both kinds have, with values of one type, keep them. A model's `name` may be a row of
+    `create.VARIANTS`, which replaces all sizes. `values` win over both; keys of `later`, such as
+    `model.num_layers`, the caller sets afterwards.
+    """
     parent, _, last = key.rpartition(".")
-    node, of = (config[parent], f"{parent}.*") if parent else (config, key)
-    check_known(f"{key}.name", name, KINDS[of][0])
-    known = kind_keys(of, name)
-    kept = {each: value for each, value in node[last].items() if each in known}
-    new = section(of, name, **{**kept, **values})
+    node = config[parent] if parent else config
+    kept = dict(node[last])
+    old_keys = kind_keys(key, kept["name"])
+    if key == "model" and name not in MODELS:
+        try:
+            values = {**get_variant(name), **values}
+        except UserError as error:
+            raise UserError(f"model.name={name!r} is not {' | '.join(MODELS)}; {error}") from error
+        name = values.pop("name")
+        for size in {each for row in VARIANTS.values() for each in row}:
+            kept.pop(size, None)
+    for each, (annotation, default) in kind_keys(key, name).items():
+        if each in kept and old_keys.get(each, (None,))[0] == annotation:
+            values.setdefault(each, kept[each])
+        elif default is dataclasses.MISSING and f"{key}.{each}" in later:
+            values.setdefault(each, None)
+    new = section(key, name, **values)
     with config.unlocked():
         node[last] = new
 
@@ -199,9 +219,7 @@ def _check_kinds(config: ConfigDict) -> None:
     sections = {key: config[key] for key in KINDS if "." not in key}
     sections |= {f"evaluators.{key}": config.evaluators[key] for key in config.evaluators}
     for key, node in sections.items():
-        kind = "evaluators.*" if "." in key else key
-        check_known(f"{key}.name", node.name, KINDS[kind][0])
-        known = {"name": None, **kind_keys(kind, node.name)}
+        known = {"name": None, **kind_keys(key, node.name)}
         check_keys(key, node.name, node, known)
         for missing in known.keys() - set(node):
             raise UserError(f"{key}.{missing} is missing; {key}.name={node.name!r} reads it.")
@@ -253,13 +271,14 @@ def kind_keys(key: str, name: str) -> dict[str, tuple[Any, Any]]:
         hints = typing.get_type_hints(function)
         for each in inspect.signature(function).parameters.values():
             if each.kind is each.KEYWORD_ONLY and each.name not in HANDED_OVER:
-                found[each.name] = hints.get(each.name, Any), each.default
+                found[each.name] = hints[each.name], each.default
     return found
 
 
 def functions_of(key: str, name: str) -> list[Callable[..., Any]]:
     """Whose parameters, or attributes, are the keys of a kind; each documents its own."""
-    table, shared = KINDS[key]
+    table, shared = KINDS["evaluators.*" if "." in key else key]
+    check_known(f"{key}.name", name, table)
     kind = table[name]
     if key == "model":
         return [*shared, kind.module]
@@ -274,7 +293,8 @@ def _field(annotation: Any, value: Any) -> Any:
     """`value` as a config holds it, with its type; None and unions keep the types of the key."""
     if isinstance(value, list):
         value = tuple(value)
-    if not isinstance(annotation, UnionType):
+    if value is not None and not isinstance(annotation, UnionType):
         return value
-    options = {typing.get_origin(each) or each for each in get_args(annotation)} - {NoneType}
-    return FieldReference(value, field_type=options.pop() if len(options) == 1 else object)
+    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    types = {typing.get_origin(each) or each for each in options} - {NoneType}
+    return FieldReference(value, field_type=types.pop() if len(types) == 1 else object)

@@ -44,6 +44,7 @@ from vit_jax.training.mixing import create_mixing
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.schedule import Schedule, create_schedule, fit_warmup, to_steps
 from vit_jax.training.step import (
+    GRADIENTS,
     Initial,
     TrainState,
     create_gradient,
@@ -62,6 +63,7 @@ class Run:
     batch_size: int
     total_steps: int
     freezes: bool  # whether some parameters do not learn
+    passes: int  # forward and backward, over the batch in every update
     dataset: Dataset
     objective: Objective
     schedule: Schedule
@@ -150,12 +152,12 @@ class Run:
 
         forward = jaxpr_flops(self.initial.program.jaxpr)
         if not self.objective.constants:
-            return TRAIN_OVER_FORWARD * forward
+            return self.passes * TRAIN_OVER_FORWARD * forward
         # What the loss computes besides (a teacher) has no backward pass.
         params = {**self.initial.shapes, **self.abstract_constants}
         rng = jax.eval_shape(lambda: jax.random.key(0))
         with_teacher = forward_flops(self.objective.loss, params, batch_spec(self.dataset, 1), rng)
-        return (TRAIN_OVER_FORWARD - 1) * forward + with_teacher
+        return self.passes * ((TRAIN_OVER_FORWARD - 1) * forward + with_teacher)
 
 
 def create_run(
@@ -175,6 +177,7 @@ def create_run(
     data, batch_size = config.dataset, config.dataset.batch_size
     check_batch_size("dataset.batch_size", batch_size, mesh, config.train_step.accumulation_steps)
     check_repeated_augmentation(data.repeated_augmentation, batch_size)
+    _check_accumulation(config.objective.name, config.train_step.accumulation_steps)
     mixing = create_mixing(**config.mix)
     if mixing is not None and not _reads_labels(config):
         raise UserError(
@@ -216,6 +219,7 @@ def create_run(
         batch_size=batch_size,
         total_steps=total_steps,
         freezes=bool(config.optimizer.freeze),
+        passes=GRADIENTS[config.gradient.name].passes,
         dataset=dataset,
         objective=objective,
         schedule=schedule,
@@ -245,6 +249,16 @@ def create_run(
             probabilities_by=objective.probabilities_by,
         ),
     )
+
+
+def _check_accumulation(name: str, accumulation_steps: int) -> None:
+    kind = OBJECTIVES[name]
+    if accumulation_steps > 1 and kind.spans_batch and kind.embed is Objective.embed:
+        raise UserError(
+            f"train_step.accumulation_steps={accumulation_steps}: objective.name={name!r} compares "
+            "the examples of a batch and does not define `embed`, so that parts would be another "
+            "loss; set it to 1."
+        )
 
 
 def _reads_labels(config: ConfigDict) -> bool:

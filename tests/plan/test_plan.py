@@ -65,6 +65,13 @@ def test_parameters_and_flops_do_not_depend_on_the_layout(copied: Any, split: An
     assert 1.05 * model < split.step.executed_flops < 4 / 3 * model
 
 
+def test_a_gradient_of_two_passes_costs_twice_as_much(copied: Any) -> None:
+    twice = planned(gradient__name="sam")
+    assert twice.model_flops_per_image == 2 * copied.model_flops_per_image
+    assert twice.step.executed_flops == 2 * copied.step.executed_flops
+    assert twice.recipe["exaflops"] == 2 * copied.recipe["exaflops"]
+
+
 def test_the_report_says_it_all(split: Any) -> None:
     text = report_text(split)
     for words in ("cpu:8", "fsdp 8", "head/kernel", "temporaries", "all-gather", "exaFLOPs"):

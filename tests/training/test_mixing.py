@@ -13,7 +13,7 @@ from scipy import stats
 from tests import tiny
 from vit_jax.errors import UserError
 from vit_jax.objectives.classification import Classification
-from vit_jax.objectives.objective import LOSSES, Task, one_hot_targets
+from vit_jax.objectives.objective import LOSSES, Objective, Task, one_hot_targets
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.run import create_run
 from vit_jax.training.mixing import create_mixing, random_boxes
@@ -229,7 +229,7 @@ def test_the_loss_is_the_weighted_sum_of_both_labels_losses(loss: str) -> None:
     assert float(metrics["accuracy"]) == pytest.approx(np.mean(logits.argmax(-1) == heavier))
 
 
-class Probe:
+class Probe(Objective):
     """An objective whose gradient is what it sees of the batch, and that gives its key away."""
 
     def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:

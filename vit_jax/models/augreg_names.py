@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from vit_jax.errors import UserError
 
-# name in files: key of models/variants.py, and `name` in the index
+# name in files: key of create.VARIANTS, and `name` in the index
 MODELS = {
     "Ti_16": "Ti/16",
     "S_32": "S/32",
@@ -53,7 +53,7 @@ _NAME = re.compile(
 
 
 class FileName(NamedTuple):
-    """The parts of a name, in the words of the paper and of `vit_jax.models.variants`."""
+    """The parts of a name, in the words of the paper and of `models.create.VARIANTS`."""
 
     upstream: str  # the pre-trained file's name
     variant: str

@@ -3,7 +3,9 @@
 Some patch embeddings are corrupted before positions are added, and the model predicts the pixels of
 those patches from its outputs at their places. The authors released no code. Where the paper is
 silent we chose: patches are corrupted independently; a random patch is another one of the same
-image; colour bins have equal width; the loss is the mean over the corrupted patches of the batch;
+image; colour bins have equal width; the loss is the mean over the corrupted patches of the batch
+(of each part of one that is accumulated: parts of 64 images of 196 patches differ by about 1 % in
+their numbers, and so in the weight of a patch);
 the learned [mask] embedding starts from a normal distribution of 0.02.
 """
 

@@ -41,6 +41,9 @@ class Objective:
     Its constants are arrays that it uses but does not learn. The loop shards them like parameters,
     keeps them out of optimizer and checkpoints, and adds them to the parameters wherever it calls
     the objective: `{**params, **constants}`.
+
+    One that `spans_batch`, as a contrastive loss does, defines `embed` and `loss_of` instead of
+    `loss`: a batch can then be accumulated.
     """
 
     model: Any  # linen module with `num_outputs` outputs
@@ -49,6 +52,7 @@ class Objective:
     example_keys: tuple[str, ...] = ("image", "label")  # what it needs of an example
     measures: tuple[str, ...] = ("loss",)  # names of what `evaluate` returns
     several_labels: bool = False  # `label` is [B, K] of 0 and 1, not [B]
+    spans_batch: bool = False  # the loss of a batch is not the mean of those of its equal parts
     probabilities_by: str = "softmax"  # how logits become probabilities; or "sigmoid"
     constants: dict[str, Any]  # {name: tree}
 
@@ -61,6 +65,14 @@ class Objective:
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """The scalar to minimise on a training batch, and scalars to report."""
+        return self.loss_of(params, self.embed(params, batch, rng), batch)
+
+    def embed(self, params: Any, batch: Batch, rng: jax.Array) -> Any:
+        """What `loss_of` needs of every example: any tree of float arrays [B, ...]."""
+        raise NotImplementedError
+
+    def loss_of(self, params: Any, embeddings: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
+        """`loss` from the embeddings of the whole batch; `params` may hold a temperature."""
         raise NotImplementedError
 
     def evaluate(self, params: Any, batch: Batch) -> Metrics:

@@ -36,7 +36,7 @@ class Plan:
     available_bytes: int | None  # of a device; None for virtual devices without --hbm_gib
     step: cost.CompiledStep | None  # None where the compiler found no way to fit it into the memory
     refusal: str  # the compiler's words then
-    model_flops_per_image: float  # products of forward and backward pass
+    model_flops_per_image: float  # products of all forward and backward passes
     time: cost.StepTime | None
     recipe: dict[str, float | None]
     remedy: Changes | None = None  # what to change so that it fits

@@ -59,7 +59,7 @@ def _flops(plan: Plan) -> list[str]:
     model, executed = per_image * plan.batch_size, plan.step.executed_flops if plan.step else 0.0
     lines = [
         f"model     {model / 1e12:,.4g} TFLOP per step, {per_image / 1e9:,.4g} G per image: "
-        "products, forward and twice that backward",
+        "products of every pass, forward and twice that backward",
         f"executed  {executed / 1e12:,.4g} TFLOP, {executed / model:.2f} x the model's: with what "
         "remat repeats, but not what XLA computes again by itself where memory is short",
     ]

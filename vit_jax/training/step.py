@@ -11,12 +11,18 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.extend import core
-from jax.sharding import PartitionSpec
 
 from vit_jax.errors import UserError
 from vit_jax.parameters.groups import stop_frozen_gradients
 from vit_jax.parameters.names import flatten_names, unflatten_names
-from vit_jax.parameters.sharding import BATCH_AXES, keep_batch_sharding
+from vit_jax.parameters.sharding import keep_batch_sharding
+from vit_jax.training.accumulation import (
+    Batch,
+    Metrics,
+    ValueAndGrad,
+    accumulate_embeddings,
+    accumulate_gradients,
+)
 from vit_jax.training.mixing import Mixing
 
 
@@ -104,10 +110,7 @@ def initial_state(
     return start(unflatten_names(params))
 
 
-Batch = dict[str, jax.Array]
-Metrics = dict[str, jax.Array]
-# (params, batch, rng) -> ((loss, metrics), gradient); accumulation and freezing are inside.
-ValueAndGrad = Callable[[Any, Batch, jax.Array], tuple[tuple[jax.Array, Metrics], Any]]
+# (value_and_grad, params, batch, rng); accumulation and freezing are inside `value_and_grad`.
 Gradient = Callable[[ValueAndGrad, Any, Batch, jax.Array], tuple[tuple[jax.Array, Metrics], Any]]
 
 
@@ -118,48 +121,55 @@ def plain_gradient(
     return value_and_grad(params, batch, rng)
 
 
-# Keyword-only parameters of a row are the keys of its kind of `config.gradient`.
-GRADIENTS: dict[str, Callable[..., Any]] = {"plain": plain_gradient}
+def sam_gradient(*, rho: float = 0.05) -> Gradient:
+    """The gradient at the worst parameters near by ("Sharpness-Aware Minimization", 2010.01412).
+
+    They are params + rho * g / ||g|| with the gradient g of the whole batch, on any mesh; the
+    authors' runs take that of each device's own images instead (m-sharpness, section 4.1). Loss and
+    metrics are those of the first pass. Both passes have the same dropout.
+
+    Args:
+      rho: how far away, in the Euclidean norm over all parameters.
+
+    Raises:
+      UserError: `rho` is negative or not finite.
+    """
+    if not 0.0 <= rho < float("inf"):
+        raise UserError(f"gradient.rho={rho} must be a finite number, at least 0.")
+
+    def gradient(
+        value_and_grad: ValueAndGrad, params: Any, batch: Batch, rng: jax.Array
+    ) -> tuple[tuple[jax.Array, Metrics], Any]:
+        result, grads = value_and_grad(params, batch, rng)
+        norm = optax.tree.norm(grads)
+        norm = jnp.where(norm > 0.0, norm, 1.0)  # where nothing learns nothing moves
+        worst = jax.tree.map(lambda param, grad: param + rho * (grad / norm), params, grads)
+        _, grads = value_and_grad(worst, batch, rng)
+        return result, grads
+
+    return gradient
+
+
+class GradientKind(NamedTuple):
+    """A row of `GRADIENTS`."""
+
+    create: Callable[..., Gradient]  # its keyword-only parameters are the keys of the kind
+    passes: int  # forward and backward, over the whole batch
+
+
+GRADIENTS: dict[str, GradientKind] = {
+    "plain": GradientKind(lambda: plain_gradient, passes=1),
+    "sam": GradientKind(sam_gradient, passes=2),
+}
 
 
 def create_gradient(name: str, **kwargs: Any) -> Gradient:
     """The gradient called `name`."""
-    return functools.partial(GRADIENTS[name], **kwargs)
+    return GRADIENTS[name].create(**kwargs)
 
 
 # Folded into the key of a step for mixing; its parts fold in their index, 0, 1, ...
 MIXING_STREAM = 2**32 - 1
-
-
-def accumulate_gradients(
-    value_and_grad: ValueAndGrad,
-    params: Any,
-    batch: Batch,
-    rng: jax.Array,
-    *,
-    num_steps: int,
-) -> tuple[tuple[jax.Array, Metrics], Any]:
-    """Means of loss, metrics and gradient over `num_steps` parts of the batch, one at a time.
-
-    Only one gradient is held besides the sum. Part k takes rows k, k + num_steps, ..., so that
-    every device cuts its own rows and nothing moves between devices.
-    """
-
-    def split(x: jax.Array) -> jax.Array:
-        parts = jnp.reshape(x, (x.shape[0] // num_steps, num_steps, *x.shape[1:]))
-        parts = jnp.swapaxes(parts, 0, 1)  # [num_steps, B / num_steps, ...]
-        return jax.lax.with_sharding_constraint(parts, PartitionSpec(None, BATCH_AXES))
-
-    def body(carry: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-        micro_batch, index = part
-        result = value_and_grad(params, micro_batch, jax.random.fold_in(rng, index))
-        return jax.tree.map(jnp.add, carry, result), None
-
-    parts = (jax.tree.map(split, batch), jnp.arange(num_steps))
-    shapes = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], parts[0]), rng)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    sums, _ = jax.lax.scan(body, zeros, parts)
-    return jax.tree.map(lambda x: x / num_steps, sums)
 
 
 def make_train_step(
@@ -176,7 +186,8 @@ def make_train_step(
     """Returns `train_step(state, constants, batch) -> (state, metrics)`.
 
     Args:
-      objective: has `loss({**params, **constants}, batch, rng) -> (scalar, metrics)`.
+      objective: has `loss({**params, **constants}, batch, rng) -> (scalar, metrics)`; one that
+        `spans_batch` is accumulated by its `embed` and `loss_of`.
       seed: all randomness of update t is a function of (seed, t).
       accumulation_steps: parts that the batch is cut into.
       polyak_decay: d of average = d * average + (1 - d) * params; 0 for no average.
@@ -188,17 +199,7 @@ def make_train_step(
     """
 
     def train_step(state: TrainState, constants: Any, batch: Batch) -> tuple[TrainState, Metrics]:
-        def loss_fn(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
-            if freeze:
-                params = stop_frozen_gradients(params, freeze)
-            with keep_batch_sharding():
-                return objective.loss({**params, **constants}, batch, rng)
-
-        value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
-        if accumulation_steps > 1:
-            value_and_grad = functools.partial(
-                accumulate_gradients, value_and_grad, num_steps=accumulation_steps
-            )
+        value_and_grad = _value_and_grad(objective, constants, freeze, accumulation_steps)
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         if mixing is not None:
             batch = mixing(batch, jax.random.fold_in(rng, MIXING_STREAM))
@@ -213,3 +214,24 @@ def make_train_step(
         return state, {"loss": loss, **norms, **metrics}
 
     return train_step
+
+
+def _value_and_grad(objective: Any, constants: Any, freeze: str, num_steps: int) -> ValueAndGrad:
+    """Of the loss with respect to the parameters that learn, over `num_steps` parts of a batch."""
+
+    def of_params(method: Callable[..., Any]) -> Callable[..., Any]:
+        def function(params: Any, *args: Any) -> Any:
+            if freeze:
+                params = stop_frozen_gradients(params, freeze)
+            with keep_batch_sharding():
+                return method({**params, **constants}, *args)
+
+        return function
+
+    value_and_grad = jax.value_and_grad(of_params(objective.loss), has_aux=True)
+    if num_steps == 1:
+        return value_and_grad
+    if objective.spans_batch:
+        embed, loss_of = of_params(objective.embed), of_params(objective.loss_of)
+        return functools.partial(accumulate_embeddings, embed, loss_of, num_steps=num_steps)
+    return functools.partial(accumulate_gradients, value_and_grad, num_steps=num_steps)

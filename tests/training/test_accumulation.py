@@ -1,0 +1,247 @@
+"""A loss that spans the batch, in parts: the gradient of the whole, on any mesh."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests import tiny
+from vit_jax.data.pipeline import batch_spec
+from vit_jax.errors import UserError
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.create import OBJECTIVES
+from vit_jax.objectives.objective import Batch, Metrics, Objective
+from vit_jax.parameters.sharding import batch_sharding, create_mesh, replicated
+from vit_jax.run import create_run
+from vit_jax.training.accumulation import accumulate_gradients
+from vit_jax.training.optimizer import create_optimizer
+from vit_jax.training.step import create_gradient, create_train_state, make_train_step
+
+SIZE, PARTS = 32, 4
+RHO = 0.3
+
+
+class TwoTowers(Objective):
+    """Which label belongs to which image? With dropout, a temperature and a constant.
+
+    The weights make the order of the rows matter.
+    """
+
+    spans_batch = True
+
+    def __init__(self, dropout: float = 0.0):
+        super().__init__()
+        self.constants = {"teacher": jax.random.normal(jax.random.key(1), (64, 8))}
+        self._dropout = dropout
+
+    def embed(self, params: Any, batch: Batch, rng: jax.Array) -> Any:
+        kept = jax.random.bernoulli(rng, 1.0 - self._dropout, batch["image"].shape)
+        hidden = jnp.tanh(jnp.where(kept, batch["image"], 0.0) @ params["image"])
+        features = (hidden @ params["teacher"], jnp.take(params["text"], batch["label"], axis=0))
+        return tuple(x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in features)
+
+    def loss_of(self, params: Any, embeddings: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
+        image, text = embeddings  # [B, 8] each
+        logits = jnp.exp(params["temperature"]) * image @ text.T  # [B, B]
+        rows = jnp.arange(len(image))
+        values = optax.softmax_cross_entropy_with_integer_labels(logits, rows)
+        hits = jnp.argmax(logits, axis=-1) == rows
+        return jnp.mean(values * batch["weight"]), {"accuracy": jnp.mean(jnp.float32(hits))}
+
+
+def pairs() -> Batch:
+    rng = np.random.default_rng(0)
+    return {
+        "image": jnp.asarray(rng.normal(size=(SIZE, 6)), jnp.float32),
+        "label": jnp.asarray(rng.permutation(SIZE), jnp.int32),
+        "weight": jnp.asarray(rng.uniform(0.5, 1.5, SIZE), jnp.float32),
+    }
+
+
+def towers() -> dict[str, jax.Array]:
+    image, text = jax.random.split(jax.random.key(2))
+    return {
+        "image": jax.random.normal(image, (6, 64)),
+        "text": jax.random.normal(text, (SIZE, 8)),
+        "temperature": jnp.float32(1.0),
+    }
+
+
+def compiled_step(
+    mesh: jax.sharding.Mesh, dropout: float = 0.0, **options: Any
+) -> tuple[Any, tuple[Any, ...]]:
+    """An update in PARTS parts unless told otherwise, and its arguments.
+
+    Its rate of 1 shows the gradient.
+    """
+    freeze = options.get("freeze", "")
+    tx = create_optimizer("sgd", schedule=lambda _: jnp.float32(1.0), freeze=freeze)
+    objective = TwoTowers(dropout)
+    options = {"accumulation_steps": PARTS, **options}
+    step = make_train_step(objective, tx, seed=5, **options)
+    with jax.set_mesh(mesh):
+        state = create_train_state(towers(), tx=tx, polyak_decay=0.0)
+        learned, constants = jax.device_put((state, objective.constants), replicated(mesh))
+        arguments = (learned, constants, jax.device_put(pairs(), batch_sharding(mesh)))
+        return jax.jit(step).lower(*arguments).compile(), arguments
+
+
+def one_device() -> jax.sharding.Mesh:
+    return create_mesh(devices=jax.devices()[:1])
+
+
+def update(
+    dropout: float = 0.0, mesh: jax.sharding.Mesh | None = None, **options: Any
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """The gradient of one update, and its metrics."""
+    step, arguments = compiled_step(mesh or one_device(), dropout, **options)
+    after, metrics = step(*arguments)
+    params = arguments[0].params
+    grads = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), params, after.params)
+    return grads, jax.tree.map(float, metrics)
+
+
+def by_hand(dropout: float) -> Callable[[Any], tuple[jax.Array, Any]]:
+    """Loss and gradient of the parts' embeddings put together, each with the key of its part."""
+    objective, batch = TwoTowers(dropout), pairs()
+    rng = jax.random.fold_in(jax.random.key(5), 0)
+
+    def loss(params: Any) -> jax.Array:
+        params = {**params, **objective.constants}
+        whole = [jnp.zeros((SIZE, 8)), jnp.zeros((SIZE, 8))]
+        for part in range(PARTS):
+            rows = {name: x[part::PARTS] for name, x in batch.items()}
+            found = objective.embed(params, rows, jax.random.fold_in(rng, part))
+            whole = [x.at[part::PARTS].set(y) for x, y in zip(whole, found, strict=True)]
+        return objective.loss_of(params, whole, batch)[0]
+
+    return jax.value_and_grad(loss)
+
+
+def assert_close(ours: Any, expected: Any) -> None:
+    """1e-6: a gradient of at most 0.1 is the difference of two parameters of order 1."""
+    for name in expected:
+        np.testing.assert_allclose(ours[name], expected[name], rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_parts_have_the_gradient_of_the_whole() -> None:
+    whole, at_once = update(accumulation_steps=1)
+    assert min(np.abs(grad).max() for grad in whole.values()) > 1e-2
+    parts, metrics = update()
+    assert_close(parts, whole)
+    assert metrics == pytest.approx(at_once, rel=1e-6)
+
+
+def test_the_mean_of_the_parts_losses_is_another_one() -> None:
+    objective = TwoTowers()
+
+    def loss(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
+        return objective.loss({**params, **objective.constants}, batch, rng)
+
+    value_and_grad = jax.value_and_grad(loss, has_aux=True)
+    with jax.set_mesh(one_device()):
+        (mean, _), _ = accumulate_gradients(
+            value_and_grad, towers(), pairs(), jax.random.key(0), num_steps=PARTS
+        )
+    whole, _ = loss(towers(), pairs(), jax.random.key(0))
+    assert float(mean) < 0.8 * float(whole)  # among 8 pairs instead of 32
+
+
+def test_each_part_has_its_own_dropout_and_the_same_both_times() -> None:
+    loss, grads = by_hand(0.5)(towers())
+    ours, metrics = update(dropout=0.5)
+    assert_close(ours, grads)
+    assert metrics["loss"] == pytest.approx(float(loss), rel=1e-6)
+    assert metrics["loss"] != pytest.approx(update()[1]["loss"], rel=1e-3)
+
+
+def test_a_frozen_tower_has_no_gradient() -> None:
+    whole, _ = update()
+    ours, metrics = update(freeze="text")
+    assert not ours["text"].any()
+    assert_close(ours, {**whole, "text": np.zeros_like(whole["text"])})
+    assert metrics["grad_norm"] < update()[1]["grad_norm"]
+
+
+def test_both_passes_of_sharpness_aware_minimisation_span_the_batch() -> None:
+    value_and_grad = by_hand(0.5)
+    params = towers()
+    loss, grads = value_and_grad(params)
+    norm = optax.tree.norm(grads)
+    worst = jax.tree.map(lambda param, grad: param + RHO * grad / norm, params, grads)
+    ours, metrics = update(dropout=0.5, gradient=create_gradient("sam", rho=RHO))
+    assert_close(ours, value_and_grad(worst)[1])
+    assert metrics["loss"] == pytest.approx(float(loss), rel=1e-6)
+
+
+def test_eight_devices_have_the_gradient_of_one_and_rows_stay_on_theirs() -> None:
+    mesh = create_mesh(data=4, fsdp=2)
+    assert_close(update(dropout=0.5, mesh=mesh)[0], update(dropout=0.5)[0])
+    program = compiled_step(mesh)[0].as_text()
+    # Embeddings are gathered to be compared, gradients are summed.
+    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    assert set(re.findall(rf" ({kinds})\(", program)) == {"all-gather", "all-reduce"}
+
+
+def test_parts_need_less_memory() -> None:
+    needed = [
+        compiled_step(one_device(), accumulation_steps=steps)[0].memory_analysis()
+        for steps in (1, PARTS)
+    ]
+    assert needed[1].temp_size_in_bytes < needed[0].temp_size_in_bytes
+
+
+class Logits(Classification):
+    """Classification as if its loss spanned the batch; it is the mean of those of the parts."""
+
+    spans_batch = True
+
+    def embed(self, params: Any, batch: Batch, rng: jax.Array) -> Any:
+        return self.train_logits(params, batch, rng)
+
+    def loss_of(self, params: Any, embeddings: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
+        del params
+        values = self.values(embeddings, batch)
+        return jnp.mean(values["loss"]), {"accuracy": jnp.mean(values["accuracy"])}
+
+
+def test_a_transformer_on_every_axis_learns_the_same_either_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With dropout: a part has the same key. 1e-5, relative: sums come in another order."""
+    monkeypatch.setitem(OBJECTIVES, "logits", Logits)
+    mesh = create_mesh(data=2, fsdp=2, tensor=2)
+    found = {}
+    for name in ("classification", "logits"):
+        config = tiny.config(
+            objective__name=name, train_step__accumulation_steps=2, model__dropout_rate=0.2
+        )
+        with jax.set_mesh(mesh):
+            run = create_run(config, mesh)
+            batch = optax.tree.ones_like(batch_spec(run.dataset, run.batch_size))
+            batch = jax.device_put(batch, batch_sharding(mesh))
+            _, metrics = run.jit_train_step()(run.initial_state(0), {}, batch)
+        found[name] = jax.tree.map(float, metrics)
+    assert found["logits"] == pytest.approx(found["classification"], rel=1e-5)
+
+
+class InOnePiece(Classification):
+    """Compares the examples, and does not say how to embed a part of them."""
+
+    spans_batch = True
+
+
+def test_without_embeddings_there_are_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OBJECTIVES, "in_one_piece", InOnePiece)
+    config = tiny.config(objective__name="in_one_piece")
+    mesh = create_mesh()
+    create_run(config, mesh)
+    config.train_step.accumulation_steps = 2
+    message = "train_step.accumulation_steps=2: objective.name='in_one_piece' compares"
+    with pytest.raises(UserError, match=message):
+        create_run(config, mesh)

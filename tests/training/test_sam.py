@@ -1,0 +1,170 @@
+"""Sharpness-aware minimisation against two passes by hand, and together with everything else."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import tiny
+from vit_jax.data.pipeline import to_device
+from vit_jax.errors import UserError
+from vit_jax.objectives.objective import Batch, Metrics, Objective
+from vit_jax.parameters.sharding import batch_sharding, create_mesh
+from vit_jax.run import create_run
+from vit_jax.training.optimizer import create_optimizer
+from vit_jax.training.step import create_gradient, create_train_state, make_train_step
+
+RHO = 0.3
+TEACHER = {"teacher": jnp.asarray([[0.5, -1.0, 2.0]])}
+
+
+class Toy(Objective):
+    """Two layers that learn from a constant teacher, with dropout of the input."""
+
+    def __init__(self, dropout: float):
+        super().__init__()
+        self._dropout = dropout
+
+    def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
+        kept = jax.random.bernoulli(rng, 1.0 - self._dropout, batch["image"].shape)
+        x = jnp.where(kept, batch["image"], 0.0)
+        outputs = jnp.tanh(x @ params["below"]) @ params["head"]
+        errors = jnp.square(outputs - batch["label"][:, None] * params["teacher"])
+        return jnp.mean(errors), {"mean": jnp.mean(outputs)}
+
+
+def toy_batch() -> Batch:
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(8, 5)).astype(np.float32)
+    return {"image": jnp.asarray(images), "label": jnp.arange(8.0), "mask": jnp.ones(8)}
+
+
+def toy_params() -> dict[str, jax.Array]:
+    below, head = jax.random.split(jax.random.key(3))
+    return {"below": jax.random.normal(below, (5, 4)), "head": jax.random.normal(head, (4, 3))}
+
+
+def update(
+    params: Any, *, rho: float | None = RHO, dropout: float = 0.0, **options: Any
+) -> tuple[Any, dict[str, jax.Array]]:
+    """The gradient of one update, and its metrics; with `rho` None the plain one."""
+    gradient = create_gradient("plain") if rho is None else create_gradient("sam", rho=rho)
+    freeze = options.get("freeze", "")
+    tx = create_optimizer("sgd", schedule=lambda _: jnp.float32(1.0), freeze=freeze)
+    step = make_train_step(Toy(dropout), tx, seed=7, gradient=gradient, **options)
+    with jax.set_mesh(create_mesh(devices=jax.devices()[:1])):
+        state = create_train_state(params, tx=tx, polyak_decay=0.0)
+        after, metrics = jax.jit(step)(state, TEACHER, toy_batch())
+    return jax.tree.map(lambda a, b: np.asarray(a - b), params, after.params), metrics
+
+
+def by_hand(
+    params: Any, *, dropout: float = 0.0, learns: tuple[str, ...] = ("below", "head")
+) -> Any:
+    """Two gradients and the step between them."""
+    rng = jax.random.fold_in(jax.random.key(7), 0)
+    loss = jax.grad(lambda p: Toy(dropout).loss({**p, **TEACHER}, toy_batch(), rng)[0])
+    first = {name: np.asarray(loss(params)[name], np.float64) for name in learns}
+    norm = np.sqrt(sum((grad**2).sum() for grad in first.values()))
+    worst = {name: params[name] + RHO * grad / norm for name, grad in first.items()}
+    second = loss({**params, **worst})
+    return {
+        name: second[name] if name in learns else np.zeros_like(second[name]) for name in second
+    }
+
+
+def assert_close(ours: Any, expected: Any) -> None:
+    """1e-5: a gradient of order 1 is the difference of two parameters in float32."""
+    for name in expected:
+        np.testing.assert_allclose(ours[name], expected[name], rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_it_is_the_gradient_at_the_worst_parameters_near_by(dropout: float) -> None:
+    """With the dropout of the first pass, and a teacher that stays where it is."""
+    ours, metrics = update(toy_params(), dropout=dropout)
+    plain, at_start = update(toy_params(), rho=None, dropout=dropout)
+    assert_close(ours, by_hand(toy_params(), dropout=dropout))
+    assert np.abs(ours["below"] - plain["below"]).max() > 0.1
+    assert metrics["loss"] == at_start["loss"]
+    assert metrics["mean"] == at_start["mean"]
+    norm = np.sqrt(sum((grad**2).sum() for grad in ours.values()))
+    assert float(metrics["grad_norm"]) == pytest.approx(norm, rel=1e-5)
+
+
+def test_both_passes_are_accumulated() -> None:
+    whole, _ = update(toy_params())
+    assert_close(update(toy_params(), accumulation_steps=4)[0], whole)
+
+
+def test_frozen_parameters_stay_where_they_are() -> None:
+    """And do not count in the norm."""
+    ours, _ = update(toy_params(), freeze="below")
+    expected = by_hand(toy_params(), learns=("head",))
+    assert np.abs(expected["head"] - by_hand(toy_params())["head"]).max() > 0.01
+    assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("target", [0.0, 1.0])
+def test_no_gradient_is_no_nan(target: float) -> None:
+    """Below a zero head, and where nothing is left to learn."""
+    params = {**toy_params(), "head": jnp.zeros((4, 3))}
+    step = create_gradient("sam", rho=RHO)
+
+    def loss(params: Any, batch: Batch, _rng: jax.Array) -> tuple[jax.Array, Metrics]:
+        outputs = batch["image"] @ params["below"] @ params["head"]
+        return jnp.mean(jnp.square(outputs - target)), {}
+
+    value_and_grad = jax.value_and_grad(loss, has_aux=True)
+    _, grads = step(value_and_grad, params, toy_batch(), jax.random.key(0))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+    assert bool(np.any(grads["head"])) == bool(np.any(grads["below"])) == bool(target)
+
+
+def test_no_radius_is_the_plain_gradient() -> None:
+    assert_close(update(toy_params(), rho=0.0)[0], update(toy_params(), rho=None)[0])
+
+
+@pytest.mark.parametrize("rho", [-0.1, float("nan"), float("inf")])
+def test_a_radius_is_a_number_from_zero(rho: float) -> None:
+    with pytest.raises(UserError, match="gradient.rho="):
+        create_gradient("sam", rho=rho)
+    with pytest.raises(UserError, match="gradient.rho="):
+        create_run(tiny.config(gradient__name="sam", gradient__rho=rho), create_mesh())
+
+
+def losses(mesh: jax.sharding.Mesh) -> list[float]:
+    """Of three updates with accumulation, dropout, mixup and an average; and gradient norms."""
+    config = tiny.config(
+        gradient__name="sam",
+        gradient__rho=RHO,
+        dataset__preprocess="decode|resize(16)",
+        model__dropout_rate=0.1,
+        mix__mixup_alpha=0.2,
+        train_step__accumulation_steps=2,
+        train_step__polyak_decay=0.9,
+        schedule__warmup_steps=0,
+    )
+    rng = np.random.default_rng(0)
+    host = {
+        "image": rng.integers(0, 256, (16, 16, 16, 3), np.uint8),
+        "label": rng.integers(0, 10, 16).astype(np.int32),
+        "mask": np.ones(16, np.float32),
+    }
+    found = []
+    with jax.set_mesh(mesh):
+        run = create_run(config, mesh)
+        state, step = run.initial_state(0), run.jit_train_step()
+        for _ in range(3):
+            state, metrics = step(state, {}, to_device(host, batch_sharding(mesh), 16))
+            found += [float(metrics["loss"]), float(metrics["grad_norm"])]
+    return found
+
+
+def test_eight_devices_take_the_step_of_one() -> None:
+    """1e-5, relative: sums over devices come in another order, and both passes have them."""
+    one = create_mesh(devices=jax.devices()[:1])
+    all_axes = create_mesh(data=2, fsdp=2, tensor=2)
+    np.testing.assert_allclose(losses(all_axes), losses(one), rtol=1e-5)
