@@ -41,22 +41,29 @@ class Dataset:
         return len(self.source)
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
-        """{"image": [H, W, C], "label": int or [K], ...}; UserError, with its place, on failure."""
+        """Arrays: `image` [H, W, C], and those that the source and the ops add to it.
+
+        `label`, where there is one, is an int32, or uint8 [K] of 0 and 1. UserError, with its
+        place, for an example that cannot be read.
+        """
         try:
-            return self.preprocess(self.source[index], rng)
+            example = self.preprocess(self.source[index], rng)
         except UserError:
             raise
         except (ValueError, OSError, cv2.error) as error:
             where = f"example {index} of {self.name} {self.split} ({self.source.describe(index)})"
             reason = getattr(error, "strerror", None) or error
             raise as_user_error(f"{where}: {reason}", error) from error
+        if "label" in example:
+            label = np.asarray(example["label"])
+            example["label"] = label.astype(np.uint8 if label.ndim else np.int32)[()]
+        return example
 
     @functools.cached_property
     def element_spec(self) -> dict[str, ArraySpec]:
         """Shapes and dtypes of a preprocessed example, found by making the first one."""
         example = self.example(0, np.random.default_rng(0))
-        arrays = {key: np.asarray(value) for key, value in example.items()}
-        return {key: ArraySpec(array.shape, array.dtype) for key, array in arrays.items()}
+        return {key: ArraySpec(array.shape, array.dtype) for key, array in example.items()}
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -102,7 +109,7 @@ def create_dataset(
       on_bad_image: `error` or `skip`; for image folders.
       label_key: the class label to learn of a TFDS set, also a key of `COMPUTED_LABELS`; "" for
         the usual one.
-      needs_label: False: a set without labels will do; they are 0 then, without class names.
+      needs_label: False: a set without labels will do; without class names, examples have none.
 
     UserError for a mistake in an argument or in how the data are laid out.
     """

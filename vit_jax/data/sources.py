@@ -40,7 +40,9 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """{"image": bytes of a file | uint8 [H, W, C], "label": int | uint8 [K] of 0 and 1}."""
+        """{"image": bytes of a file | uint8 [H, W, C]}, and where there are labels "label", an int
+        or uint8 [K] of 0 and 1.
+        """
 
     def check(self, _on_bad_image: str) -> Source:
         """The source to train on; UserError for damage, unless it is images and "skip"."""

@@ -24,12 +24,14 @@ _KNOWN = (*_PATHS, "label", "labels", "split")
 
 
 class TableSource(FolderSource):
-    """As its base; `labels` may be uint8 [N, K] of 0 and 1."""
+    """As its base; `label` may be uint8 [N, K] of 0 and 1."""
 
     def identity(self) -> Iterable[str]:
-        """Path, size and label of every file, in order."""
-        for line, label in zip(super().identity(), self.labels, strict=True):
-            yield f"{line} {np.flatnonzero(label) if label.ndim else label}"
+        """Path and size of every file with what the columns say of it, in order."""
+        for index, line in enumerate(super().identity()):
+            values = [each[index] for each in self.columns.values()]
+            shown = [np.flatnonzero(each) if np.ndim(each) else each for each in values]
+            yield " ".join(map(str, [line, *shown]))
 
 
 def open_table(
@@ -72,8 +74,8 @@ def open_table(
         return order_files(groups.values(), name if drawn else "")
 
     picked = select(split, rows, ordered)
-    source = TableSource(os.path.dirname(path), picked["path"], labels[picked["number"]], drawn)
-    return source, classes
+    told = {"label": labels[picked["number"]]} if needs_label else {}
+    return TableSource(os.path.dirname(path), picked["path"], told, drawn), classes
 
 
 def _filled(
