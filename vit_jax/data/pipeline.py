@@ -134,7 +134,7 @@ def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int)
         example = dataset.example(index, example_rng(seed, position))
         for key, each in spec.items():
             array = example[key]
-            if (array.shape, array.dtype) != (each.shape, each.dtype):
+            if array.shape != each.shape or array.dtype != each.dtype:
                 found = f"preprocess gives {key!r} as {describe(each)} and {describe(array)}"
                 way_out = "end with an op that fixes the size, such as resize(224)"
                 raise UserError(f"{found} (example {index}); {way_out}.")

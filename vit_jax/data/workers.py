@@ -50,31 +50,28 @@ def in_processes(data: grain.IterDataset, num_workers: int) -> Iterator[grain.It
 
 def _send(folder: str, batch: Batch) -> dict[str, Any]:
     """Moves each large array of a batch to a file in shared memory, in the worker."""
-    return {key: _store(folder, array) for key, array in batch.items()}
-
-
-def _store(folder: str, array: np.ndarray) -> Any:
-    if array.nbytes < _LARGE:
-        return array
-    path = f"{folder}/{secrets.token_hex(8)}"
-    try:
-        array.tofile(path)
-    except OSError as error:  # there is none, or it is full: containers often have 64 MB
-        Path(path).unlink(missing_ok=True)
-        logging.log_first_n(logging.WARNING, "%s; batches take a pipe, which is slower.", 1, error)
-        return array
-    return path, array.shape, array.dtype
+    sent: dict[str, Any] = dict(batch)
+    for key, array in batch.items():
+        path = f"{folder}/{secrets.token_hex(8)}"
+        try:
+            if array.nbytes >= _LARGE:
+                array.tofile(path)
+                sent[key] = path, array.shape, array.dtype
+        except OSError as error:  # there is none, or it is full: containers often have 64 MB
+            Path(path).unlink(missing_ok=True)
+            log = "%s; batches take a pipe, which is slower."
+            logging.log_first_n(logging.WARNING, log, 1, error)
+    return sent
 
 
 def _receive(batch: dict[str, Any]) -> Batch:
-    """Maps the arrays that are in files, without a copy; their memory is freed with them."""
-    return {key: _load(*each) if type(each) is tuple else each for key, each in batch.items()}
-
-
-def _load(path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    array = np.memmap(path, dtype, "r+", shape=shape)
-    os.unlink(path)
-    return np.asarray(array)
+    """Maps what is in files, without a copy; its memory is freed with it."""
+    for key, each in batch.items():
+        if isinstance(each, tuple):
+            path, shape, dtype = each
+            batch[key] = np.asarray(np.memmap(path, dtype, "r+", shape=shape))
+            os.unlink(path)
+    return batch
 
 
 def _start_worker(folder: str, parent: int, _index: int, _count: int) -> None:

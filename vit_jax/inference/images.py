@@ -22,13 +22,13 @@ from vit_jax.models.tokens import pixels_per_token, token_grid
 
 
 def input_chain(description: Description) -> tuple[Chain, ArraySpec]:
-    """The ops from a stored image to the model's input, and what comes out of them.
+    """The ops from a stored image to the model's input, less those of other columns; its spec.
 
     Raises:
       UserError: a mistake in the ops, or they end in another size than the model takes.
     """
     spec = description.eval_preprocess
-    chain = parse(spec)
+    chain = Chain(tuple(op for op in parse(spec).ops if not op.columns))
     black = np.zeros(description.image_shape, np.uint8)
     try:
         image = chain({"image": black}, np.random.default_rng(0))["image"]
