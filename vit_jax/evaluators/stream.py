@@ -121,6 +121,8 @@ def _real_rows(outputs: dict[str, jax.Array]) -> dict[str, np.ndarray]:
 class ObjectiveEvaluator:
     """Averages `objective.evaluate` (loss, accuracy, ...) over a dataset, on the devices."""
 
+    example_keys: tuple[str, ...] = ()  # what it needs of an example; () is the objective's
+
     def __init__(self, objective: Any, reader: Reader):
         self._reader = reader
         self.metric_names = (*objective.measures, "num_examples")
