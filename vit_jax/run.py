@@ -269,15 +269,18 @@ def _open_data(
     config: ConfigDict, open_dataset: Callable[..., Dataset]
 ) -> tuple[Dataset, dict[str, dict[str, Dataset]]]:
     """The data of the training and of each evaluator, with labels as the objective wants them."""
-    open_dataset = functools.partial(open_dataset, needs_label=_reads_labels(config))
+    name, sections = config.objective.name, _evaluators(config)
     keys = ("name", "data_dir", "split", "label_key", "preprocess", "on_bad_image")
-    dataset = open_dataset(**{key: config.dataset[key] for key in keys})
-    sections = _evaluators(config)
-    eval_data = open_eval_data(sections, dict(config.dataset), open_dataset, dataset.image_shape)
+    options = {key: config.dataset[key] for key in keys}
+    dataset = open_dataset(**options, needs_label=_reads_labels(config))
+    dataset.check_keys(f"objective.name={name!r}", OBJECTIVES[name].example_keys)
+    eval_data = open_eval_data(
+        sections, dict(config.dataset), open_dataset, dataset.image_shape, OBJECTIVES[name]
+    )
     if _reads_labels(config):
         outputs = [each for key, each in eval_data.items() if sections[key]["name"] in OF_OUTPUTS]
         for each in (dataset, *(opened for group in outputs for opened in group.values())):
-            _check_labels(config.objective.name, each)
+            _check_labels(name, each)
     return dataset, eval_data
 
 

@@ -203,7 +203,7 @@ def test_damaged_images_are_reported_before_training(tmp_path, caplog):
 def test_a_clean_folder_passes_and_a_lost_file_is_named(small):
     dataset = create_dataset(name=str(small), split="train", preprocess="decode")
     assert dataset.source.check("error") is dataset.source
-    lost = FolderSource(str(small), np.array([b"train/cat/gone.jpg"]), np.array([0], np.int32))
+    lost = FolderSource(str(small), np.array([b"train/cat/gone.jpg"]), {})
     with pytest.raises(UserError, match=r"gone\.jpg\): No such file"):
         dataclasses.replace(dataset, source=lost).example(0, np.random.default_rng(0))
     with pytest.raises(UserError, match=r"1 of 1 images.*gone\.jpg"):

@@ -18,19 +18,27 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """40 images of noise; one can be broken."""
+    """40 images of noise, with two more arrays; one can be broken."""
 
     broken: int = -1
     num_examples: int = 40
 
     @property
     def element_spec(self):
-        return {"image": ArraySpec((6, 6, 3), np.dtype(np.uint8))}
+        return {
+            "image": ArraySpec((112, 112, 3), np.dtype(np.uint8)),
+            "label": ArraySpec((), np.dtype(np.int32)),
+            "depth": ArraySpec((112, 112), np.dtype(np.float32)),
+        }
 
     def example(self, index, rng):
         if index == self.broken:
             raise UserError(f"example {index}: it is broken")
-        return {"image": rng.integers(0, 256, (6, 6, 3), np.uint8), "label": index}
+        return {
+            "image": rng.integers(0, 256, (112, 112, 3), np.uint8),
+            "label": np.int32(index),
+            "depth": rng.random((112, 112), np.float32),
+        }
 
 
 @pytest.mark.parametrize("shared_memory", [workers.SHARED_MEMORY, "/nowhere"])
@@ -81,6 +89,18 @@ def folder():
     os.mkdir(path)
     yield path
     os.rmdir(path)
+
+
+def test_every_large_array_takes_shared_memory(folder):
+    with train_batches(Noise(), batch_size=4, seed=0, total_steps=1) as batches:
+        [batch] = batches
+    sent = workers._send(folder, batch)
+    assert {key for key, each in sent.items() if isinstance(each, tuple)} == {"image", "depth"}
+    assert len(os.listdir(folder)) == 2
+    received = workers._receive(sent)
+    assert os.listdir(folder) == []
+    for key, array in batch.items():
+        np.testing.assert_array_equal(received[key], array)
 
 
 def training(*arguments):

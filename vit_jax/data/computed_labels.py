@@ -27,7 +27,7 @@ Features = Mapping[str, Any]  # of a tf.train.Example
 class Label:
     """A class number out of the features of an example."""
 
-    class_names: tuple[str, ...]  # () where there is no label
+    class_names: tuple[str, ...]
     compute: Callable[[Features], int]  # outside of the classes where there is no annotation
     dataset: str = ""  # the TFDS set that a computed label is for
     brightness: int = 1  # pixels are multiplied by it (dSprites are stored as 0 and 1)
@@ -35,10 +35,6 @@ class Label:
 
 def stored(features: Features, key: str) -> int:
     return features[key].int64_list.value[0]
-
-
-def zero(_features: Features) -> int:
-    return 0
 
 
 def _nearest(

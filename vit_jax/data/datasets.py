@@ -8,6 +8,7 @@ import glob
 import hashlib
 import importlib.util
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.preprocess import Chain, evaluate_calls, parse
-from vit_jax.data.sources import ArraySpec, SlicedSource, Source, resolve_split
+from vit_jax.data.sources import ArraySpec, SlicedSource, Source, check_columns, resolve_split
 from vit_jax.errors import UserError, as_user_error, check_known, missing_package
 
 DIGITS = tuple("0123456789")  # the classes of `digit_splits`
@@ -41,22 +42,37 @@ class Dataset:
         return len(self.source)
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
-        """{"image": [H, W, C], "label": int or [K], ...}; UserError, with its place, on failure."""
+        """Arrays: `image` [H, W, C], `label` int32 or uint8 [K] if there is one, what ops add.
+
+        UserError, with its place, on failure.
+        """
         try:
-            return self.preprocess(self.source[index], rng)
+            example = self.preprocess(self.source[index], rng)
         except UserError:
             raise
         except (ValueError, OSError, cv2.error) as error:
             where = f"example {index} of {self.name} {self.split} ({self.source.describe(index)})"
             reason = getattr(error, "strerror", None) or error
             raise as_user_error(f"{where}: {reason}", error) from error
+        arrays = {key: each for key, each in example.items() if not isinstance(each, str)}
+        if (label := arrays.get("label")) is not None:
+            several = getattr(label, "ndim", 0) > 0
+            arrays["label"] = label.astype(np.uint8) if several else np.int32(label)
+        return arrays
 
     @functools.cached_property
     def element_spec(self) -> dict[str, ArraySpec]:
         """Shapes and dtypes of a preprocessed example, found by making the first one."""
         example = self.example(0, np.random.default_rng(0))
-        arrays = {key: np.asarray(value) for key, value in example.items()}
-        return {key: ArraySpec(array.shape, array.dtype) for key, array in arrays.items()}
+        return {key: ArraySpec(array.shape, array.dtype) for key, array in example.items()}
+
+    def check_keys(self, who: str, keys: Iterable[str]) -> None:
+        """Raises a UserError unless an example has all that `who` reads of it."""
+        if missing := [key for key in keys if key not in self.element_spec]:
+            raise UserError(
+                f"{who} reads {missing[0]!r}, but examples of dataset.name={self.name!r} have "
+                f"{', '.join(self.element_spec)}; preprocess needs an op that makes it."
+            )
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -102,18 +118,18 @@ def create_dataset(
       on_bad_image: `error` or `skip`; for image folders.
       label_key: the class label to learn of a TFDS set, also a key of `COMPUTED_LABELS`; "" for
         the usual one.
-      needs_label: False: a set without labels will do; they are 0 then, without class names.
+      needs_label: False: a set without labels will do; without class names, examples have none.
 
     UserError for a mistake in an argument or in how the data are laid out.
     """
     check_known("dataset.on_bad_image", on_bad_image, ("error", "skip"))
     chain = parse(preprocess)
-    source, class_names = _open(name, split, data_dir, label_key, needs_label)
+    source, class_names = _open(name, split, data_dir, label_key, needs_label, chain.columns)
     return Dataset(name, split, source, chain, class_names, on_bad_image)
 
 
 def _open(
-    name: str, split: str, data_dir: str, label_key: str, needs_label: bool
+    name: str, split: str, data_dir: str, label_key: str, needs_label: bool, columns: Sequence[str]
 ) -> tuple[Source, tuple[str, ...]]:
     if not name:
         raise UserError("dataset.name is empty; set it to a dataset or to an image folder's path.")
@@ -124,14 +140,15 @@ def _open(
     is_folder = not is_prepared and not is_table and _is_image_folder(name)
     if label_key and (is_embedded or is_folder or is_table):
         raise UserError(f"dataset.label_key={label_key!r} is for TFDS names, not for {name!r}.")
+    if is_table:
+        from vit_jax.data.table import open_table
+
+        return open_table(path, split, needs_label=needs_label, columns=columns)
+    check_columns(name, columns, ["caption"] if is_embedded and name != "digits" else [])
     if is_embedded:
         sources, names = (digit_splits(), DIGITS) if name == "digits" else _glyphs(name)
         parts = resolve_split(split, sources, lambda each: len(sources[each]))
         return SlicedSource(sources, parts), names
-    if is_table:
-        from vit_jax.data.table import open_table
-
-        return open_table(path, split, needs_label=needs_label)
     if is_folder:
         from vit_jax.data.folder import open_folder
 

@@ -39,18 +39,19 @@ Files = list[tuple[bytes, int]]  # of one class: paths, each with a number
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FolderSource(Source):
-    """Encoded image files with their class numbers."""
+    """Encoded image files, and what else is known of each."""
 
     root: str
     files: np.ndarray  # relative paths, bytes [N]: compact to send to worker processes
-    labels: np.ndarray  # int32 [N]
+    columns: Mapping[str, np.ndarray]  # [N, ...] each: where there are classes `label`, int32 [N]
     drawn: bool = False  # the folder had no splits
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": Path(self.describe(index)).read_bytes(), "label": self.labels[index]}
+        image = Path(self.describe(index)).read_bytes()
+        return {"image": image, **{key: each[index] for key, each in self.columns.items()}}
 
     def describe(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(bytes(self.files[index])))
@@ -80,7 +81,8 @@ class FolderSource(Source):
             raise UserError(f"{report}; no image is left.")
         logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
         keep = np.setdiff1d(np.arange(len(self)), bad)
-        return dataclasses.replace(self, files=self.files[keep], labels=self.labels[keep])
+        columns = {key: each[keep] for key, each in self.columns.items()}
+        return dataclasses.replace(self, files=self.files[keep], columns=columns)
 
 
 def open_folder(
@@ -88,9 +90,9 @@ def open_folder(
 ) -> tuple[FolderSource, tuple[str, ...]]:
     """Lists the files that a split expression selects, opens none; gives source and class names.
 
-    The classes are those of `train` (without it, of all splits), sorted. Where no label is needed,
-    all are 0 and there are no class names; splits need no class folders then, and images in `root`
-    itself are `train`. UserError for another layout, a single class, a class without images, or one
+    The classes are those of `train` (without it, of all splits), sorted. Where no label is needed
+    there are none, nor class names; splits need no class folders then, and images in `root` itself
+    are `train`. UserError for another layout, a single class, a class without images, or one
     in this split that `train` does not have.
     """
     root = os.path.abspath(os.path.expanduser(root))
@@ -114,7 +116,8 @@ def open_folder(
         return order_files(_list_files(root, splits[name], numbers), name if drawn else "")
 
     files = select(split, splits, rows)
-    return FolderSource(root, files["path"], files["number"], drawn), tuple(classes)
+    columns = {"label": files["number"]} if needs_label else {}
+    return FolderSource(root, files["path"], columns, drawn), tuple(classes)
 
 
 def known_split(root: str, split: str, splits: Mapping[str, Any]) -> str:

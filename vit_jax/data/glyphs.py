@@ -126,7 +126,7 @@ def _drawing(face: Face, char: str) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class GlyphSource:
-    """`source[i]` is {"image": uint8 [size, size, 1], "label": i % num_classes}."""
+    """`source[i]`: `image` uint8 [size, size, 1], `label` i % num_classes, `caption` its name."""
 
     families: tuple[tuple[Face, ...], ...]  # each is drawn from equally often
     size: int
@@ -141,7 +141,8 @@ class GlyphSource:
         rng = example_rng(self.seed, index)
         family = _pick(self.families, rng)
         field = _field(_pick(family, rng), _pick(CLASSES[label], rng))
-        return {"image": _render(field, self.size, rng)[:, :, None], "label": label}  # [S, S, 1]
+        image = _render(field, self.size, rng)[:, :, None]  # [S, S, 1]
+        return {"image": image, "label": label, "caption": CLASSES[label]}
 
 
 def _pick(items: Any, rng: np.random.Generator) -> Any:

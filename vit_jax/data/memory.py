@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.decode import pillow_pixels
 from vit_jax.data.preprocess import parse
-from vit_jax.data.sources import Part, SlicedSource, describe, resolve_split
+from vit_jax.data.sources import Part, SlicedSource, check_columns, describe, resolve_split
 from vit_jax.errors import UserError
 
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
@@ -41,6 +41,7 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
             raise UserError(f"dataset.label_key={kwargs['label_key']!r} is for TFDS names.")
         parts = resolve_split(kwargs["split"], halves, lambda each: len(halves[each]))
         chain = parse(kwargs["preprocess"])
+        check_columns(name, chain.columns, [])
         source = MemorySource(halves, parts, classes, getattr(chain.ops[0], "exif", True))
         return Dataset(name, kwargs["split"], source, chain, classes, kwargs["on_bad_image"])
 

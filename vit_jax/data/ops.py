@@ -1,7 +1,8 @@
 """The ops that preprocess.py puts in rows: decoding, geometry, value ranges.
 
 An op is a frozen dataclass whose fields are its arguments; it maps (example, rng) to an example:
-{"image": uint8 [H, W, C] (bytes before `decode`), "label": int, ...}. Sizes are in pixels.
+{"image": uint8 [H, W, C] (bytes before `decode`), "label": int, ...}, to which it may add arrays
+under other keys. Sizes are in pixels.
 """
 
 from __future__ import annotations
@@ -29,7 +30,19 @@ _ROUND: dict[str, Callable[[float], int]] = {"nearest": round, "down": int}
 _MAX_SIDE = 8192
 
 
-class ImageOp:
+class Op:
+    """What all ops have."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the data set that it reads besides image and label: text in the example."""
+        return ()
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+        raise NotImplementedError
+
+
+class ImageOp(Op):
     """An op that changes the image and nothing else."""
 
     apply: Callable[..., np.ndarray]  # of (image, rng)

@@ -31,7 +31,6 @@ Batch = dict[str, np.ndarray]
 Batches = contextlib.AbstractContextManager[Iterator[Batch]]
 DeviceBatch = dict[str, jax.Array]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
-_LABEL = ArraySpec((), np.dtype(np.int32))
 _ROUNDS = 8
 
 
@@ -44,7 +43,7 @@ class Examples(Protocol):
     @property
     def element_spec(self) -> Mapping[str, ArraySpec]: ...
 
-    def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]: ...
+    def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]: ...
 
 
 def order(seed: int, num_examples: int, position: np.ndarray) -> np.ndarray:
@@ -118,31 +117,29 @@ def _eval_rows(num_examples: int, batch_size: int, rows: np.ndarray, t: int) -> 
 
 def batch_spec(dataset: Examples, batch_size: int) -> dict[str, ArraySpec]:
     """Shapes and dtypes of a batch."""
-    image, label = (dataset.element_spec.get(key, _LABEL) for key in ("image", "label"))
-    label_dtype = np.dtype(np.uint8 if label.shape else np.int32)
-    return {
-        "image": ArraySpec((batch_size, *image.shape), image.dtype),
-        "label": ArraySpec((batch_size, *label.shape), label_dtype),
-        "mask": ArraySpec((batch_size,), np.dtype(np.float32)),
-    }
+    spec = {**dataset.element_spec, "mask": ArraySpec((), np.dtype(np.float32))}
+    return {key: ArraySpec((batch_size, *each.shape), each.dtype) for key, each in spec.items()}
 
 
 def _build(dataset: Examples, seed: int, draw: Callable[[int], Rows], step: int) -> Batch:
     """Batch `step`: its examples, each with the random numbers of (seed, its position)."""
     indices, positions, mask = draw(step)
-    spec, whole = dataset.element_spec["image"], batch_spec(dataset, len(indices))
-    images, labels = (np.empty(whole[key].shape, whole[key].dtype) for key in ("image", "label"))
+    spec = dataset.element_spec
+    batch = {key: np.empty((len(mask), *each.shape), each.dtype) for key, each in spec.items()}
     for row, (index, position) in enumerate(zip(indices.tolist(), positions.tolist(), strict=True)):
         if row and position == positions[row - 1]:  # padding
-            images[row], labels[row] = images[row - 1], labels[row - 1]
+            for array in batch.values():
+                array[row] = array[row - 1]
             continue
         example = dataset.example(index, example_rng(seed, position))
-        image = example["image"]
-        if (image.shape, image.dtype) != (spec.shape, spec.dtype):
-            found = f"preprocess gives {describe(spec)} and {describe(image)} (example {index})"
-            raise UserError(f"{found}; end with an op that fixes the size, such as resize(224).")
-        images[row], labels[row] = image, example["label"]
-    return {"image": images, "label": labels, "mask": mask}
+        for key, each in spec.items():
+            array = example[key]
+            if array.shape != each.shape or array.dtype != each.dtype:
+                found = f"preprocess gives {key!r} as {describe(each)} and {describe(array)}"
+                way_out = "end with an op that fixes the size, such as resize(224)"
+                raise UserError(f"{found} (example {index}); {way_out}.")
+            batch[key][row] = array
+    return {**batch, "mask": mask}
 
 
 @contextlib.contextmanager
@@ -208,8 +205,8 @@ def train_batches(
     epoch still is N images, of N / m examples (DeiT draws its N / m anew in every epoch).
 
     This process holds the `rows`, sorted ints [n], of the global batch, by default all; `loader`:
-    see `host_batches`. Gives {"image" [n, H, W, C], "label" int32 [n] or uint8 [n, K], "mask"
-    float32 [n]}; UserError where an example cannot be read, or images differ in shape.
+    see `host_batches`. Gives the arrays of an example, [n, ...] each, and "mask", float32 [n];
+    UserError where an example cannot be read, or arrays differ in shape.
     """
     rows = np.arange(batch_size) if rows is None else rows
     draw = functools.partial(
@@ -269,18 +266,18 @@ def device_batches(
     sharding: Sharding,
     *,
     batch_size: int,
-    keys: Collection[str] = ("image", "label"),
+    keys: Collection[str] = (),
     prefetch: int = 2,
 ) -> Iterator[DeviceBatch]:
     """Global batches, of which the next `prefetch` are on their way while one is in use.
 
     Plain look-ahead does that without a thread: JAX starts a transfer and returns, as it does with
     a step. `batches` are this process's rows, `sharding` is that of the leading axis; the devices
-    are given the `keys` and `mask`.
+    are given the `keys` and `mask`, or all where no key is named.
     """
     queue: collections.deque[DeviceBatch] = collections.deque()
     for batch in batches:
-        chosen = {key: batch[key] for key in (*keys, "mask")}
+        chosen = {key: batch[key] for key in (*keys, "mask")} if keys else batch
         queue.append(to_device(chosen, sharding, batch_size))
         if len(queue) > prefetch:
             yield queue.popleft()

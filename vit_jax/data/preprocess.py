@@ -20,7 +20,7 @@ import numpy as np
 
 from vit_jax.data import ops
 from vit_jax.data.augment import RandAug, RandomErasing
-from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, Example, ImageOp, Size, pair
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, Example, Op, Size, pair
 from vit_jax.errors import UserError, nearest
 
 Channels = float | tuple[float, float, float]
@@ -103,7 +103,12 @@ OPS: dict[str, Callable[..., Any]] = {
 class Chain:
     """Ops in a row. Picklable; its repr shows every argument of every op."""
 
-    ops: tuple[ImageOp, ...]
+    ops: tuple[Op, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those that the ops read of the data set."""
+        return tuple(dict.fromkeys(column for op in self.ops for column in op.columns))
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
         """Applies the ops; ValueError for an image that cannot be decoded, or is too small."""
@@ -116,7 +121,7 @@ class Chain:
 
 def parse(spec: str) -> Chain:
     """Builds the ops that `spec` names; UserError: see `evaluate_calls`."""
-    chain: list[ImageOp] = []
+    chain: list[Op] = []
     for name, made in evaluate_calls("preprocess", spec, {**OPS, **PIPELINES}):
         try:
             chain += [made] if name in OPS else parse(made).ops

@@ -40,7 +40,9 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """{"image": bytes of a file | uint8 [H, W, C], "label": int | uint8 [K] of 0 and 1}."""
+        """{"image": bytes of a file | uint8 [H, W, C]}, where there are labels "label", an int or
+        uint8 [K] of 0 and 1, and the text of columns by their names.
+        """
 
     def check(self, _on_bad_image: str) -> Source:
         """The source to train on; UserError for damage, unless it is images and "skip"."""
@@ -53,6 +55,13 @@ class Source(Protocol):
     def identity(self) -> Iterable[str]:
         """Lines that change with the files; moving a folder is no change. None: see the name."""
         return ()
+
+
+def check_columns(name: str, columns: Iterable[str], known: Sequence[str]) -> None:
+    """Raises a UserError unless a data set that is no table has the columns that ops read."""
+    if missing := [column for column in columns if column not in known]:
+        found = f"{', '.join(known) or 'none'}; preprocess reads it"
+        raise UserError(f"dataset.name={name!r} has no column {missing[0]!r}, but {found}.")
 
 
 class Part(NamedTuple):

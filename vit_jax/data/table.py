@@ -2,7 +2,7 @@
 
 Columns: `path` (or `file_name`), relative to the table's folder; `label`, one class, or `labels`,
 any number of them (text separated by `|`; in Parquet also a list); `split`, or else a fifth is
-`test`, drawn as in a folder without splits. Files are in a folder's order.
+`test`, drawn as in a folder without splits; others for ops. Files are in a folder's order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,44 +24,55 @@ _KNOWN = (*_PATHS, "label", "labels", "split")
 
 
 class TableSource(FolderSource):
-    """As its base; `labels` may be uint8 [N, K] of 0 and 1."""
+    """As its base; `label` may be uint8 [N, K] of 0 and 1, other columns are text."""
 
     def identity(self) -> Iterable[str]:
-        """Path, size and label of every file, in order."""
-        for line, label in zip(super().identity(), self.labels, strict=True):
-            yield f"{line} {np.flatnonzero(label) if label.ndim else label}"
+        """Path and size of every file with what the columns say of it, in order."""
+        for index, line in enumerate(super().identity()):
+            values = (each[index] for each in self.columns.values())
+            told = (np.flatnonzero(value) if np.ndim(value) else value for value in values)
+            yield " ".join(map(str, [line, *told]))
 
 
 def open_table(
-    path: str, split: str, *, needs_label: bool = True
+    path: str, split: str, *, needs_label: bool = True, columns: Sequence[str] = ()
 ) -> tuple[FolderSource, tuple[str, ...]]:
-    """As `folder.open_folder`, of the files that the rows of a table name."""
+    """As `folder.open_folder`, of the files that the rows of a table name.
+
+    Examples have the text of `columns`. A file may be in several rows then, if that differs.
+    """
     path = os.path.abspath(os.path.expanduser(path))
     where = f"dataset.name={path!r}"
     try:
-        names, columns = _read(path)
+        names, cells = _read(path, {*_KNOWN, *columns})
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{where} cannot be read: {one_line(error)}.") from None
 
-    files = [os.fsencode(name) for name in _filled(where, names, columns, *_PATHS)]
-    drawn = "split" not in columns
+    if clash := {"image", "label", "labels"}.intersection(columns):
+        reads = f"preprocess reads the column {min(clash)!r}, which is no text in an example"
+        raise UserError(f"{where}: {reads}; copy it under another name.")
+    files = [os.fsencode(name) for name in _filled(where, names, cells, *_PATHS)]
+    told = {name: np.array(_filled(where, names, cells, name), object) for name in columns}
+    keys = list(zip(files, *told.values(), strict=True))
+    drawn = "split" not in cells
     rows: dict[str, list[int]] = {name: list(range(len(files))) for name in ("train", "test")}
     if not drawn:
         rows = {}
-        for row, name in enumerate(_filled(where, names, columns, "split")):
+        for row, name in enumerate(_filled(where, names, cells, "split")):
             rows.setdefault(name, []).append(row)
     for name, members in rows.items():
-        counts = Counter(os.fsdecode(files[row]) for row in members)
-        if twice := [file for file, count in counts.items() if count > 1]:
+        counts = Counter(keys[row] for row in members)
+        if twice := [os.fsdecode(key[0]) for key, count in counts.items() if count > 1]:
             raise UserError(f"{where}: listed twice in {name!r}: {list_names(twice)}.")
     classes: tuple[str, ...] = ()
     labels = np.zeros(len(files), np.int32)
     if needs_label:
-        if not (several := "labels" in columns):
-            _filled(where, names, columns, "label", "labels")
-        given = columns["labels" if several else "label"]
+        if not (several := "labels" in cells):
+            _filled(where, names, cells, "label", "labels")
+        given = cells["labels" if several else "label"]
         naming = rows["train"] if "train" in rows else range(len(files))
         classes, labels = _number(where, given, naming, multi_label=several)
+        told["label"] = labels
     split = known_split(path, split, rows)
 
     def ordered(name: str) -> np.ndarray:
@@ -72,30 +83,30 @@ def open_table(
         return order_files(groups.values(), name if drawn else "")
 
     picked = select(split, rows, ordered)
-    source = TableSource(os.path.dirname(path), picked["path"], labels[picked["number"]], drawn)
-    return source, classes
+    kept = {name: each[picked["number"]] for name, each in told.items()}
+    return TableSource(os.path.dirname(path), picked["path"], kept, drawn), classes
 
 
 def _filled(
-    where: str, names: Sequence[str], columns: Mapping[str, list[list[str]]], *known: str
+    where: str, names: Sequence[str], cells: Mapping[str, list[list[str]]], *known: str
 ) -> list[str]:
     """The first column of `known` that is there; UserError unless every row has a value."""
-    if not (name := next((name for name in known if name in columns), "")):
+    if not (name := next((name for name in known if name in cells), "")):
         found = f"{list_names(names) or 'none'}.{nearest(known[0], names)}"
         raise UserError(f"{where} has no column {' or '.join(map(repr, known))}, but {found}")
-    if empty := [row for row, texts in enumerate(columns[name], start=1) if not texts]:
+    if empty := [row for row, texts in enumerate(cells[name], start=1) if not texts]:
         rows = counted(len(empty), "row")
         raise UserError(f"{where}: {rows} without a {name}, first row {empty[0]}.")
-    return [text for (text,) in columns[name]]
+    return [text for (text,) in cells[name]]
 
 
-def _read(path: str) -> tuple[list[str], dict[str, list[list[str]]]]:
+def _read(path: str, known: Collection[str]) -> tuple[list[str], dict[str, list[list[str]]]]:
     """Names of all columns, and of those that are known the texts in each row."""
     if path.lower().endswith(".parquet"):
         from pyarrow import parquet  # only for those who have such files
 
         names = parquet.read_schema(path).names
-        found = parquet.read_table(path, columns=[name for name in names if name in _KNOWN])
+        found = parquet.read_table(path, columns=[name for name in names if name in known])
         columns = found.to_pydict()
     else:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -106,7 +117,7 @@ def _read(path: str) -> tuple[list[str], dict[str, list[list[str]]]]:
             if len(row) != len(names):
                 raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
         columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
-    texts: dict[str, list[list[str]]] = {name: [] for name in names if name in _KNOWN}
+    texts: dict[str, list[list[str]]] = {name: [] for name in names if name in known}
     for name, column in texts.items():
         for number, value in enumerate(columns[name], start=1):
             column.append(_texts(f"{name} of row {number}", value, several=name == "labels"))

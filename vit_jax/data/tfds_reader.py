@@ -37,7 +37,7 @@ class TfdsSource(Parts):
     when it is first read.
     """
 
-    def __init__(self, info: Any, extents: Sequence[Any], image_key: str, label: Label):
+    def __init__(self, info: Any, extents: Sequence[Any], image_key: str, label: Label | None):
         super().__init__(
             Part(str(each.filename), each.skip, each.skip + each.take) for each in extents
         )
@@ -52,11 +52,13 @@ class TfdsSource(Parts):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         features = self._features(index)
+        image = features[self._image_key].bytes_list.value[0]
+        if self._label is None:
+            return {"image": image}
         label, num_classes = self._label.compute(features), len(self._label.class_names)
-        if num_classes and not 0 <= label < num_classes:
+        if not 0 <= label < num_classes:
             found = f"label {label} is not in 0 .. {num_classes - 1}"  # ImageNet's test split: -1
             raise UserError(f"{self.describe(index)}: {found}; this split may have no labels.")
-        image = features[self._image_key].bytes_list.value[0]
         if self._label.brightness > 1:
             image = decode_image(image, channels=1, exif=False) * np.uint8(self._label.brightness)
         return {"image": image, "label": label}
@@ -158,16 +160,15 @@ def open_prepared(
     """Reads the metadata of a prepared directory, no record yet; gives source and class names.
 
     `label_key` is the feature to classify, or a key of COMPUTED_LABELS; "" stands for the
-    supervised feature, or `label`, or where no label is needed for 0 everywhere.
+    supervised feature, or `label`, or for none where no label is needed.
     """
     try:
         info = tfds.builder_from_directory(directory).info
     except Exception as error:  # TFDS raises many kinds, over several lines
         message = f"dataset {directory}: cannot read its metadata ({one_line(error)})."
         raise as_user_error(message, error) from None
-    image, label = image_key(info), Label((), computed_labels.zero)
-    if needs_label or label_key:
-        label = _label(info, label_key)
+    image = image_key(info)
+    label = _label(info, label_key) if needs_label or label_key else None
     file_format = info.file_format.value if info.file_format else "unknown"
     if file_format not in ("array_record", "tfrecord"):
         found = f"dataset {directory} is stored as {file_format}"
@@ -179,7 +180,7 @@ def open_prepared(
         raise UserError(f"dataset.split={split!r}: {reason}; write {GRAMMAR}.") from None
     if not extents:
         raise UserError(f"dataset.split={split!r} selects no example.")
-    return TfdsSource(info, extents, image, label), label.class_names
+    return TfdsSource(info, extents, image, label), label.class_names if label else ()
 
 
 def _supervised(info: Any) -> tuple[Any, Any]:

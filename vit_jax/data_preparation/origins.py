@@ -208,7 +208,7 @@ def _list_folder(source: str) -> Listing:
             [bytes(path).removeprefix(inside) for path in images.files],
             size=list(map(os.path.getsize, paths)),
             file=np.arange(len(paths)),
-            label=images.labels,
+            label=images.columns["label"],
         )
         splits[split] = np.array(list(map(os.fsencode, paths)), np.bytes_), rows
     return list_splits(class_names, splits)

@@ -18,6 +18,8 @@ LOG_EVERY_SECONDS = 30
 class _OfExamples:
     """Measures every example on the devices; a kind summarises them on the host."""
 
+    example_keys: tuple[str, ...] = ()  # the objective's
+
     def __init__(self, outputs: Callable[[Any, Any], Any], reader: Reader):
         """`outputs(params, batch)` gives arrays [B, ...], `loss` [B] among them."""
         self._step = compile_outputs(outputs, reader.mesh)

@@ -19,7 +19,7 @@ from vit_jax.evaluators.stream import ObjectiveEvaluator, Reader
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import check_batch_size
 
-# Each has `metric_names`, and returns `{metric: float}` when called with parameters.
+# Each has `example_keys` and `metric_names`; called with parameters, it returns `{metric: float}`.
 # These are built as `Kind(objective, reader, *, key=default, ...)`,
 OF_OUTPUTS: dict[str, Any] = {
     "objective": ObjectiveEvaluator,
@@ -75,6 +75,11 @@ class EvaluatorKeys:
         return step == total_steps or bool(self.every_steps and step % self.every_steps == 0)
 
 
+def example_keys(kind: str, objective: Any) -> tuple[str, ...]:
+    """What a kind of evaluator needs of an example; its data have labels if `label` is one."""
+    return EVALUATORS[kind].example_keys or objective.example_keys
+
+
 class Evaluation(NamedTuple):
     """An evaluator of a run."""
 
@@ -88,6 +93,7 @@ def open_eval_data(
     training: Mapping[str, Any],
     open_dataset: Callable[..., Dataset],
     image_shape: tuple[int, int, int],
+    objective: Any,
 ) -> dict[str, dict[str, Dataset]]:
     """The data of each evaluator: its own, or else that of the training.
 
@@ -98,16 +104,17 @@ def open_eval_data(
       training: `config.dataset`.
       open_dataset: `create_dataset`, or what replaces it.
       image_shape: of the training's images, [H, W, C].
+      objective: of the training, or its class.
 
     Raises:
-      UserError: see `create_dataset`; or images of another shape.
+      UserError: see `create_dataset`; or examples without what is read, or of another shape.
     """
     opened: dict[str, dict[str, Dataset]] = {}
     for key, section in sections.items():
         keys, own = EvaluatorKeys.of(section)
-        splits, label = {key: keys.split}, {}
-        if section["name"] in OF_FEATURES:  # whatever the training needs
-            splits[f"{key}/train"], label = own["train_split"], {"needs_label": True}
+        splits, needed = {key: keys.split}, example_keys(section["name"], objective)
+        if section["name"] in OF_FEATURES:
+            splits[f"{key}/train"] = own["train_split"]
         label_key = keys.label_key or ("" if keys.dataset else training["label_key"])
         opened[key] = {}
         for name, split in splits.items():
@@ -119,8 +126,9 @@ def open_eval_data(
                     label_key=label_key,
                     preprocess=keys.preprocess or training["eval_preprocess"],
                     on_bad_image=training["on_bad_image"],
-                    **label,
+                    needs_label="label" in needed,
                 )
+                dataset.check_keys(section["name"], needed)
             except UserError as error:
                 # The reader's message names dataset.split, but means the evaluator's.
                 message = f"evaluators.{key} (split={split!r}): {error}"
@@ -171,23 +179,23 @@ def create_evaluations(
         shared, own = EvaluatorKeys.of(section)
         batch = shared.batch_size or batch_size
         check_batch_size(f"evaluators.{key}.batch_size", batch, mesh)
+        keys = example_keys(section["name"], objective)
         source: tuple[Any, ...]
         if section["name"] in OF_FEATURES:
             feature = own["feature"]
             if feature not in steps:
                 function = feature_of(feature, f"evaluators.{key}.feature")
                 steps[feature] = feature_step(function, mesh)
-            data = feature, batch, own["train_split"], *(section[name] for name in _OF_DATA)
+            data = feature, keys, batch, own["train_split"], *(section[name] for name in _OF_DATA)
             if data not in features:
                 readers = [
-                    Reader(each, mesh, batch, dict(loader), on_wait=on_wait)
+                    Reader(each, mesh, batch, dict(loader), keys, on_wait)
                     for each in datasets[key].values()
                 ]
                 features[data] = Features(steps[feature], *readers)
             source = (features[data],)
         else:
             dataset = with_classes(key, datasets[key][key])
-            keys = objective.example_keys
             source = objective, Reader(dataset, mesh, batch, dict(loader), keys, on_wait)
         try:
             evaluator = EVALUATORS[section["name"]](*source, **own)

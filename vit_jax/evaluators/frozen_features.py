@@ -74,6 +74,7 @@ class FrozenFeaturesEvaluator:
     Its data set is its own: its classes need not be those of the training.
     """
 
+    example_keys: tuple[str, ...] = ("image", "label")  # whatever the objective reads
     metric_names: tuple[str, ...]
 
     def __init__(

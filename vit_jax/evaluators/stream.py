@@ -37,7 +37,7 @@ class Reader:
     mesh: Mesh
     batch_size: int  # examples per step over all devices of the mesh, which must divide it
     loader: dict[str, Any]  # keyword arguments of the host's reader
-    keys: tuple[str, ...] = ("image", "label")  # of a batch, for the devices; with `mask`
+    keys: tuple[str, ...] = ()  # of a batch, for the devices, with `mask`; () is all
     on_wait: Callable[[], None] = lambda: None  # before waiting for a batch: for the watchdog
 
     @contextlib.contextmanager
@@ -120,6 +120,8 @@ def _real_rows(outputs: dict[str, jax.Array]) -> dict[str, np.ndarray]:
 
 class ObjectiveEvaluator:
     """Averages `objective.evaluate` (loss, accuracy, ...) over a dataset, on the devices."""
+
+    example_keys: tuple[str, ...] = ()  # what it needs of an example; () is the objective's
 
     def __init__(self, objective: Any, reader: Reader):
         self._reader = reader

@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.data.class_names import LABELS, class_names, wordnet_ids
 from vit_jax.data.datasets import Dataset
-from vit_jax.data.ops import ImageOp
+from vit_jax.data.ops import Op
 from vit_jax.data.preprocess import Chain
 from vit_jax.errors import UserError, list_names
 
@@ -79,7 +79,7 @@ def match_classes(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Relabel(ImageOp):
+class _Relabel(Op):
     """A last op that turns a dataset's labels into the model's."""
 
     outputs: tuple[int, ...]

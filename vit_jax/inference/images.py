@@ -22,16 +22,16 @@ from vit_jax.models.description import Description
 
 
 def input_chain(description: Description) -> tuple[Chain, ArraySpec]:
-    """The ops from a stored image to the model's input, and what comes out of them.
+    """The ops from a stored image to the model's input, less those of other columns; its spec.
 
     Raises:
       UserError: a mistake in the ops, or they end in another size than the model takes.
     """
     spec = description.eval_preprocess
-    chain = parse(spec)
+    chain = Chain(tuple(op for op in parse(spec).ops if not op.columns))
     black = np.zeros(description.image_shape, np.uint8)
     try:
-        image = chain({"image": black, "label": 0}, np.random.default_rng(0))["image"]
+        image = chain({"image": black}, np.random.default_rng(0))["image"]
     except ValueError as error:
         raise UserError(f"preprocess {spec!r}: {error}") from error
     if image.shape != description.image_shape:
@@ -163,14 +163,14 @@ class Images:
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
         spec = self.element_spec["image"]
         try:
-            example = self._chain({"image": self._stored(self._images[index]), "label": 0}, rng)
+            example = self._chain({"image": self._stored(self._images[index])}, rng)
             image = example["image"]
             if (image.shape, image.dtype) == (spec.shape, spec.dtype):
                 return example
             self.failures[index] = f"preprocess gives {describe(image)}, not {describe(spec)}"
         except (ValueError, OSError, cv2.error) as error:
             self.failures[index] = str(getattr(error, "strerror", None) or error)
-        return {"image": np.zeros(spec.shape, spec.dtype), "label": 0}
+        return {"image": np.zeros(spec.shape, spec.dtype)}
 
     def _stored(self, image: Any) -> bytes | np.ndarray:
         """The image as the first op takes it."""
@@ -198,4 +198,4 @@ class Inputs:
         return len(self._images)
 
     def example(self, index: int, _rng: np.random.Generator) -> dict[str, Any]:
-        return {"image": self._images[index], "label": 0}
+        return {"image": self._images[index]}

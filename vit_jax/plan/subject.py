@@ -64,8 +64,9 @@ def planned_run(
         origin = f"sizes from the flags or configs/pretrain.py ({missing})"
         # A teacher's classes are found by their names.
         named = wordnet_ids(key) if LABELS.get(key) == classes else map(str, range(classes))
-        noise = Noise(count, np.zeros(classes, np.uint8) if several else 0)
-        return Dataset(name, split, noise, parse(preprocess), tuple(named))
+        chain = parse(preprocess)
+        noise = Noise(count, np.zeros(classes, np.uint8) if several else 0, chain.columns)
+        return Dataset(name, split, noise, chain, tuple(named))
 
     mesh = create_mesh(**config.mesh, devices=topology_devices(topology))
     return create_run(config, mesh, open_dataset), origin
@@ -77,13 +78,14 @@ class Noise(Source):
 
     num_examples: int
     label: Any  # of every example
+    columns: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return self.num_examples
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         pixels = np.random.default_rng(index).integers(0, 256, (375, 500, 3), np.uint8)
-        return {"image": pixels, "label": self.label}
+        return {"image": pixels, "label": self.label, **dict.fromkeys(self.columns, "0")}
 
 
 def step_arguments(run: Run) -> tuple[Any, Any, dict[str, jax.ShapeDtypeStruct]]:
