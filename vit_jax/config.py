@@ -153,10 +153,10 @@ def section(key: str, name: str, **values: Any) -> ConfigDict:
     values = {each: values.get(each, default) for each, (_, default) in keys.items()}
     missing = [f"{key}.{each}" for each, value in values.items() if value is dataclasses.MISSING]
     if missing:
-        rows = ", or a variant as model.name, such as B/16 or R50x1"
+        or_row = ", or a variant as name, such as B/16" if key == "model" else ""
         raise UserError(
-            f"{key}.name={name!r} has no default for {', '.join(missing)}; give what is missing"
-            f"{rows if key == 'model' else ''}."
+            f"{key}.name={name!r} has no default for {', '.join(missing)}; give what is "
+            f"missing{or_row}."
         )
     fields = {each: _field(keys[each][0], value) for each, value in values.items()}
     return ConfigDict({"name": name, **fields})

@@ -251,13 +251,12 @@ def create_run(
     )
 
 
-def _check_accumulation(name: str, accumulation_steps: int) -> None:
+def _check_accumulation(name: str, steps: int) -> None:
     kind = OBJECTIVES[name]
-    if accumulation_steps > 1 and kind.spans_batch and kind.embed is Objective.embed:
+    if steps > 1 and kind.spans_batch and kind.embed is Objective.embed:
         raise UserError(
-            f"train_step.accumulation_steps={accumulation_steps}: objective.name={name!r} compares "
-            "the examples of a batch and does not define `embed`, so that parts would be another "
-            "loss; set it to 1."
+            f"train_step.accumulation_steps={steps} must be 1: objective.name={name!r} compares "
+            "the examples of a batch and does not define `embed`."
         )
 
 

@@ -242,6 +242,6 @@ def test_without_embeddings_there_are_no_parts(monkeypatch: pytest.MonkeyPatch) 
     mesh = create_mesh()
     create_run(config, mesh)
     config.train_step.accumulation_steps = 2
-    message = "train_step.accumulation_steps=2: objective.name='in_one_piece' compares"
+    message = "train_step.accumulation_steps=2 must be 1: objective.name='in_one_piece' compares"
     with pytest.raises(UserError, match=message):
         create_run(config, mesh)

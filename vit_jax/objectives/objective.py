@@ -41,9 +41,6 @@ class Objective:
     Its constants are arrays that it uses but does not learn. The loop shards them like parameters,
     keeps them out of optimizer and checkpoints, and adds them to the parameters wherever it calls
     the objective: `{**params, **constants}`.
-
-    One that `spans_batch`, as a contrastive loss does, defines `embed` and `loss_of` instead of
-    `loss`: a batch can then be accumulated.
     """
 
     model: Any  # linen module with `num_outputs` outputs
@@ -64,7 +61,10 @@ class Objective:
         return self.model.init(rng, scale_images(batch["image"]), train=False)["params"]
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
-        """The scalar to minimise on a training batch, and scalars to report."""
+        """The scalar to minimise on a training batch, and scalars to report.
+
+        One that `spans_batch`, as a contrastive loss does, is given by `embed` and `loss_of`.
+        """
         return self.loss_of(params, self.embed(params, batch, rng), batch)
 
     def embed(self, params: Any, batch: Batch, rng: jax.Array) -> Any:

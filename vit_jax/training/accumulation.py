@@ -1,7 +1,7 @@
 """The gradient of a batch in parts, one after the other, to save memory.
 
 Part k takes rows k, k + num_steps, ..., so that every device cuts its own rows and nothing moves
-between devices. Its randomness is that of the step's key with k folded in.
+between devices. Its key is that of the update with k folded in.
 """
 
 from __future__ import annotations
@@ -17,22 +17,14 @@ from vit_jax.parameters.sharding import BATCH_AXES
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
-# (params, batch, rng) -> ((loss, metrics), gradient)
-ValueAndGrad = Callable[[Any, Batch, jax.Array], tuple[tuple[jax.Array, Metrics], Any]]
+Result = tuple[tuple[jax.Array, Metrics], Any]  # (loss, metrics), gradient
+ValueAndGrad = Callable[[Any, Batch, jax.Array], Result]  # of params, batch, rng
 
 
 def accumulate_gradients(
-    value_and_grad: ValueAndGrad,
-    params: Any,
-    batch: Batch,
-    rng: jax.Array,
-    *,
-    num_steps: int,
-) -> tuple[tuple[jax.Array, Metrics], Any]:
-    """Means of loss, metrics and gradient over `num_steps` parts of the batch.
-
-    Only one gradient is held besides the sum.
-    """
+    value_and_grad: ValueAndGrad, params: Any, batch: Batch, rng: jax.Array, *, num_steps: int
+) -> Result:
+    """Means of loss, metrics and gradient over the parts; one gradient is held besides the sum."""
 
     def body(carry: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
         micro_batch, index = part
@@ -47,21 +39,12 @@ def accumulate_gradients(
 
 
 def accumulate_embeddings(
-    embed: Callable[[Any, Batch, jax.Array], Any],
-    loss_of: Callable[[Any, Any, Batch], tuple[jax.Array, Metrics]],
-    params: Any,
-    batch: Batch,
-    rng: jax.Array,
-    *,
-    num_steps: int,
-) -> tuple[tuple[jax.Array, Metrics], Any]:
-    """Loss, metrics and gradient of the whole batch, although `embed` sees one part at a time.
+    embed: Any, loss_of: Any, params: Any, batch: Batch, rng: jax.Array, *, num_steps: int
+) -> Result:
+    """The gradient of the whole batch, although `embed` sees one part at a time (see `Objective`).
 
-    As in GradCache (2101.06983): the embeddings of all parts come first, then the gradient of the
-    loss with respect to them, then each part again, to pass its rows of that on to the parameters.
-
-    Args:
-      embed, loss_of: see `Objective`.
+    As in GradCache (2101.06983): first the embeddings of all parts, then the gradient of the loss
+    with respect to them, then each part again, which passes its rows of that on to the parameters.
     """
 
     def embed_part(params: Any, part: tuple[Batch, jax.Array]) -> Any:
@@ -76,14 +59,12 @@ def accumulate_embeddings(
     parts = (_split(batch, num_steps), jnp.arange(num_steps))
     _, embeddings = jax.lax.scan(lambda _, part: (None, embed_part(params, part)), None, parts)
     value_and_grad = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
-    result, (grads, cotangents) = value_and_grad(params, _join(embeddings), batch)
+    result, (grads, cotangents) = value_and_grad(params, jax.tree.map(_join, embeddings), batch)
     grads, _ = jax.lax.scan(backward, grads, (parts, _split(cotangents, num_steps)))
     return result, grads
 
 
 def _split(tree: Any, num_steps: int) -> Any:
-    """[B, ...] -> [num_steps, B / num_steps, ...]."""
-
     def split(x: jax.Array) -> jax.Array:
         parts = jnp.reshape(x, (x.shape[0] // num_steps, num_steps, *x.shape[1:]))
         parts = jnp.swapaxes(parts, 0, 1)  # [num_steps, B / num_steps, ...]
@@ -92,12 +73,7 @@ def _split(tree: Any, num_steps: int) -> Any:
     return jax.tree.map(split, tree)
 
 
-def _join(tree: Any) -> Any:
-    """The inverse of `_split`."""
-
-    def join(parts: jax.Array) -> jax.Array:
-        x = jnp.swapaxes(parts, 0, 1)  # [B / num_steps, num_steps, ...]
-        x = jnp.reshape(x, (-1, *x.shape[2:]))  # [B, ...]
-        return jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH_AXES))
-
-    return jax.tree.map(join, tree)
+def _join(parts: jax.Array) -> jax.Array:
+    x = jnp.swapaxes(parts, 0, 1)
+    x = jnp.reshape(x, (-1, *x.shape[2:]))  # [B, ...]
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH_AXES))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -19,6 +19,7 @@ from vit_jax.parameters.sharding import keep_batch_sharding
 from vit_jax.training.accumulation import (
     Batch,
     Metrics,
+    Result,
     ValueAndGrad,
     accumulate_embeddings,
     accumulate_gradients,
@@ -111,12 +112,12 @@ def initial_state(
 
 
 # (value_and_grad, params, batch, rng); accumulation and freezing are inside `value_and_grad`.
-Gradient = Callable[[ValueAndGrad, Any, Batch, jax.Array], tuple[tuple[jax.Array, Metrics], Any]]
+Gradient = Callable[[ValueAndGrad, Any, Batch, jax.Array], Result]
 
 
 def plain_gradient(
     value_and_grad: ValueAndGrad, params: Any, batch: Batch, rng: jax.Array
-) -> tuple[tuple[jax.Array, Metrics], Any]:
+) -> Result:
     """The gradient of the loss at the parameters."""
     return value_and_grad(params, batch, rng)
 
@@ -125,21 +126,16 @@ def sam_gradient(*, rho: float = 0.05) -> Gradient:
     """The gradient at the worst parameters near by ("Sharpness-Aware Minimization", 2010.01412).
 
     They are params + rho * g / ||g|| with the gradient g of the whole batch, on any mesh; the
-    authors' runs take that of each device's own images instead (m-sharpness, section 4.1). Loss and
-    metrics are those of the first pass. Both passes have the same dropout.
+    authors' runs take that of each device's own images (m-sharpness, section 4.1). Loss and metrics
+    are those of the first pass. Both passes have the same dropout.
 
     Args:
       rho: how far away, in the Euclidean norm over all parameters.
-
-    Raises:
-      UserError: `rho` is negative or not finite.
     """
     if not 0.0 <= rho < float("inf"):
         raise UserError(f"gradient.rho={rho} must be a finite number, at least 0.")
 
-    def gradient(
-        value_and_grad: ValueAndGrad, params: Any, batch: Batch, rng: jax.Array
-    ) -> tuple[tuple[jax.Array, Metrics], Any]:
+    def gradient(value_and_grad: Any, params: Any, batch: Batch, rng: jax.Array) -> Result:
         result, grads = value_and_grad(params, batch, rng)
         norm = optax.tree.norm(grads)
         norm = jnp.where(norm > 0.0, norm, 1.0)  # where nothing learns nothing moves
@@ -151,8 +147,6 @@ def sam_gradient(*, rho: float = 0.05) -> Gradient:
 
 
 class GradientKind(NamedTuple):
-    """A row of `GRADIENTS`."""
-
     create: Callable[..., Gradient]  # its keyword-only parameters are the keys of the kind
     passes: int  # forward and backward, over the whole batch
 
@@ -219,19 +213,16 @@ def make_train_step(
 def _value_and_grad(objective: Any, constants: Any, freeze: str, num_steps: int) -> ValueAndGrad:
     """Of the loss with respect to the parameters that learn, over `num_steps` parts of a batch."""
 
-    def of_params(method: Callable[..., Any]) -> Callable[..., Any]:
-        def function(params: Any, *args: Any) -> Any:
-            if freeze:
-                params = stop_frozen_gradients(params, freeze)
-            with keep_batch_sharding():
-                return method({**params, **constants}, *args)
+    def call(method: Callable[..., Any], params: Any, *args: Any) -> Any:
+        if freeze:
+            params = stop_frozen_gradients(params, freeze)
+        with keep_batch_sharding():
+            return method({**params, **constants}, *args)
 
-        return function
-
-    value_and_grad = jax.value_and_grad(of_params(objective.loss), has_aux=True)
+    value_and_grad = jax.value_and_grad(partial(call, objective.loss), has_aux=True)
     if num_steps == 1:
         return value_and_grad
     if objective.spans_batch:
-        embed, loss_of = of_params(objective.embed), of_params(objective.loss_of)
-        return functools.partial(accumulate_embeddings, embed, loss_of, num_steps=num_steps)
-    return functools.partial(accumulate_gradients, value_and_grad, num_steps=num_steps)
+        embed, loss_of = partial(call, objective.embed), partial(call, objective.loss_of)
+        return partial(accumulate_embeddings, embed, loss_of, num_steps=num_steps)
+    return partial(accumulate_gradients, value_and_grad, num_steps=num_steps)
