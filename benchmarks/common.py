@@ -54,7 +54,7 @@ def create_config(variant: str, batch_size: int, overrides: Sequence[str] = ()) 
     """A variant on ImageNet at 224 pixels: clipping and AdamW as in the paper.
 
     Args:
-      variant: of `vit_jax/models/variants.py`, such as "S/16".
+      variant: of `models.create.VARIANTS`, such as "S/16".
       batch_size: images per update.
       overrides: `--config.KEY=VALUE`.
 

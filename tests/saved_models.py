@@ -32,7 +32,7 @@ def save_model(
     Every parameter is random, biases and a head that starts at zero included: nothing may agree
     by being zero. `scale` is their deviation.
     """
-    defaults = {**SIZES, "num_heads": 2} if model.get("name", "vit") != "bit" else {}
+    defaults = {**SIZES, "num_heads": 2} if model.get("name", "vit") in ("vit", "deit") else {}
     sizes = {**defaults, **model, "num_classes": num_classes or len(class_names)}
     module = create_model(**sizes)
     height, width = image_size if isinstance(image_size, tuple) else (image_size,) * 2

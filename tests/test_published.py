@@ -88,6 +88,7 @@ def test_fine_tuning_on_a_folder_of_images_at_a_rectangle(tmp_path: Path) -> Non
 LOADS = {
     "to a model": """
 import jax.numpy as jnp
+from vit_jax.models.create import VARIANTS, create_model
 model = create_model(**VARIANTS["B/16"], num_classes=10)
 image = jnp.zeros((1, 224, 224, 3))
 like = jax.eval_shape(lambda: model.init(jax.random.key(0), image, train=False))["params"]

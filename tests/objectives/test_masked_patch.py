@@ -90,6 +90,7 @@ class Oracle:
     classifier = "token_unpooled"
     prefix_tokens = ("cls",)
     pixels_per_token = (8, 8)
+    logits_per_token = True
 
     def __init__(self, outputs: np.ndarray):
         self.outputs = outputs

@@ -36,7 +36,7 @@ class _OfLabels(Objective):
         self.class_names = task.class_names
         self.num_outputs = len(task.class_names)
         self.model = task.build_model(self.num_outputs)
-        if self.model.logits_per_token:
+        if getattr(self.model, "logits_per_token", False):
             raise UserError(
                 f"model.classifier={self.model.classifier!r} gives logits per token; "
                 "classification needs one of token, gap, map."

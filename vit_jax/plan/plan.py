@@ -13,7 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.models.create import MODELS, VARIANTS
+from vit_jax.models.create import MODELS, variant_of
 from vit_jax.parameters.chips import CHIPS, GIB
 from vit_jax.plan import cost
 from vit_jax.plan.subject import Row, parameter_rows, planned_run, step_arguments
@@ -209,7 +209,6 @@ def whole_recipe(
 def paper_core_days(model: dict[str, Any], dataset: str, epochs: int) -> float | None:
     """Table 2 for a model's config; None where it has no such row."""
     for (variant, name, length), days in CORE_DAYS.items():
-        sizes = {"resnet_layers": None, **VARIANTS[variant]}
-        if (name, length) == (dataset, epochs) and sizes.items() <= model.items():
+        if (name, length) == (dataset, epochs) and variant_of(model) == variant:
             return days
     return None

@@ -1,0 +1,27 @@
+"""A small model of every kind, made of its family: a new kind is tested like the others."""
+
+from typing import Any
+
+from vit_jax.models.create import MODELS
+
+_SMALL = {"patch_size": 8, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "vocab_size": 100}
+
+
+def small(kind: str) -> dict[str, Any]:
+    """Attributes of a tiny model: those of the kind's first variant, shrunk."""
+    sizes = dict(next(iter(MODELS[kind].sizes.values())))
+    for key, value in sizes.items():
+        if isinstance(value, tuple):
+            sizes[key] = (1,) * min(len(value), 2)
+        elif key.endswith("mlp_dim"):
+            sizes[key] = 24
+        else:
+            sizes[key] = _SMALL.get(key, value)
+    told = {key: value for key, value in sizes.items() if key not in MODELS[kind].conventions}
+    return {"name": kind, **told}
+
+
+# What sees images: a batch holds them under that key.
+OF_IMAGES = [
+    kind for kind, family in MODELS.items() if getattr(family, "input", "image") == "image"
+]

@@ -1,0 +1,282 @@
+"""Every kind of model goes through all that comes after its training.
+
+The tests iterate over MODELS, so that a kind that is added is tested without a line here. What a
+kind has not, or a format cannot hold, is said in one line.
+"""
+
+import logging
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import cv2
+import jax
+import numpy as np
+import pytest
+
+from tests import golden, tiny
+from tests.kinds import OF_IMAGES, small
+from tests.pretrained import weights
+from vit_jax.errors import UserError
+from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint
+from vit_jax.export.write import export_model
+from vit_jax.inference.evaluate import evaluate
+from vit_jax.inference.features import extract_features
+from vit_jax.inference.load import load_model
+from vit_jax.inference.model import Model
+from vit_jax.inference.predict import predict
+from vit_jax.inference.probe import probe
+from vit_jax.inference.visualize import visualize
+from vit_jax.models.create import MODELS, VARIANTS, create_model, recognise, variant_of
+from vit_jax.models.features import available_features
+from vit_jax.models.look import INSIDE, can_show
+from vit_jax.parameters.names import abstract_params, flatten_names, stack_blocks, unstack_blocks
+from vit_jax.parameters.rows import parameter_row
+from vit_jax.plan.plan import make_plan, remedies
+from vit_jax.plan.topology import parse_topology
+from vit_jax.pretrained.infer import infer_model
+from vit_jax.pretrained.load import load_pretrained
+from vit_jax.report.report import write_report
+from vit_jax.train import train_and_evaluate
+from vit_jax.workdir.description import PARAMS_FILE
+
+IMAGE = (16, 16, 3)
+TRANSFER = ["probe.py", "finetune.py"]
+
+
+def config_of(kind: str) -> Any:
+    sizes = {f"model__{key}": value for key, value in small(kind).items()}
+    return tiny.config(**sizes, duration__steps=2, schedule__warmup_steps=1)
+
+
+@pytest.fixture(scope="module", params=OF_IMAGES)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished training of one kind."""
+    folder = tmp_path_factory.mktemp(request.param) / request.param
+    train_and_evaluate(config_of(request.param), str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(run: Path) -> Model:
+    return load_model(run)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    for i in range(4):
+        pixels = np.random.default_rng(i).integers(0, 256, (20, 24, 3), np.uint8)
+        cv2.imwrite(str(folder / f"{i}.png"), pixels)
+    return folder
+
+
+def inputs(model: Model) -> np.ndarray:
+    shape = (2, *model.description.image_shape)
+    return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+
+
+# What a family says.
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_file_of_others_tells_what_the_model_is(kind: str) -> None:
+    """Shapes alone give the kind and every attribute that shows in one."""
+    sizes = small(kind)
+    params = flatten_names(abstract_params(create_model(**sizes, num_classes=3), IMAGE))
+    assert recognise(params) == kind
+    found = infer_model(params, {})
+    assert {**sizes, "num_classes": 3}.items() <= found.items()
+    assert set(found) <= {"name", "num_classes", *MODELS[kind].keys}
+    assert create_model(**found)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_blocks_stack_and_unstack(kind: str) -> None:
+    family = MODELS[kind]
+    module = create_model(**small(kind), num_classes=3)
+    params = weights.seeded(module, IMAGE)
+    tree = {"a": {"b": golden.params({k: v.shape for k, v in params.items()}, "r02")}}
+    stacked = stack_blocks(tree)
+    assert flatten_names(unstack_blocks(stacked)).keys() == flatten_names(tree).keys()
+    blocks = {name for name in params if parameter_row(name).block is not None}
+    assert bool(blocks) == bool(family.blocks)
+    if "scan" in family.keys:
+        scanned = flatten_names(abstract_params(module.clone(scan=True), IMAGE))
+        assert {f"a/b/{name}" for name in scanned} == flatten_names(stacked).keys()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_size_has_its_name(kind: str) -> None:
+    for name in MODELS[kind].sizes:
+        assert VARIANTS[variant_of(VARIANTS[name])] == VARIANTS[name]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_conventions_are_attributes_that_no_shape_tells(kind: str) -> None:
+    family = MODELS[kind]
+    for key in family.conventions:
+        values = [value for value in family.choices.get(key, ()) if value != "sincos2d"]
+        shapes = [
+            flatten_names(
+                abstract_params(create_model(**small(kind), num_classes=3, **each), IMAGE)
+            )
+            for each in ({key: value} for value in values)
+        ]
+        assert all(each == shapes[0] for each in shapes)
+    assert {*family.conventions, *family.head_conventions} <= family.keys.keys()
+
+
+# Its own result, in everything that has a model.
+
+
+def test_its_own_result_loads(run: Path, model: Model) -> None:
+    kind = model.description.model["name"]
+    module = create_model(**small(kind), num_classes=10)
+    params = flatten_names(abstract_params(module, model.description.image_shape))
+    assert flatten_names(model.params).keys() == params.keys()
+    alone = load_model(run / PARAMS_FILE)
+    weights.assert_same(flatten_names(alone.params), flatten_names(model.params))
+    # ... also without what was written beside it, by names and shapes.
+    bare = run.parent / "bare.npz"
+    bare.write_bytes((run / PARAMS_FILE).read_bytes())
+    found = load_model(bare, image_size=model.description.image_shape[:2])
+    assert found.module == module
+    expected = weights.logits(module, model.params, inputs(model))
+    np.testing.assert_array_equal(weights.logits(module, found.params, inputs(model)), expected)
+
+
+def test_it_predicts_and_is_measured(run: Path, photos: Path, capsys: Any) -> None:
+    assert predict(str(run), [str(photos)], top=2) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4 * (1 + 2)
+    results = evaluate(str(run), dataset="digits", split="test[:20]")
+    assert results["num_examples"] == 20
+    assert math.isfinite(results["loss"])
+    probed = probe(
+        str(run), dataset="digits", train_split="train[:40]", split="test[:20]", kinds=["few_shot"]
+    )
+    assert any("accuracy" in name for name in probed["few_shot"])
+
+
+def test_its_features(run: Path, model: Model, photos: Path, tmp_path: Path) -> None:
+    names = available_features(model.module)
+    assert {"logits", "gap"} <= set(names)
+    shapes = extract_features(
+        str(run), [str(photos)], features=names, output=str(tmp_path / "features.npz")
+    )
+    assert set(shapes) == set(names)
+    with np.load(tmp_path / "features.npz") as found:
+        for name in names:
+            assert np.isfinite(found[name]).all()
+    assert bool(MODELS[model.description.model["name"]].blocks) == ("block_0" in names)
+    with pytest.raises(UserError, match="this model has no 'block_99'"):
+        model.features(inputs(model), "block_99")
+
+
+def test_what_is_inside(model: Model) -> None:
+    shown = can_show(model.module)
+    for name in INSIDE:
+        if name in shown:
+            array = model.look(inputs(model), name)[name]
+            assert array.shape[:2] == (model.module.num_layers, 2)
+        else:
+            has = re.escape(" and ".join(shown) or "no blocks to look into")
+            with pytest.raises(UserError, match=f"this model has no {name}; it has {has}"):
+                model.look(inputs(model), name)
+    if "attention" in shown:
+        sums = model.attention(inputs(model)).sum(axis=-1)
+        np.testing.assert_allclose(sums, 1.0, atol=1e-5)
+
+
+def test_pictures_and_page(
+    run: Path, model: Model, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        drawn = visualize(str(run), [str(photos)], output=str(tmp_path), against=str(run))
+    names = {path.stem for path in drawn}
+    assert "filters" in names
+    attends = "attention" in can_show(model.module)
+    assert ({"attention_distance", "rollout", "heads"} <= names) == attends
+    assert ("No rollout.png: no attention." in caplog.messages) == (not attends)
+    assert ("cka" in names) == ("tokens" in can_show(model.module))
+    page = write_report(str(run), max_examples=8).read_text()
+    assert "Embedding filters" in page or "Principal components" in page
+    assert ("Not drawn: no attention" in page) == (not attends)
+
+
+@pytest.mark.parametrize("format", FORMAT_NAMES)
+def test_each_format_holds_it_or_says_why_not(
+    format: str, run: Path, model: Model, tmp_path: Path
+) -> None:
+    """What is written is read again and compared within; here it is read as a file of others."""
+    target = tmp_path / ("a.npz" if format in ("npz", "npz_published", "big_vision") else "a")
+    try:
+        report = convert_checkpoint(str(run), str(target), format=format)
+    except UserError as found:
+        refusal = str(found)
+        assert re.search("no place for model|timm has no", refusal), refusal
+        return
+    assert report["max_difference"] <= report["tolerance"]
+    if format == "orbax":
+        return
+    for name in ("model.json", "a.json"):
+        (tmp_path / name).unlink(missing_ok=True)
+        (target / name).unlink(missing_ok=True) if target.is_dir() else None
+    heads = getattr(model.module, "num_heads", None)
+    again = load_model(target, num_heads=heads, image_size=model.description.image_shape[:2])
+    assert again.description.model["name"] == model.description.model["name"]
+    found = flatten_names(again.params)
+    assert found.keys() == flatten_names(model.params).keys()
+
+
+def test_it_exports(run: Path, tmp_path: Path) -> None:
+    for format in ("stablehlo", "onnx"):
+        report = export_model(str(run), tmp_path / format, format=format)
+        assert report["max_difference"] <= report["tolerance"]
+        card = (tmp_path / format / "README.md").read_text()
+        assert MODELS[run.name].title in card
+
+
+def test_it_is_fine_tuned(run: Path, model: Model) -> None:
+    module = create_model(**small(run.name), num_classes=4)
+    like = abstract_params(module, model.description.image_shape)
+    params, report = load_pretrained(run, like=like)
+    heads = [name for name in flatten_names(like) if parameter_row(name).row.role == "head"]
+    assert report["reset"] == heads
+    loaded = flatten_names(params)
+    for name, array in flatten_names(model.params).items():
+        if name not in heads:
+            np.testing.assert_array_equal(loaded[name], array)
+
+
+@pytest.mark.parametrize("kind", OF_IMAGES)
+def test_it_can_be_planned(kind: str) -> None:
+    config, topology = config_of(kind), parse_topology("cpu:8")
+    plan = make_plan(config, topology, try_remedies=False)
+    assert plan.step is not None
+    assert plan.model_flops_per_image > 0
+    numbered = [row.name for row in plan.rows if "*" in row.name]
+    assert bool(numbered) == bool(MODELS[kind].blocks or kind == "bit")
+    last = list(remedies(config, topology))[-1]
+    for key in last:
+        section, name = key.split(".")
+        assert name in config[section]
+
+
+@pytest.mark.parametrize("kind", OF_IMAGES)
+def test_another_convention_is_said(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same parameters would compute something else."""
+    from tests.saved_models import save_model
+
+    save_model(tmp_path / "a", class_names=("a", "b"), **small(kind))
+    module = create_model(**small(kind), num_classes=2)
+    for key in MODELS[kind].conventions:
+        stated = getattr(module, key)
+        other = 2 * stated if isinstance(stated, float) else f"not {stated}"
+        caplog.clear()
+        like = jax.tree.map(lambda x: x, abstract_params(module, IMAGE))
+        load_pretrained(tmp_path / "a", like=like, model={**small(kind), key: other})
+        assert f"--config.model.{key}={stated} computes what it learned" in caplog.text
