@@ -153,10 +153,9 @@ def test_it_predicts_and_is_measured(run: Path, photos: Path, capsys: Any) -> No
     results = evaluate(str(run), dataset="digits", split="test[:20]")
     assert results["num_examples"] == 20
     assert math.isfinite(results["loss"])
-    probed = probe(
-        str(run), dataset="digits", train_split="train[:40]", split="test[:20]", kinds=["few_shot"]
-    )
-    assert any("accuracy" in name for name in probed["few_shot"])
+    splits = {"train_split": "train[:40]", "split": "test[:20]"}
+    probed = probe(str(run), dataset="digits", **splits, kinds=["few_shot"], feature="gap")
+    assert any("accuracy" in name for name in probed), probed
 
 
 def test_its_features(run: Path, model: Model, photos: Path, tmp_path: Path) -> None:

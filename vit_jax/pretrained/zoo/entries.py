@@ -58,7 +58,7 @@ class ZooEntry:
 
     name: str  # family/model
     url: str  # gs://, https:// or hf://
-    format: str  # npz_published (Google's), big_vision, timm or huggingface
+    format: str  # npz or npz_published (Google's), big_vision, timm or huggingface
     variant: str  # key of create.VARIANTS
     resolution: int  # pixels of a side of the images that its position embeddings are for
     preprocess: str  # how its accuracy is measured, for `data.preprocess.parse`
