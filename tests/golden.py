@@ -116,5 +116,6 @@ def model(config: str, **kwargs: Any) -> Any:
         classifier = "unpooled" if config == "testing-unpooled" else "token"
         return create_model(**TESTING, **{"classifier": classifier, **kwargs})
     name = config.replace("ViT-", "").replace("_", "/").removesuffix("-gap-norep")
-    classifier = "gap" if config.endswith("-gap-norep") else "token"
-    return create_model(**{**VARIANTS[name], "classifier": classifier, **kwargs})
+    if config.endswith("-gap-norep"):
+        kwargs["classifier"] = "gap"
+    return create_model(**{**VARIANTS[name], **kwargs})

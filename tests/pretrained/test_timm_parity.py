@@ -19,6 +19,7 @@ from tests import golden
 from tests.peers import import_timm
 from tests.pretrained import weights
 from tests.pretrained.weights import difference, randomise
+from vit_jax.errors import UserError
 from vit_jax.files.paths import write_arrays
 from vit_jax.inference.load import load_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
@@ -212,3 +213,45 @@ def test_distilled_deit_both_ways(tmp_path: Path) -> None:
     weights.write(folder, "timm", loaded.module, flat, (PIXELS, PIXELS, 3), "deit")
     again = timm.create_model(f"local-dir:{folder}", pretrained=True)
     assert difference(their_logits(again, images), theirs) == 0.0
+
+
+def test_mixer_in_both_directions(tmp_path: Path) -> None:
+    """Each side computes what the other wrote, also of images that are no square."""
+    image = (64, 96, 3)
+    images = golden.images(2, *image[:2])
+    module = weights.module_of("Mixer-S/32", gelu="exact", channels_mlp_dim=1001)
+    params = weights.seeded(module, image)
+    weights.write(tmp_path / "ours", "timm", module, params, image, name="mixer")
+    model = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True)
+    ours = weights.logits(module, unflatten_names(params), images)
+    assert difference(their_logits(model, images), ours) < SAME
+
+    randomise(model)
+    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
+    loaded = load_model(tmp_path / "timm.safetensors", grid=(2, 3))
+    assert loaded.module == module
+    assert loaded.description.image_shape == image
+    theirs = their_logits(model, images)
+    assert difference(weights.logits(module, loaded.params, images), theirs) < SAME
+    tanh = module.clone(gelu="tanh")
+    assert difference(weights.logits(tanh, loaded.params, images), theirs) > 2 * SAME
+    huge = weights.module_of("Mixer-H/14")
+    with pytest.raises(UserError, match="timm has no Mixer of patch_size=14"):
+        weights.write(tmp_path / "h", "timm", huge, {}, (28, 28, 3), name="mixer")
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("gmlp_ti16_224", "gated MLPs"),
+        ("gmixer_12_224", "gated MLPs"),
+        ("resmlp_12_224", "affine norms and one layer over the tokens"),
+    ],
+)
+def test_what_is_like_a_mixer_and_is_none_is_refused_by_name(
+    kind: str, why: str, tmp_path: Path
+) -> None:
+    model = timm.create_model(kind, num_classes=3, img_size=32)
+    write_safetensors(tmp_path / "timm.safetensors", arrays_of(model), {})
+    with pytest.raises(UserError, match=why):
+        load_model(tmp_path / "timm.safetensors")

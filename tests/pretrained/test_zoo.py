@@ -31,6 +31,8 @@ FAMILIES = {
     "facebook": 8,
     "google": 11,
     "timm": 55,
+    "mixer-imagenet1k": 2,
+    "mixer-imagenet21k": 2,
 }
 
 
@@ -44,7 +46,7 @@ def test_every_row_is_consistent() -> None:
     for entry in ENTRIES.values():
         assert re.fullmatch(r"[\w+.-]+/[\w+.-]+", entry.name)
         assert re.fullmatch(r"(gs|https|hf)://[\w.-]+/[\w+./-]+", entry.url), entry.url
-        assert entry.format in ("npz_published", "big_vision", "timm", "huggingface")
+        assert entry.format in ("npz", "npz_published", "big_vision", "timm", "huggingface")
         assert entry.classifier in ("token", "gap")
         patch = int(entry.variant.rpartition("/")[2])
         assert entry.resolution % patch == 0 or entry.variant == "R+Ti/16"
@@ -252,7 +254,7 @@ def test_filters() -> None:
     found = zoo.filter_entries(family="augreg", variant="B/16", resolution=384)
     assert [entry.name for entry in found] == ["augreg/B_16-imagenet2012"]
     assert all(entry.num_classes == 21843 for entry in zoo.filter_entries(num_classes=21843))
-    assert len(zoo.filter_entries(num_classes=21843)) == 9 + 10 + 10
+    assert len(zoo.filter_entries(num_classes=21843)) == 9 + 10 + 10 + 2
     good = zoo.filter_entries(min_accuracy=86)
     assert good
     assert all(entry.accuracy[0].percent >= 86 for entry in good)

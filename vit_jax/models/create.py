@@ -11,10 +11,15 @@ from typing import Any
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_keys, check_known, nearest
-from vit_jax.models import bit, deit, vit
+from vit_jax.models import bit, deit, mixer, vit
 from vit_jax.models.family import Family
 
-MODELS: dict[str, Family] = {"vit": vit.FAMILY, "deit": deit.FAMILY, "bit": bit.FAMILY}
+MODELS: dict[str, Family] = {
+    "vit": vit.FAMILY,
+    "deit": deit.FAMILY,
+    "bit": bit.FAMILY,
+    "mixer": mixer.FAMILY,
+}
 
 # All sizes that have a name, each with the kind of model that it is of.
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.models import mixer
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.models.vit import POSITIONS
@@ -37,6 +38,11 @@ ARCHITECTURES = {
     "R50+B/16": "vit_base_r50_s16",
     "R50+L/32": "vit_large_r50_s32",
 }
+MIXERS = {
+    f"Mixer-{size}/{patch}": f"mixer_{size.lower()}{patch}_224"
+    for size in "SBL"
+    for patch in (32, 16)
+}
 _BLOCK = "norm1 attn.qkv attn.proj norm2 mlp.fc1 mlp.fc2"
 _POOL = {"token": "token", "gap": "avg", "map": "map"}
 _GELUS = {"gelu": "exact", "gelu_tanh": "tanh"}
@@ -53,6 +59,7 @@ _FOREIGN = {
     r"fc_norm\..*": "a norm after pooling instead of before",
     r"norm_pre\..*": "a norm before the blocks",
     r"blocks\.\d+\.attn\.rel_pos.*": "relative positions",
+    r"blocks\.\d+\.linear_tokens\..*": "affine norms and one layer over the tokens, as ResMLP",
 }
 
 
@@ -93,8 +100,25 @@ def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[
     return table
 
 
+def _mixer_table(blocks: list[tuple[int, ...]]) -> list[Row]:
+    """The table of MLP-Mixer for these blocks."""
+    table = [
+        *layer("stem", "stem.proj", rows.CONV),
+        *norm("pre_head_layer_norm", "norm"),
+        *layer("head", "head"),
+    ]
+    for (i,) in blocks:
+        ours, theirs = f"{mixer.BLOCKS}_{i}", f"blocks.{i}"
+        for k in (0, 1):
+            table += norm(f"{ours}/LayerNorm_{k}", f"{theirs}.norm{k + 1}")
+            table += layer(f"{ours}/token_mixing/Dense_{k}", f"{theirs}.mlp_tokens.fc{k + 1}")
+            table += layer(f"{ours}/channel_mixing/Dense_{k}", f"{theirs}.mlp_channels.fc{k + 1}")
+    return table
+
+
 def is_timm(names: Collection[str]) -> bool:
-    return "patch_embed.proj.weight" in names and attends(names)
+    is_vit = "patch_embed.proj.weight" in names and attends(names)
+    return is_vit or ("stem.proj.weight" in names and "blocks.0.mlp_channels.fc1.weight" in names)
 
 
 def attends(names: Collection[str]) -> bool:
@@ -156,7 +180,13 @@ def read_timm(
     """Moves `arrays` into `stored`; UserError for a part that our models do not have."""
     units = numbers(r"\.stages\.(\d+)\.blocks\.(\d+)\.", arrays)
     blocks = numbers(r"^blocks\.(\d+)\.", arrays)
-    table = _table(blocks, [(stage + 1, unit + 1) for stage, unit in units])
+    if attends(arrays):
+        table = _table(blocks, [(stage + 1, unit + 1) for stage, unit in units])
+    else:
+        table = _mixer_table(blocks)
+        before, after = (arrays.get(f"blocks.0.mlp_channels.fc{k}.weight") for k in (1, 2))
+        if before is not None and after is not None and len(before) != after.shape[-1]:
+            raise UserError("this model has gated MLPs (as gMLP, gMixer), which no model here has.")
     rows.read_rows(stored, arrays, table, num_heads=num_heads)
     for name in stored.unexpected:
         for pattern, part in _FOREIGN.items():
@@ -218,35 +248,76 @@ def to_timm(
             "--format=timm has no pre_logits layer, and without it the head means nothing; give "
             "--drop_head to write the model without pre_logits and head."
         )
+    pooling = _POOL[model["classifier"]]
     height, width, channels = description.image_shape
-    hidden_size, mlp_dim = model["hidden_size"], model["mlp_dim"]
-    ratio = mlp_dim / hidden_size
-    if int(hidden_size * ratio) != mlp_dim:  # timm multiplies and truncates
-        ratio = (mlp_dim + 0.5) / hidden_size
     args: dict[str, Any] = {
         "img_size": [height, width],
         "in_chans": channels,
-        "embed_dim": hidden_size,
+        "embed_dim": model["hidden_size"],
         "depth": model["num_layers"],
         "num_heads": model["num_heads"],
-        "mlp_ratio": ratio,
+        "mlp_ratio": _ratio(model["mlp_dim"], model["hidden_size"]),
         "act_layer": {exact: act for act, exact in _GELUS.items()}[model["gelu"]],
     }
+    if model["resnet_layers"] is None:
+        args["patch_size"] = model["patch_size"]
+    if model["name"] != "deit":
+        args |= {"global_pool": pooling, "fc_norm": False}
+        args["class_token"] = "cls" in params
+    config = _to_config(description, inputs, architecture, args, pooling)
+    return write(params), {"config.json": config}
+
+
+def to_timm_mixer(
+    params: dict[str, np.ndarray], description: Description, inputs: InputSettings
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """As `to_timm`, of MLP-Mixer."""
+    model = description.model
+    widths = (model["tokens_mlp_dim"], model["channels_mlp_dim"])
+    keys = ("patch_size", "hidden_size", "num_layers")  # which timm's functions do not take
+    known = {tuple(mixer.FAMILY.sizes[name][key] for key in keys): name for name in MIXERS}
+    name = known.get(tuple(model[key] for key in keys))
+    if name is None:
+        raise UserError(
+            f"timm has no Mixer of {', '.join(f'{key}={model[key]}' for key in keys)}; "
+            f"--format=timm can write {', '.join(MIXERS)}."
+        )
+    args: dict[str, Any] = {
+        "img_size": list(description.image_shape[:2]),
+        "in_chans": description.image_shape[2],
+        "mlp_ratio": [_ratio(width, model["hidden_size"]) for width in widths],
+    }
+    config = _to_config(description, inputs, MIXERS[name], args, "avg")
+    table = _mixer_table(numbers(rf"{mixer.BLOCKS}_(\d+)/", params))
+    return rows.write_rows(table, params, "timm"), {"config.json": config}
+
+
+def _ratio(width: int, hidden_size: int) -> float:
+    """Their quotient, so that timm, which multiplies and truncates, comes to `width`."""
+    ratio = width / hidden_size
+    return ratio if int(hidden_size * ratio) == width else (width + 0.5) / hidden_size
+
+
+def _to_config(
+    description: Description,
+    inputs: InputSettings,
+    architecture: str,
+    model_args: dict[str, Any],
+    pooling: str,
+) -> dict[str, Any]:
+    """The `config.json`, of which `model_args` are what one kind of model has alone."""
+    height, width, channels = description.image_shape
+    hidden_size, num_classes = description.model["hidden_size"], description.model["num_classes"]
     if isinstance(inputs.resize, tuple):
         share, mode = crop_pct(height, inputs.resize[0]), "squash"
     else:
         share, mode = crop_pct(min(height, width), inputs.resize), "center"
-    if model["resnet_layers"] is None:
-        args["patch_size"] = model["patch_size"]
-    if model["name"] != "deit":
-        args |= {"global_pool": _POOL[model["classifier"]], "fc_norm": False}
-        args["class_token"] = "cls" in params
-    config = {
+    return {
         "architecture": architecture,
-        "num_classes": model["num_classes"],
+        "num_classes": num_classes,
         "num_features": hidden_size,
-        "global_pool": _POOL[model["classifier"]],
-        "model_args": args,
+        "global_pool": pooling,
+        "model_args": model_args,
         **({"label_names": list(description.class_names)} if description.class_names else {}),
         "pretrained_cfg": {
             "input_size": [channels, height, width],
@@ -256,11 +327,10 @@ def to_timm(
             "crop_mode": mode,
             "mean": list(inputs.mean),
             "std": list(inputs.std),
-            "num_classes": model["num_classes"],
+            "num_classes": num_classes,
             "pool_size": None,
         },
     }
-    return write(params), {"config.json": config}
 
 
 def write(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -275,4 +345,7 @@ def crop_pct(size: int, resized: int) -> float:
     return share if math.floor(size / share) == resized else size / (resized + 0.5)
 
 
-TIMM = {name: Holds(to_timm, {"classifier": tuple(_POOL)}, _ASSUMED) for name in ("vit", "deit")}
+TIMM = {
+    **{name: Holds(to_timm, {"classifier": tuple(_POOL)}, _ASSUMED) for name in ("vit", "deit")},
+    "mixer": Holds(to_timm_mixer, assumed={"gelu": "exact"}),
+}

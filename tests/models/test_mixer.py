@@ -1,0 +1,90 @@
+"""MLP-Mixer; its numbers beside the official code's are in test_golden.py."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import golden
+from tests.pretrained import weights
+from vit_jax.errors import UserError
+from vit_jax.models.create import VARIANTS, create_model
+from vit_jax.parameters.names import abstract_params, count_parameters, stack_blocks
+from vit_jax.pretrained.fit.adapt import adapt_params
+
+# With 1000 classes at 224 pixels.
+COUNTS = {
+    "Mixer-S/32": 19_104_624,
+    "Mixer-B/32": 60_293_428,
+    "Mixer-B/16": 59_880_472,
+    "Mixer-L/16": 208_196_168,
+    "Mixer-H/14": 432_350_952,
+}
+SMALL = {
+    **VARIANTS["Mixer-S/16"],
+    "hidden_size": 24,
+    "num_layers": 2,
+    "tokens_mlp_dim": 12,
+    "channels_mlp_dim": 40,
+}
+
+
+@pytest.mark.parametrize("variant", COUNTS)
+def test_counts(variant: str) -> None:
+    model = create_model(variant, num_classes=1000)
+    assert count_parameters(abstract_params(model, (224, 224, 3))) == COUNTS[variant]
+
+
+def test_big_vision_computes_the_same() -> None:
+    model = create_model("Mixer-B/32", num_classes=10, scan=True)
+    shapes = golden.shapes(model.clone(scan=False))
+    for recipe in ("r02", "fanin"):
+        params = stack_blocks(golden.params(shapes, recipe))
+        logits = golden.jit(lambda p, x: model.apply({"params": p}, x, train=False))(
+            params, golden.images(2, 224, 224)
+        )
+        expected = golden.arrays("bv_logits")[f"mlp_mixer B/32|{recipe}"]
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+
+
+def test_scan_remat_and_stochastic_depth_change_no_more_than_they_say() -> None:
+    images = golden.images(2, 48, 32)
+    plain = create_model(**SMALL, num_classes=5)
+    params = golden.params(golden.shapes(plain, (1, 48, 32, 3)), "fanin")
+    expected = plain.apply({"params": params}, images, train=True)
+    dropping = plain.clone(stochastic_depth_rate=0.9)
+    # Evaluation drops nothing; training does, and needs the random stream.
+    np.testing.assert_array_equal(dropping.apply({"params": params}, images, train=False), expected)
+    dropped = dropping.apply(
+        {"params": params}, images, train=True, rngs={"dropout": jax.random.key(0)}
+    )
+    assert np.abs(dropped - expected).max() > 1e-3
+    for remat in ("none", "full", "dots"):
+        scanned = plain.clone(scan=True, remat=remat)
+        found = scanned.apply({"params": stack_blocks(params)}, images, train=True)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_every_layer_computes_in_the_models_type() -> None:
+    model = create_model(**SMALL, num_classes=5, dtype="bfloat16")
+    images = jnp.zeros((1, 32, 32, 3))
+
+    def run() -> object:
+        params = model.init(jax.random.key(0), images, train=False)
+        return model.apply(params, images, train=False, capture_intermediates=True)
+
+    logits, captured = jax.eval_shape(run)
+    assert logits.dtype == jnp.float32
+    types = {
+        name: value.dtype for name, value in golden.by_module(captured["intermediates"]).items()
+    }
+    float32 = {name for name, dtype in types.items() if dtype == jnp.float32}
+    assert float32 == {"", "head", "pre_logits"}
+
+
+def test_another_number_of_tokens_is_refused_with_the_number() -> None:
+    model = create_model(**SMALL, num_classes=5)
+    params = weights.seeded(model, (32, 32, 3))
+    like = weights.seeded(model, (48, 48, 3))
+    with pytest.raises(UserError, match=r"images that give 4 tokens, as the file's did \(now 9\)"):
+        adapt_params(params, like, grid=(3, 3))
