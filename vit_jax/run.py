@@ -26,7 +26,7 @@ from vit_jax.evaluators.create import (
     create_evaluations,
     open_eval_data,
 )
-from vit_jax.models.create import create_model
+from vit_jax.models.create import create_model, family_of
 from vit_jax.models.description import Description
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.objective import Objective, Task, of_batches
@@ -74,7 +74,12 @@ class Run:
     # The parameters of `pretrained.source` in this model's shapes and form, with shapes where a
     # random array is wanted (a new head); None without a source.
     load_params: Callable[[], Any] | None
-    description: Description  # what users of the parameters need to know
+    descriptions: Mapping[str, Description]  # what users of each model need to know, by its prefix
+
+    @property
+    def description(self) -> Description:
+        """That of the model, or of the first of several."""
+        return next(iter(self.descriptions.values()))
 
     @property
     def datasets(self) -> dict[str, Dataset]:
@@ -104,9 +109,16 @@ class Run:
         constants = jax.eval_shape(lambda: self.objective.constants)
         return with_shardings(constants, parameter_shardings(constants, self.mesh))
 
+    def result(self, params: Any) -> Any:
+        """`params` with the constants that belong to the result: a tower that was not trained."""
+        kept = self.descriptions.keys() & self.objective.constants.keys()
+        return {**params, **{name: self.objective.constants[name] for name in kept}}
+
     def initial_state(self, seed: int) -> TrainState:
         """The state before the first update, on the devices."""
         loaded = self.load_params() if self.load_params else None
+        if self.objective.start:
+            loaded = {**(loaded or self.initial.shapes), **self.objective.start}
         return initial_state(
             self.initial, self.start_state, self.abstract_state, seed=seed, loaded=loaded
         )
@@ -191,7 +203,8 @@ def create_run(
     keys = dict(config.objective)
     objective: Any = OBJECTIVES[keys.pop("name")](_task(config, dataset), **keys)
     model = objective.model
-    grid = model.token_grid(dataset.image_shape[:2])
+    is_text = family_of(model).input == "text"
+    grid = None if is_text else model.token_grid(dataset.image_shape[:2])
     warmup_steps = fit_warmup(total_steps, **config.schedule)
     schedule = create_schedule(
         **{**config.schedule, "warmup_steps": warmup_steps}, total_steps=total_steps
@@ -207,7 +220,7 @@ def create_run(
         mesh=mesh,
         batch_size=batch_size,
         loader=config.loader,
-        feature_of=functools.partial(_feature, model, dataset.image_shape, initial.shapes),
+        feature_of=functools.partial(_feature, objective, dataset.image_shape, initial.shapes),
         with_classes=functools.partial(_with_classes, objective.class_names),
     )
     if best := config.checkpoint.best_metric:
@@ -237,16 +250,18 @@ def create_run(
         start_state=functools.partial(
             create_train_state, tx=tx, polyak_decay=config.train_step.polyak_decay
         ),
-        load_params=functools.partial(_load_params, config, initial.shapes, grid)
+        load_params=functools.partial(_load_params, config, initial.shapes, objective.prefix, grid)
         if config.pretrained.source
         else None,
-        description=Description(
-            model={**config.model, "num_classes": objective.num_outputs},
-            image_shape=dataset.image_shape,
-            grid=grid,
-            class_names=objective.class_names,
-            eval_preprocess=data.eval_preprocess,
-            probabilities_by=objective.probabilities_by,
+        descriptions=objective.describe(
+            Description(
+                model={**config.model, "num_classes": objective.num_outputs},
+                image_shape=dataset.element_spec[family_of(model).input].shape,
+                grid=grid,
+                class_names=objective.class_names,
+                eval_preprocess=data.eval_preprocess,
+                probabilities_by=objective.probabilities_by,
+            )
         ),
     )
 
@@ -260,8 +275,13 @@ def _check_accumulation(name: str, steps: int) -> None:
         )
 
 
+def objective_kind(config: ConfigDict) -> Any:
+    """The class of the objective."""
+    return OBJECTIVES[config.objective.name]
+
+
 def _reads_labels(config: ConfigDict) -> bool:
-    return "label" in OBJECTIVES[config.objective.name].example_keys
+    return "label" in objective_kind(config).example_keys
 
 
 def _open_data(
@@ -317,21 +337,33 @@ def _task(config: ConfigDict, dataset: Dataset) -> Task:
             dtype=config.model.dtype,
         )
 
+    def load_tower(source: str) -> Any:
+        from vit_jax.inference.load import load_tower
+
+        return load_tower(
+            "objective.image", source, image_shape=dataset.image_shape, dtype=config.model.dtype
+        )
+
     return Task(
         build_model=lambda num_outputs: create_model(**config.model, num_classes=num_outputs),
         image_shape=dataset.image_shape,
         class_names=dataset.class_names,
         load_teacher=load_teacher,
+        load_tower=load_tower,
+        eval_preprocess=config.dataset.eval_preprocess,
     )
 
 
 def _feature(
-    model: Any, image_shape: tuple[int, int, int], shapes: Any, name: str, key: str
+    objective: Any, image_shape: tuple[int, int, int], shapes: Any, name: str, key: str
 ) -> Callable[[Any, Any], jax.Array]:
     """(params, batch) -> [B, D], see `vector_feature`."""
     from vit_jax.models.features import vector_feature  # needed by few runs
 
-    return of_batches(vector_feature(model, name, image_shape, shapes, key))
+    model, prefix = objective.image_model
+    if prefix:
+        shapes = {**shapes, **jax.eval_shape(lambda: objective.constants)}[prefix]
+    return of_batches(vector_feature(model, name, image_shape, shapes, key), prefix=prefix)
 
 
 def _with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> Dataset:
@@ -348,12 +380,13 @@ def _with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> D
     return relabel(dataset, outputs, len(class_names))
 
 
-def _load_params(config: ConfigDict, shapes: Any, grid: tuple[int, int]) -> Any:
+def _load_params(config: ConfigDict, shapes: Any, prefix: str, grid: tuple[int, int] | None) -> Any:
     from vit_jax.pretrained.load import load_pretrained  # readers of many formats
 
     keys = config.pretrained
     try:
-        params, _ = load_pretrained(**keys, like=shapes, target_grid=grid, model=config.model)
+        like = shapes[prefix] if prefix else shapes
+        params, _ = load_pretrained(**keys, like=like, target_grid=grid, model=config.model)
     except UserError as error:
         raise as_user_error(f"pretrained.source={keys.source!r}: {error}", error) from error
-    return params
+    return {**shapes, prefix: params} if prefix else params

@@ -151,7 +151,7 @@ def train_and_evaluate(
             notice=notice,
         )
         watchdog.note("writing the results")
-        return write_results(workdir, to_host(state.eval_params), results)
+        return write_results(workdir, run.result(to_host(state.eval_params)), results)
 
 
 def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] | None:
@@ -170,7 +170,7 @@ def _claim(run: Run, config: ConfigDict, workdir: str, resume: str) -> dict[str,
     if finished is None:
         describe(
             workdir,
-            description=run.description,
+            descriptions=run.descriptions,
             params=run.initial.shapes,
             datasets=list(run.datasets.values()),
             total_steps=run.total_steps,

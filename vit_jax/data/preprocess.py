@@ -13,7 +13,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -128,6 +128,18 @@ def parse(spec: str) -> Chain:
         except UserError as error:
             raise UserError(f"preprocess {spec!r}: {name} stands for {error}") from None
     return Chain(tuple(chain))
+
+
+def encode_texts(spec: str, texts: Sequence[str]) -> np.ndarray:
+    """What the op of `spec` that reads a column of texts makes of them: `text`, int32 [n, T].
+
+    UserError: there is none, or more than one.
+    """
+    ops = [op for op in parse(spec).ops if op.columns]
+    if len(ops) != 1 or len(ops[0].columns) != 1:
+        raise UserError(f"preprocess {spec!r} must have one op that reads texts: tokenize(...).")
+    [column], rng = ops[0].columns, np.random.default_rng(0)
+    return np.stack([ops[0]({column: text}, rng)["text"] for text in texts])
 
 
 def evaluate_calls(

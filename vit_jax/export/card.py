@@ -104,7 +104,6 @@ def write_card(
     `images`: what the model takes, if not any number of scaled images; `output`: the result's name.
     """
     description, library = model.description, LIBRARIES.get(format, "vit_jax")
-    height, width, channels = description.image_shape
     batch, dtype = None, np.dtype(np.float32)
     if images is not None:
         batch = images.shape[0] if isinstance(images.shape[0], int) else None
@@ -114,8 +113,8 @@ def write_card(
     is_bare = library in ("timm", "transformers") and not num_classes
     snippet = _SNIPPETS["vit_jax" if is_bare else library].format(
         name=target.name,
-        shape=(batch or 1, height, width, channels),
-        torch_shape=(1, channels, height, width),
+        shape=(batch or 1, *description.image_shape),
+        torch_shape=(1, *np.roll(description.image_shape, 1).tolist()),
         dtype=dtype.name,
         output=output,
     )
@@ -135,20 +134,23 @@ def write_card(
 
 
 def _facts(model: Model, batch: int | None, dtype: np.dtype[Any]) -> dict[str, str]:
-    description = model.description
+    description, grid = model.description, model.description.grid
     shape = ", ".join(map(str, (batch or "batch", *description.image_shape)))
     pixels = "pixels from 0 to 255, which the model scales itself"
-    if dtype != np.uint8:
+    if model.is_text:
+        shape, pixels = f"{shape}", "the numbers of tokens"
+    elif dtype != np.uint8:
         ends = [", ".join(f"{x:.4g}" for x in end) for end in input_range(description)]
         pixels = f"black is {ends[0]}, white is {ends[1]}"
+    what = "" if model.is_text else " (height, width, channels)"
     count, names = description.model["num_classes"], len(model.class_names)
     named = f"with {names} names in the JSON file" if names else "of unknown names"
     source, entry = Path(model.source), describe_source(model.source)
     published = f"`{entry.name}` at {entry.url}. {entry.note}".rstrip() if entry else "not known"
     accuracy = "; ".join(map(str, entry.accuracy)) if entry else ""
     return {
-        "Input": f"{dtype.name} [{shape}] (height, width, channels), {pixels}",
-        "Grid of tokens or features": f"{description.grid[0]} x {description.grid[1]}",
+        "Input": f"{dtype.name} [{shape}]{what}, {pixels}",
+        **({"Grid of tokens or features": "{} x {}".format(*grid)} if grid else {}),
         "Preprocessing": f"`{description.eval_preprocess}`",
         "Classes": f"{count}, {named}" if count else "none: no head",
         "Parameters": f"{count_parameters(model.params):,}",

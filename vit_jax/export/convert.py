@@ -67,9 +67,8 @@ def convert_checkpoint(
     check_destination(target, format, is_file=format != ORBAX and not FORMATS[format].is_folder)
     model = load_model(source, **model_options)
     if drop_head:
-        model = without_head(model)
-    shape = (2, *model.description.image_shape)
-    images = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+        model = model.without_head()
+    images = model.sample(2)
     with unfinished(target) as path:
         write(path, format, names.flatten_names(model.params), model.description)
         again = load_model(path)
@@ -161,7 +160,7 @@ def write(path: Path, format: str, params: dict[str, np.ndarray], description: D
         write_json(path / MODEL_FILE, description.to_json())
         return
     row = FORMATS[format]
-    row.write(path, params, description, input_settings(description)[0])
+    row.write(path, params, description, input_settings(description)[0] if row.is_folder else None)
     # Which have positions as parameters only.
     if format in OF_TORCH and "position_embedding" in description.model:
         sizes = {**description.model, "position_embedding": "learned"}
@@ -217,23 +216,6 @@ def lost_conventions(name: str, description: Description) -> list[str]:
     if name != "huggingface" and by != "softmax":
         notes.append(f"probabilities_by={by} is said beside the file only.")
     return notes
-
-
-def without_head(model: Model) -> Model:
-    """The same model up to its representation."""
-    headless = {"num_classes": 0, "representation_size": None}
-    sizes = {key: headless.get(key, value) for key, value in model.description.model.items()}
-    description = dataclasses.replace(model.description, model=sizes, class_names=())
-    module = model.module.clone(**{key: sizes[key] for key in headless if key in sizes})
-    kept = names.flatten_names(names.abstract_params(module, description.image_shape))
-    flat = names.flatten_names(model.params)
-    dropped = dict.fromkeys(flat.keys() - kept, "left out as asked (--drop_head)")
-    if not dropped:
-        raise UserError(f"--drop_head: {model.source} has no head.")
-    loaded = [name for name in model.report["loaded"] if name in kept]
-    report = {**model.report, "loaded": loaded, "dropped": {**model.report["dropped"], **dropped}}
-    params = names.unflatten_names({name: flat[name] for name in kept})
-    return Model(module, params, description, model.format, model.source, report)
 
 
 @contextlib.contextmanager

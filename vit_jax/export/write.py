@@ -90,7 +90,8 @@ def export_model(
     if format == "onnx" and model.module.dtype != jnp.float32:
         raise UserError("--dtype: ONNX files compute in float32; leave it out.")
     free: Any = batch or jax.export.symbolic_shape("b")[0]
-    images = jax.ShapeDtypeStruct((free, *model.description.image_shape), INPUTS[input])
+    dtype = np.int32 if model.is_text else INPUTS[input]
+    images = jax.ShapeDtypeStruct((free, *model.description.image_shape), dtype)
     with convert.unfinished(target) as folder:
         folder.mkdir()
         write = {"stablehlo": _write_stablehlo, "onnx": _write_onnx}[format]
@@ -187,11 +188,13 @@ def compare(
     with jax.default_device(cpu):
         # A free batch has to work for several sizes.
         for batch in images.shape[:1] if isinstance(images.shape[0], int) else (1, 3):
-            pixels = rng.integers(0, 256, (batch, *images.shape[1:])).astype(np.uint8)
-            floats = np.asarray(scale_pixels(model, pixels))
-            logits = convert.compute_logits(model.module, model.params, floats)
+            given = inputs = model.sample(batch)
+            if not model.is_text:
+                given = rng.integers(0, 256, (batch, *images.shape[1:])).astype(np.uint8)
+                inputs = np.asarray(scale_pixels(model, given))
+            logits = convert.compute_logits(model.module, model.params, inputs)
             expected = np.asarray(OUTPUTS[output][1](logits))
-            found = np.asarray(reopened(pixels if images.dtype == np.uint8 else floats))
+            found = np.asarray(reopened(given if images.dtype == np.uint8 else inputs))
             is_flat = output != "logits" or np.std(expected) == 0.0  # a head may be zero
             scale = 1.0 if is_flat else float(np.std(expected))
             pairs.append((expected / scale, found / scale))

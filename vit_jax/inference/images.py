@@ -186,16 +186,19 @@ class Images:
 
 
 class Inputs:
-    """Floats [B, H, W, C] that are a model's input already, as examples for the pipeline."""
+    """Arrays [B, ...] that are a model's input already, as examples for the pipeline.
 
-    def __init__(self, images: np.ndarray):
-        self._images = images
+    That is floats [B, H, W, C], or the tokens of texts [B, T].
+    """
+
+    def __init__(self, inputs: np.ndarray):
+        self._inputs, self._key = inputs, "text" if inputs.ndim == 2 else "image"
         self.failures: dict[int, str] = {}
-        self.element_spec = {"image": ArraySpec(images.shape[1:], images.dtype)}
+        self.element_spec = {self._key: ArraySpec(inputs.shape[1:], inputs.dtype)}
 
     @property
     def num_examples(self) -> int:
-        return len(self._images)
+        return len(self._inputs)
 
     def example(self, index: int, _rng: np.random.Generator) -> dict[str, Any]:
-        return {"image": self._images[index]}
+        return {self._key: self._inputs[index]}

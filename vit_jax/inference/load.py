@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from vit_jax.errors import UserError, as_user_error
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.images import at_image_size, input_range
 from vit_jax.inference.model import Model
-from vit_jax.models.create import create_model
+from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.description import Description
 from vit_jax.parameters.names import abstract_params, flatten_names, unflatten_names
 from vit_jax.pretrained.formats.stored import Stored, reading
@@ -66,6 +66,8 @@ def load_model(
             model=attributes(module, sizes["name"]),
             eval_preprocess=description.eval_preprocess or f"official_eval({image_shape[:2]})",
         )
+        if size is not None and grid is None:
+            raise UserError(f"--image_size={size}: {source} takes texts.")
         if size is not None and size != image_shape[:2]:
             description = at_image_size(description, size)
         if preprocess:
@@ -153,11 +155,58 @@ def load_teacher(
         outputs = match_classes(class_names, found.class_names, found.model["num_classes"])
     except UserError as error:
         raise as_user_error(f"{key}={source!r}: {error}", error) from error
-    black, white = (x.reshape(1, 1, 1, -1) for x in input_range(found))
+    to_input = _rescaled(found)
 
     def logits(params: Any, images: jax.Array) -> jax.Array:
-        if np.any(black != -1.0) or np.any(white != 1.0):
-            images = (images + 1.0) / 2.0 * (white - black) + black
-        return model.module.apply({"params": params}, images, train=False)[:, outputs]
+        return model.module.apply({"params": params}, to_input(images), train=False)[:, outputs]
 
     return logits, model.params
+
+
+def _rescaled(description: Description) -> Callable[[jax.Array], jax.Array]:
+    """From images in [-1, 1] to the input of a model with a normalisation of its own."""
+    black, white = (x.reshape(1, 1, 1, -1) for x in input_range(description))
+    if np.all(black == -1.0) and np.all(white == 1.0):
+        return lambda images: images
+    return lambda images: (images + 1.0) / 2.0 * (white - black) + black
+
+
+class Tower(NamedTuple):
+    """A model up to its representation, one of several that are trained together."""
+
+    module: Any  # images -> [B, D]
+    width: int  # D
+    to_input: Callable[[jax.Array], jax.Array]  # from images in [-1, 1]
+    params: Any  # on the host; None where they are to be drawn
+    description: Description | None  # None for a new one
+
+
+def load_tower(key: str, source: str, *, image_shape: tuple[int, ...], dtype: str) -> Tower:
+    """The weights of `source` for images of that shape, [H, W, C]; or a new model of that variant.
+
+    Raises:
+      UserError: see `load_model`; also other channels.
+    """
+    if source in VARIANTS and not os.path.exists(source):
+        module = create_model(source, num_classes=0, dtype=dtype)
+        found, params, to_input = None, None, lambda images: images
+    else:
+        try:
+            model = load_model(source, image_size=image_shape[:2], dtype=dtype)  # type: ignore[arg-type]
+            found = model.description
+            if found.image_shape != image_shape:
+                raise UserError(
+                    f"it takes images of {found.image_shape}, the data have {image_shape}."
+                )
+            if found.model["num_classes"]:
+                model = model.without_head()
+        except UserError as error:
+            raise as_user_error(f"{key}={source!r}: {error}", error) from error
+        module, params, found = model.module, model.params, model.description
+        to_input = _rescaled(found)
+    images = jax.ShapeDtypeStruct((1, *image_shape), np.float32)
+    shapes = abstract_params(module, image_shape)
+    output = jax.eval_shape(
+        lambda p, x: module.apply({"params": p}, x, train=False), shapes, images
+    )
+    return Tower(module, output.shape[-1], to_input, params, found)

@@ -14,14 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
+from vit_jax.data.preprocess import encode_texts
 from vit_jax.errors import UserError, check_known
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 from vit_jax.inference.images import Images, Inputs, input_chain
+from vit_jax.models.create import family_of
 from vit_jax.models.description import Description
 from vit_jax.models.features import check_features, feature_function
 from vit_jax.models.look import look
 from vit_jax.objectives.classification import PROBABILITIES
 from vit_jax.objectives.objective import of_batches, scale_images
+from vit_jax.parameters.names import abstract_params, flatten_names, unflatten_names
 from vit_jax.parameters.sharding import BATCH_AXES, create_mesh, replicated
 
 
@@ -32,7 +35,8 @@ class Model:
     An image is the path of a file, its bytes, a Pillow image, or uint8 pixels [H, W, C] or [H, W],
     of any size; images are one, a list of them, or uint8 [B, H, W, C]. Float arrays [B, H, W, C]
     are taken as what `preprocess` returned. `module.apply({"params": params}, images, train=False)`
-    takes such floats and gives logits [B, K] float32.
+    takes such floats and gives logits [B, K] float32. A model of texts takes strings in the place
+    of images, and `preprocess` gives their tokens, int32 [B, T].
     """
 
     module: Any  # of linen
@@ -43,6 +47,18 @@ class Model:
     report: dict[str, Any]  # what became of every array, see `fit.adapt.adapt_params`
 
     @property
+    def is_text(self) -> bool:
+        """Whether it takes texts, and not images."""
+        return family_of(self.module).input == "text"
+
+    def sample(self, count: int, seed: int = 0) -> np.ndarray:
+        """Random input, to compare what two programs make of it."""
+        rng, shape = np.random.default_rng(seed), (count, *self.description.image_shape)
+        if self.is_text:
+            return rng.integers(0, self.module.vocab_size, shape).astype(np.int32)
+        return rng.uniform(-1, 1, shape).astype(np.float32)
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """Of the outputs; () if they are not known."""
         return self.description.class_names
@@ -50,9 +66,14 @@ class Model:
     def preprocess(self, images: Any) -> np.ndarray:
         """The model's input: float32 [B, H, W, C]; one image is a batch of one.
 
+        For a model of texts: their tokens, int32 [B, T].
+
         Raises:
           UserError: an image cannot be read.
         """
+        if self.is_text:
+            texts = [images] if isinstance(images, str) else list(images)
+            return encode_texts(self.description.eval_preprocess, texts)
         examples = Images(images if _is_batch(images) else [images], self.description)
         rng = np.random.default_rng(0)
         found = [examples.example(i, rng)["image"] for i in range(examples.num_examples)]
@@ -177,6 +198,25 @@ class Model:
         input_chain(self.description)
         return create_dataset(**options, preprocess=self.description.eval_preprocess)
 
+    def without_head(self) -> Model:
+        """The same model up to its representation; UserError: it has no head."""
+        description, flat = self.description, flatten_names(self.params)
+        headless = {"num_classes": 0, "representation_size": None}
+        sizes = {key: headless.get(key, value) for key, value in description.model.items()}
+        description = dataclasses.replace(description, model=sizes, class_names=())
+        module = self.module.clone(**{key: sizes[key] for key in headless if key in sizes})
+        kept = flatten_names(abstract_params(module, description.image_shape))
+        dropped = dict.fromkeys(flat.keys() - kept, "left out as asked (--drop_head)")
+        if not dropped:
+            raise UserError(f"--drop_head: {self.source} has no head.")
+        report = {
+            **self.report,
+            "loaded": [name for name in self.report["loaded"] if name in kept],
+            "dropped": {**self.report["dropped"], **dropped},
+        }
+        params = unflatten_names({name: flat[name] for name in kept})
+        return Model(module, params, description, self.format, self.source, report)
+
     def reader(self, dataset: Any, batch_size: int) -> Reader:
         """Reads examples on all devices, with a thread for every core.
 
@@ -203,7 +243,10 @@ class Model:
         return jax.device_put(self.params, replicated(self.mesh))
 
     def _examples(self, images: Any) -> Any:
-        """Images as a user gives them, for the pipeline."""
+        """Images, or texts, as a user gives them, for the pipeline."""
+        if self.is_text:
+            is_input = getattr(images, "dtype", None) == np.int32
+            return Inputs(np.asarray(images) if is_input else self.preprocess(images))
         if isinstance(images, np.ndarray | jax.Array) and np.issubdtype(images.dtype, np.floating):
             size = self.description.image_shape
             if images.shape[1:] != size:
@@ -229,7 +272,7 @@ class Model:
     ) -> Iterator[dict[str, np.ndarray]]:
         """Outputs of `make()(params, images)`, which is compiled once for each `key`."""
         if key not in self._steps:
-            function = of_batches(make())
+            function = of_batches(make(), family_of(self.module).input)
 
             def step(params: Any, batch: Any) -> dict[str, jax.Array]:
                 found = function(params, batch)
@@ -246,10 +289,11 @@ class Model:
     def __repr__(self) -> str:
         size, grid = self.description.image_shape, self.description.grid
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        return (
-            f"Model({self.source!r}, {count:,} parameters, images {size[0]}x{size[1]}x{size[2]}, "
-            f"tokens {grid[0]}x{grid[1]}, {self.description.model['num_classes']} outputs)"
-        )
+        taken = f"texts of {size[0]} tokens"
+        if grid is not None:
+            taken = f"images {'x'.join(map(str, size))}, tokens {grid[0]}x{grid[1]}"
+        outputs = self.description.model["num_classes"]
+        return f"Model({self.source!r}, {count:,} parameters, {taken}, {outputs} outputs)"
 
 
 def _is_batch(images: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.models.create import MODELS
@@ -26,8 +27,8 @@ class Description:
     """Goes with every set of parameters that we write, as JSON."""
 
     model: dict[str, Any]  # of `create_model`: `name`, sizes, `classifier`, `num_classes`, ...
-    image_shape: tuple[int, int, int]  # [H, W, C] of the images that the positions are for
-    grid: tuple[int, int]  # rows and columns of tokens, or of a ResNet's last feature map
+    image_shape: tuple[int, ...]  # [H, W, C] of the images that the positions are for; texts: [T]
+    grid: Any  # (rows, columns) of tokens, or of a ResNet's last feature map; None for texts
     class_names: tuple[str, ...]  # in the order of the logits; () where they are not known
     eval_preprocess: str  # ops from an image file to the model's input, see data/preprocess.py
     probabilities_by: str = "softmax"  # or "sigmoid"
@@ -50,12 +51,14 @@ class Description:
         by = value.get("probabilities_by", cls.probabilities_by)
         if by not in ("softmax", "sigmoid"):
             raise ValueError(f"probabilities_by={by!r} is neither softmax nor sigmoid")
-        height, width, channels = (int(size) for size in value["image_shape"])
-        rows, columns = (int(size) for size in value["grid"])
+        shape = tuple(int(size) for size in value["image_shape"])
+        grid = value["grid"] and tuple(int(size) for size in value["grid"])
+        if (len(shape), grid and len(grid)) not in ((3, 2), (1, None)):
+            raise ValueError(f"image_shape={shape} and grid={grid} are of no image and no text")
         return cls(
             model=model,
-            image_shape=(height, width, channels),
-            grid=(rows, columns),
+            image_shape=shape,
+            grid=grid,
             class_names=tuple(str(name) for name in value["class_names"]),
             eval_preprocess=str(value["eval_preprocess"]),
             probabilities_by=by,
@@ -67,3 +70,16 @@ def _own_keys(model: dict[str, Any]) -> dict[str, Any]:
     own = MODELS[model["name"]].keys
     others = {key for family in MODELS.values() for key in family.keys} - set(own)
     return {key: value for key, value in model.items() if key not in others}
+
+
+def parts_to_json(descriptions: Mapping[str, Description]) -> dict[str, Any]:
+    """What `model.json` holds of models by their prefix; of a single one, "", it alone."""
+    if list(descriptions) == [""]:
+        return descriptions[""].to_json()
+    return {"parts": {prefix: each.to_json() for prefix, each in descriptions.items()}}
+
+
+def parts_from_json(value: Any) -> dict[str, Description]:
+    """The inverse; raises what `Description.from_json` does."""
+    parts = value.get("parts", {"": value})
+    return {str(prefix): Description.from_json(each) for prefix, each in parts.items()}

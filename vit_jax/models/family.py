@@ -24,7 +24,8 @@ class Row:
     """One kind of parameter.
 
     Its role, if any: `image` is the kernel that convolves the image; `patches` the one that makes
-    tokens of the image, or of what comes after `image`; `token` stands before the grid of patches;
+    tokens of the image, or of what comes after `image`; `vocabulary` those of a text's tokens;
+    `token` stands before the grid of patches;
     `positions` are the position embeddings; `head` is replaced in fine-tuning; `pre_logits` is the
     layer below the head; `training` exists only during some training task.
     """
@@ -57,6 +58,8 @@ class Family:
 
     Attributes:
       module: of linen.
+      input: the key of an example that it is called with: `image`, or `text` (int32 [B, T], without
+        the attributes above but `prefix_tokens`, `head_input` and `logits_per_token`).
       title: for model cards.
       rows: of all parameters.
       sizes: attributes by the name of a variant, such as `B/16`.
@@ -75,6 +78,7 @@ class Family:
 
     module: type[nn.Module]
     title: str
+    input: str = "image"
     rows: tuple[Row, ...]
     sizes: Mapping[str, Mapping[str, Any]]
     infer: Callable[[Shapes], dict[str, Any]]

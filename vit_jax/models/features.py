@@ -107,7 +107,7 @@ def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
 
 
 def vector_feature(
-    module: Any, name: str, image_shape: tuple[int, int, int], params: Any, key: str = "--feature"
+    module: Any, name: str, image_shape: tuple[int, ...], params: Any, key: str = "--feature"
 ) -> Callable[[Any, jax.Array], jax.Array]:
     """`(params, images) -> float32 [B, D]`, see `feature_function`.
 

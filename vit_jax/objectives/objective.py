@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -23,6 +23,8 @@ class Task:
     class_names: tuple[str, ...] = ()  # of the data, in the order of the labels
     # From a source: (params, images in [-1, 1]) -> logits [B, K] of the classes; the params.
     load_teacher: Callable[[str], tuple[Callable[..., jax.Array], Any]] | None = None
+    load_tower: Callable[[str], Any] | None = None  # from a source, or the name of a variant
+    eval_preprocess: str = ""  # ops of the evaluation; some may read texts
 
     @classmethod
     def of(cls, model: Any) -> Task:
@@ -52,9 +54,24 @@ class Objective:
     spans_batch: bool = False  # the loss of a batch is not the mean of those of its equal parts
     probabilities_by: str = "softmax"  # how logits become probabilities; or "sigmoid"
     constants: dict[str, Any]  # {name: tree}
+    prefix: str = ""  # where the parameters of `model` are, if there are others beside them
+    own_parameters: Mapping[str, tuple[str | None, ...]] = {}  # logical axes by name: a temperature
+    start: dict[str, Any]  # {name: tree of host arrays} of parameters that do not start at random
 
     def __init__(self) -> None:
-        self.constants = {}
+        self.constants, self.start = {}, {}
+
+    @property
+    def image_model(self) -> tuple[Any, str]:
+        """The module that sees images, for evaluators of features, and its prefix."""
+        return self.model, self.prefix
+
+    def describe(self, description: Any) -> dict[str, Any]:
+        """What users of each model of the result need to know, by its prefix; "" where it is one.
+
+        A `Description` each, made of that of `model`. The first is what loads by itself.
+        """
+        return {self.prefix: description}
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
         """Random parameters for batches of this shape."""
@@ -95,9 +112,15 @@ def scale_images(images: jax.Array) -> jax.Array:
     return images
 
 
-def of_batches(function: Callable[[Any, jax.Array], Any]) -> Callable[[Any, Batch], Any]:
+def of_batches(
+    function: Callable[[Any, jax.Array], Any], key: str = "image", prefix: str = ""
+) -> Callable[[Any, Batch], Any]:
     """A function of parameters and a model's input as one of parameters and a batch."""
-    return lambda params, batch: function(params, scale_images(batch["image"]))
+
+    def of_batch(params: Any, batch: Batch) -> Any:
+        return function(params[prefix] if prefix else params, scale_images(batch[key]))
+
+    return of_batch
 
 
 def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.create import MODELS, clone_with
+from vit_jax.models.create import MODELS, clone_with, family_of
 
 
 def _in_block(name: str, number: str) -> re.Match[str] | None:
@@ -145,14 +145,15 @@ def unstack_blocks(tree: Any) -> dict[str, Any]:
 
 
 def abstract_params(model: Any, image_shape: tuple[int, ...]) -> dict[str, Any]:
-    """Shapes and types of a model's parameters, for images [H, W, C].
+    """Shapes and types of a model's parameters, for images [H, W, C], or texts [T].
 
     Blocks are alike: one is traced, as under a scan, instead of all.
     """
 
     def init() -> Any:
-        images = jnp.zeros((1, *image_shape))
-        params = clone_with(model, scan=True).init(jax.random.key(0), images, train=False)["params"]
+        dtype = jnp.int32 if family_of(model).input == "text" else jnp.float32
+        inputs = jnp.zeros((1, *image_shape), dtype)
+        params = clone_with(model, scan=True).init(jax.random.key(0), inputs, train=False)["params"]
         return params if getattr(model, "scan", False) else unstack_blocks(params)
 
     return jax.eval_shape(init)

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable
 
 from vit_jax.models.create import MODELS
-from vit_jax.models.family import Row
+from vit_jax.models.family import LAST, Row
+from vit_jax.objectives.create import OBJECTIVES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +23,11 @@ class Found:
 
 
 def all_rows() -> tuple[Row, ...]:
-    """Of all models, each once."""
-    return tuple(dict.fromkeys(row for family in MODELS.values() for row in family.rows))
+    """Of all models and objectives, each once."""
+    rows = [row for family in MODELS.values() for row in family.rows]
+    for kind in OBJECTIVES.values():
+        rows += [Row(name, axes, LAST) for name, axes in kind.own_parameters.items()]
+    return tuple(dict.fromkeys(rows))
 
 
 def parameter_row(name: str) -> Found:

@@ -17,12 +17,11 @@ from vit_jax.data.pipeline import batch_spec
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import Source, resolve_split
 from vit_jax.errors import UserError
-from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.rows import parameter_row
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.plan.topology import Topology, topology_devices
-from vit_jax.run import Run, create_run
+from vit_jax.run import Run, create_run, objective_kind
 
 
 def planned_run(
@@ -40,7 +39,7 @@ def planned_run(
     from configs.pretrain import DATASETS
 
     origin = "here"
-    several = OBJECTIVES[config.objective.name].several_labels
+    several = objective_kind(config).several_labels
 
     def open_dataset(*, name: str, split: str, preprocess: str, **options: Any) -> Dataset:
         nonlocal origin

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from vit_jax.data.class_names import class_names
-from vit_jax.errors import UserError, as_user_error, counted, list_names
+from vit_jax.errors import UserError, as_user_error, check_known, counted, list_names
 from vit_jax.files.paths import full_path, local_copy, read_object
 from vit_jax.models.create import MODELS, recognise, variant_defaults
-from vit_jax.models.description import Description
+from vit_jax.models.description import Description, parts_from_json
 from vit_jax.parameters.names import (
     flatten_names,
     is_scanned,
@@ -104,7 +104,8 @@ def read_source(
 
     Args:
       source: a file; a folder of timm, Hugging Face or ours (a work directory gives its finished
-        `params.npz`, or else its newest checkpoint that verifies); or what `resolve` fetches.
+        `params.npz`, or else its newest checkpoint that verifies); or what `resolve` fetches. Of
+        several models in one file the first, or that after a `#`: `runs/lit#txt`.
       num_heads: of the attention, where the file does not tell (PyTorch's do not).
       default_heads: what to take where `num_heads`, the file and its size do not tell either.
       grid: rows and columns of its tokens, where they are no square and it does not tell.
@@ -112,24 +113,25 @@ def read_source(
     Raises:
       UserError: nothing there, no weights, damaged, or not of a model of ours.
     """
+    source, part = _split_part(source)
     path = resolve(source)
     if path.is_dir():
         names = [PARAMS_FILE, f"{WEIGHTS_FILE}.index.json", WEIGHTS_FILE]
         names += [f"{TORCH_FILE}.index.json", TORCH_FILE]
         path = next((path / name for name in names if (path / name).exists()), path)
     if path.is_dir():
-        stored = _read_checkpoint(full_path(path))
+        stored = _read_checkpoint(full_path(path), part)
     else:
-        description = _description_of(path)
+        description, part = _description_of(path, part)
         with local_copy(path) as local:
             arrays = read_arrays(local)
-            if description is not None and all(map(_is_ours, arrays)):
-                stored = _read_own(local, arrays)
+            if description is not None and _is_ours(arrays, part):
+                stored = _read_own(local, arrays, part)
             else:
                 from vit_jax.pretrained.formats.table import read_weights  # of other projects
 
                 grid = grid or (description.grid if description else None)
-                stored = read_weights(local, arrays, num_heads, default_heads, grid)
+                stored = read_weights(local, arrays, num_heads, default_heads, grid, part)
         stored.description = description
     if (entry := describe_source(source)) is not None:
         _add_entry(stored, entry)
@@ -144,17 +146,41 @@ def read_source(
     return stored
 
 
-def _is_ours(name: str) -> bool:
-    """Whether a model here has a parameter of that whole name."""
+def _split_part(source: str | os.PathLike[str]) -> tuple[str | os.PathLike[str], str]:
+    """`SOURCE#PART` -> (SOURCE, PART); "" where no part is named."""
+    head, _, part = os.fspath(source).rpartition("#")
+    if head and part.isidentifier() and not os.path.exists(os.path.expanduser(source)):
+        return head, part
+    return source, ""
+
+
+def _is_ours(names: Iterable[str], part: str) -> bool:
+    """Whether models here have parameters of all these names, or of those of a part."""
+    prefix = f"{part}/" if part else ""
     try:
-        return not parameter_row(name).prefix
+        return all(parameter_row(n).prefix == prefix for n in names if n.startswith(prefix))
     except ValueError:
         return False
 
 
-def _read_own(path: Path, arrays: Arrays) -> Stored:
+def _take_part(stored: Stored, arrays: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """Those of a part under the names of its model; the others are noted."""
+    if not part:
+        return arrays
+    for name in arrays:
+        if not name.startswith(f"{part}/"):
+            stored.dropped[name] = f"not of {part!r}"
+    prefix = f"{part}/"
+    found = {n.removeprefix(prefix): x for n, x in arrays.items() if n.startswith(prefix)}
+    if not found:
+        raise UserError(f"there are no parameters of {part!r}, only {list_names(list(arrays))}.")
+    return found
+
+
+def _read_own(path: Path, arrays: Arrays, part: str) -> Stored:
     stored = Stored("npz")
     try:
+        arrays = dict(_take_part(stored, arrays, part))
         for name, array in flatten_names(unstack_blocks(unflatten_names(arrays))).items():
             stored.add(name, array)
     except UserError as error:
@@ -162,27 +188,39 @@ def _read_own(path: Path, arrays: Arrays) -> Stored:
     return stored
 
 
-def _read_checkpoint(path: Path) -> Stored:
+def _read_checkpoint(path: Path, part: str) -> Stored:
     """An Orbax checkpoint, or the newest of a work directory."""
     suffixes = (".npz", ".safetensors", ".pth")
     weights = sorted(file.name for file in path.iterdir() if file.suffix in suffixes)
     if weights and not (path / CHECKPOINTS).is_dir() and not path.name.isdecimal():
         raise UserError(f"{path} is a folder; name one of its files: {list_names(weights)}.")
     flat = flatten_names(unstack_blocks(restore_params(str(path))))
-    params = {name: np.asarray(array, np.float32) for name, array in flat.items()}
     # In a work directory, its folder of checkpoints, or one of these.
     workdir = next((p.parent for p in (path, path.parent) if p.name == CHECKPOINTS), path)
-    return Stored("orbax", params, description=_description_of(workdir / PARAMS_FILE))
+    description, part = _description_of(workdir / PARAMS_FILE, part)
+    stored = Stored("orbax", description=description)
+    try:
+        params = _take_part(stored, flat, part)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    stored.params = {name: np.asarray(array, np.float32) for name, array in params.items()}
+    return stored
 
 
-def _description_of(file: Path) -> Description | None:
-    """What we wrote beside a file: NAME.json, or `model.json` in a folder of ours."""
+def _description_of(file: Path, part: str) -> tuple[Description | None, str]:
+    """What we wrote beside a file (NAME.json, or `model.json` in a folder of ours) of a part.
+
+    Without a part, of the first; (None, part) if there is nothing.
+    """
     in_folder = file.name.startswith((PARAMS_FILE, WEIGHTS_FILE, TORCH_FILE))
     path = file.parent / MODEL_FILE if in_folder else file.with_suffix(".json")
     if not path.is_file():
-        return None
+        return None, part
     try:
-        return check_description(Description.from_json(read_object(path)))
+        parts = parts_from_json(read_object(path))
+        chosen = part or next(iter(parts))
+        check_known("the part behind #", chosen, parts)
+        return check_description(parts[chosen]), chosen
     except UserError as error:
         raise as_user_error(f"{path}: {error} Mend or remove it.", error) from error
     except (ValueError, KeyError, TypeError) as error:

@@ -15,7 +15,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ import numpy as np
 
 from vit_jax.errors import counted
 from vit_jax.files.paths import read_object, to_path, write_arrays, write_atomically, write_json
-from vit_jax.models.description import Description
+from vit_jax.models.description import Description, parts_to_json
 from vit_jax.parameters.names import count_parameters, flatten_names, unstack_blocks
 from vit_jax.workdir.metrics import read_metrics
 
 # What a work directory holds.
 CHECKPOINTS = "checkpoints"
-MODEL_FILE = "model.json"  # a `Description`
+MODEL_FILE = "model.json"  # what `parts_to_json` gives
 PARAMETERS_FILE = "parameters.txt"
 PARAMS_FILE = "params.npz"
 RESULTS_FILE = "results.json"
@@ -74,7 +74,7 @@ def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
 def describe(
     workdir: str,
     *,
-    description: Description,
+    descriptions: Mapping[str, Description],
     params: Any,
     datasets: Sequence[Any],
     total_steps: int,
@@ -82,14 +82,15 @@ def describe(
 ) -> None:
     """Writes `model.json`, the table of parameters and drawn splits; logs what is to be trained.
 
-    `params`: arrays or shapes; `datasets`: the one that is trained on, then the evaluators'.
+    `descriptions`: by prefix; `params`: arrays or shapes; `datasets`: the one that is trained on,
+    then the evaluators'.
     """
-    train = datasets[0]
+    train, description = datasets[0], next(iter(descriptions.values()))
     if jax.process_index() == 0:
         from clu import parameter_overview
 
         folder = to_path(workdir)
-        write_json(folder / MODEL_FILE, description.to_json())
+        write_json(folder / MODEL_FILE, parts_to_json(descriptions))
         table = parameter_overview.get_parameter_overview(params, include_stats=False)
         write_atomically(folder / PARAMETERS_FILE, table + "\n")
         _write_splits(datasets, folder / "splits.csv")

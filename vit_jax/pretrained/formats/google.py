@@ -25,7 +25,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import bit
 from vit_jax.models.vit import BLOCKS, POSITIONS
 from vit_jax.parameters.names import flatten_names, is_scanned, unflatten_names, unstack_blocks
-from vit_jax.parameters.rows import all_rows
+from vit_jax.parameters.rows import all_rows, role_of
 from vit_jax.pretrained.formats.rows import Op, Row, norm, numbers, read_rows, write_rows
 from vit_jax.pretrained.formats.stored import Holds, Stored
 
@@ -46,10 +46,11 @@ _MAP_HEAD_PARTS = ("probe", "MultiHeadDotProductAttention_0", "LayerNorm_0", "Ml
 _TRAIN_STATE = re.compile(r"(?:opt|optimizer|opt_state|state|chrono|extra|step|epoch)(?:/.*)?")
 
 
-def find_prefix(names: Collection[str]) -> str | None:
+def find_prefix(names: Collection[str], part: str = "") -> str | None:
     """What stands before the parameters' names, or None where there are no such parameters."""
-    kernels = [row.pattern for row in all_rows() if row.role in ("image", "patches")]
-    return next((p for p in PREFIXES if any(f"{p}{kernel}" in names for kernel in kernels)), None)
+    inputs = [row.pattern for row in all_rows() if row.role in ("image", "patches", "vocabulary")]
+    prefixes = (f"params/{part}/", f"{part}/") if part else PREFIXES
+    return next((p for p in prefixes if any(f"{p}{name}" in names for name in inputs)), None)
 
 
 def _rename_blocks(name: str, table: dict[str, str]) -> str:
@@ -57,16 +58,19 @@ def _rename_blocks(name: str, table: dict[str, str]) -> str:
     return match[1] + table.get(match[2], match[2]) + match[3] if match else name
 
 
-def read_google(arrays: dict[str, np.ndarray], *, grid: tuple[int, int] | None = None) -> Stored:
+def read_google(
+    arrays: dict[str, np.ndarray], *, grid: tuple[int, int] | None = None, part: str = ""
+) -> Stored:
     """Reads any of the three namings; UserError for two arrays that are one parameter."""
-    prefix = find_prefix(arrays)
+    prefix = find_prefix(arrays, part)
     assert prefix is not None  # the file was recognised by it
     stored = Stored(_format(arrays, prefix))
     taken: dict[str, str] = {}  # our name -> name in the file
+    is_text = any(role_of(name.removeprefix(prefix)) == "vocabulary" for name in arrays)
     for name in list(arrays):
         if not name.startswith(prefix) or (not prefix and _TRAIN_STATE.fullmatch(name)):
-            if prefix == "params/img/" and name.startswith("params/"):
-                stored.dropped[name] = "not of the image tower"
+            if prefix.count("/") > 1 and name.startswith("params/"):
+                stored.dropped[name] = f"not of {prefix.split('/')[1]!r}"
             elif _TRAIN_STATE.fullmatch(name):
                 stored.dropped[name] = "of the train state, not a parameter"
             else:
@@ -75,7 +79,7 @@ def read_google(arrays: dict[str, np.ndarray], *, grid: tuple[int, int] | None =
         ours = _rename_blocks(name.removeprefix(prefix), _PRE_LINEN)
         if ours.split("/")[0] in _MAP_HEAD_PARTS:
             ours = f"MAPHead_0/{ours}"
-        if ours in _OTHER_POSITIONS:
+        if ours in _OTHER_POSITIONS and not is_text:
             ours = POSITIONS
         if ours in taken:
             raise UserError(f"{taken[ours]!r} and {name!r} are both the parameter {ours!r}.")

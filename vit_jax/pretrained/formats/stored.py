@@ -54,7 +54,8 @@ class Stored:
 def check_description(description: Description, names: str = "class_names") -> Description:
     """UserError where it contradicts itself; `names`, for the error, is the key of the classes."""
     model, size = description.model, description.image_shape[:2]
-    expected = create_model(**{"num_classes": 0, **model}).token_grid(size)
+    module = create_model(**{"num_classes": 0, **model})
+    expected = module.token_grid(size) if description.grid else None
     if description.grid != expected:
         raise UserError(
             f"it says grid={description.grid}, but images of {size} have {expected} tokens."

@@ -47,9 +47,12 @@ class Format(NamedTuple):
         return found
 
     def write(
-        self, path: Path, params: Params, description: Description, inputs: InputSettings
+        self, path: Path, params: Params, description: Description, inputs: InputSettings | None
     ) -> Path:
-        """Writes a model and returns the file of weights; UserError if it is none of the format."""
+        """Writes a model and returns the file of weights; UserError if it is none of the format.
+
+        `inputs` is for folders.
+        """
         convert = self.holds(description.model).convert
         if not self.is_folder:
             return write_arrays(path, convert(params))
@@ -97,18 +100,20 @@ def read_weights(
     num_heads: int | None = None,
     default_heads: int | None = None,
     grid: tuple[int, int] | None = None,
+    part: str = "",
 ) -> Stored:
     """Brings `arrays` of the file `path`, recognised by their names, into our names.
 
     `num_heads` None asks the `config.json` beside it, then the table of known sizes, then
-    `default_heads`. `grid` has the rows and columns of tokens, where they are no square.
+    `default_heads`. `grid` has the rows and columns of tokens, where they are no square; `part`
+    is one of several models in the file.
     """
     in_folder = path.name.startswith((WEIGHTS_FILE, TORCH_FILE))
     files = (path.parent / file for file in ("config.json", "preprocessor_config.json"))
     settings, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)
     try:
-        if google.find_prefix(arrays) is not None:
-            stored = google.read_google(arrays, grid=grid)
+        if google.find_prefix(arrays, part) is not None:
+            stored = google.read_google(arrays, grid=grid, part=part)
         elif any(name.startswith("resnet/root_block/") for name in arrays):
             stored = google.read_big_transfer(arrays)
         elif huggingface.find_prefix(arrays) is not None:
