@@ -29,6 +29,14 @@ if __name__ == "__main__":
     )
     add("--loss", default="", help="softmax or sigmoid (default: as trained, if that is known)")
     add("--real", default="", metavar="real.json", help="ReaL labels of ImageNet's validation set")
+    add(
+        "--prompt",
+        dest="prompts",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="zero-shot, by a text such as 'a photo of a {}.'; may be given several times",
+    )
     add("--output", default="", metavar="DIR", help="write evaluation.json and a CSV file there")
     add("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = vars(parser.parse_args())

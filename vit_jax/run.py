@@ -203,6 +203,11 @@ def create_run(
     keys = dict(config.objective)
     objective: Any = OBJECTIVES[keys.pop("name")](_task(config, dataset), **keys)
     model = objective.model
+    if (given := family_of(model).input) not in objective.example_keys:
+        raise UserError(
+            f"model.name={config.model.name!r} takes a {given}, objective.name="
+            f"{config.objective.name!r} reads {', '.join(objective.example_keys)}."
+        )
     is_text = family_of(model).input == "text"
     grid = None if is_text else model.token_grid(dataset.image_shape[:2])
     warmup_steps = fit_warmup(total_steps, **config.schedule)

@@ -55,6 +55,7 @@ def evaluate(
     classes: str = "all",
     loss: str = "",
     output: str = "",
+    prompts: Sequence[str] = (),
     **model_options: Any,
 ) -> dict[str, Any]:
     """Loads a model and measures it on every example of a split.
@@ -70,6 +71,8 @@ def evaluate(
         count.
       loss: key of `LOSSES` that the model was trained with, which also gives the probabilities; ""
         for what its description says, else softmax.
+      prompts: texts with {} for a class's name: a tower of images tells the classes by them, with
+        the tower of texts in the same file (zero-shot); its loss and calibration mean nothing.
       output: folder for `evaluation.json`, `examples.csv` (one line per example) and
         `confusion.csv`; or `classes.csv` (one per class) where images have several labels.
 
@@ -90,6 +93,10 @@ def evaluate(
         label_key=label_key,
         on_bad_image=on_bad_image,
     )
+    if prompts:
+        text_options = {"dtype": model_options["dtype"]} if "dtype" in model_options else {}
+        texts = load_model(f"{source}#txt", **text_options)
+        model = model.zero_shot(texts, data.class_names, prompts)
     outputs = match_classes(
         data.class_names,
         model.description.class_names,
@@ -111,11 +118,14 @@ def evaluate(
         model, data, outputs, kept=kept, several=several, loss=loss, batch_size=batch_size
     )
     seconds = time.perf_counter() - start
-    results = summarize_ranking(arrays) if several else summarize(arrays)
+    results: dict[str, Any] = summarize_ranking(arrays) if several else summarize(arrays)
     if sets is not None:
         matched = [[int(outputs[label]) for label in each] for each in sets]
         accuracy, count = real_accuracy(arrays["prediction"], matched)
         results |= {"accuracy_real": accuracy, "num_examples_real": count}
+    if prompts:
+        results = {k: v for k, v in results.items() if k not in ("loss", "calibration_error")}
+        results["prompts"] = list(prompts)
     results |= {
         "model": source,
         "format": model.format,

@@ -178,7 +178,7 @@ class Tower(NamedTuple):
     width: int  # D
     to_input: Callable[[jax.Array], jax.Array]  # from images in [-1, 1]
     params: Any  # on the host; None where they are to be drawn
-    description: Description | None  # None for a new one
+    description: Description  # of a new one without preprocessing
 
 
 def load_tower(key: str, source: str, *, image_shape: tuple[int, ...], dtype: str) -> Tower:
@@ -189,10 +189,13 @@ def load_tower(key: str, source: str, *, image_shape: tuple[int, ...], dtype: st
     """
     if source in VARIANTS and not os.path.exists(source):
         module = create_model(source, num_classes=0, dtype=dtype)
-        found, params, to_input = None, None, lambda images: images
+        sizes = attributes(module, VARIANTS[source]["name"])
+        grid = module.token_grid(image_shape[:2])
+        found = Description(sizes, image_shape, grid, (), "")
+        params, to_input = None, lambda images: images
     else:
         try:
-            model = load_model(source, image_size=image_shape[:2], dtype=dtype)  # type: ignore[arg-type]
+            model = load_model(source, image_size=(image_shape[0], image_shape[1]), dtype=dtype)
             found = model.description
             if found.image_shape != image_shape:
                 raise UserError(

@@ -217,6 +217,37 @@ class Model:
         params = unflatten_names({name: flat[name] for name in kept})
         return Model(module, params, description, self.format, self.source, report)
 
+    def zero_shot(self, texts: Model, class_names: Sequence[str], prompts: Sequence[str]) -> Model:
+        """This tower of images with a head that tells classes by their names (2103.00020, 3.1).
+
+        The weights of a class are the direction of the mean embedding of its name in all prompts.
+        An embedding's length scales all logits of an image: their order is that of the cosines.
+
+        Args:
+          texts: the tower of texts that was trained with this one.
+          class_names: in the order of the new outputs.
+          prompts: texts with {} in the place of a name.
+
+        Raises:
+          UserError: a prompt without {}, or towers of different widths.
+        """
+        if texts.is_text is False or not all("{}" in prompt for prompt in prompts):
+            raise UserError(f"prompts={list(prompts)} must have {{}}; {texts.source} takes texts.")
+        every = [prompt.format(name) for name in class_names for prompt in prompts]
+        found = texts.features(every, "logits")  # [K * P, D]
+        found /= np.linalg.norm(found, axis=-1, keepdims=True)
+        means = found.reshape(len(class_names), len(prompts), -1).mean(axis=1)
+        kernel = (means / np.linalg.norm(means, axis=-1, keepdims=True)).T  # [D, K]
+        flat, bias = flatten_names(self.params), np.zeros(len(class_names), np.float32)
+        if self.description.model["num_classes"]:  # a head that makes the embedding
+            bias, kernel = flat["head/bias"] @ kernel, flat["head/kernel"] @ kernel
+        sizes = {**self.description.model, "num_classes": len(class_names)}
+        names = tuple(class_names)
+        description = dataclasses.replace(self.description, model=sizes, class_names=names)
+        module = self.module.clone(num_classes=len(class_names))
+        params = unflatten_names({**flat, "head/kernel": kernel, "head/bias": bias})
+        return Model(module, params, description, self.format, self.source, self.report)
+
     def reader(self, dataset: Any, batch_size: int) -> Reader:
         """Reads examples on all devices, with a thread for every core.
 

@@ -14,7 +14,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.blocks import apply_blocks
 from vit_jax.models.family import (
     FIRST,
     HEAD,
@@ -32,6 +31,7 @@ from vit_jax.models.layers import (
     IdentityLayer,
     LayerNorm,
     StochasticDepth,
+    apply_blocks,
     gelu,
 )
 from vit_jax.models.tokens import patch_shape, token_grid

@@ -18,7 +18,6 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
 from vit_jax.models.attention.choose import NAMES, attention_fn
-from vit_jax.models.blocks import apply_blocks
 from vit_jax.models.family import (
     BLOCK,
     FIRST,
@@ -40,6 +39,7 @@ from vit_jax.models.layers import (
     LayerNorm,
     MultiHeadDotProductAttention,
     StochasticDepth,
+    apply_blocks,
     gelu,
 )
 from vit_jax.models.resnet import resnet_features
