@@ -16,12 +16,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.models.create import VARIANTS, create_model
+from vit_jax.models.create import VARIANTS, create_model, family_of
 from vit_jax.parameters import names
 from vit_jax.parameters.names import flatten_names, unflatten_names
 
 FOLDER = Path(__file__).parent / "data" / "golden"
 RECIPES = ("r02", "fanin")
+SHAPES = {"image": (1, 224, 224, 3), "text": (1, 16)}  # of batches
 
 
 @functools.cache
@@ -56,9 +57,9 @@ def params(shapes: dict[str, tuple[int, ...]], recipe: str) -> dict[str, Any]:
     return unflatten_names({name: fill(name, tuple(s), recipe) for name, s in shapes.items()})
 
 
-def filled(model: Any, image_shape: tuple[int, ...], recipe: str = "fanin") -> Any:
-    """Parameters of a model for images of this shape."""
-    return params(shapes(model, image_shape), recipe)
+def filled(model: Any, input_shape: tuple[int, ...], recipe: str = "fanin") -> Any:
+    """Parameters of a model for images, or texts, of this shape."""
+    return params(shapes(model, input_shape), recipe)
 
 
 def images(n: int, height: int, width: int) -> np.ndarray:
@@ -73,16 +74,14 @@ jit = functools.partial(jax.jit, compiler_options=USERS_COMPILER)
 
 
 @functools.cache  # the models are traced again and again otherwise
-def abstract_params(model: Any, image_shape: tuple[int, ...] = (1, 224, 224, 3)) -> Any:
+def abstract_params(model: Any, input_shape: tuple[int, ...] = ()) -> Any:
     """Shapes of a model's parameters without computing any."""
-    return names.abstract_params(model, image_shape[1:])
+    return names.abstract_params(model, (input_shape or SHAPES[family_of(model).input])[1:])
 
 
-def shapes(
-    model: Any, image_shape: tuple[int, ...] = (1, 224, 224, 3)
-) -> dict[str, tuple[int, ...]]:
+def shapes(model: Any, input_shape: tuple[int, ...] = ()) -> dict[str, tuple[int, ...]]:
     """The same by name."""
-    found = flatten_names(abstract_params(model, image_shape))
+    found = flatten_names(abstract_params(model, input_shape))
     return {name: leaf.shape for name, leaf in found.items()}
 
 

@@ -22,6 +22,14 @@ def small(kind: str) -> dict[str, Any]:
 
 
 # What sees images: a batch holds them under that key.
+SHAPES = {"image": (16, 16, 3), "text": (4,)}  # of one example
+
+
+def shape_of(kind: str) -> tuple[int, ...]:
+    """Of what a model of that kind is called with, without the batch."""
+    return SHAPES[MODELS[kind].input]
+
+
 OF_IMAGES = [
     kind for kind, family in MODELS.items() if getattr(family, "input", "image") == "image"
 ]

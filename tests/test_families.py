@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests import golden, tiny
-from tests.kinds import OF_IMAGES, small
+from tests.kinds import OF_IMAGES, shape_of, small
 from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.export.convert import FORMAT_NAMES, convert_checkpoint
@@ -84,7 +84,7 @@ def inputs(model: Model) -> np.ndarray:
 def test_a_file_of_others_tells_what_the_model_is(kind: str) -> None:
     """Shapes alone give the kind and every attribute that shows in one."""
     sizes = small(kind)
-    params = flatten_names(abstract_params(create_model(**sizes, num_classes=3), IMAGE))
+    params = flatten_names(abstract_params(create_model(**sizes, num_classes=3), shape_of(kind)))
     assert recognise(params) == kind
     found = infer_model(params, {})
     assert {**sizes, "num_classes": 3}.items() <= found.items()
@@ -96,14 +96,14 @@ def test_a_file_of_others_tells_what_the_model_is(kind: str) -> None:
 def test_blocks_stack_and_unstack(kind: str) -> None:
     family = MODELS[kind]
     module = create_model(**small(kind), num_classes=3)
-    params = weights.seeded(module, IMAGE)
+    params = weights.seeded(module, shape_of(kind))
     tree = {"a": {"b": golden.params({k: v.shape for k, v in params.items()}, "r02")}}
     stacked = stack_blocks(tree)
     assert flatten_names(unstack_blocks(stacked)).keys() == flatten_names(tree).keys()
     blocks = {name for name in params if parameter_row(name).block is not None}
     assert bool(blocks) == bool(family.blocks)
     if "scan" in family.keys:
-        scanned = flatten_names(abstract_params(module.clone(scan=True), IMAGE))
+        scanned = flatten_names(abstract_params(module.clone(scan=True), shape_of(kind)))
         assert {f"a/b/{name}" for name in scanned} == flatten_names(stacked).keys()
 
 
@@ -120,7 +120,7 @@ def test_conventions_are_attributes_that_no_shape_tells(kind: str) -> None:
         values = [value for value in family.choices.get(key, ()) if value != "sincos2d"]
         shapes = [
             flatten_names(
-                abstract_params(create_model(**small(kind), num_classes=3, **each), IMAGE)
+                abstract_params(create_model(**small(kind), num_classes=3, **each), shape_of(kind))
             )
             for each in ({key: value} for value in values)
         ]

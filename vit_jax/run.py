@@ -208,6 +208,10 @@ def create_run(
             f"model.name={config.model.name!r} takes a {given}, objective.name="
             f"{config.objective.name!r} reads {', '.join(objective.example_keys)}."
         )
+    for op in dataset.preprocess.ops:
+        most = getattr(model, "vocab_size", None)
+        if most is not None and (found := getattr(op, "num_tokens", 0)) > most:
+            raise UserError(f"model.vocab_size={most} must be {found} for {op}.")
     is_text = family_of(model).input == "text"
     grid = None if is_text else model.token_grid(dataset.image_shape[:2])
     warmup_steps = fit_warmup(total_steps, **config.schedule)

@@ -10,9 +10,11 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from tests import golden
+from tests.kinds import small
 from vit_jax.errors import UserError
-from vit_jax.models.create import VARIANTS, create_model
+from vit_jax.models.create import MODELS, VARIANTS, create_model
 from vit_jax.models.variants import SIZES
+from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.parameters.names import flatten_names
 from vit_jax.parameters.rows import all_rows, parameter_row
 from vit_jax.parameters.sharding import (
@@ -33,7 +35,7 @@ def models() -> list:
     rows = [{**VARIANTS[name], "num_layers": 2} for name in names]
     extras = [{"representation_size": 64}, {"classifier": "map"}, {"scan": True}]
     rows += [{**VARIANTS["Ti/16"], **extra} for extra in extras]
-    rows += [VARIANTS["R26x1"], {**VARIANTS["DeiT-distilled-Ti/16"], "num_layers": 2}]
+    rows += [small(kind) for kind in MODELS]
     return [create_model(**row, num_classes=10) for row in rows]
 
 
@@ -47,6 +49,8 @@ def test_every_parameter_of_every_variant_matches_exactly_one_row() -> None:
             used.add(found.row)
             below = parameter_row(f"image/student/{name}")
             assert (below.row, below.prefix) == (found.row, "image/student/")
+    for kind in OBJECTIVES.values():
+        used |= {parameter_row(name).row for name in kind.own_parameters}
     # What only a training task adds is in no freshly initialised model.
     unused = {row.pattern for row in all_rows() if row not in used and row.role != "training"}
     assert not unused, "a row that nothing matches"

@@ -192,9 +192,12 @@ def _slice(graph: Graph, eqn: Any, x: Operand) -> Operand:
     return graph.add("Slice", x, integers(starts), integers(ends), integers(axes))
 
 
-def _gather(graph: Graph, eqn: Any, x: Operand, start: np.ndarray) -> Operand:
-    """`x[:, 0]` and `x[:, :2]` where the batch is free: a constant place on one axis."""
+def _gather(graph: Graph, eqn: Any, x: Operand, start: Operand) -> Operand:
+    """`x[:, 0]` and `x[:, :2]` where the batch is free, or the rows of a table by their numbers."""
     [axis] = eqn.params["dimension_numbers"].start_index_map
+    if not isinstance(start, np.ndarray):
+        rows = graph.reshape(start, eqn.invars[1].aval.shape[:-1])
+        return graph.add("Gather", x, rows, axis=axis)
     places = integers([start.item() + i for i in range(eqn.params["slice_sizes"][axis])])
     return graph.reshape(graph.add("Gather", x, places, axis=axis), eqn.outvars[0].aval.shape)
 
@@ -251,6 +254,7 @@ DIRECT = {
     "exp": "Exp",
     "gt": "Greater",
     "logistic": "Sigmoid",
+    "lt": "Less",
     "max": "Max",
     "mul": "Mul",
     "neg": "Neg",

@@ -64,7 +64,8 @@ def load_model(
             description,
             # Every attribute, also those that an older description does not have.
             model=attributes(module, sizes["name"]),
-            eval_preprocess=description.eval_preprocess or f"official_eval({image_shape[:2]})",
+            eval_preprocess=description.eval_preprocess
+            or (f"official_eval({image_shape[:2]})" if grid else ""),
         )
         if size is not None and grid is None:
             raise UserError(f"--image_size={size}: {source} takes texts.")

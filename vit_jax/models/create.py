@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from vit_jax.errors import UserError, check_keys, check_known, nearest
 from vit_jax.models import bit, deit, mixer, vit
 from vit_jax.models.family import Family
+from vit_jax.models.tokens import patch_shape
 
 MODELS: dict[str, Family] = {
     "vit": vit.FAMILY,
@@ -127,6 +128,8 @@ def _check_attributes(family: Family, module: Any) -> None:
             raise UserError(f"model.{key}={value!r} must be an int of at least 1.")
         if key.endswith("_rate") and not 0.0 <= value < 1.0:
             raise UserError(f"model.{key}={value} must be in [0, 1).")
+    if "patch_size" in family.keys:
+        patch_shape(module.patch_size)
     family.check(module)
 
 

@@ -178,11 +178,6 @@ def infer(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def check(model: MlpMixer) -> None:
-    """Raises UserError for patches that are none."""
-    patch_shape(model.patch_size)
-
-
 FAMILY = Family(
     module=MlpMixer,
     title="MLP-Mixer (arXiv 2105.01601)",
@@ -207,7 +202,6 @@ FAMILY = Family(
     },
     infer=infer,
     choices={"gelu": ("tanh", "exact"), "remat": REMAT_POLICIES},
-    check=check,
     blocks=BLOCKS,
     tokens="pre_head_layer_norm",
     sequence=(_TOKENS, 0),

@@ -27,7 +27,7 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "G-opt": (1536, 48, 8192, 16),
     "e": (1792, 56, 15360, 16),
 }
-_ROWS = {name: dict(zip(_KEYS, numbers, strict=True)) for name, numbers in SIZES.items()}
+ROWS = {name: dict(zip(_KEYS, numbers, strict=True)) for name, numbers in SIZES.items()}
 
 # Side of a square patch in pixels. 8 to 32 are published; the rest are those of FlexiViT
 # (2212.08013) and the small ones that suit 32-pixel images.
@@ -50,14 +50,14 @@ HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
 VIT: dict[str, dict[str, Any]] = {
     **{
         f"{size}/{patch}": {"patch_size": patch, **row}
-        for size, row in _ROWS.items()
+        for size, row in ROWS.items()
         for patch in PATCH_SIZES
     },
     **{
-        name: {"patch_size": patch, **_ROWS[size], "resnet_layers": layers}
+        name: {"patch_size": patch, **ROWS[size], "resnet_layers": layers}
         for name, (size, layers, patch) in HYBRIDS.items()
     },
     # DeiT (2012.12877), with the exact GELU that it was trained with; its distilled form below.
-    **{f"DeiT-{size}/16": {"patch_size": 16, **_ROWS[size], "gelu": "exact"} for size in DEITS},
+    **{f"DeiT-{size}/16": {"patch_size": 16, **ROWS[size], "gelu": "exact"} for size in DEITS},
 }
 DEIT = {f"DeiT-distilled-{size}/16": VIT[f"DeiT-{size}/16"] for size in DEITS}

@@ -60,6 +60,12 @@ class BlockConfig:
     attention: str = "auto"
     dtype: Any = jnp.float32
 
+    @classmethod
+    def of(cls, model: Any) -> BlockConfig:
+        """What a model has of these attributes."""
+        names = [field.name for field in dataclasses.fields(cls) if hasattr(model, field.name)]
+        return cls(**{name: getattr(model, name) for name in names})
+
     def norm(self, name: str | None = None) -> nn.Module:
         return LayerNorm(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)
 
@@ -138,7 +144,7 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, positions: np.ndarray | None = None, *, train: bool
+        self, x: jax.Array, positions: np.ndarray | jax.Array | None = None, *, train: bool
     ) -> jax.Array:
         """`positions` [1, N, D] are added; None: learned ones."""
         c = self.config
@@ -258,11 +264,6 @@ class VisionTransformer(nn.Module):
         """Rows and columns of tokens of images of (height, width); UserError: they do not fit."""
         return token_grid(image_size, self.patch_size, self.resnet_layers)
 
-    @property
-    def block_config(self) -> BlockConfig:
-        names = (field.name for field in dataclasses.fields(BlockConfig))
-        return BlockConfig(**{name: getattr(self, name) for name in names})
-
     @nn.compact
     def __call__(
         self, images: jax.Array, *, train: bool, corruption: dict[str, jax.Array] | None = None
@@ -295,7 +296,7 @@ class VisionTransformer(nn.Module):
             table = sincos2d((height, width), hidden_size)  # [1, h*w, D]
             positions = np.pad(table, ((0, 0), (len(tokens), 0), (0, 0)))  # [1, N, D]
         x = Encoder(
-            self.block_config,
+            BlockConfig.of(self),
             num_layers=self.num_layers,
             stochastic_depth_rate=self.stochastic_depth_rate,
             position_stddev=self.position_stddev,
@@ -326,7 +327,7 @@ class VisionTransformer(nn.Module):
         if self.classifier == "gap":
             return jnp.mean(x, axis=1)
         if self.classifier == "map":
-            return MAPHead(self.block_config)(x, train=train)
+            return MAPHead(BlockConfig.of(self))(x, train=train)
         return x
 
     def _classify(self, x: jax.Array) -> jax.Array:
@@ -366,15 +367,28 @@ def attention_rows(prefix: str, depth: str = BLOCK) -> tuple[Row, ...]:
     )
 
 
+MAP_ROWS = (
+    Row("MAPHead_0/probe", (None, None, "embed"), LAST),
+    *attention_rows("MAPHead_0", LAST),
+)
+
+
+def infer_blocks(shapes: Shapes, blocks: str) -> dict[str, Any]:
+    """What the blocks show, see `Family.infer`."""
+    return {
+        "num_layers": count_blocks(shapes, blocks),
+        "mlp_dim": axis_of(shapes, f"{blocks}_0/MlpBlock_0/Dense_0/kernel", 2, 1),
+        "num_heads": axis_of(shapes, f"{blocks}_0/{ATTENTION}/query/kernel", 3, 1),
+    }
+
+
 def infer(shapes: Shapes) -> dict[str, Any]:
     """See `Family.infer`."""
-    block, has_pooling = f"{BLOCKS}_0", any(name.startswith("MAPHead_0/") for name in shapes)
+    has_pooling = any(name.startswith("MAPHead_0/") for name in shapes)
     return {
         "patch_size": patch_size_of(shapes, "embedding/kernel"),
         "hidden_size": axis_of(shapes, "embedding/kernel", 4, 3),
-        "num_layers": count_blocks(shapes, BLOCKS),
-        "mlp_dim": axis_of(shapes, f"{block}/MlpBlock_0/Dense_0/kernel", 2, 1),
-        "num_heads": axis_of(shapes, f"{block}/{ATTENTION}/query/kernel", 3, 1),
+        **infer_blocks(shapes, BLOCKS),
         **resnet.infer(shapes, "conv_root/kernel"),
         "representation_size": layer_width(shapes, "pre_logits"),
         "classifier": "token" if "cls" in shapes else "map" if has_pooling else "gap",
@@ -382,14 +396,18 @@ def infer(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def check(model: VisionTransformer) -> None:
-    """Raises UserError for attributes that do not go together."""
-    patch_shape(model.patch_size)
+def check_heads(model: Any) -> None:
+    """Raises UserError for a width that does not divide into the heads."""
     if model.hidden_size % model.num_heads:
         raise UserError(
             f"model.hidden_size={model.hidden_size} does not divide into "
             f"model.num_heads={model.num_heads} heads; choose a multiple."
         )
+
+
+def check(model: VisionTransformer) -> None:
+    """Raises UserError for attributes that do not go together."""
+    check_heads(model)
     if model.attention_dropout_rate and model.attention not in ("auto", "reference"):
         raise UserError(
             f"model.attention={model.attention!r} has no dropout of attention weights; use "
@@ -410,8 +428,7 @@ FAMILY = Family(
         *resnet.ROWS,
         *attention_rows(rf"{BLOCKS}(?:_(?P<block>\d+))?"),
         Row("Transformer/encoder_norm/(?:scale|bias)", ("embed",), LAST),
-        Row("MAPHead_0/probe", (None, None, "embed"), LAST),
-        *attention_rows("MAPHead_0", LAST),
+        *MAP_ROWS,
         Row("pre_logits/kernel", ("embed", None), LAST, role="pre_logits"),
         Row("pre_logits/bias", (None,), LAST, role="pre_logits"),
         *HEAD,

@@ -103,21 +103,23 @@ def stack_blocks(tree: Any) -> dict[str, Any]:
     Raises:
       UserError: a block lacks a leaf that another has, or a number is missing.
     """
-    groups: dict[str, dict[int, Any]] = {}
+    towers: dict[str, dict[str, dict[int, Any]]] = {}  # by what stands before a block's number
     flat: dict[str, Any] = {}
     for name, leaf in flatten_names(tree).items():
         match = _in_block(name, r"_(?P<index>\d+)")
         if match is None:
             flat[name] = leaf
         else:
-            stacked = f"{match['head']}/{match['tail']}"
-            groups.setdefault(stacked, {})[int(match["index"])] = leaf
-    depth = max((max(leaves) + 1 for leaves in groups.values()), default=0)
-    for name, leaves in groups.items():
-        if len(leaves) < depth:  # a damaged name may ask for any depth: count, do not list
-            missing = next(i for i in itertools.count() if i not in leaves)
-            raise UserError(f"{name!r} is missing in encoder block {missing} of {depth}.")
-        flat[name] = np.stack([np.asarray(leaves[i]) for i in range(depth)])  # [L, ...]
+            group = towers.setdefault(match["head"], {}).setdefault(match["tail"], {})
+            group[int(match["index"])] = leaf
+    for head, groups in towers.items():
+        depth = max(max(leaves) + 1 for leaves in groups.values())
+        for tail, leaves in groups.items():
+            name = f"{head}/{tail}"
+            if len(leaves) < depth:  # a damaged name may ask for any depth: count, do not list
+                missing = next(i for i in itertools.count() if i not in leaves)
+                raise UserError(f"{name!r} is missing in encoder block {missing} of {depth}.")
+            flat[name] = np.stack([np.asarray(leaves[i]) for i in range(depth)])  # [L, ...]
     return unflatten_names(flat)
 
 
@@ -144,15 +146,15 @@ def unstack_blocks(tree: Any) -> dict[str, Any]:
     return unflatten_names(flat)
 
 
-def abstract_params(model: Any, image_shape: tuple[int, ...]) -> dict[str, Any]:
-    """Shapes and types of a model's parameters, for images [H, W, C], or texts [T].
+def abstract_params(model: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
+    """Shapes and types of a model's parameters, for images [H, W, C] or texts [T].
 
     Blocks are alike: one is traced, as under a scan, instead of all.
     """
 
     def init() -> Any:
         dtype = jnp.int32 if family_of(model).input == "text" else jnp.float32
-        inputs = jnp.zeros((1, *image_shape), dtype)
+        inputs = jnp.zeros((1, *input_shape), dtype)
         params = clone_with(model, scan=True).init(jax.random.key(0), inputs, train=False)["params"]
         return params if getattr(model, "scan", False) else unstack_blocks(params)
 

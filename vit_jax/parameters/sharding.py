@@ -2,7 +2,8 @@
 
 The families of models name the logical axes of their parameters (`Family.rows`), and the one table
 here maps a logical axis to a mesh axis. Models know nothing of meshes. Mesh axes: `data` replicates
-parameters, `fsdp` splits parameters and batch, `tensor` splits heads, MLP width and classes.
+parameters, `fsdp` splits parameters and batch, `tensor` splits heads, MLP width, classes and
+vocabularies.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ LOGICAL_TO_MESH: dict[str | None, str | None] = {
     "heads": "tensor",
     "mlp": "tensor",
     "classes": "tensor",
+    "vocabulary": "tensor",
     None: None,
 }
 

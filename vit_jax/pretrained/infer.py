@@ -90,6 +90,8 @@ def infer_description(
     """
     params = stored.params
     model = infer_model(params, stored.conventions)
+    if MODELS[model["name"]].input == "text":
+        return Description(model, (num_tokens(params) or 0,), None, (), "")
     module, size = create_model(**model), stored.image_size or image_size
     count, pixels = num_tokens(params), module.pixels_per_token
     shape = None
