@@ -63,9 +63,11 @@ HEAVY = (
     "matplotlib",
     "onnx",
     "onnxruntime",
+    "sentencepiece",
     "sklearn",
     "tensorboardX",
     "tensorflow",
+    "tokenizers",
     "torch",
     "wandb",
 )

@@ -25,7 +25,7 @@ from tests import test_layers
 ROOT = Path(__file__).resolve().parents[1]
 SUPPORTED = ("3.11", "3.12", "3.13")
 THIS_PYTHON = "{}.{}".format(*sys.version_info)
-INSTALLED_EXTRAS = ("embedded", "dev", "export", "hf", "peers")  # by setup.sh --tests
+INSTALLED_EXTRAS = ("embedded", "dev", "export", "hf", "peers", "text")  # by setup.sh --tests
 # Who brings a module that is not installed here.
 ABSENT = {"tensorflow": "tensorflow-cpu"}
 

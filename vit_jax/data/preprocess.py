@@ -21,6 +21,7 @@ import numpy as np
 from vit_jax.data import ops
 from vit_jax.data.augment import RandAug, RandomErasing
 from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, Example, Op, Size, pair
+from vit_jax.data.text import Tokenize
 from vit_jax.errors import UserError, nearest
 
 Channels = float | tuple[float, float, float]
@@ -96,6 +97,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "random_erasing": RandomErasing,
     "value_range": ops.ValueRange,
     "normalize": ops.Normalize,
+    "tokenize": Tokenize,
 }
 
 

@@ -16,6 +16,7 @@ from vit_jax.evaluators.few_shot import FewShotEvaluator
 from vit_jax.evaluators.frozen_features import Features, feature_step
 from vit_jax.evaluators.probes import LinearProbeEvaluator, NearestNeighborsEvaluator
 from vit_jax.evaluators.stream import ObjectiveEvaluator, Reader
+from vit_jax.evaluators.zero_shot import ZeroShotEvaluator
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import check_batch_size
 
@@ -25,6 +26,7 @@ OF_OUTPUTS: dict[str, Any] = {
     "objective": ObjectiveEvaluator,
     "classification": ClassificationEvaluator,
     "average_precision": AveragePrecisionEvaluator,
+    "zero_shot": ZeroShotEvaluator,
 }
 # these as `Kind(features, *, key=default, ...)`.
 OF_FEATURES: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_keys, check_known, nearest
-from vit_jax.models import bit, deit, mixer, vit
+from vit_jax.models import bit, deit, mixer, text, vit
 from vit_jax.models.family import Family
 from vit_jax.models.tokens import patch_shape
 
@@ -20,6 +20,7 @@ MODELS: dict[str, Family] = {
     "deit": deit.FAMILY,
     "bit": bit.FAMILY,
     "mixer": mixer.FAMILY,
+    "text": text.FAMILY,
 }
 
 # All sizes that have a name, each with the kind of model that it is of.

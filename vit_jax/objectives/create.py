@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vit_jax.objectives.classification import Classification, MultiLabel
+from vit_jax.objectives.contrastive import Contrastive, SigmoidContrastive
 from vit_jax.objectives.distillation import HardDistillation, SoftDistillation
 from vit_jax.objectives.masked_patch import MaskedPatch
 
@@ -14,4 +15,6 @@ OBJECTIVES: dict[str, Any] = {
     "masked_patch": MaskedPatch,
     "hard_distillation": HardDistillation,
     "soft_distillation": SoftDistillation,
+    "contrastive": Contrastive,
+    "sigmoid_contrastive": SigmoidContrastive,
 }

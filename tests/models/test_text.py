@@ -1,0 +1,181 @@
+"""The text tower against big_vision's numbers, and the two forms of its blocks beside a ViT's."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from tests import golden
+from vit_jax.errors import UserError
+from vit_jax.models.create import VARIANTS, create_model, recognise
+from vit_jax.models.text import FAMILY
+from vit_jax.parameters.groups import layer_factors
+from vit_jax.parameters.names import (
+    count_parameters,
+    flatten_names,
+    stack_blocks,
+    unstack_blocks,
+)
+from vit_jax.parameters.rows import parameter_row, with_role
+from vit_jax.parameters.sharding import create_mesh, parameter_spec
+
+TINY: dict[str, Any] = {
+    "name": "text",
+    "num_classes": 12,
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "num_layers": 2,
+    "mlp_dim": 40,
+    "num_heads": 3,
+}
+TEXTS = np.random.default_rng(0).integers(0, 50, (3, 7)).astype(np.int32)
+POOLINGS = ("last", "first", "gap", "max", "map")
+
+
+@functools.cache
+def applied(model: Any) -> Any:
+    return golden.jit(
+        lambda p: model.apply({"params": p}, TEXTS, train=False, capture_intermediates=True)
+    )
+
+
+@pytest.mark.parametrize("recipe", golden.RECIPES)
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_numbers_of_big_vision(pooling: str, recipe: str) -> None:
+    """Their `text_transformer` (0127fb6) of this size, with these parameters, eagerly.
+
+    Eagerly ours is bitwise equal; 1e-5 is the noise of fusions.
+    """
+    model = create_model(**TINY, pooling=pooling)
+    params = golden.filled(model, TEXTS.shape, recipe)
+    expected = golden.arrays("bv_text")[f"{pooling}|{recipe}"]
+    assert expected.std() > 0.02
+    np.testing.assert_allclose(applied(model)(params)[0], expected, rtol=0, atol=1e-5)
+    scanned, stacked = create_model(**TINY, pooling=pooling, scan=True), stack_blocks(params)
+    assert golden.shapes(scanned, TEXTS.shape).keys() == flatten_names(stacked).keys()
+    np.testing.assert_allclose(applied(scanned)(stacked)[0], expected, rtol=0, atol=1e-5)
+    other = applied(scanned)(stack_blocks(_swapped(params)))[0]
+    assert np.abs(other - expected).max() > 1e-4
+
+
+def _swapped(params: dict[str, Any]) -> dict[str, Any]:
+    blocks = params["Encoder_0"]
+    swapped = {
+        "encoderblock_0": blocks["encoderblock_1"],
+        "encoderblock_1": blocks["encoderblock_0"],
+    }
+    return {**params, "Encoder_0": {**blocks, **swapped}}
+
+
+def test_parameter_counts() -> None:
+    """Sums of the layers' sizes, for 16 tokens and an embedding as wide as they are."""
+    for name, sizes in FAMILY.sizes.items():
+        model = create_model(**VARIANTS[name], num_classes=sizes["hidden_size"], scan=True)
+        d, m = sizes["hidden_size"], sizes["mlp_dim"]
+        block = 4 * (d * d + d) + 2 * d * m + m + d + 4 * d
+        expected = (32_000 + 16) * d + sizes["num_layers"] * block + 2 * d + d * d + d
+        assert count_parameters(golden.abstract_params(model, (1, 16))) == expected
+    assert {f"text-{size}" for size in ("Ti", "S", "B", "L", "So400m")} < set(FAMILY.sizes)
+
+
+def test_every_intermediate_has_the_compute_dtype() -> None:
+    model = create_model(**TINY, dtype="bfloat16", pooling="map")
+    params = golden.abstract_params(model, TEXTS.shape)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float32"}
+    embeddings, state = jax.eval_shape(applied(model), params)
+    assert (embeddings.shape, embeddings.dtype) == ((3, 12), jnp.float32)
+    values = golden.by_module(state["intermediates"])
+    for name, value in values.items():
+        assert value.dtype == (jnp.float32 if name in ("", "head") else jnp.bfloat16), name
+    assert len(values) > 10
+    filled = golden.filled(model, TEXTS.shape)
+    low = applied(model)(filled)[0]
+    difference = np.abs(low - applied(create_model(**TINY, pooling="map"))(filled)[0]).max()
+    assert 0 < difference < 0.1  # 2^-8 of a unit-variance value, times a few layers
+
+
+def test_initialisation_and_representation() -> None:
+    model, features = create_model(**TINY), create_model(**{**TINY, "num_classes": 0})
+    params = model.init(jax.random.key(0), TEXTS, train=False)["params"]
+    assert 0.1 < np.std(params["pos_embedding"]) * 24**0.5 < 2
+    assert 0.1 < np.std(params["head"]["kernel"]) * 24**0.5 < 2
+    assert not np.any(params["head"]["bias"])
+    without = {name: tree for name, tree in params.items() if name != "head"}
+    x = applied(features)(without)[0]
+    assert (x.shape, x.dtype) == ((3, 24), jnp.float32)
+    expected = x @ params["head"]["kernel"] + params["head"]["bias"][None]
+    np.testing.assert_allclose(applied(model)(params)[0], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_every_parameter_learns(remat: str) -> None:
+    model = create_model(**TINY, pooling="map", dropout_rate=0.1, remat=remat)
+    params = golden.filled(model, TEXTS.shape)
+
+    def loss(params: Any) -> jax.Array:
+        rngs = {"dropout": jax.random.key(0)}
+        return jnp.sum(model.apply({"params": params}, TEXTS, train=True, rngs=rngs) ** 2)
+
+    for name, grad in flatten_names(jax.jit(jax.grad(loss))(params)).items():
+        assert np.isfinite(grad).all(), name
+        if not name.endswith("key/bias"):  # the softmax does not see it
+            assert np.abs(grad).max() > 0, name
+
+
+def test_two_towers_in_one_tree() -> None:
+    """Below a prefix of its own, each is stacked, counted, scaled and sharded as if alone."""
+    text = create_model(**TINY, pooling="map")
+    image = create_model(**{**VARIANTS["mu/16"], "num_layers": 4}, num_classes=12)
+    towers = {
+        "txt": golden.filled(text, TEXTS.shape),
+        "img": golden.filled(image, (1, 32, 32, 3)),
+    }
+    assert recognise(flatten_names(towers["txt"])) == "text"
+    assert recognise(flatten_names(towers["img"])) == "vit"
+    stacked = stack_blocks(towers)  # of two depths
+    assert stacked["txt"]["Encoder_0"]["encoderblock"]["LayerNorm_0"]["bias"].shape == (2, 24)
+    assert stacked["img"]["Transformer"]["encoderblock"]["LayerNorm_0"]["bias"].shape == (4, 32)
+    jax.tree.map(np.testing.assert_array_equal, unstack_blocks(stacked), towers)
+    factors = flatten_names(layer_factors(towers, 0.5))
+    assert factors["txt/Encoder_0/encoderblock_0/LayerNorm_0/bias"] == 0.5**2
+    assert factors["img/Transformer/encoderblock_0/LayerNorm_0/bias"] == 0.5**4
+    assert (factors["txt/Embed_0/embedding"], factors["txt/pos_embedding"]) == (0.5**3, 0.5**3)
+    assert (factors["txt/head/bias"], factors["img/embedding/bias"]) == (1, 0.5**5)
+    of_stacked = flatten_names(layer_factors(stacked, 0.5))
+    bias = of_stacked["txt/Encoder_0/encoderblock/LayerNorm_0/bias"]
+    np.testing.assert_array_equal(bias[:, 0], [0.5**2, 0.5])
+    query = "txt/Encoder_0/encoderblock_1/MultiHeadDotProductAttention_0/query/kernel"
+    found = parameter_row(query)
+    assert (found.prefix, found.block, found.general) == ("txt/", 1, query.replace("1/M", "*/M"))
+    mesh = create_mesh(data=2, fsdp=2, tensor=2)
+    assert parameter_spec(query, (24, 4, 8), mesh) == P("fsdp", "tensor", None)
+    assert parameter_spec(query.replace("_1/M", "/M"), (2, 24, 4, 8), mesh)[0] is None
+    assert parameter_spec("txt/Embed_0/embedding", (50, 24), mesh) == P("tensor", "fsdp")
+    assert parameter_spec("txt/Embed_0/embedding", (51, 24), mesh) == P(None, "fsdp")
+    # Not a grid: loading never interpolates them.
+    assert with_role("positions", ["txt/pos_embedding"]) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("patch_size", 16, "is not a key"),
+        ("pooling", "mean", "Known: last, first, gap, max, map"),
+        ("num_heads", 5, "does not divide|choose a multiple"),
+        ("vocab_size", 0, "at least 1"),
+    ],
+)
+def test_what_a_text_tower_cannot_do_is_named(key: str, value: Any, message: str) -> None:
+    with pytest.raises(UserError, match=f"model.{key}.*{message}"):
+        create_model(**{**TINY, key: value})
+
+
+def test_shapes_tell_the_sizes() -> None:
+    for pooling in ("last", "map"):
+        shapes = flatten_names(golden.abstract_params(create_model(**TINY, pooling=pooling)))
+        sizes = {key: TINY[key] for key in FAMILY.infer(shapes).keys() - {"pooling"}}
+        assert FAMILY.infer(shapes) == {**sizes, "pooling": pooling}

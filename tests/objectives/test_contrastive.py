@@ -1,0 +1,256 @@
+"""LiT: a tower of texts beside a locked one of images, from the losses to zero-shot results."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.saved_models import save_model
+from vit_jax.data.text import Tokenize
+from vit_jax.errors import UserError
+from vit_jax.export.convert import convert_checkpoint
+from vit_jax.export.write import export_model
+from vit_jax.files.paths import read_json, write_arrays
+from vit_jax.inference.evaluate import evaluate
+from vit_jax.inference.load import load_model
+from vit_jax.objectives.contrastive import Contrastive, SigmoidContrastive
+from vit_jax.objectives.objective import Objective
+from vit_jax.parameters.names import flatten_names
+from vit_jax.parameters.sharding import create_mesh
+from vit_jax.run import create_run
+from vit_jax.train import train_and_evaluate
+from vit_jax.workdir.checkpoints import restore_params
+
+IMAGES = "decode(channels=3)|resize(16)"
+TOKENS = "tokenize('caption', vocab='characters', length=4)"
+IMAGENET = "decode|resize(16)|normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
+
+
+@pytest.fixture(scope="module")
+def tower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a head, which goes, and a normalisation of its own, which stays."""
+    names = ("ant", "bee")
+    folder = tmp_path_factory.mktemp("tower") / "a"
+    return save_model(folder, class_names=names, classifier="gap", eval_preprocess=IMAGENET)
+
+
+def lit(image: Any, **overrides: Any) -> Any:
+    config = tiny.config(
+        **{
+            "objective__name": "contrastive",
+            "objective__image": str(image),
+            "model__name": "text-Ti",
+            "model__hidden_size": 16,
+            "model__num_layers": 1,
+            "model__mlp_dim": 16,
+            "model__num_heads": 2,
+            "model__vocab_size": Tokenize().num_tokens,
+            "dataset__name": "glyphs(size=16, num_examples=256)",
+            "dataset__split": "train",
+            "dataset__preprocess": f"{IMAGES}|{TOKENS}",
+            "dataset__eval_preprocess": f"{IMAGES}|{TOKENS}",
+            "evaluators__test__split": "test[:64]",
+            **overrides,
+        }
+    )
+    with config.unlocked():
+        config.evaluators.zero_shot = tiny.default.evaluator(
+            "test[:64]", "zero_shot", prompts=("{}", "a {}"), preprocess=IMAGES
+        )
+    return config
+
+
+@pytest.fixture(scope="module")
+def workdir(tower: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lit") / "run"
+    results = train_and_evaluate(lit(tower), str(folder))
+    assert {"test/loss", "test/accuracy", "zero_shot/accuracy"} <= results.keys()
+    assert results["zero_shot/num_examples"] == 64
+    return folder
+
+
+def vectors(seed: int, count: int = 6) -> np.ndarray:
+    x = np.random.default_rng(seed).normal(size=(count, 8))
+    return np.float32(x / np.linalg.norm(x, axis=1, keepdims=True))
+
+
+def losses_of(kind: type[Objective], embeddings: Any, mask: np.ndarray) -> Any:
+    objective = kind.__new__(kind)
+    params = {"t": jnp.log(jnp.full((1,), 5.0)), "b": jnp.full((1,), -2.0)}
+    return objective.loss_of(params, embeddings, {"mask": jnp.asarray(mask)})
+
+
+def test_the_losses_by_hand() -> None:
+    image, text = vectors(0).astype(np.float64), vectors(1).astype(np.float64)
+    logits = 5.0 * image @ text.T
+    rows = np.log(np.exp(logits).sum(1)) - np.diag(logits)
+    columns = np.log(np.exp(logits).sum(0)) - np.diag(logits)
+    embeddings = {"img": jnp.float32(image), "txt": jnp.float32(text)}
+    found, metrics = losses_of(Contrastive, embeddings, np.ones(6, np.float32))
+    assert found == pytest.approx((rows + columns).mean() / 2, rel=1e-5)
+    assert metrics["accuracy"] == np.mean(logits.argmax(1) == np.arange(6))
+    assert metrics["temperature"] == pytest.approx(5.0)
+    signs = 2 * np.eye(6) - 1
+    pairs = np.log1p(np.exp(-signs * (logits - 2.0)))
+    found, _ = losses_of(SigmoidContrastive, embeddings, np.ones(6, np.float32))
+    assert found == pytest.approx(pairs.sum(1).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Contrastive, SigmoidContrastive])
+def test_padding_counts_neither_as_a_row_nor_as_a_column(kind: type[Objective]) -> None:
+    whole = {"img": jnp.asarray(vectors(0)), "txt": jnp.asarray(vectors(1))}
+    real = {name: x[:4] for name, x in whole.items()}
+    expected, metrics = losses_of(kind, real, np.ones(4, np.float32))
+    found, padded = losses_of(kind, whole, np.float32([1, 1, 1, 1, 0, 0]))
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    assert padded["accuracy"] == metrics["accuracy"]
+
+
+def test_both_towers_load_and_the_locked_one_is_as_it_was(tower: Path, workdir: Path) -> None:
+    parts = read_json(workdir / "model.json")["parts"]
+    assert list(parts) == ["img", "txt"]
+    before, image, text = (load_model(x) for x in (tower, workdir, f"{workdir}#txt"))
+    assert (
+        flatten_names(load_model(f"{workdir}#img").params).keys()
+        == flatten_names(image.params).keys()
+    )
+    assert image.description.eval_preprocess == IMAGENET
+    for name, array in flatten_names(image.params).items():
+        np.testing.assert_array_equal(array, flatten_names(before.params)[name])
+    assert text.is_text
+    assert not image.is_text
+    found = text.features(["a", "Kk"], "logits")
+    assert found.shape == (2, 16)
+    assert np.abs(found[0] - found[1]).max() > 1e-3
+    tokens = text.preprocess(["a", "Kk"])
+    assert (tokens.shape, tokens.dtype) == ((2, 4), np.int32)
+    expected = text.module.apply({"params": text.params}, tokens, train=False)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert text.look(["a"], "attention")["attention"].shape == (1, 1, 2, 4, 4)
+    with pytest.raises(UserError, match="the part behind #='nobody'|'nobody'"):
+        load_model(f"{workdir}#nobody")
+
+
+def test_the_locked_tower_is_in_no_checkpoint_and_a_resumed_run_is_the_same(
+    tower: Path, tmp_path: Path
+) -> None:
+    whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
+    constant = {"schedule__name": "constant"}
+    train_and_evaluate(lit(tower, **constant), whole)
+    train_and_evaluate(lit(tower, **constant, duration__steps=4), parts)
+    train_and_evaluate(lit(tower, **constant), parts, resume="force")
+    expected, found = (flatten_names(restore_params(each)) for each in (whole, parts))
+    assert {name.partition("/")[0] for name in found} == {"txt", "t"}
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+def test_it_is_exported_converted_and_measured(workdir: Path, tmp_path: Path) -> None:
+    for part in ("img", "txt"):
+        source = f"{workdir}#{part}"
+        for format in ("stablehlo", "onnx"):
+            report = export_model(source, tmp_path / part / format, format=format)
+            assert report["max_difference"] <= report["tolerance"]
+        report = convert_checkpoint(source, str(tmp_path / f"{part}.npz"), format="npz")
+        assert report["parameters_identical"]
+    assert "int32" in (tmp_path / "txt/onnx/README.md").read_text()
+    results = evaluate(str(workdir), dataset="digits", split="test[:50]", prompts=["{}", "a {}"])
+    assert results["num_examples"] == 50
+    assert 0.0 <= results["accuracy"] <= 1.0
+    assert "loss" not in results
+
+
+def test_zero_shot_of_the_script_is_that_of_the_loop(tmp_path: Path) -> None:
+    """... when both read the images in the same way."""
+    plain = save_model(tmp_path / "plain", classifier="gap", eval_preprocess=IMAGES)
+    results = train_and_evaluate(lit(plain), str(tmp_path / "run"))
+    found = evaluate(
+        str(tmp_path / "run"),
+        dataset="glyphs(size=16, num_examples=256)",
+        split="test[:64]",
+        prompts=["{}", "a {}"],
+    )
+    assert found["accuracy"] == pytest.approx(results["zero_shot/accuracy"])
+
+
+def test_parts_of_a_batch_and_layouts_change_nothing(tower: Path) -> None:
+    """One update on one device, on all, and in parts: the same loss and gradient norm."""
+    found = []
+    for overrides in (
+        {"mesh__data": 1},
+        {"mesh__data": 8},
+        {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
+        {"mesh__data": 2, "train_step__accumulation_steps": 4},
+    ):
+        config = lit(tower, objective__name="sigmoid_contrastive", **overrides)
+        devices = jax.devices()[:1] if overrides == {"mesh__data": 1} else None
+        devices = jax.devices()[:2] if "train_step__accumulation_steps" in overrides else devices
+        mesh = create_mesh(**config.mesh, devices=devices)
+        with jax.set_mesh(mesh):
+            run = create_run(config, mesh)
+            state, step = run.initial_state(0), run.jit_train_step()
+            from vit_jax.data.pipeline import train_batches_on
+            from vit_jax.parameters.sharding import batch_sharding
+
+            with train_batches_on(
+                batch_sharding(mesh),
+                run.objective.example_keys,
+                dataset=run.dataset,
+                batch_size=run.batch_size,
+                seed=0,
+                total_steps=1,
+            ) as batches:
+                _, metrics = step(state, run.place_constants(), next(batches))
+        found.append((float(metrics["loss"]), float(metrics["grad_norm"])))
+    np.testing.assert_allclose(found[1:], [found[0]] * 3, rtol=1e-4)
+
+
+def test_both_towers_learn_when_nothing_is_locked(tower: Path, tmp_path: Path) -> None:
+    """A new image tower, and one that starts from weights (CLIP, SigLIP)."""
+    for name, image in (("new", "mu/8"), ("old", tower)):
+        train_and_evaluate(lit(image, objective__lock_image=False), str(tmp_path / name))
+        found = flatten_names(restore_params(str(tmp_path / name)))
+        assert {each.partition("/")[0] for each in found} == {"img", "txt", "t"}
+        assert load_model(tmp_path / name).description.model["name"] == "vit"
+    before = flatten_names(load_model(tower).params)["embedding/kernel"]
+    after = flatten_names(load_model(tmp_path / "old").params)["embedding/kernel"]
+    assert 0 < np.abs(after - before).max() < 0.05
+
+
+def test_texts_are_not_classified(tower: Path) -> None:
+    config = lit(tower, objective__name="contrastive")
+    tiny.default.set_kind(config, "objective", "classification")
+    with pytest.raises(UserError, match="model.name='text' takes a text, objective.name='classif"):
+        create_run(config, create_mesh(**config.mesh))
+
+
+def test_a_two_tower_file_of_big_vision_is_read_by_its_parts(workdir: Path, tmp_path: Path) -> None:
+    with np.load(workdir / "params.npz") as arrays:
+        flat = {f"params/{name}": arrays[name] for name in arrays}
+    write_arrays(tmp_path / "two.npz", flat)
+    image = load_model(tmp_path / "two.npz#img", image_size=16)
+    text = load_model(tmp_path / "two.npz#txt")
+    assert text.format == image.format == "big_vision"
+    for part, model in (("img", image), ("txt", text)):
+        ours = flatten_names(load_model(f"{workdir}#{part}").params)
+        found = flatten_names(model.params)
+        assert found.keys() == ours.keys()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"objective__image": ""}, "config.objective.image is missing"),
+        ({"objective__image": "B/16"}, "is a new model, which objective.lock_image=True"),
+        ({"objective__temperature": 0.0}, "objective.temperature=0.0 must be positive"),
+        ({"dataset__preprocess": IMAGES, "dataset__eval_preprocess": IMAGES}, "text"),
+    ],
+)
+def test_mistakes_are_named(tower: Path, overrides: dict[str, Any], message: str) -> None:
+    config = lit(tower, **overrides)
+    with pytest.raises(UserError, match=message):
+        create_run(config, create_mesh(**config.mesh))

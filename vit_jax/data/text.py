@@ -1,0 +1,125 @@
+"""Texts as numbers of tokens, always as many.
+
+A vocabulary is `characters` (printable ASCII, without a file), or a path that ends in
+
+* `.txt`, WordPieces as BERT has them: in lower case, [CLS] first, filled up with 0 (LiT);
+* `.model`, of SentencePiece: ASCII in lower case, the end of the text last, also of one that is
+  cut, filled up with ends (SigLIP with T5's `c4_en`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data.ops import Example, Op
+from vit_jax.errors import UserError, as_user_error, import_extra, one_line
+from vit_jax.files.paths import to_path
+
+CHARACTERS = "characters"
+_END, _UNKNOWN, _FIRST = 1, 2, 3  # of `characters`, as in T5's vocabularies; 0 is padding
+
+
+class Vocabulary(NamedTuple):
+    """A way to write texts as numbers."""
+
+    encode: Callable[[str, int], list[int]]  # of (text, the most numbers), with what is around it
+    size: int  # above all numbers
+    fill: int  # what shorter texts are filled up with
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenize(Op):
+    """The text of a column -> `text`, int32 [length]: longer texts are cut."""
+
+    column: str = "caption"
+    vocab: str = CHARACTERS
+    length: int = 16
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"length={self.length} must be at least 1")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens a model of such texts has to know; UserError: see `load_vocabulary`."""
+        return load_vocabulary(self.vocab).size
+
+    def __call__(self, example: Example, _rng: np.random.Generator) -> Example:
+        vocabulary = load_vocabulary(self.vocab)
+        tokens = np.full(self.length, vocabulary.fill, np.int32)
+        found = vocabulary.encode(example[self.column], self.length)
+        tokens[: len(found)] = found
+        return {**example, "text": tokens}
+
+
+@functools.cache  # once per process
+def load_vocabulary(vocab: str) -> Vocabulary:
+    """The vocabulary of a name or path, also in a bucket.
+
+    Raises:
+      UserError: there is none, it is damaged, or its package is missing.
+    """
+    if vocab == CHARACTERS:
+        return _characters()
+    kind = _KINDS.get(os.path.splitext(vocab)[1])
+    if kind is None:
+        raise UserError(f"vocab={vocab!r} is neither {CHARACTERS!r} nor a {' or '.join(_KINDS)}.")
+    try:
+        return kind(to_path(os.path.expanduser(vocab)).read_bytes())
+    except UserError:
+        raise
+    except OSError as error:
+        raise as_user_error(f"vocab={vocab!r} cannot be read: {one_line(error)}.", error) from error
+    except Exception as error:  # both packages raise plain ones
+        raise UserError(f"vocab={vocab!r} is damaged: {one_line(error)}.") from error
+
+
+def _characters() -> Vocabulary:
+    numbers = {chr(code): i for i, code in enumerate(range(32, 127), start=_FIRST)}
+
+    def encode(text: str, most: int) -> list[int]:
+        return [*(numbers.get(each, _UNKNOWN) for each in text[: most - 1]), _END]
+
+    return Vocabulary(encode, _FIRST + len(numbers), _END)
+
+
+def _sentencepiece(data: bytes) -> Vocabulary:
+    package = import_extra("vocab", "sentencepiece", "text")
+    model = package.SentencePieceProcessor(model_proto=data)
+    end = model.eos_id()
+    if end < 0:
+        raise ValueError("it has no end of a text")
+
+    def encode(text: str, most: int) -> list[int]:
+        text = text.encode().lower().decode()  # as TensorFlow does it, of ASCII alone
+        return [*model.encode(text)[: most - 1], end]
+
+    return Vocabulary(encode, model.get_piece_size(), end)
+
+
+def _wordpiece(data: bytes) -> Vocabulary:
+    package = import_extra("vocab", "tokenizers", "text")
+    numbers = {piece: i for i, piece in enumerate(data.decode().rstrip("\n").split("\n"))}
+    if missing := {"[CLS]", "[UNK]"} - numbers.keys():
+        raise ValueError(f"it has no {min(missing)}")
+    tokenizer = package.Tokenizer(package.models.WordPiece(numbers, unk_token="[UNK]"))
+    tokenizer.normalizer = package.normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
+
+    def encode(text: str, most: int) -> list[int]:
+        return [numbers["[CLS]"], *tokenizer.encode(text).ids][:most]
+
+    return Vocabulary(encode, len(numbers), 0)
+
+
+_KINDS = {".txt": _wordpiece, ".model": _sentencepiece}

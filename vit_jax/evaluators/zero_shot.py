@@ -1,0 +1,71 @@
+"""Zero-shot classification (2103.00020, section 3.1): the class whose name fits the image best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.data.preprocess import encode_texts
+from vit_jax.errors import UserError
+from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
+from vit_jax.parameters.sharding import replicated
+
+
+class ZeroShotEvaluator:
+    """Accuracy of two towers on a labelled data set that neither was trained to classify.
+
+    A class is the mean of the embeddings of its name in all prompts.
+    """
+
+    example_keys = ("image", "label")
+    metric_names = ("accuracy", "num_examples")
+
+    def __init__(
+        self, objective: Any, reader: Reader, *, prompts: tuple[str, ...] = ("a photo of a {}.",)
+    ):
+        """
+        Args:
+          objective: has `embed_images`, `embed_texts` and `eval_preprocess`.
+          reader: of images and labels; their preprocessing need not read texts.
+          prompts: texts with {} in the place of a class's name.
+
+        Raises:
+          UserError: no text tower, no names of classes, or a prompt without {}.
+        """
+        names = reader.dataset.class_names  # type: ignore[attr-defined]
+        if not hasattr(objective, "embed_texts"):
+            raise UserError("evaluators.*.name='zero_shot' needs objective.name='contrastive'.")
+        if not names or not prompts or not all("{}" in prompt for prompt in prompts):
+            raise UserError(
+                f"evaluators.*.prompts={prompts!r} must have {{}} in the place of a class's name, "
+                f"and the data names of classes (they have {len(names)})."
+            )
+        self._reader = reader
+        texts = [prompt.format(name) for name in names for prompt in prompts]
+        self._tokens = encode_texts(objective.eval_preprocess, texts)  # [K * P, T]
+
+        def classes(params: Any, tokens: jax.Array) -> jax.Array:
+            embeddings = objective.embed_texts(params, tokens)  # [K * P, D]
+            x = jnp.mean(jnp.reshape(embeddings, (len(names), len(prompts), -1)), axis=1)
+            return x / jnp.linalg.norm(x, axis=-1, keepdims=True)  # [K, D]
+
+        def outputs(params: Any, batch: Any) -> dict[str, jax.Array]:
+            images = objective.embed_images(params["towers"], batch["image"])  # [B, D]
+            best = jnp.argmax(images @ params["classes"].T, axis=-1)
+            return {"hit": jnp.asarray(best == batch["label"], jnp.float32)}
+
+        self._classes = jax.jit(classes, out_shardings=replicated(reader.mesh))
+        self._step = compile_outputs(outputs, reader.mesh)
+
+    def __call__(
+        self, params: Any, *, on_batch: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
+        """See `ObjectiveEvaluator`."""
+        given = {"towers": params, "classes": self._classes(params, self._tokens)}
+        parts = stream_outputs(self._step, given, self._reader, on_batch=on_batch)
+        hits = np.concatenate([part["hit"] for part in parts])
+        return {"accuracy": float(np.mean(hits, dtype=np.float64)), "num_examples": len(hits)}

@@ -1,0 +1,136 @@
+"""The text towers of LiT (arXiv 2111.07991) and SigLIP (2303.15343).
+
+Numbers and parameter names are those of big_vision's `text_transformer`. There is no mask: every
+token attends to all T, padding too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models.attention.choose import NAMES
+from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes, axis_of
+from vit_jax.models.layers import REMAT_POLICIES, IdentityLayer
+from vit_jax.models.variants import ROWS
+from vit_jax.models.vit import (
+    ATTENTION,
+    MAP_ROWS,
+    BlockConfig,
+    Encoder,
+    MAPHead,
+    attention_rows,
+    check_heads,
+    infer_blocks,
+)
+
+EMBEDDING, POSITIONS, BLOCKS = "Embed_0/embedding", "pos_embedding", "Encoder_0/encoderblock"
+
+
+class TextTransformer(nn.Module):
+    """Texts to embeddings, int32 [B, T] -> [B, num_classes] float32.
+
+    Attributes:
+      num_classes: width of the embedding; 0 returns the representation instead, [B, hidden_size].
+      vocab_size: number of ids that a token may have.
+      hidden_size, num_layers, mlp_dim, num_heads: as of a Vision Transformer.
+      dropout_rate: after every dense layer but query, key and value, and after adding the
+        position embeddings.
+      pooling: what the head sees: the `last` token (SigLIP, whose texts end in the id of their
+        end), the `first` ([CLS] of LiT), `gap` and `max` over tokens, `map` (attention pooling).
+      gelu: `tanh`, or `exact`.
+      layer_norm_epsilon: of all layer norms.
+      attention: implementation of the attention, see `attention/choose.py`.
+      remat: one of `REMAT_POLICIES`.
+      scan: compile the blocks as one loop.
+      dtype: of the computation; parameters, softmax, norms' statistics and the result are float32.
+    """
+
+    num_classes: int
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    mlp_dim: int
+    num_heads: int
+    dropout_rate: float = 0.0
+    pooling: str = "last"
+    gelu: str = "tanh"
+    layer_norm_epsilon: float = 1e-6
+    attention: str = "auto"
+    remat: str = "none"
+    scan: bool = False
+    dtype: Any = jnp.float32
+
+    prefix_tokens = ()
+    head_input = "pre_logits"
+    logits_per_token = False
+
+    @nn.compact
+    def __call__(self, texts: jax.Array, *, train: bool) -> jax.Array:
+        """Token ids, int32 [B, T] -> embeddings [B, E] float32, not normalised."""
+        config = BlockConfig.of(self)
+        x = nn.Embed(self.vocab_size, self.hidden_size, dtype=self.dtype)(texts)  # [B, T, D]
+        init = nn.initializers.normal(1 / math.sqrt(self.hidden_size))
+        positions = self.param(POSITIONS, init, (1, *x.shape[1:]))
+        encoder = Encoder(config, num_layers=self.num_layers, remat=self.remat, scan=self.scan)
+        x = encoder(x, positions, train=train)
+        x = IdentityLayer(name="pre_logits")(self._pool(x, config, train=train))
+        x = jnp.asarray(x, jnp.float32)  # [B, D]
+        # Not zero at first: a zero embedding has no direction.
+        return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
+
+    def _pool(self, x: jax.Array, config: BlockConfig, *, train: bool) -> jax.Array:
+        """[B, T, D] -> [B, D]."""
+        if self.pooling == "map":
+            return MAPHead(config)(x, train=train)
+        if self.pooling in ("gap", "max"):
+            return jnp.mean(x, axis=1) if self.pooling == "gap" else jnp.max(x, axis=1)
+        return x[:, 0 if self.pooling == "first" else -1]
+
+
+def infer(shapes: Shapes) -> dict[str, Any]:
+    """See `Family.infer`."""
+    return {
+        "vocab_size": axis_of(shapes, EMBEDDING, 2, 0),
+        "hidden_size": axis_of(shapes, EMBEDDING, 2, 1),
+        **infer_blocks(shapes, BLOCKS),
+        "pooling": "map" if "MAPHead_0/probe" in shapes else "last",
+    }
+
+
+FAMILY = Family(
+    module=TextTransformer,
+    title="text Transformer (arXiv 2111.07991)",
+    input="text",
+    rows=(
+        Row(EMBEDDING, ("vocabulary", "embed"), FIRST, role="vocabulary"),
+        Row(POSITIONS, (None, None, "embed"), FIRST),  # not of a grid: never interpolated
+        *attention_rows(rf"{BLOCKS}(?:_(?P<block>\d+))?"),
+        Row("Encoder_0/encoder_norm/(?:scale|bias)", ("embed",), LAST),
+        *MAP_ROWS,
+        *HEAD,
+    ),
+    # Those of T5's vocabulary without its extras.
+    sizes={
+        f"text-{size}": {"vocab_size": 32_000, **ROWS[size]}
+        for size in ("mu", "Ti", "S", "B", "L", "So400m")
+    },
+    infer=infer,
+    choices={
+        "pooling": ("last", "first", "gap", "max", "map"),
+        "gelu": ("tanh", "exact"),
+        "attention": NAMES,
+        "remat": REMAT_POLICIES,
+    },
+    check=check_heads,
+    blocks=BLOCKS,
+    attention=ATTENTION,
+    tokens="Encoder_0",
+    sequence=(POSITIONS, 1),
+    conventions=("gelu", "layer_norm_epsilon"),
+    head_conventions=("pooling",),
+)

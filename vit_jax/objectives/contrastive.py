@@ -1,0 +1,180 @@
+"""Contrastive training of a tower of images and one of texts: LiT (2111.07991).
+
+With the softmax loss of CLIP (2103.00020) or the sigmoid loss of SigLIP (2303.15343).
+
+Both towers give a vector of length 1, and an image's own text is told from all others of the global
+batch. LiT locks an image tower that was trained before and trains the text tower to suit it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError
+from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
+
+IMAGE, TEXT = "img", "txt"  # prefixes of the towers' parameters, as in big_vision
+
+
+class Contrastive(Objective):
+    """The mean of two softmax losses: which text is the image's, and which image the text's.
+
+    A batch holds `image` [B, H, W, C] and `text` [B, T]. The model is the text tower; a parameter
+    `t` is the logarithm of what the cosines are multiplied with.
+    """
+
+    example_keys = ("image", "text")
+    measures = ("loss", "accuracy")
+    spans_batch = True
+    prefix = TEXT
+    own_parameters = MappingProxyType({"t": (None,)})
+
+    def __init__(
+        self, task: Task, *, image: str = "", lock_image: bool = True, temperature: float = 10.0
+    ):
+        """
+        Args:
+          task: its model takes texts, and gives as many numbers as the image tower.
+          image: weights of the image tower, see `pretrained.source`; or a variant, such as B/16,
+            which starts at random.
+          lock_image: whether it stays as it is (LiT); else it is trained too, with dropout of its
+            own configuration (none).
+          temperature: that the cosines are multiplied with at first.
+
+        Raises:
+          UserError: no image tower, a locked one without weights, a model that takes no texts, or a
+            temperature that is not positive.
+        """
+        super().__init__()
+        if not image:
+            raise UserError(
+                "--config.objective.image is missing: name the image tower's weights, a file, a "
+                "work directory, hf://, gs://, https:// or a name of scripts/zoo.py list; or a "
+                "variant such as B/16, to train it from scratch."
+            )
+        if not temperature > 0.0:
+            raise UserError(f"objective.temperature={temperature} must be positive.")
+        assert task.load_tower is not None
+        self._image = tower = task.load_tower(image)
+        if lock_image and tower.params is None:
+            raise UserError(
+                f"objective.image={image!r} is a new model, which objective.lock_image=True would "
+                "leave at random; name weights, or set it to False."
+            )
+        self.num_outputs = tower.width
+        self.model = task.build_model(tower.width)
+        if not hasattr(self.model, "vocab_size"):
+            raise UserError(
+                "objective.name='contrastive' trains a tower of texts beside that of images; set "
+                "model.name=text-B, or another of them."
+            )
+        if tower.params is not None:
+            (self.constants if lock_image else self.start)[IMAGE] = tower.params
+        self.eval_preprocess = task.eval_preprocess
+        self._first = {"t": math.log(temperature)}
+
+    @property
+    def image_model(self) -> tuple[Any, str]:
+        return self._image.module, IMAGE
+
+    def describe(self, description: Any) -> dict[str, Any]:
+        found = self._image.description
+        if not found.eval_preprocess:  # of a new model
+            found = dataclasses.replace(found, eval_preprocess=self.eval_preprocess)
+        return {IMAGE: found, TEXT: description}
+
+    def init(self, rng: jax.Array, batch: Batch) -> Any:
+        params = {name: jnp.full((1,), value) for name, value in self._first.items()}
+        params[TEXT] = self.model.init(rng, batch["text"], train=False)["params"]
+        if IMAGE not in self.constants:
+            images, rng = scale_images(batch["image"]), jax.random.fold_in(rng, 1)
+            params[IMAGE] = self._image.module.init(rng, images, train=False)["params"]
+        return params
+
+    def embed(self, params: Any, batch: Batch, rng: jax.Array) -> Any:
+        """Of images and texts, float32 [B, D] each, of length 1."""
+        return {
+            IMAGE: self.embed_images(params, batch["image"], rng),
+            TEXT: self.embed_texts(params, batch["text"], rng),
+        }
+
+    def embed_images(self, params: Any, images: jax.Array, rng: Any = None) -> jax.Array:
+        """[B, H, W, C] -> [B, D]; with the dropout of a training where there is a key."""
+        images = self._image.to_input(scale_images(images))
+        rng = None if IMAGE in self.constants else rng
+        return _embed(self._image.module, params[IMAGE], images, rng)
+
+    def embed_texts(self, params: Any, tokens: jax.Array, rng: Any = None) -> jax.Array:
+        """[B, T] -> [B, D]."""
+        return _embed(self.model, params[TEXT], tokens, rng)
+
+    def loss_of(self, params: Any, embeddings: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
+        """The mean over the examples of the batch; `accuracy` of images among its texts."""
+        values = self._values(params, embeddings, batch["mask"])
+        means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
+        return means.pop("loss"), {**means, "temperature": jnp.exp(params["t"][0])}
+
+    def evaluate(self, params: Any, batch: Batch) -> Metrics:
+        """As in training, among the examples of one batch: [B] each, by the batch's size."""
+        embeddings = {
+            IMAGE: self.embed_images(params, batch["image"]),
+            TEXT: self.embed_texts(params, batch["text"]),
+        }
+        return self._values(params, embeddings, batch["mask"])
+
+    def _values(self, params: Any, embeddings: Any, mask: jax.Array) -> Metrics:
+        """Of every example, [B] each; columns of padding count nowhere."""
+        cosines = embeddings[IMAGE] @ embeddings[TEXT].T  # [B, B]
+        logits = jnp.exp(params["t"][0]) * cosines
+        best = jnp.argmax(jnp.where(mask[None] > 0, logits, -jnp.inf), axis=1)
+        hits = jnp.asarray(best == jnp.arange(len(mask)), jnp.float32)
+        return {"loss": self._losses(params, logits, mask), "accuracy": hits}
+
+    def _losses(self, params: Any, logits: jax.Array, mask: jax.Array) -> jax.Array:
+        """Of logits [B, B], a row per image: [B]."""
+        del params
+        hidden = jnp.where(mask > 0, 0.0, -jnp.inf)
+        of_images = jax.nn.logsumexp(logits + hidden[None], axis=1)
+        of_texts = jax.nn.logsumexp(logits + hidden[:, None], axis=0)
+        return (of_images + of_texts) / 2.0 - jnp.diagonal(logits)
+
+
+class SigmoidContrastive(Contrastive):
+    """The binary cross-entropy of every pair, summed over the texts: -log sigmoid(z (t cos + b)).
+
+    z is 1 for an image's own text and -1 for the others. Beside `t` there is a learned bias `b`.
+    """
+
+    own_parameters = MappingProxyType({"t": (None,), "b": (None,)})
+
+    def __init__(self, task: Task, *, bias: float = -10.0, **kwargs: Any):
+        """
+        Args:
+          task: see `Contrastive`.
+          bias: of the logits at first.
+          **kwargs: of `Contrastive`.
+
+        Raises:
+          UserError: see `Contrastive`.
+        """
+        super().__init__(task, **kwargs)
+        self._first["b"] = bias
+
+    def _losses(self, params: Any, logits: jax.Array, mask: jax.Array) -> jax.Array:
+        signs = 2.0 * jnp.eye(len(mask)) - 1.0
+        losses = -jax.nn.log_sigmoid(signs * (logits + params["b"][0]))  # [B, B]
+        return jnp.sum(losses * mask[None], axis=1)
+
+
+def _embed(model: Any, params: Any, inputs: jax.Array, rng: Any) -> jax.Array:
+    """Vectors of length 1, float32 [B, D]; `rng` None is no training."""
+    rngs = {} if rng is None else {"dropout": rng}
+    x = model.apply({"params": params}, inputs, train=rng is not None, rngs=rngs)
+    x = jnp.asarray(x, jnp.float32)
+    return x / (jnp.linalg.norm(x, axis=-1, keepdims=True) + 1e-8)
