@@ -82,6 +82,7 @@ setup(
         "vit_jax": ["py.typed"],
         "vit_jax.data": ["labels/*.txt"],
         "vit_jax.pretrained.zoo": ["checkpoints.jsonl"],
+        "vit_jax.export": ["cards/*"],
         "vit_jax.report": ["page.css"],
     },
     install_requires=INSTALL_REQUIRES,

@@ -118,12 +118,13 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes / 10**power:.1f} {name}"
 
 
-def check_known(key: str, value: object, known: Iterable[str]) -> None:
-    """Raises a UserError that lists the known names, unless `value` is one of them."""
+def check_known(key: str, value: object, known: Iterable[object]) -> None:
+    """Raises a UserError that lists the known values, unless `value` is one of them."""
     known = list(known)
     if value not in known:
+        names = list(map(str, known))
         raise UserError(
-            f"{key}={value!r} is unknown.{nearest(str(value), known)} Known: {', '.join(known)}."
+            f"{key}={value!r} is unknown.{nearest(str(value), names)} Known: {', '.join(names)}."
         )
 
 

@@ -369,7 +369,7 @@ def _feature(
     """(params, batch) -> [B, D], see `vector_feature`."""
     from vit_jax.models.features import vector_feature  # needed by few runs
 
-    model, prefix = objective.image_model
+    model, prefix = objective.image_model or (objective.model, "")
     if prefix:
         shapes = {**shapes, **jax.eval_shape(lambda: objective.constants)}[prefix]
     return of_batches(vector_feature(model, name, image_shape, shapes, key), prefix=prefix)

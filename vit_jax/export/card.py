@@ -20,73 +20,9 @@ from vit_jax.parameters.names import count_parameters
 from vit_jax.pretrained.fit.adapt import report_text
 from vit_jax.pretrained.zoo.resolve import describe_source
 
-_CARD = """\
----
-license: unknown
-library_name: {library}
-pipeline_tag: {task}
-tags: [vit_jax]
----
-# {name}
-
-A {kind} in the format `{format}`, written by vit_jax.
-
-```python
-{snippet}```
-
-{facts}
-
-Data and procedure of the training are not recorded here.
-"""
-
-# What loads a format, if not vit_jax, in Hugging Face's spelling.
+# What loads a format, if not vit_jax, in Hugging Face's spelling; `cards/` has the Python for it.
 LIBRARIES = {"timm": "timm", "huggingface": "transformers", "stablehlo": "jax", "onnx": "onnx"}
-# What loads it, by library.
-_SNIPPETS = {
-    "vit_jax": """\
-import numpy as np
-import vit_jax
-
-model = vit_jax.load_model("{name}")
-images = np.zeros({shape}, np.float32)
-logits = model.module.apply({{"params": model.params}}, images, train=False)
-""",
-    "timm": """\
-import timm
-import torch
-
-model = timm.create_model("local-dir:{name}", pretrained=True).eval()
-images = torch.zeros({torch_shape})
-logits = model(images)
-""",
-    "transformers": """\
-import torch
-from transformers import AutoModelForImageClassification
-
-model = AutoModelForImageClassification.from_pretrained("{name}").eval()
-images = torch.zeros({torch_shape})
-logits = model(images).logits
-""",
-    "jax": """\
-import jax
-import jax.export
-import numpy as np
-
-with open("model.stablehlo", "rb") as file:
-    model = jax.export.deserialize(bytearray(file.read()))
-params = dict(np.load("params.npz"))
-images = np.zeros({shape}, np.{dtype})
-{output} = jax.jit(model.call)(params, images)
-""",
-    "onnx": """\
-import numpy as np
-import onnxruntime
-
-session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
-images = np.zeros({shape}, np.{dtype})
-[{output}] = session.run(["{output}"], {{"images": images}})
-""",
-}
+_CARDS = Path(__file__).parent / "cards"
 
 
 def write_card(
@@ -104,14 +40,15 @@ def write_card(
     `images`: what the model takes, if not any number of scaled images; `output`: the result's name.
     """
     description, library = model.description, LIBRARIES.get(format, "vit_jax")
-    batch, dtype = None, np.dtype(np.float32)
+    batch, dtype = None, np.dtype(np.int32 if model.is_text else np.float32)
     if images is not None:
         batch = images.shape[0] if isinstance(images.shape[0], int) else None
         dtype = np.dtype(images.dtype)
     num_classes = description.model["num_classes"]
     # Without a head these libraries need other classes.
     is_bare = library in ("timm", "transformers") and not num_classes
-    snippet = _SNIPPETS["vit_jax" if is_bare else library].format(
+    python = (_CARDS / f"{'vit_jax' if is_bare else library}.txt").read_text()
+    snippet = python.format(
         name=target.name,
         shape=(batch or 1, *description.image_shape),
         torch_shape=(1, *np.roll(description.image_shape, 1).tolist()),
@@ -120,7 +57,7 @@ def write_card(
     )
     limit = f"differed from vit_jax by at most {check['tolerance']:.2g} {check['unit']}"
     found = {**_facts(model, batch, dtype), "Checked": f"read again, it {limit}", **(facts or {})}
-    card = _CARD.format(
+    card = (_CARDS / "card.md").read_text().format(
         library=library,
         task="image-classification" if num_classes else "image-feature-extraction",
         name=target.name if target.is_dir() else target.stem,

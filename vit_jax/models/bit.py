@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from vit_jax.errors import UserError
 from vit_jax.models import resnet
-from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row, Shapes
+from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row
 from vit_jax.models.layers import IdentityLayer
 from vit_jax.models.resnet import STEM_WIDTH, StdConv
 from vit_jax.models.tokens import pixels_per_token
@@ -183,11 +183,6 @@ class BiTResNet(nn.Module):
         return head(x)  # [B, K]
 
 
-def infer(shapes: Shapes) -> dict[str, Any]:
-    """See `Family.infer`."""
-    return resnet.infer(shapes, STEM)
-
-
 def check(model: BiTResNet) -> None:
     """Raises UserError for units that make no ResNet."""
     layers = model.resnet_layers
@@ -213,7 +208,7 @@ FAMILY = Family(
         for name, (units, widths) in SIZES.items()
         for width in widths
     },
-    infer=infer,
+    infer=functools.partial(resnet.infer, stem=STEM),
     # The Transformer's other policies do not save convolutions.
     choices={"remat": ("none", "full")},
     check=check,

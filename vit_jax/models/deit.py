@@ -7,14 +7,12 @@ with a teacher the second head learns the teacher's answers.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError
 from vit_jax.models import vit
-from vit_jax.models.family import FIRST, LAST, Row, Shapes
+from vit_jax.models.family import FIRST, LAST, Row
 from vit_jax.models.variants import DEIT
 from vit_jax.models.vit import VisionTransformer
 
@@ -49,22 +47,6 @@ class DistilledVisionTransformer(VisionTransformer):
         return (logits + logits_dist) / 2.0
 
 
-def infer(shapes: Shapes) -> dict[str, Any]:
-    """See `Family.infer`."""
-    return {**vit.infer(shapes), "classifier": "token"}
-
-
-def check(model: DistilledVisionTransformer) -> None:
-    """As for a Vision Transformer; the two heads leave no choice of others."""
-    vit.check(model)
-    for key, only in (("classifier", "token"), ("representation_size", None)):
-        if getattr(model, key) != only:
-            raise UserError(
-                f"model.{key}={getattr(model, key)!r} does not work with model.name='deit', "
-                f"whose heads need its two tokens; leave it at {only!r}."
-            )
-
-
 FAMILY = dataclasses.replace(
     vit.FAMILY,
     module=DistilledVisionTransformer,
@@ -76,6 +58,6 @@ FAMILY = dataclasses.replace(
         Row("head_dist/bias", ("classes",), LAST, role="head"),
     ),
     sizes=DEIT,
-    infer=infer,
-    check=check,
+    # The two heads need the two tokens, and nothing in between.
+    choices={**vit.FAMILY.choices, "classifier": ("token",), "representation_size": (None,)},
 )

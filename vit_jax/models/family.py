@@ -82,7 +82,7 @@ class Family:
     rows: tuple[Row, ...]
     sizes: Mapping[str, Mapping[str, Any]]
     infer: Callable[[Shapes], dict[str, Any]]
-    choices: Mapping[str, Iterable[str]] = dataclasses.field(default_factory=dict)
+    choices: Mapping[str, Iterable[Any]] = dataclasses.field(default_factory=dict)
     check: Callable[[Any], None] = lambda _: None
     blocks: str = ""
     attention: str = ""

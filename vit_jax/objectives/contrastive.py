@@ -40,11 +40,10 @@ class Contrastive(Objective):
     ):
         """
         Args:
-          task: its model takes texts, and gives as many numbers as the image tower.
+          task: its model takes texts.
           image: weights of the image tower, see `pretrained.source`; or a variant, such as B/16,
             which starts at random.
-          lock_image: whether it stays as it is (LiT); else it is trained too, with dropout of its
-            own configuration (none).
+          lock_image: whether it stays as it is (LiT); else it is trained too.
           temperature: that the cosines are multiplied with at first.
 
         Raises:
@@ -54,34 +53,27 @@ class Contrastive(Objective):
         super().__init__()
         if not image:
             raise UserError(
-                "--config.objective.image is missing: name the image tower's weights, a file, a "
-                "work directory, hf://, gs://, https:// or a name of scripts/zoo.py list; or a "
-                "variant such as B/16, to train it from scratch."
+                "--config.objective.image is missing: name the image tower's weights, as for "
+                "pretrained.source, or a variant such as B/16 to train it from scratch."
             )
         if not temperature > 0.0:
             raise UserError(f"objective.temperature={temperature} must be positive.")
         assert task.load_tower is not None
         self._image = tower = task.load_tower(image)
-        if lock_image and tower.params is None:
+        self.image_model = tower.module, IMAGE
+        self.num_outputs = tower.width
+        self.model = task.build_model(tower.width)
+        if not hasattr(self.model, "vocab_size"):
+            raise UserError("a contrastive objective trains a tower of texts: model.name=text-B.")
+        if tower.params is not None:
+            (self.constants if lock_image else self.start)[IMAGE] = tower.params
+        elif lock_image:
             raise UserError(
                 f"objective.image={image!r} is a new model, which objective.lock_image=True would "
                 "leave at random; name weights, or set it to False."
             )
-        self.num_outputs = tower.width
-        self.model = task.build_model(tower.width)
-        if not hasattr(self.model, "vocab_size"):
-            raise UserError(
-                "objective.name='contrastive' trains a tower of texts beside that of images; set "
-                "model.name=text-B, or another of them."
-            )
-        if tower.params is not None:
-            (self.constants if lock_image else self.start)[IMAGE] = tower.params
         self.eval_preprocess = task.eval_preprocess
         self._first = {"t": math.log(temperature)}
-
-    @property
-    def image_model(self) -> tuple[Any, str]:
-        return self._image.module, IMAGE
 
     def describe(self, description: Any) -> dict[str, Any]:
         found = self._image.description

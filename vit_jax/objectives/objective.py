@@ -61,10 +61,7 @@ class Objective:
     def __init__(self) -> None:
         self.constants, self.start = {}, {}
 
-    @property
-    def image_model(self) -> tuple[Any, str]:
-        """The module that sees images, for evaluators of features, and its prefix."""
-        return self.model, self.prefix
+    image_model: tuple[Any, str] | None = None  # what sees images, and its prefix; None: `model`
 
     def describe(self, description: Any) -> dict[str, Any]:
         """What users of each model of the result need to know, by its prefix; "" where it is one.

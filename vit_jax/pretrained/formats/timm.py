@@ -20,18 +20,10 @@ from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
 from vit_jax.pretrained.formats.stored import Holds, Stored, numbers_of, pair, positive, reading
 from vit_jax.pretrained.infer import grid_of_images, num_prefix_tokens
 
-# Architectures of timm by our variant, but for the resolution; `model_args` says the rest.
-ARCHITECTURES = {
-    "Ti/16": "vit_tiny_patch16",
-    "S/16": "vit_small_patch16",
-    "S/32": "vit_small_patch32",
-    "B/8": "vit_base_patch8",
-    "B/16": "vit_base_patch16",
-    "B/32": "vit_base_patch32",
-    "L/14": "vit_large_patch14",
-    "L/16": "vit_large_patch16",
-    "L/32": "vit_large_patch32",
-    "H/14": "vit_huge_patch14",
+# Architectures of timm, but for the resolution; `model_args` says the rest.
+_SIZES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
+_PLAIN = "tiny_16 small_16 small_32 base_8 base_16 base_32 large_14 large_16 large_32 huge_14"
+_HYBRIDS = {
     "R+Ti/16": "vit_tiny_r_s16_p8",
     "R26+S/32": "vit_small_r26_s32",
     "R26+B/32": "vit_base_r26_s32",
@@ -227,12 +219,13 @@ def _architecture(model: dict[str, Any]) -> str:
     sizes = tuple(model[key] for key in ("hidden_size", "num_layers", "mlp_dim", "num_heads"))
     size = next((name for name, row in SIZES.items() if row == sizes), "")
     if model["resnet_layers"] is None:
-        known = ARCHITECTURES.get(f"{size}/{model['patch_size']}", ARCHITECTURES["B/16"])
-        return f"{known}_224"
+        name = f"{_SIZES.get(size)}_{model['patch_size']}"
+        name = name if name in _PLAIN.split() else "base_16"  # the nearest
+        return f"vit_{name.replace('_', '_patch')}_224"
     row = (size, tuple(model["resnet_layers"]), model["patch_size"])
-    hybrids = {HYBRIDS[name]: known for name, known in ARCHITECTURES.items() if name in HYBRIDS}
+    hybrids = {HYBRIDS[name]: known for name, known in _HYBRIDS.items()}
     if row not in hybrids or model["resnet_width_factor"] != 1:
-        known = ", ".join(name for name in ARCHITECTURES if name in HYBRIDS)
+        known = ", ".join(_HYBRIDS)
         raise UserError(f"timm has no such hybrid; --format=timm can write {known}.")
     return f"{hybrids[row]}_224"
 
