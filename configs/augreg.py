@@ -98,14 +98,10 @@ TASKS: dict[str, Task] = {
         learning_rate=0.03,
     ),
     "cifar100": Task(
-        train="train[:98%]",
-        validation="train[98%:]",
-        schedules={2_500: 200, 10_000: 500},
+        train="train[:98%]", validation="train[98%:]", schedules={2_500: 200, 10_000: 500}
     ),
     "oxford_iiit_pet": Task(
-        train="train[:90%]",
-        validation="train[90%:]",
-        schedules={500: 100, 2_500: 200},
+        train="train[:90%]", validation="train[90%:]", schedules={500: 100, 2_500: 200}
     ),
     "resisc45": Task(
         train="train[:60%]",

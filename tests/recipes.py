@@ -72,11 +72,7 @@ SCHEDULE = ("learning_rate", "warmup_steps", "linear_end", "cooldown_steps")
 
 def settings(config: ConfigDict) -> dict[str, Any]:
     """What recipes set, by name; whatever a recipe has beyond that is for the launch."""
-    sections = (
-        (config.model, MODEL),
-        (config.optimizer, OPTIMIZER),
-        (config.schedule, SCHEDULE),
-    )
+    sections = ((config.model, MODEL), (config.optimizer, OPTIMIZER), (config.schedule, SCHEDULE))
     return {
         "split": config.dataset.split,
         "preprocess": config.dataset.preprocess,

@@ -38,12 +38,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     4: ("vit_jax.training", "vit_jax.pretrained"),
     3: ("vit_jax.workdir", "vit_jax.evaluators"),
     2: ("vit_jax.data", "vit_jax.parameters"),
-    1: (
-        "vit_jax.files",
-        "vit_jax.models",
-        "vit_jax.multihost",
-        "vit_jax.objectives",
-    ),
+    1: ("vit_jax.files", "vit_jax.models", "vit_jax.multihost", "vit_jax.objectives"),
     0: ("vit_jax.errors",),
 }
 
@@ -230,11 +225,7 @@ def test_few_rooms_import_each_other() -> None:
         ("data.sources", "import vit_jax.parameters.names", ":1: .*but both are in layer 2"),
         ("objectives.loss", "import vit_jax.models.vit", ":1: .*vit_jax.models never import each"),
         ("data.a", "import vit_jax.data.b", "import cycle: vit_jax.data"),
-        (
-            "data.a",
-            "try: import PIL\nexcept ImportError: ...",
-            ":1: import PIL inside",
-        ),
+        ("data.a", "try: import PIL\nexcept ImportError: ...", ":1: import PIL inside"),
         ("launch", "steps = config.model.get('steps', 3)", r":1: \.get\( on a config"),
         ("new", "", "vit_jax.new: is in no layer"),
     ],

@@ -30,12 +30,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "all": {"data": 2, "fsdp": 2, "tensor": 2},
 }
 # What each layout makes of the first layer of the MLP, [layers, 64, 128] in all.
-MLP_SHARDS = {
-    "one": (2, 64, 128),
-    "data": (2, 64, 128),
-    "fsdp": (2, 8, 128),
-    "all": (2, 32, 64),
-}
+MLP_SHARDS = {"one": (2, 64, 128), "data": (2, 64, 128), "fsdp": (2, 8, 128), "all": (2, 32, 64)}
 OVERRIDES: dict[str, Any] = {
     "dataset__batch_size": BATCH_SIZE,
     "dataset__preprocess": "decode|resize(16)",

@@ -26,10 +26,7 @@ BETTER_BASELINES: dict[str, tuple[tuple[float, ...], dict[str, Any]]] = {
     ",batch=4096": ((74.7, 77.3, 78.6), {"batch_size": 4096}),
     ",pool=token": ((75.0, 76.9, 78.2), {"classifier": "token"}),
     ",head=linear": ((76.7, 78.6, 79.8), {"representation_size": None}),
-    ",aug=none": (
-        (73.6, 73.7, 73.7),
-        {"preprocess": "official_train(224)", "mixup_alpha": 0.0},
-    ),
+    ",aug=none": ((73.6, 73.7, 73.7), {"preprocess": "official_train(224)", "mixup_alpha": 0.0}),
 }
 
 

@@ -20,12 +20,7 @@ from vit_jax.config import check_config
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation
 from vit_jax.errors import UserError, as_user_error, check_known
-from vit_jax.evaluators.create import (
-    OF_OUTPUTS,
-    Evaluation,
-    create_evaluations,
-    open_eval_data,
-)
+from vit_jax.evaluators.create import OF_OUTPUTS, Evaluation, create_evaluations, open_eval_data
 from vit_jax.models.create import create_model, family_of
 from vit_jax.models.description import Description
 from vit_jax.objectives.create import OBJECTIVES

@@ -28,12 +28,7 @@ from vit_jax.training.clock import KINDS, Clock, update_line
 from vit_jax.training.step import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
-from vit_jax.workdir.description import (
-    describe,
-    finished_results,
-    write_provenance,
-    write_results,
-)
+from vit_jax.workdir.description import describe, finished_results, write_provenance, write_results
 from vit_jax.workdir.metrics import (
     MetricWriter,
     Profile,

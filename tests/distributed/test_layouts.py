@@ -25,10 +25,7 @@ RUN = (
 )
 # (processes, devices of each, mesh): data across processes, tensor inside each. That fsdp crosses
 # processes is in test_failures.py.
-LAYOUTS: list[tuple[int, int, dict[str, int]]] = [
-    (1, 1, {}),
-    (2, 2, {"data": 2, "tensor": 2}),
-]
+LAYOUTS: list[tuple[int, int, dict[str, int]]] = [(1, 1, {}), (2, 2, {"data": 2, "tensor": 2})]
 
 
 @pytest.fixture(scope="module")

@@ -335,10 +335,7 @@ def test_unknown_and_ignored_names_are_taken_in_order() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"preprocess": "decode|resize(24)"},
-            r"images of \(24, 24, 3\), the model takes \(16,",
-        ),
+        ({"preprocess": "decode|resize(24)"}, r"images of \(24, 24, 3\), the model takes \(16,"),
         ({"preprocess": "decode|quux"}, "unknown op 'quux'"),
         ({"loss": "hinge"}, "objective.loss='hinge' is unknown"),
         ({"batch_size": 0}, "--batch_size=0 must be at least 1"),
@@ -358,10 +355,7 @@ def test_infinite_outputs_are_an_error(photos: Path, tmp_path: Path) -> None:
 
 
 def test_the_script_prints_json_and_one_line_errors(
-    model: Path,
-    photos: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    model: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = [str(model), "--json", f"--dataset={photos}"]
     options = ["--dtype=bfloat16", "--image_size=24"]

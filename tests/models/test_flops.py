@@ -50,8 +50,7 @@ def test_a_vit_costs_what_the_closed_form_says(variant: str, size: int, gmacs: f
 
 # timm's GMACs, which include the ResNet's norms: up to 3.4 % of a whole ResNet.
 @pytest.mark.parametrize(
-    ("variant", "gmacs"),
-    [("R+Ti/16", 0.44), ("R26+S/32", 3.56), ("R50x1", 4.23)],
+    ("variant", "gmacs"), [("R+Ti/16", 0.44), ("R26+S/32", 3.56), ("R50x1", 4.23)]
 )
 def test_a_resnet_costs_what_timm_counts(variant: str, gmacs: float) -> None:
     assert 0.96 * gmacs < model_flops(variant, 224) / 2e9 < gmacs

@@ -14,12 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model, recognise
 from vit_jax.models.text import FAMILY
 from vit_jax.parameters.groups import layer_factors
-from vit_jax.parameters.names import (
-    count_parameters,
-    flatten_names,
-    stack_blocks,
-    unstack_blocks,
-)
+from vit_jax.parameters.names import count_parameters, flatten_names, stack_blocks, unstack_blocks
 from vit_jax.parameters.rows import parameter_row, with_role
 from vit_jax.parameters.sharding import create_mesh, parameter_spec
 
@@ -130,10 +125,7 @@ def test_two_towers_in_one_tree() -> None:
     """Below a prefix of its own, each is stacked, counted, scaled and sharded as if alone."""
     text = create_model(**TINY, pooling="map")
     image = create_model(**{**VARIANTS["mu/16"], "num_layers": 4}, num_classes=12)
-    towers = {
-        "txt": golden.filled(text, TEXTS.shape),
-        "img": golden.filled(image, (1, 32, 32, 3)),
-    }
+    towers = {"txt": golden.filled(text, TEXTS.shape), "img": golden.filled(image, (1, 32, 32, 3))}
     assert recognise(flatten_names(towers["txt"])) == "text"
     assert recognise(flatten_names(towers["img"])) == "vit"
     stacked = stack_blocks(towers)  # of two depths

@@ -224,11 +224,7 @@ def test_a_mesh_that_does_not_fit_is_refused(sizes: dict) -> None:
 
 def test_the_rest_of_the_devices_goes_to_the_free_axis() -> None:
     assert dict(create_mesh(fsdp=2).shape) == {"data": 4, "fsdp": 2, "tensor": 1}
-    assert dict(create_mesh(data=2, fsdp=-1, tensor=2).shape) == {
-        "data": 2,
-        "fsdp": 2,
-        "tensor": 2,
-    }
+    assert dict(create_mesh(data=2, fsdp=-1, tensor=2).shape) == {"data": 2, "fsdp": 2, "tensor": 2}
 
 
 def test_batches_must_divide_over_devices_and_parts() -> None:

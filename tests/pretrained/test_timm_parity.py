@@ -180,8 +180,7 @@ def test_stem_hybrid_by_names_and_shapes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "name"),
-    [("L/16", "vit_large_patch16_224"), ("R50+B/16", "vit_base_r50_s16_224")],
+    ("variant", "name"), [("L/16", "vit_large_patch16_224"), ("R50+B/16", "vit_base_r50_s16_224")]
 )
 def test_large_by_names_and_shapes(variant: str, name: str) -> None:
     """They are too large to run here; their names and shapes are the ones of timm's models."""

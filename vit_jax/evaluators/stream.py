@@ -83,11 +83,7 @@ def compile_outputs(function: OutputStep, mesh: Mesh) -> OutputStep:
 
 
 def stream_outputs(
-    step: OutputStep,
-    params: Any,
-    reader: Reader,
-    *,
-    on_batch: Callable[[], None] = lambda: None,
+    step: OutputStep, params: Any, reader: Reader, *, on_batch: Callable[[], None] = lambda: None
 ) -> Iterator[dict[str, np.ndarray]]:
     """Applies `step` to a split; yields its outputs without the padding.
 

@@ -57,14 +57,18 @@ def write_card(
     )
     limit = f"differed from vit_jax by at most {check['tolerance']:.2g} {check['unit']}"
     found = {**_facts(model, batch, dtype), "Checked": f"read again, it {limit}", **(facts or {})}
-    card = (_CARDS / "card.md").read_text().format(
-        library=library,
-        task="image-classification" if num_classes else "image-feature-extraction",
-        name=target.name if target.is_dir() else target.stem,
-        kind=MODELS[description.model["name"]].title,
-        format=format,
-        snippet=snippet,
-        facts="\n".join(f"- {name}: {value}" for name, value in found.items()),
+    card = (
+        (_CARDS / "card.md")
+        .read_text()
+        .format(
+            library=library,
+            task="image-classification" if num_classes else "image-feature-extraction",
+            name=target.name if target.is_dir() else target.stem,
+            kind=MODELS[description.model["name"]].title,
+            format=format,
+            snippet=snippet,
+            facts="\n".join(f"- {name}: {value}" for name, value in found.items()),
+        )
     )
     path = target / "README.md" if target.is_dir() else target.with_suffix(".md")
     path.write_text(card, encoding="utf-8")

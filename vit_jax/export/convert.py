@@ -39,12 +39,7 @@ _SUFFIXES = (".npz", ".json", ".md")  # of a file, what describes it, and its ca
 
 
 def convert_checkpoint(
-    source: str,
-    destination: str,
-    *,
-    format: str,
-    drop_head: bool = False,
-    **model_options: Any,
+    source: str, destination: str, *, format: str, drop_head: bool = False, **model_options: Any
 ) -> dict[str, Any]:
     """Reads `source`, writes `destination`, reads that again and compares.
 

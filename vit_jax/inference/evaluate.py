@@ -87,11 +87,7 @@ def evaluate(
     check_known("--classes", classes, ("all", "present"))
     model = load_model(source, **model_options)
     data = model.open_dataset(
-        name=dataset,
-        split=split,
-        data_dir=data_dir,
-        label_key=label_key,
-        on_bad_image=on_bad_image,
+        name=dataset, split=split, data_dir=data_dir, label_key=label_key, on_bad_image=on_bad_image
     )
     if prompts:
         text_options = {"dtype": model_options["dtype"]} if "dtype" in model_options else {}

@@ -367,10 +367,7 @@ def attention_rows(prefix: str, depth: str = BLOCK) -> tuple[Row, ...]:
     )
 
 
-MAP_ROWS = (
-    Row("MAPHead_0/probe", (None, None, "embed"), LAST),
-    *attention_rows("MAPHead_0", LAST),
-)
+MAP_ROWS = (Row("MAPHead_0/probe", (None, None, "embed"), LAST), *attention_rows("MAPHead_0", LAST))
 
 
 def infer_blocks(shapes: Shapes, blocks: str) -> dict[str, Any]:

@@ -57,10 +57,7 @@ Seen = dict[tuple[str, int], tuple[int, float]]
 
 
 def judge(
-    records: dict[int, Record],
-    num_processes: int,
-    seen: Seen,
-    heartbeat_timeout_seconds: float,
+    records: dict[int, Record], num_processes: int, seen: Seen, heartbeat_timeout_seconds: float
 ) -> tuple[str, int] | None:
     """(verdict, exit status) on the records of processes; None while all is well.
 

@@ -25,12 +25,7 @@ from vit_jax.parameters.names import (
 )
 from vit_jax.parameters.rows import parameter_row
 from vit_jax.pretrained.arrays import Arrays, read_arrays
-from vit_jax.pretrained.formats.stored import (
-    TORCH_FILE,
-    WEIGHTS_FILE,
-    Stored,
-    check_description,
-)
+from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Stored, check_description
 from vit_jax.pretrained.zoo.entries import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
 from vit_jax.workdir.checkpoints import restore_params

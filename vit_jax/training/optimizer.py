@@ -14,11 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.parameters.groups import (
-    add_multiplied_decay,
-    freeze_parameters,
-    scale_by_layer,
-)
+from vit_jax.parameters.groups import add_multiplied_decay, freeze_parameters, scale_by_layer
 from vit_jax.parameters.names import is_stacked, path_name
 from vit_jax.training.schedule import Schedule
 

@@ -15,11 +15,7 @@ _MAX_BLOCK = 512  # tokens: larger blocks leave the backward pass no room
 
 
 def attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    head_dim: int,
-    interpret: bool = False,
+    query: jax.Array, key: jax.Array, value: jax.Array, head_dim: int, interpret: bool = False
 ) -> jax.Array:
     """As `tpu.attention`: three times [B, N, H * d], the queries divided by sqrt(d)."""
     batch_size, num_tokens, width = query.shape
