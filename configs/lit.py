@@ -6,7 +6,6 @@
     ./scripts/quickstart.sh
     python scripts/train.py --config=configs/lit.py:quickstart \\
         --config.objective.image=runs/quickstart/pretrain --workdir=/tmp/lit
-    python scripts/evaluate.py /tmp/lit --dataset=digits --prompt={} --preprocess=...
 
 The argument is TEXT,TABLE[,VOCAB]: TEXT a variant of the text tower (text-Ti to text-L); TABLE a
 CSV or Parquet file with the columns `path` and `caption` (see vit_jax/data/table.py), with a split

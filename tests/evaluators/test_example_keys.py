@@ -13,7 +13,7 @@ from vit_jax import config as schema
 from vit_jax.data import preprocess
 from vit_jax.data.ops import Op
 from vit_jax.errors import UserError
-from vit_jax.evaluators.create import EVALUATORS, example_keys
+from vit_jax.evaluators.create import EVALUATORS, OF_FEATURES, example_keys
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.create import OBJECTIVES
 from vit_jax.objectives.masked_patch import MaskedPatch
@@ -85,5 +85,5 @@ def test_a_key_that_examples_do_not_have_is_named(config: ConfigDict) -> None:
 
 def test_labels_are_needed_by_those_who_read_them() -> None:
     needing = {kind for kind in EVALUATORS if "label" in example_keys(kind, MaskedPatch)}
-    assert needing == {"few_shot", "linear_probe", "nearest_neighbors"}
+    assert needing == {*OF_FEATURES, "zero_shot"}
     assert all("label" in example_keys(kind, Classification) for kind in EVALUATORS)

@@ -13,9 +13,12 @@ import pytest
 from jax import export
 
 from tests import golden
+from tests.kinds import shape_of, small
+from tests.pretrained import weights
 from vit_jax.errors import UserError
 from vit_jax.export import onnx as converter
 from vit_jax.export.onnx import CALLS, DIRECT, EMITTERS, write_onnx
+from vit_jax.models import create
 from vit_jax.models.create import create_model
 from vit_jax.parameters.names import flatten_names, unflatten_names
 
@@ -68,6 +71,12 @@ def model_of(image: tuple[int, int], **overrides: Any) -> tuple[Any, dict[str, n
     return lambda p, x: module.apply({"params": unflatten_names(p)}, x, train=False), params
 
 
+def model_of_kind(kind: str) -> tuple[Any, dict[str, np.ndarray]]:
+    module = create_model(**small(kind), num_classes=5)
+    params = weights.seeded(module, shape_of(kind))
+    return lambda p, x: module.apply({"params": unflatten_names(p)}, x, train=False), params
+
+
 @pytest.mark.parametrize("case", MODELS)
 def test_every_kind_of_model(case: str, tmp_path: Path) -> None:
     overrides, image = MODELS[case]
@@ -113,9 +122,11 @@ def test_the_table_has_what_our_models_use_and_no_more() -> None:
                 called = eqn.params[CALLS[eqn.primitive.name]]
                 visit(getattr(called, "jaxpr", called))
 
-    for overrides, image in MODELS.values():
-        function, params = model_of(image, **overrides)
-        for spec in (free(*image, 3), jax.ShapeDtypeStruct((2, *image, 3), jnp.float32)):
+    cases = [(model_of(image, **overrides), (*image, 3)) for overrides, image in MODELS.values()]
+    cases += [(model_of_kind(kind), shape_of(kind)) for kind in create.MODELS]
+    for (function, params), shape in cases:
+        dtype = jnp.int32 if len(shape) == 1 else jnp.float32
+        for spec in (free(*shape, dtype=dtype), jax.ShapeDtypeStruct((2, *shape), dtype)):
             for output in (jax.nn.softmax, jax.nn.sigmoid):
                 closed = jax.make_jaxpr(lambda p, x, f=function, g=output: g(f(p, x)))(params, spec)
                 visit(closed.jaxpr)

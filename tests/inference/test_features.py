@@ -19,7 +19,7 @@ from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.models.create import create_model
 from vit_jax.models.features import available_features, check_features, feature_function
-from vit_jax.models.vit import Encoder1DBlock, MAPHead
+from vit_jax.models.vit import BlockConfig, Encoder1DBlock, MAPHead
 from vit_jax.objectives.objective import scale_images
 from vit_jax.parameters.names import abstract_params
 
@@ -57,7 +57,7 @@ def test_every_feature_from_the_one_before(name: str, tmp_path: Path) -> None:
     names = available_features(module)
     found = features_of(model, names)
 
-    block = Encoder1DBlock(module.block_config)
+    block = Encoder1DBlock(BlockConfig.of(module))
     encoder = params["Transformer"]
     after = block.apply({"params": encoder["encoderblock_1"]}, found["block_0_tokens"], train=False)
     close(found["block_1_tokens"], after)
@@ -82,7 +82,7 @@ def test_every_feature_from_the_one_before(name: str, tmp_path: Path) -> None:
         return
     close(found["logits"], head(found["pre_logits"]))
     if name == "map":
-        pool = MAPHead(module.block_config)
+        pool = MAPHead(BlockConfig.of(module))
         pooled = pool.apply({"params": params["MAPHead_0"]}, found["tokens"], train=False)
     else:
         pooled = found["gap" if name == "gap" else "cls"]

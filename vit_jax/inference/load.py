@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -148,11 +149,9 @@ def load_teacher(
     Raises:
       UserError: see `load_model`; also other channels, or not the classes of the data.
     """
+    model = _load_for(key, source, image_shape, dtype)
+    found = model.description
     try:
-        model = load_model(source, image_size=(image_shape[0], image_shape[1]), dtype=dtype)
-        found = model.description
-        if found.image_shape != image_shape:
-            raise UserError(f"it takes images of {found.image_shape}, the data have {image_shape}.")
         outputs = match_classes(class_names, found.class_names, found.model["num_classes"])
     except UserError as error:
         raise as_user_error(f"{key}={source!r}: {error}", error) from error
@@ -189,28 +188,26 @@ def load_tower(key: str, source: str, *, image_shape: tuple[int, ...], dtype: st
       UserError: see `load_model`; also other channels.
     """
     if source in VARIANTS and not os.path.exists(source):
-        module = create_model(source, num_classes=0, dtype=dtype)
-        sizes = attributes(module, VARIANTS[source]["name"])
-        grid = module.token_grid(image_shape[:2])
-        found = Description(sizes, image_shape, grid, (), "")
-        params, to_input = None, lambda images: images
+        module, params = create_model(source, num_classes=0, dtype=dtype), None
+        grid, sizes = module.token_grid(image_shape[:2]), VARIANTS[source]["name"]
+        found = Description(attributes(module, sizes), image_shape, grid, (), "")
     else:
-        try:
-            model = load_model(source, image_size=(image_shape[0], image_shape[1]), dtype=dtype)
-            found = model.description
-            if found.image_shape != image_shape:
-                raise UserError(
-                    f"it takes images of {found.image_shape}, the data have {image_shape}."
-                )
-            if found.model["num_classes"]:
-                model = model.without_head()
-        except UserError as error:
-            raise as_user_error(f"{key}={source!r}: {error}", error) from error
+        model = _load_for(key, source, image_shape, dtype)
+        model = model.without_head() if model.description.model["num_classes"] else model
         module, params, found = model.module, model.params, model.description
-        to_input = _rescaled(found)
-    images = jax.ShapeDtypeStruct((1, *image_shape), np.float32)
-    shapes = abstract_params(module, image_shape)
-    output = jax.eval_shape(
-        lambda p, x: module.apply({"params": p}, x, train=False), shapes, images
-    )
+    apply = functools.partial(module.apply, train=False)
+    shapes = {"params": abstract_params(module, image_shape)}
+    output = jax.eval_shape(apply, shapes, jax.ShapeDtypeStruct((1, *image_shape), np.float32))
+    to_input = _rescaled(found) if params else lambda images: images
     return Tower(module, output.shape[-1], to_input, params, found)
+
+
+def _load_for(key: str, source: str, image_shape: tuple[int, ...], dtype: str) -> Model:
+    """`load_model` for images of a training; its UserErrors name the key of the config."""
+    try:
+        model = load_model(source, image_size=(image_shape[0], image_shape[1]), dtype=dtype)
+        if (taken := model.description.image_shape) != image_shape:
+            raise UserError(f"it takes images of {taken}, the data have {image_shape}.")
+    except UserError as error:
+        raise as_user_error(f"{key}={source!r}: {error}", error) from error
+    return model

@@ -231,8 +231,8 @@ class Model:
         Raises:
           UserError: a prompt without {}, or towers of different widths.
         """
-        if texts.is_text is False or not all("{}" in prompt for prompt in prompts):
-            raise UserError(f"prompts={list(prompts)} must have {{}}; {texts.source} takes texts.")
+        if not all("{}" in prompt for prompt in prompts):
+            raise UserError(f"prompts={list(prompts)} must have {{}} in the place of a name.")
         every = [prompt.format(name) for name in class_names for prompt in prompts]
         found = texts.features(every, "logits")  # [K * P, D]
         found /= np.linalg.norm(found, axis=-1, keepdims=True)

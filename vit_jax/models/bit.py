@@ -19,7 +19,7 @@ from vit_jax.models import resnet
 from vit_jax.models.family import FIRST, HEAD, LAST, Family, Row
 from vit_jax.models.layers import IdentityLayer
 from vit_jax.models.resnet import STEM_WIDTH, StdConv
-from vit_jax.models.tokens import pixels_per_token
+from vit_jax.models.tokens import pixels_per_token, token_grid
 
 GROUP_NORM_EPSILON = 1e-5
 WEIGHT_STANDARDIZATION_EPSILON = 1e-10
@@ -158,8 +158,7 @@ class BiTResNet(nn.Module):
     @nn.nowrap
     def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of the last feature map; every convolution rounds up."""
-        height, width = self.pixels_per_token
-        return -(-image_size[0] // height), -(-image_size[1] // width)
+        return token_grid(image_size, None, self.resnet_layers)
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
