@@ -31,8 +31,13 @@ from vit_jax.inference.visualize import visualize
 from vit_jax.models.create import MODELS, VARIANTS, create_model, recognise, variant_of
 from vit_jax.models.features import available_features
 from vit_jax.models.look import INSIDE, can_show
-from vit_jax.parameters.names import abstract_params, flatten_names, stack_blocks, unstack_blocks
-from vit_jax.parameters.rows import parameter_row
+from vit_jax.parameters.names import (
+    abstract_params,
+    flatten_names,
+    parameter_row,
+    stack_blocks,
+    unstack_blocks,
+)
 from vit_jax.plan.plan import make_plan, remedies
 from vit_jax.plan.topology import parse_topology
 from vit_jax.pretrained.infer import infer_model

@@ -13,8 +13,6 @@ from tests import tiny
 from tests.pretrained import weights
 from tests.test_train import run_until_saved
 from vit_jax.errors import UserError
-from vit_jax.export.convert import convert_checkpoint
-from vit_jax.export.write import export_model
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.features import extract_features
 from vit_jax.inference.load import load_model
@@ -116,29 +114,6 @@ def test_fine_tuning_at_another_size_resets_the_head_only(finished: Path, tmp_pa
     assert not np.any(new["head/kernel"])
 
 
-@pytest.mark.parametrize("format", ["npz", "npz_published", "big_vision", "orbax"])
-def test_formats_that_have_a_place_for_it(format: str, finished: Path, tmp_path: Path) -> None:
-    target = tmp_path / ("model" if format == "orbax" else "model.npz")
-    report = convert_checkpoint(str(finished), str(target), format=format)
-    assert report["parameters_identical"]
-    if format == "orbax":
-        return
-    arrays = dict(np.load(target))
-    name, shape = {
-        "npz": ("block1/unit01/gn1/scale", (64,)),
-        "npz_published": ("resnet/block1/unit01/a/group_norm/gamma", (64,)),
-        "big_vision": ("params/block1/unit01/gn1/scale", (1, 1, 1, 64)),
-    }[format]
-    assert arrays[name].shape == shape
-    # Without what we wrote beside it everything but the size of the images is known.
-    target.with_suffix(".json").unlink()
-    with pytest.raises(UserError, match="--image_size"):
-        load_model(target)
-    model = load_model(target, image_size=16)
-    assert model.module == load_model(finished).module
-    assert model.format == format
-
-
 def test_published_files_of_big_transfer(finished: Path, tmp_path: Path) -> None:
     """Written here name by name, with the numbered convolutions of some of them."""
     ours = flatten_names(load_model(finished).params)
@@ -172,21 +147,6 @@ def test_published_files_of_big_transfer(finished: Path, tmp_path: Path) -> None
     np.savez(tmp_path / "less.npz", **theirs)
     with pytest.raises(UserError, match="norm-pre-head/bias"):
         load_model(tmp_path / "less.npz", image_size=16)
-
-
-@pytest.mark.parametrize("format", ["timm", "huggingface"])
-def test_formats_that_have_none(format: str, finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="model.name='bit'.*big_vision or orbax"):
-        convert_checkpoint(str(finished), str(tmp_path / "model"), format=format)
-
-
-@pytest.mark.parametrize("format", ["stablehlo", "onnx"])
-def test_exports(format: str, finished: Path, tmp_path: Path) -> None:
-    report = export_model(finished, tmp_path / "out", format=format)
-    assert report["max_difference"] <= report["tolerance"]
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "pre-activation ResNet" in card
-    assert "Grid of tokens or features: 4 x 4" in card
 
 
 def test_transformers_and_resnets_do_not_fit_each_other(finished: Path, tmp_path: Path) -> None:

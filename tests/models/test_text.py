@@ -14,8 +14,14 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model, recognise
 from vit_jax.models.text import FAMILY
 from vit_jax.parameters.groups import layer_factors
-from vit_jax.parameters.names import count_parameters, flatten_names, stack_blocks, unstack_blocks
-from vit_jax.parameters.rows import parameter_row, with_role
+from vit_jax.parameters.names import (
+    count_parameters,
+    flatten_names,
+    parameter_row,
+    stack_blocks,
+    unstack_blocks,
+    with_role,
+)
 from vit_jax.parameters.sharding import create_mesh, parameter_spec
 
 TINY: dict[str, Any] = {

@@ -15,8 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, VARIANTS, create_model
 from vit_jax.models.variants import SIZES
 from vit_jax.objectives.create import OBJECTIVES
-from vit_jax.parameters.names import flatten_names
-from vit_jax.parameters.rows import all_rows, parameter_row
+from vit_jax.parameters.names import all_rows, flatten_names, parameter_row
 from vit_jax.parameters.sharding import (
     MESH_AXES,
     check_batch_size,

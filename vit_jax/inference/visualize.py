@@ -25,8 +25,7 @@ from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.models.look import can_show
 from vit_jax.models.resnet import weight_standardize
-from vit_jax.parameters.names import flatten_names
-from vit_jax.parameters.rows import image_kernel, role_of, with_role
+from vit_jax.parameters.names import flatten_names, image_kernel, role_of, with_role
 
 MOST_IMAGES = 128  # of appendix D.7
 _DRAWN = {"rollout": 8, "heads": 4}

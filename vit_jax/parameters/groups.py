@@ -20,8 +20,7 @@ import optax
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.models.family import FIRST, LAST
-from vit_jax.parameters.names import is_stacked, loop_names, path_name
-from vit_jax.parameters.rows import parameter_row
+from vit_jax.parameters.names import is_stacked, loop_names, parameter_row, path_name
 
 Names = tuple[tuple[str, tuple[str, ...], int], ...]
 Multipliers = Sequence[tuple[str, float]]  # (regular expression, factor)

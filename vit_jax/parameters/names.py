@@ -1,4 +1,4 @@
-"""Parameter trees: names joined by slashes, and the two forms of the encoder's blocks.
+"""Parameters by name: trees, the two forms of the blocks, and what models say of each.
 
 A parameter tree is a nested dict of arrays. Its flat form `{"a/b/c": array}` is what `.npz` files
 hold. A Transformer's blocks come as `encoderblock_0 ... encoderblock_{L-1}` (loop form, the one of
@@ -8,10 +8,13 @@ those of other models have other names, see `Family.blocks`.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import itertools
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -20,16 +23,14 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, clone_with, family_of
+from vit_jax.models.family import LAST, Row
+from vit_jax.objectives.create import OBJECTIVES
 
 
-def _in_block(name: str, number: str) -> re.Match[str] | None:
-    """Matches a name with this expression behind the model's word for a block."""
+def _in_block(name: str, number: str = "") -> re.Match[str] | None:
+    """Matches a name with this expression behind the model's word for a block; "": scan form."""
     words = "|".join(sorted({each.block_name for each in MODELS.values() if each.blocks}))
     return re.match(rf"(?P<head>(?:.*/)?(?:{words})){number}/(?P<tail>.*)$", name)
-
-
-def _scanned(name: str) -> re.Match[str] | None:
-    return _in_block(name, "")
 
 
 def path_name(path: Any) -> str:
@@ -81,12 +82,12 @@ def fingerprint(tree: Any) -> str:
 
 def is_stacked(name: str) -> bool:
     """Whether the leaf of that name has a layer axis."""
-    return _scanned(name) is not None
+    return _in_block(name) is not None
 
 
 def loop_names(name: str, leaf: Any) -> list[str]:
     """The name, or for a leaf of the scan form its names in every block."""
-    match = _scanned(name)
+    match = _in_block(name)
     if match is None:
         return [name]
     return [f"{match['head']}_{i}/{match['tail']}" for i in range(leaf.shape[0])]
@@ -132,7 +133,7 @@ def unstack_blocks(tree: Any) -> dict[str, Any]:
     given = flatten_names(tree)
     flat: dict[str, Any] = {}
     for name, leaf in given.items():
-        match = _scanned(name)
+        match = _in_block(name)
         if match is None:
             flat[name] = leaf
             continue
@@ -159,3 +160,72 @@ def abstract_params(model: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
         return params if getattr(model, "scan", False) else unstack_blocks(params)
 
     return jax.eval_shape(init)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A parameter's row, and what its name says besides."""
+
+    row: Row
+    prefix: str  # "" or what stands before the model's own tree, such as `teacher/`
+    block: int | None  # number of its block
+    general: str  # the name with * for the number of a block or unit
+
+
+def all_rows() -> tuple[Row, ...]:
+    """Of all models and objectives, each once."""
+    rows = [row for family in MODELS.values() for row in family.rows]
+    for kind in OBJECTIVES.values():
+        rows += [Row(name, axes, LAST) for name, axes in kind.own_parameters.items()]
+    return tuple(dict.fromkeys(rows))
+
+
+def parameter_row(name: str) -> Found:
+    """The row of the parameter called `name`, whole or below any prefix (`student/head/kernel`).
+
+    Raises:
+      ValueError: no row, or more than one, matches.
+    """
+    return _find(name, all_rows())
+
+
+@functools.cache
+def _find(name: str, rows: tuple[Row, ...]) -> Found:
+    parts = name.split("/")
+    matches: list[Found] = []
+    for start in range(len(parts)):
+        own_name = "/".join(parts[start:])
+        for row in rows:
+            if match := re.fullmatch(row.pattern, own_name):
+                numbers = {k: match.span(k) for k, v in match.groupdict().items() if v is not None}
+                block = int(match["block"]) if "block" in numbers else None
+                general = own_name
+                for first, last in sorted(numbers.values(), reverse=True):
+                    general = f"{general[:first]}*{general[last:]}"
+                prefix = name.removesuffix(own_name)
+                matches.append(Found(row, prefix, block, prefix + general))
+        if matches:
+            break
+    if len(matches) != 1:
+        raise ValueError(f"{name!r} matches {len(matches)} rows of the models' families, not 1.")
+    return matches[0]
+
+
+def role_of(name: str) -> str:
+    """The role of the parameter called `name`; "" if it has none, or is in no model."""
+    try:
+        return parameter_row(name).row.role
+    except ValueError:
+        return ""
+
+
+def with_role(role: str, names: Iterable[str]) -> list[str]:
+    """Those of `names` that have this role, in the order of the rows."""
+    rows = [row for row in all_rows() if row.role == role]
+    found = [(parameter_row(name).row, name) for name in names if role_of(name) == role]
+    return [name for _, name in sorted(found, key=lambda pair: rows.index(pair[0]))]
+
+
+def image_kernel(names: Iterable[str]) -> str:
+    """Name of the convolution that reads the image; "" where there is none."""
+    return next(iter(with_role("image", names) or with_role("patches", names)), "")

@@ -27,8 +27,7 @@ from vit_jax.parameters.devices import (
     mesh_sizes,
     split_sizes,
 )
-from vit_jax.parameters.names import flatten_names, is_stacked, path_name
-from vit_jax.parameters.rows import parameter_row
+from vit_jax.parameters.names import flatten_names, is_stacked, parameter_row, path_name
 
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")

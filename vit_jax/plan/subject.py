@@ -17,8 +17,7 @@ from vit_jax.data.pipeline import batch_spec
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import Source, resolve_split
 from vit_jax.errors import UserError
-from vit_jax.parameters.names import flatten_names
-from vit_jax.parameters.rows import parameter_row
+from vit_jax.parameters.names import flatten_names, parameter_row
 from vit_jax.parameters.sharding import batch_sharding, create_mesh
 from vit_jax.plan.topology import Topology, topology_devices
 from vit_jax.run import Run, create_run, objective_kind

@@ -10,7 +10,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import MODELS, create_model, recognise
 from vit_jax.models.description import Description
 from vit_jax.models.family import Shapes, axis_of, layer_width
-from vit_jax.parameters.rows import image_kernel, with_role
+from vit_jax.parameters.names import image_kernel, with_role
 from vit_jax.pretrained.fit.resize import find_source_grid
 from vit_jax.pretrained.formats.stored import Stored, check_description
 

@@ -19,11 +19,11 @@ from vit_jax.models.description import Description, parts_from_json
 from vit_jax.parameters.names import (
     flatten_names,
     is_scanned,
+    parameter_row,
     stack_blocks,
     unflatten_names,
     unstack_blocks,
 )
-from vit_jax.parameters.rows import parameter_row
 from vit_jax.pretrained.arrays import Arrays, read_arrays
 from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Stored, check_description
 from vit_jax.pretrained.zoo.entries import ZooEntry

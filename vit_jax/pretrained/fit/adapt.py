@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.errors import UserError, check_known, counted, list_names
 from vit_jax.models.create import MODELS
 from vit_jax.models.family import Shapes, axis_of, patch_size_of
-from vit_jax.parameters.rows import image_kernel, parameter_row, role_of, with_role
+from vit_jax.parameters.names import image_kernel, parameter_row, role_of, with_role
 from vit_jax.pretrained.fit.resize import (
     CHANNEL_METHODS,
     METHODS,

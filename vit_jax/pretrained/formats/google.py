@@ -24,8 +24,14 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models import bit
 from vit_jax.models.vit import BLOCKS, POSITIONS
-from vit_jax.parameters.names import flatten_names, is_scanned, unflatten_names, unstack_blocks
-from vit_jax.parameters.rows import all_rows, role_of
+from vit_jax.parameters.names import (
+    all_rows,
+    flatten_names,
+    is_scanned,
+    role_of,
+    unflatten_names,
+    unstack_blocks,
+)
 from vit_jax.pretrained.formats.rows import Op, Row, norm, numbers, read_rows, write_rows
 from vit_jax.pretrained.formats.stored import Holds, Stored
 
