@@ -191,17 +191,12 @@ def test_a_tower_sees_images_as_it_was_trained(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_batch_and_layouts_change_nothing(tower: Path) -> None:
-    """One update on one device, on all, and in parts: the same loss and gradient norm."""
+    """One update on one device, and in parts on all: the same loss and gradient norm."""
     found = []
-    for overrides in (
-        {"mesh__data": 1},
-        {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
-        {"mesh__data": 2, "train_step__accumulation_steps": 4},
-    ):
+    axes = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
+    for overrides in ({"mesh__data": 1}, {**axes, "train_step__accumulation_steps": 4}):
         config = lit(tower, objective__name="sigmoid_contrastive", **overrides)
-        devices = jax.devices()[:1] if overrides == {"mesh__data": 1} else None
-        devices = jax.devices()[:2] if "train_step__accumulation_steps" in overrides else devices
-        mesh = create_mesh(**config.mesh, devices=devices)
+        mesh = create_mesh(**config.mesh, devices=jax.devices()[: 8 if len(overrides) > 1 else 1])
         with jax.set_mesh(mesh):
             run = create_run(config, mesh)
             state, step = run.initial_state(0), run.jit_train_step()
@@ -215,7 +210,7 @@ def test_parts_of_a_batch_and_layouts_change_nothing(tower: Path) -> None:
             ) as batches:
                 _, metrics = step(state, run.place_constants(), next(batches))
         found.append((float(metrics["loss"]), float(metrics["grad_norm"])))
-    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-4)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
 
 
 def test_both_towers_learn_when_nothing_is_locked(tower: Path, tmp_path: Path) -> None:
