@@ -183,16 +183,11 @@ def _without(arguments: list[str], names: set[str]) -> list[str]:
     return kept
 
 
-def _key_of(argument: str) -> str:
-    """`optimizer.clip_norm` of `--config.optimizer.clip_norm=1.0`; "" of another argument."""
-    match = re.match(r"--?config\.([^=\[]+)", argument)
-    return match[1] if match else ""
-
-
 def _flag_error(error: BaseException, config: Any, arguments: list[str]) -> str:
     """One line that says what is wrong with the command line."""
     known = {} if config is None else schema.flatten(config)
-    unknown = [key for key in map(_key_of, arguments) if key and key not in known]
+    keys = (re.match(r"--?config\.([^=\[]+)", argument) for argument in arguments)
+    unknown = [key[1] for key in keys if key and key[1] not in known]
     if config is None or not unknown:
         return f"{' '.join(str(error.args[0] if error.args else error).split())} (see --help)"
     section = unknown[0].rpartition(".")[0]

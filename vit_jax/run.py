@@ -88,9 +88,8 @@ class Run:
     def fingerprints(self) -> dict[str, str]:
         """Identity of the data and constants, so that a resumed run notices when they change."""
         found = {key: dataset.fingerprint for key, dataset in self.datasets.items()}
-        for name, tree in self.objective.constants.items():
-            found[f"constant {name}"] = fingerprint(tree)
-        return found
+        constants = self.objective.constants
+        return found | {f"constant {name}": fingerprint(constants[name]) for name in constants}
 
     @functools.cached_property
     def abstract_state(self) -> TrainState:
@@ -191,7 +190,8 @@ def create_run(
             f"mix.* mixes images with their labels, which objective.name={config.objective.name!r} "
             "does not read; set both alphas to 0."
         )
-    dataset, eval_data = _open_data(config, open_dataset or _open_checked)
+    opened = open_dataset or (lambda **options: create_dataset(**options).check())
+    dataset, eval_data = _open_data(config, opened)
     total_steps = to_steps(
         **config.duration, num_examples=dataset.num_examples, batch_size=batch_size
     )
@@ -309,11 +309,6 @@ def _open_data(
 
 def _evaluators(config: ConfigDict) -> dict[str, dict[str, Any]]:
     return {key: dict(section) for key, section in config.evaluators.items()}
-
-
-def _open_checked(**kwargs: Any) -> Dataset:
-    """`create_dataset`, then a check for damaged files."""
-    return create_dataset(**kwargs).check()
 
 
 def _check_labels(name: str, dataset: Dataset) -> None:

@@ -10,7 +10,6 @@ import base64
 import importlib.util
 import itertools
 import json
-import logging
 import os
 import re
 import shutil
@@ -227,13 +226,6 @@ def free_name(path: Path) -> Path:
     """`config.<n>.json` with the first n not taken."""
     numbered = (path.with_name(f"{path.stem}.{n}{path.suffix}") for n in itertools.count(1))
     return next(candidate for candidate in numbered if not candidate.exists())
-
-
-def set_aside(path: Path, why: str) -> None:
-    """Renames what is not ours, or of no use, to its `free_name`, and says so."""
-    target = free_name(path)
-    move(path, target)
-    logging.getLogger(__name__).warning("%s %s: moved to %s.", path, why, target.name)
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:

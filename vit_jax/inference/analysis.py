@@ -62,7 +62,8 @@ def mean_distance(
     Returns:
       [L, H] pixels.
     """
-    weights = _on_grid(attention, grid)
+    others = attention.shape[-1] - grid[0] * grid[1]
+    weights = np.asarray(attention[..., others:, others:], np.float64)
     weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), np.finfo(float).tiny)
     found = np.einsum("lbhqk,qk->lh", weights, _distances(grid, pixels))
     return found / (weights.shape[1] * weights.shape[3])
@@ -103,11 +104,6 @@ def class_token_attention(attention: np.ndarray, grid: tuple[int, int]) -> np.nd
     others = last.shape[-1] - grid[0] * grid[1]
     seen = last[:, :, 0] if others else last.mean(axis=2)
     return seen[..., others:].reshape(*seen.shape[:2], *grid)
-
-
-def _on_grid(attention: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    others = attention.shape[-1] - grid[0] * grid[1]
-    return np.asarray(attention[..., others:, others:], np.float64)
 
 
 def _distances(grid: tuple[int, int], pixels: tuple[int, int]) -> np.ndarray:

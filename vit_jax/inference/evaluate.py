@@ -203,14 +203,8 @@ def write_examples(
     """
     columns = [arrays[key].tolist() for key in ("label", "prediction", "confidence", "loss")]
     rows = [
-        [
-            example,
-            names.get(label, label),
-            names.get(prediction, prediction),
-            f"{confidence:.6f}",
-            f"{loss:.6g}",
-        ]
-        for example, label, prediction, confidence, loss in zip(examples, *columns, strict=True)
+        [example, *(names.get(n, n) for n in (label, found)), f"{confidence:.6f}", f"{loss:.6g}"]
+        for example, label, found, confidence, loss in zip(examples, *columns, strict=True)
     ]
     header = ["example", "label", "prediction", "confidence", "loss"]
     _write_csv(folder / "examples.csv", [header, *rows])
@@ -262,9 +256,8 @@ def _write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
 
 def table(results: dict[str, Any]) -> str:
     """The results as text."""
-    lines = [
-        f"{counted(results['num_examples'], 'example')} of {results['dataset']} {results['split']}"
-    ]
+    count = counted(results["num_examples"], "example")
+    lines = [f"{count} of {results['dataset']} {results['split']}"]
     lines += [text.format(results[key]) for key, text in _ROWS.items() if key in results]
     if "num_examples_real" in results:
         lines.append(f"(ReaL over the {results['num_examples_real']} images that have labels)")

@@ -164,8 +164,9 @@ def _take_over(
             raise UserError(f"{problem} Choose another --workdir, or --resume=force.")
         if resume == "force" and another_run(path, value, ()):
             for finished in (RESULTS_FILE, PARAMS_FILE) if problem else ():  # of other values
-                if (folder / finished).exists():
-                    paths.set_aside(folder / finished, "is of other values")
+                if (old := folder / finished).exists():
+                    paths.move(old, kept := paths.free_name(old))
+                    _LOG.warning("%s is of other values: moved to %s.", old, kept.name)
             paths.free_name(path).write_bytes(path.read_bytes())
             write_json(path, value)
 

@@ -19,7 +19,9 @@ def attention(
 ) -> jax.Array:
     """As `tpu.attention`: three times [B, N, H * d], the queries divided by sqrt(d)."""
     batch_size, num_tokens, width = query.shape
-    block = _block(num_tokens)
+    # The most tokens that pad the sequence by less than a tenth, if any do.
+    blocks = range(_MAX_BLOCK, _LANES, -_LANES)
+    block = next((b for b in blocks if -num_tokens % b < num_tokens / 10), _LANES)
     rows = -(-num_tokens // block) * block
 
     def by_head(x: jax.Array) -> jax.Array:
@@ -46,9 +48,3 @@ def attention(
     see = splash.SegmentIds(segment, segment)
     out = jax.vmap(lambda q, k, v: kernel(q, k, v, see))(*map(by_head, (query, key, value)))
     return jnp.reshape(jnp.swapaxes(out[:, :, :num_tokens], 1, 2), query.shape)
-
-
-def _block(num_tokens: int) -> int:
-    """Tokens per block: the most that pad the sequence by less than a tenth, if any do."""
-    blocks = range(_MAX_BLOCK, _LANES, -_LANES)
-    return next((b for b in blocks if -num_tokens % b < num_tokens / 10), _LANES)

@@ -184,11 +184,6 @@ def _bit_rows(names: Iterable[str]) -> list[Row]:
     return rows
 
 
-def to_big_transfer(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Flat names of ours -> those of Big Transfer."""
-    return write_rows(_bit_rows(params), params, "npz_published")
-
-
 def read_big_transfer(arrays: dict[str, np.ndarray]) -> Stored:
     """Reads a file of Big Transfer; UserError for an array of another shape."""
     logging.warning(
@@ -207,7 +202,7 @@ PUBLISHED = {
     "vit": Holds(
         to_published, {"classifier": _POOLED, "position_embedding": ("learned",)}, ASSUMED
     ),
-    "bit": Holds(to_big_transfer),
+    "bit": Holds(lambda params: write_rows(_bit_rows(params), params, "npz_published")),
 }
 BIG_VISION = {
     "vit": Holds(
