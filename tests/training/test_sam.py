@@ -136,15 +136,12 @@ def test_a_radius_is_a_number_from_zero(rho: float) -> None:
 
 
 def losses(mesh: jax.sharding.Mesh) -> list[float]:
-    """Of two updates with accumulation, dropout, mixup and an average; and gradient norms."""
+    """Of two updates with dropout, and gradient norms."""
     config = tiny.config(
         gradient__name="sam",
         gradient__rho=RHO,
         dataset__preprocess="decode|resize(16)",
         model__dropout_rate=0.1,
-        mix__mixup_alpha=0.2,
-        train_step__accumulation_steps=2,
-        train_step__polyak_decay=0.9,
         schedule__warmup_steps=0,
     )
     rng = np.random.default_rng(0)
