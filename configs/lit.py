@@ -7,12 +7,12 @@
     python scripts/train.py --config=configs/lit.py:quickstart \\
         --config.objective.image=runs/quickstart/pretrain --workdir=/tmp/lit
 
-The argument is TEXT,TABLE[,VOCAB]: TEXT a variant of the text tower (text-Ti to text-L); TABLE a
-CSV or Parquet file with the columns `path` and `caption` (see vit_jax/data/table.py), with a split
-`test` or a fifth of its rows; VOCAB a WordPiece `vocab.txt` or a SentencePiece
-`.model`, otherwise the characters of ASCII (--config.model.vocab_size has to be as large: 30522 for
-BERT's). Or it is `quickstart`: the drawn letters of
-configs/quickstart.py with their names, two minutes on two cores.
+The argument is TEXT,TABLE[,VOCAB]: TEXT a variant of a text tower (text-Ti to text-L, BERT-base,
+BERT-large); TABLE a CSV or Parquet file with the columns `path` and `caption` (see
+vit_jax/data/table.py), with a split `test` or a fifth of its rows; VOCAB a WordPiece `vocab.txt` or
+a SentencePiece `.model`, otherwise the characters of ASCII (--config.model.vocab_size has to be as
+large). Or it is `quickstart`: the drawn letters of configs/quickstart.py with their names, a minute
+on two cores.
 
 `objective.image` is whatever --config.pretrained.source takes, of any kind of model, with its own
 normalisation; it stays as it is, is in no checkpoint, and is written with the result. Both towers

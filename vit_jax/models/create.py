@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, check_keys, check_known, nearest
-from vit_jax.models import bit, deit, mixer, text, vit
+from vit_jax.models import bert, bit, deit, mixer, text, vit
 from vit_jax.models.family import Family
 from vit_jax.models.tokens import patch_shape
 
@@ -21,6 +21,7 @@ MODELS: dict[str, Family] = {
     "bit": bit.FAMILY,
     "mixer": mixer.FAMILY,
     "text": text.FAMILY,
+    "bert": bert.FAMILY,
 }
 
 # All sizes that have a name, each with the kind of model that it is of.
@@ -141,13 +142,9 @@ def recognise(names: Collection[str]) -> str:
     """
 
     def known(family: Family) -> int:
-        pattern = re.compile("|".join(f"(?:{_anonymous(row.pattern)})" for row in family.rows))
+        every = "|".join(f"(?:{row.pattern})" for row in family.rows)
+        pattern = re.compile(re.sub(r"\?P<\w+>", "?:", every))  # a group's name may occur once
         return sum(pattern.fullmatch(name) is not None for name in names)
 
     counts = {name: known(family) for name, family in MODELS.items()}
     return max(counts, key=lambda name: counts[name])
-
-
-def _anonymous(pattern: str) -> str:
-    """Without the names of its groups, which may occur once in an expression."""
-    return re.sub(r"\?P<\w+>", "?:", pattern)

@@ -1,0 +1,212 @@
+"""BERT (arXiv 1810.04805), the text tower of LiT's B16B, B16B_2 and L16L (2111.07991).
+
+Parameters have the names and shapes of flaxformer's `BertEncoder`, as in those published files.
+Unlike in a Vision Transformer, norms come after the sums, and padding (id 0) is not attended to.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError
+from vit_jax.models.family import FIRST, HEAD, Family, Row, Shapes, axis_of, count_blocks
+from vit_jax.models.layers import (
+    REMAT_POLICIES,
+    Dense,
+    Dropout,
+    IdentityLayer,
+    LayerNorm,
+    apply_blocks,
+    gelu,
+)
+
+HEAD_DIM = 64  # in all sizes; a narrower model has one head
+_INIT = nn.initializers.truncated_normal(0.02)
+
+
+class Scope(nn.Module):
+    """The layers that a function applies, below a name of their own."""
+
+    function: Callable[..., jax.Array]
+
+    @nn.compact
+    def __call__(self, *args: jax.Array) -> jax.Array:
+        return self.function(*args)
+
+
+class BertBlock(nn.Module):
+    """z' = LN(z + MSA(z)); z = LN(z' + MLP(z')), [B, T, D] -> [B, T, D]."""
+
+    mask: jax.Array  # [B, 1, 1, T], True for tokens that are attended to
+    mlp_dim: int
+    dropout_rate: float = 0.0
+    gelu: str = "tanh"
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, _: Any = None, *, train: bool) -> jax.Array:
+        dense = functools.partial(Dense, dtype=self.dtype, kernel_init=_INIT)
+
+        def close(x: jax.Array, y: jax.Array) -> jax.Array:
+            y = dense(x.shape[-1], name="dense_layer")(y)
+            y = Dropout(self.dropout_rate)(y, deterministic=not train)
+            return LayerNorm(epsilon=1e-12, dtype=self.dtype, name="layer_norm")(x + y)
+
+        def attend(x: jax.Array) -> jax.Array:
+            width = x.shape[-1]
+            heads = (*x.shape[:2], max(width // HEAD_DIM, 1), -1)
+            query, key, value = (
+                jnp.reshape(dense(width, name=name)(x), heads) for name in ("query", "key", "value")
+            )
+            attended = nn.dot_product_attention(query, key, value, mask=self.mask)
+            return jnp.reshape(attended, x.shape)
+
+        def attention_block(x: jax.Array) -> jax.Array:
+            return close(x, Scope(attend, name="attention_layer")(x))
+
+        def mlp_block(x: jax.Array) -> jax.Array:
+            y = Scope(lambda x: dense(self.mlp_dim, name="dense_layer")(x), name="mlp")(x)
+            return close(x, gelu(y, self.gelu))
+
+        x = Scope(attention_block, name="attention_block")(x)
+        x = Scope(mlp_block, name="mlp_block")(x)
+        return nn.with_logical_constraint(x, ("batch", None, None))
+
+
+class Bert(nn.Module):
+    """Texts to embeddings, int32 [B, T] -> [B, num_classes] float32; the head sees the first token.
+
+    Attributes:
+      num_classes: width of the embedding; 0 returns the representation instead, [B, hidden_size].
+      vocab_size: number of ids that a token may have; 0 is padding.
+      hidden_size, num_layers, mlp_dim: table of section 3; there are hidden_size / 64 heads.
+      max_length: of a text, in tokens.
+      dropout_rate: after the embeddings, and of what each branch adds.
+      gelu: `tanh` as flaxformer, or `exact` as the original.
+      remat: one of `REMAT_POLICIES`.
+      scan: compile the blocks as one loop.
+      dtype: of the computation; parameters, softmax, norms' statistics and the result are float32.
+    """
+
+    num_classes: int
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    mlp_dim: int
+    max_length: int = 512
+    dropout_rate: float = 0.0
+    gelu: str = "tanh"
+    remat: str = "none"
+    scan: bool = False
+    dtype: Any = jnp.float32
+
+    prefix_tokens = ()
+    head_input = "pre_logits"
+    logits_per_token = False
+
+    @nn.compact
+    def __call__(self, texts: jax.Array, *, train: bool) -> jax.Array:
+        """Token ids, int32 [B, T] -> embeddings [B, E] float32, not normalised."""
+        if texts.shape[1] > self.max_length:
+            length = texts.shape[1]
+            raise UserError(f"texts of {length} tokens: model.max_length is {self.max_length}.")
+
+        def embedder() -> jax.Array:
+            embed = functools.partial(
+                nn.Embed, features=self.hidden_size, dtype=self.dtype, embedding_init=_INIT
+            )
+            x = embed(self.vocab_size, name="embedders_token_ids")(texts)  # [B, T, D]
+            positions = jnp.arange(texts.shape[1])[None]
+            x = x + embed(self.max_length, name="embedders_position_ids")(positions)
+            return x + embed(2, name="embedders_segment_ids")(jnp.zeros_like(texts))
+
+        def blocks(x: jax.Array) -> jax.Array:
+            mask = (texts != 0)[:, None, None, :]
+            return apply_blocks(
+                functools.partial(
+                    BertBlock, mask, self.mlp_dim, self.dropout_rate, self.gelu, self.dtype
+                ),
+                x,
+                name="layers",
+                num_layers=self.num_layers,
+                stochastic_depth_rate=0.0,
+                remat=self.remat,
+                scan=self.scan,
+                train=train,
+            )
+
+        def encoder() -> jax.Array:
+            x = Scope(embedder, name="embedder")()
+            x = LayerNorm(epsilon=1e-12, dtype=self.dtype, name="layer_norm")(x)
+            x = Dropout(self.dropout_rate)(x, deterministic=not train)
+            return Scope(lambda x: Scope(blocks, name="layer_sequence")(x), name="encoder_block")(x)
+
+        x = Scope(encoder, name="BertEncoder_0")()[:, 0]
+        x = jnp.asarray(IdentityLayer(name="pre_logits")(x), jnp.float32)  # [B, D]
+        # Not zero at first: a zero embedding has no direction.
+        return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
+
+
+_ENCODER = "BertEncoder_0"
+BLOCKS = f"{_ENCODER}/encoder_block/layer_sequence/layers"
+_BLOCK = rf"{BLOCKS}(?:_(?P<block>\d+))?"
+_VOCABULARY = f"{_ENCODER}/embedder/embedders_token_ids/embedding"
+_POSITIONS = f"{_ENCODER}/embedder/embedders_position_ids/embedding"
+
+
+def infer(shapes: Shapes) -> dict[str, Any]:
+    """See `Family.infer`."""
+    return {
+        "vocab_size": axis_of(shapes, _VOCABULARY, 2, 0),
+        "hidden_size": axis_of(shapes, _VOCABULARY, 2, 1),
+        "num_layers": count_blocks(shapes, BLOCKS),
+        "mlp_dim": axis_of(shapes, f"{BLOCKS}_0/mlp_block/mlp/dense_layer/kernel", 2, 1),
+        "max_length": axis_of(shapes, _POSITIONS, 2, 0),
+    }
+
+
+def check(model: Any) -> None:
+    if model.hidden_size > HEAD_DIM and model.hidden_size % HEAD_DIM:
+        raise UserError(f"model.hidden_size={model.hidden_size} is no multiple of {HEAD_DIM}.")
+
+
+FAMILY = Family(
+    module=Bert,
+    title="BERT (arXiv 1810.04805)",
+    input="text",
+    rows=(
+        Row(_VOCABULARY, ("vocabulary", "embed"), FIRST, role="vocabulary"),
+        Row(f"{_ENCODER}/embedder/embedders_(?:position|segment)_ids/.*", (None, "embed"), FIRST),
+        Row(f"{_ENCODER}/layer_norm/(?:scale|bias)", ("embed",), FIRST),
+        Row(f"{_BLOCK}/attention_block/attention_layer/[a-z]+/kernel", ("embed", "heads")),
+        Row(f"{_BLOCK}/attention_block/attention_layer/[a-z]+/bias", ("heads",)),
+        Row(f"{_BLOCK}/attention_block/dense_layer/kernel", ("heads", "embed")),
+        Row(f"{_BLOCK}/mlp_block/mlp/dense_layer/kernel", ("embed", "mlp")),
+        Row(f"{_BLOCK}/mlp_block/mlp/dense_layer/bias", ("mlp",)),
+        Row(f"{_BLOCK}/mlp_block/dense_layer/kernel", ("mlp", "embed")),
+        Row(rf"{_BLOCK}/\w+_block/(?:dense_layer/bias|layer_norm/(?:scale|bias))", ("embed",)),
+        *HEAD,
+    ),
+    sizes={
+        f"BERT-{size}": {
+            "vocab_size": 30_522,
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+            "mlp_dim": 4 * hidden_size,
+        }
+        for size, hidden_size, num_layers in (("base", 768, 12), ("large", 1024, 24))
+    },
+    infer=infer,
+    choices={"gelu": ("tanh", "exact"), "remat": REMAT_POLICIES},
+    check=check,
+    blocks=BLOCKS,
+    tokens=_ENCODER,
+    sequence=(_POSITIONS, 0),
+    conventions=("gelu",),
+)
