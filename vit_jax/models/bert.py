@@ -13,6 +13,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.family import FIRST, HEAD, Family, Row, Shapes, axis_of, count_blocks
@@ -122,12 +123,12 @@ class Bert(nn.Module):
                 nn.Embed, features=self.hidden_size, dtype=self.dtype, embedding_init=_INIT
             )
             x = embed(self.vocab_size, name="embedders_token_ids")(texts)  # [B, T, D]
-            positions = jnp.arange(texts.shape[1])[None]
+            positions = np.arange(texts.shape[1])[None]
             x = x + embed(self.max_length, name="embedders_position_ids")(positions)
             return x + embed(2, name="embedders_segment_ids")(jnp.zeros_like(texts))
 
         def blocks(x: jax.Array) -> jax.Array:
-            mask = (texts != 0)[:, None, None, :]
+            mask = (0 < texts)[:, None, None, :]
             return apply_blocks(
                 functools.partial(
                     BertBlock, mask, self.mlp_dim, self.dropout_rate, self.gelu, self.dtype
