@@ -128,7 +128,7 @@ class Bert(nn.Module):
             return x + embed(2, name="embedders_segment_ids")(jnp.zeros_like(texts))
 
         def blocks(x: jax.Array) -> jax.Array:
-            mask = (0 < texts)[:, None, None, :]
+            mask = (texts > 0)[:, None, None, :]
             return apply_blocks(
                 functools.partial(
                     BertBlock, mask, self.mlp_dim, self.dropout_rate, self.gelu, self.dtype
