@@ -79,7 +79,7 @@ def _facts(model: Model, batch: int | None, dtype: np.dtype[Any]) -> dict[str, s
     shape = ", ".join(map(str, (batch or "batch", *description.image_shape)))
     pixels = "pixels from 0 to 255, which the model scales itself"
     if model.is_text:
-        shape, pixels = f"{shape}", "the numbers of tokens"
+        pixels = "the numbers of tokens"
     elif dtype != np.uint8:
         ends = [", ".join(f"{x:.4g}" for x in end) for end in input_range(description)]
         pixels = f"black is {ends[0]}, white is {ends[1]}"

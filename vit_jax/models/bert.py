@@ -26,6 +26,7 @@ from vit_jax.models.layers import (
     apply_blocks,
     gelu,
 )
+from vit_jax.models.variants import ROWS
 
 HEAD_DIM = 64  # in all sizes; a narrower model has one head
 _INIT = nn.initializers.truncated_normal(0.02)
@@ -197,11 +198,9 @@ FAMILY = Family(
     sizes={
         f"BERT-{size}": {
             "vocab_size": 30_522,
-            "hidden_size": hidden_size,
-            "num_layers": num_layers,
-            "mlp_dim": 4 * hidden_size,
+            **{key: ROWS[row][key] for key in ("hidden_size", "num_layers", "mlp_dim")},
         }
-        for size, hidden_size, num_layers in (("base", 768, 12), ("large", 1024, 24))
+        for size, row in (("base", "B"), ("large", "L"))
     },
     infer=infer,
     choices={"gelu": ("tanh", "exact"), "remat": REMAT_POLICIES},

@@ -89,15 +89,15 @@ class Contrastive(Objective):
             params[IMAGE] = self._image.module.init(rng, images, train=False)["params"]
         return params
 
-    def embed(self, params: Any, batch: Batch, rng: jax.Array) -> Any:
-        """Of images and texts, float32 [B, D] each, of length 1."""
+    def embed(self, params: Any, batch: Batch, rng: Any = None) -> Any:
+        """Of images and texts, float32 [B, D] each, of length 1; dropout where there is a key."""
         return {
             IMAGE: self.embed_images(params, batch["image"], rng),
             TEXT: self.embed_texts(params, batch["text"], rng),
         }
 
     def embed_images(self, params: Any, images: jax.Array, rng: Any = None) -> jax.Array:
-        """[B, H, W, C] -> [B, D]; with the dropout of a training where there is a key."""
+        """[B, H, W, C] -> [B, D]."""
         images = self._image.to_input(scale_images(images))
         rng = None if IMAGE in self.constants else rng
         return _embed(self._image.module, params[IMAGE], images, rng)
@@ -114,11 +114,7 @@ class Contrastive(Objective):
 
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
         """As in training, among the examples of one batch: [B] each, by the batch's size."""
-        embeddings = {
-            IMAGE: self.embed_images(params, batch["image"]),
-            TEXT: self.embed_texts(params, batch["text"]),
-        }
-        return self._values(params, embeddings, batch["mask"])
+        return self._values(params, self.embed(params, batch), batch["mask"])
 
     def _values(self, params: Any, embeddings: Any, mask: jax.Array) -> Metrics:
         """Of every example, [B] each; columns of padding count nowhere."""

@@ -54,14 +54,13 @@ class Objective:
     spans_batch: bool = False  # the loss of a batch is not the mean of those of its equal parts
     probabilities_by: str = "softmax"  # how logits become probabilities; or "sigmoid"
     constants: dict[str, Any]  # {name: tree}
+    image_model: tuple[Any, str] | None = None  # what sees images, and its prefix; None: `model`
     prefix: str = ""  # where the parameters of `model` are, if there are others beside them
     own_parameters: Mapping[str, tuple[str | None, ...]] = {}  # logical axes by name: a temperature
     start: dict[str, Any]  # {name: tree of host arrays} of parameters that do not start at random
 
     def __init__(self) -> None:
         self.constants, self.start = {}, {}
-
-    image_model: tuple[Any, str] | None = None  # what sees images, and its prefix; None: `model`
 
     def describe(self, description: Any) -> dict[str, Any]:
         """What users of each model of the result need to know, by its prefix; "" where it is one.
