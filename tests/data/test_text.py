@@ -132,8 +132,7 @@ def test_characters_need_no_file() -> None:
     assert len(texts) == len(CLASSES)
 
 
-@pytest.mark.parametrize("loader", [{"num_threads": 2}, {"num_threads": 1, "num_workers": 2}])
-def test_captions_of_a_table(tmp_path: Path, wordpieces: str, loader: dict[str, int]) -> None:
+def test_captions_of_a_table(tmp_path: Path, wordpieces: str) -> None:
     names = [f"{i:02}.png" for i in range(24)]
     write_images(tmp_path, names)
     captions = [f"Cats, {i} mats" for i in range(24)]
@@ -147,7 +146,7 @@ def test_captions_of_a_table(tmp_path: Path, wordpieces: str, loader: dict[str, 
     )
     assert dataset.element_spec["text"].shape == (7,)
     assert dataset.element_spec.keys() == {"image", "text"}
-    batches = collect(train_batches(dataset, batch_size=8, seed=0, total_steps=3, **loader))
+    batches = collect(train_batches(dataset, batch_size=8, seed=0, total_steps=3))
     assert (batches["text"].shape, batches["text"].dtype) == ((3, 8, 7), np.int32)
     tokenize = create_tokenizer(wordpieces, 7)
     expected = {int(3 * i): tokenize(caption) for i, caption in enumerate(captions)}

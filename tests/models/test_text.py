@@ -56,7 +56,13 @@ def test_numbers_of_big_vision(pooling: str, recipe: str) -> None:
     expected = golden.arrays("bv_text")[f"{pooling}|{recipe}"]
     assert expected.std() > 0.02
     np.testing.assert_allclose(applied(model)(params)[0], expected, rtol=0, atol=1e-5)
-    scanned, stacked = create_model(**TINY, pooling=pooling, scan=True), stack_blocks(params)
+
+
+def test_the_order_of_blocks_in_a_scan() -> None:
+    model = create_model(**TINY, pooling="map")
+    params = golden.filled(model, TEXTS.shape)
+    expected = applied(model)(params)[0]
+    scanned, stacked = create_model(**TINY, pooling="map", scan=True), stack_blocks(params)
     assert golden.shapes(scanned, TEXTS.shape).keys() == flatten_names(stacked).keys()
     np.testing.assert_allclose(applied(scanned)(stacked)[0], expected, rtol=0, atol=1e-5)
     other = applied(scanned)(stack_blocks(_swapped(params)))[0]
@@ -101,7 +107,8 @@ def test_every_intermediate_has_the_compute_dtype() -> None:
 
 def test_initialisation_and_representation() -> None:
     model, features = create_model(**TINY), create_model(**{**TINY, "num_classes": 0})
-    params = model.init(jax.random.key(0), TEXTS, train=False)["params"]
+    init = jax.jit(functools.partial(model.init, train=False))
+    params = init(jax.random.key(0), TEXTS)["params"]
     assert 0.1 < np.std(params["pos_embedding"]) * 24**0.5 < 2
     assert 0.1 < np.std(params["head"]["kernel"]) * 24**0.5 < 2
     assert not np.any(params["head"]["bias"])

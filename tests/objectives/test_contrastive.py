@@ -10,6 +10,7 @@ import pytest
 
 from tests import tiny
 from tests.saved_models import save_model
+from tests.test_train import run_until_saved
 from vit_jax.data.pipeline import train_batches_on
 from vit_jax.data.text import Tokenize
 from vit_jax.errors import UserError
@@ -135,30 +136,28 @@ def test_both_towers_load_and_the_locked_one_is_as_it_was(tower: Path, workdir: 
 
 
 def test_the_locked_tower_is_in_no_checkpoint_and_a_resumed_run_is_the_same(
-    tower: Path, tmp_path: Path
+    tower: Path, workdir: Path, tmp_path: Path
 ) -> None:
-    whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    constant = {"schedule__name": "constant", "schedule__warmup_steps": 0}
-    for folder, steps in ((whole, 4), (parts, 2), (parts, 4)):
-        config = lit(tower, **constant, duration__steps=steps)
-        with config.unlocked():
-            config.evaluators = {}
-        train_and_evaluate(config, folder, resume="force")
-    expected, found = (flatten_names(restore_params(each)) for each in (whole, parts))
+    config = lit(tower, checkpoint__every_steps=4)
+    with config.unlocked():
+        config.evaluators = {}
+    run_until_saved(config, tmp_path, 4)
+    train_and_evaluate(config, str(tmp_path))
+    expected, found = (flatten_names(restore_params(str(each))) for each in (workdir, tmp_path))
     assert {name.partition("/")[0] for name in found} == {"txt", "t"}
     for name, array in found.items():
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
 def test_it_is_exported_converted_and_measured(workdir: Path, tmp_path: Path) -> None:
+    for format in ("stablehlo", "onnx"):
+        report = export_model(f"{workdir}#txt", tmp_path / format, format=format)
+        assert report["max_difference"] <= report["tolerance"]
+    assert "int32" in (tmp_path / "onnx/README.md").read_text()
     for part in ("img", "txt"):
-        source = f"{workdir}#{part}"
-        for format in ("stablehlo", "onnx"):
-            report = export_model(source, tmp_path / part / format, format=format)
-            assert report["max_difference"] <= report["tolerance"]
-        report = convert_checkpoint(source, str(tmp_path / f"{part}.npz"), format="npz")
+        target = str(tmp_path / f"{part}.npz")
+        report = convert_checkpoint(f"{workdir}#{part}", target, format="npz")
         assert report["parameters_identical"]
-    assert "int32" in (tmp_path / "txt/onnx/README.md").read_text()
     results = evaluate(str(workdir), dataset="digits", split="test[:50]", prompts=["{}", "a {}"])
     assert results["num_examples"] == 50
     assert 0.0 <= results["accuracy"] <= 1.0

@@ -11,7 +11,6 @@ import optax
 import pytest
 
 from tests import tiny
-from vit_jax.data.pipeline import batch_spec
 from vit_jax.errors import UserError
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.create import OBJECTIVES
@@ -198,40 +197,6 @@ def test_parts_need_less_memory() -> None:
         for steps in (1, PARTS)
     ]
     assert needed[1].temp_size_in_bytes < needed[0].temp_size_in_bytes
-
-
-class Logits(Classification):
-    """Classification as if its loss spanned the batch; it is the mean of those of the parts."""
-
-    spans_batch = True
-
-    def embed(self, params: Any, batch: Batch, rng: jax.Array) -> Any:
-        return self.train_logits(params, batch, rng)
-
-    def loss_of(self, params: Any, embeddings: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
-        del params
-        values = self.values(embeddings, batch)
-        return jnp.mean(values["loss"]), {"accuracy": jnp.mean(values["accuracy"])}
-
-
-def test_a_transformer_on_every_axis_learns_the_same_either_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With dropout: a part has the same key. 1e-5, relative: sums come in another order."""
-    monkeypatch.setitem(OBJECTIVES, "logits", Logits)
-    mesh = create_mesh(data=2, fsdp=2, tensor=2)
-    found = {}
-    for name in ("classification", "logits"):
-        config = tiny.config(
-            objective__name=name, train_step__accumulation_steps=2, model__dropout_rate=0.2
-        )
-        with jax.set_mesh(mesh):
-            run = create_run(config, mesh)
-            batch = optax.tree.ones_like(batch_spec(run.dataset, run.batch_size))
-            batch = jax.device_put(batch, batch_sharding(mesh))
-            _, metrics = run.jit_train_step()(run.initial_state(0), {}, batch)
-        found[name] = jax.tree.map(float, metrics)
-    assert found["logits"] == pytest.approx(found["classification"], rel=1e-5)
 
 
 class InOnePiece(Classification):
