@@ -19,10 +19,9 @@ check ruff format --check .
 types="$(mktemp)"
 .venv/bin/python -m mypy >"$types" 2>&1 &
 mypy=$!
-# One process more than cores, since some tests wait for others to time out; a file's tests stay
-# together, since they share what they made. In order of their names: xdist would put the files of
-# few and long tests last, and one core would idle.
-check pytest -n "$(($(.venv/bin/python -c 'import os; print(len(os.sched_getaffinity(0)))') + 1))" --dist loadfile --no-loadscope-reorder "$@"
+# One process more than cores, which waits (see tests/conftest.py). In order of their names: xdist
+# would put the files of few and long tests last, and one core would idle.
+check pytest -n "$(($(.venv/bin/python -c 'import os; print(len(os.sched_getaffinity(0)))') + 1))" --no-loadscope-reorder "$@"
 
 wait "$mypy" || {
   cat "$types" >&2

@@ -106,6 +106,33 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
+# Tests that wait for processes to die, or for requests to be repeated, more than they compute.
+_WAITING = ("tests/distributed/", "tests/multihost/", "tests/workdir/test_buckets.py")
+
+
+def _waits(nodeid: str) -> bool:
+    return nodeid.startswith(_WAITING)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not _waits(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process does all the waiting, from the start, while others keep the cores busy.
+
+    The tests of a file stay together, since they share what they made.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "waiting" if _waits(nodeid) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--draws", type=int, default=40, help="of test_random_configs.py")
 
