@@ -2,13 +2,14 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests import peers
 from tests.pretrained import weights
@@ -17,6 +18,7 @@ from vit_jax.export.convert import write
 from vit_jax.inference.load import attributes, load_model
 from vit_jax.models.create import create_model
 from vit_jax.models.description import Description
+from vit_jax.parameters.names import flatten_names
 
 
 def folder_of(tmp_path: Path, format: str) -> Path:
@@ -226,3 +228,119 @@ def test_a_class_token_without_position(tmp_path: Path, size: Any) -> None:
         (tmp_path / "flexi" / "config.json").unlink()
         bare = load_model(tmp_path / "flexi", num_heads=3)
         np.testing.assert_array_equal(bare.params["cls"], loaded.params["cls"])
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "_orig_mod.module.", "net.model."])
+def test_what_a_wrapper_puts_before_all_names(
+    prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays = load_file(folder_of(tmp_path, "timm") / "model.safetensors")
+    wrapped = {f"{prefix}{name}": array for name, array in arrays.items()}
+    save_file(wrapped, tmp_path / "a.safetensors")
+    expected = load_model(tmp_path / "model")
+    found = load_model(tmp_path / "a.safetensors", num_heads=expected.module.num_heads)
+    weights.assert_same(flatten_names(found.params), flatten_names(expected.params))
+    assert f"Names are read without {prefix!r}" in caplog.text
+    assert "no config.json says how to compute; guessed: layer_norm_epsilon=1e-06, gelu=exact" in (
+        caplog.text
+    )
+
+
+def test_of_several_models_that_in_a_wrapper_is_taken(tmp_path: Path) -> None:
+    arrays = load_file(folder_of(tmp_path, "timm") / "model.safetensors")
+    both = {
+        f"module.{part}.{name}": array + k
+        for k, part in enumerate(("base_encoder", "momentum_encoder"))
+        for name, array in arrays.items()
+    }
+    save_file(both, tmp_path / "moco.safetensors")
+    found = load_model(tmp_path / "moco.safetensors", num_heads=2)
+    expected = flatten_names(load_model(tmp_path / "model").params)
+    np.testing.assert_array_equal(found.params["head"]["bias"], expected["head/bias"])
+    assert found.report["dropped"]["module.momentum_encoder.head.bias"] == "outside of the model"
+
+
+@pytest.mark.parametrize("format", ["timm", "huggingface"])
+def test_quantised_weights_are_called_so(format: str, tmp_path: Path) -> None:
+    file = folder_of(tmp_path, format) / "model.safetensors"
+    arrays = load_file(file)
+    for dtype in (torch.int8, torch.uint8, torch.float8_e4m3fn):
+        small = {n: x.to(dtype) if n.endswith(".weight") else x for n, x in arrays.items()}
+        save_file(small, file)
+        with pytest.raises(UserError, match="quantised|float8"):
+            load_model(tmp_path / "model")
+    save_file({**arrays, "blocks.0.mlp.fc1.SCB": torch.ones(2)}, file)
+    with pytest.raises(UserError, match="its weights are quantised .blocks.0.mlp.fc1.SCB"):
+        load_model(tmp_path / "model")
+
+
+def test_what_no_model_here_has_is_said_before_heads_are_asked_for(tmp_path: Path) -> None:
+    arrays = load_file(folder_of(tmp_path, "timm") / "model.safetensors")
+    for change_, message in (
+        ({"blocks.0.attn.qkv.bias": None, "blocks.1.attn.qkv.bias": None}, "without biases"),
+        ({"blocks.0.norm1.bias": None, "blocks.1.norm1.bias": None}, "RMSNorm"),
+        ({"blocks.0.ls1.gamma": torch.ones(2)}, "LayerScale"),
+        ({"reg_token": torch.ones(1, 4, 2)}, "register tokens"),
+        ({"patch_embed.proj.weight": torch.ones(2, 3, 2, 8, 8)}, "videos or volumes"),
+    ):
+        changed = {n: x for n, x in {**arrays, **change_}.items() if x is not None}
+        save_file(changed, tmp_path / "a.safetensors")
+        with pytest.raises(UserError, match=message):
+            load_model(tmp_path / "a.safetensors")
+    folder = folder_of(tmp_path / "hf", "huggingface")
+    arrays = load_file(folder / "model.safetensors")
+    unbiased = {n: x for n, x in arrays.items() if not re.search(r"(query|key|value).bias", n)}
+    save_file(unbiased, folder / "model.safetensors")
+    with pytest.raises(UserError, match="qkv_bias=False"):
+        load_model(folder)
+    change(folder / "config.json", model_type="audio-spectrogram-transformer")
+    with pytest.raises(UserError, match="a model of sounds"):
+        load_model(folder)
+    (tmp_path / "flax").mkdir()
+    (tmp_path / "flax/flax_model.msgpack").touch()
+    with pytest.raises(UserError, match="holds flax_model.msgpack only, which is not read"):
+        load_model(tmp_path / "flax")
+
+
+def test_the_config_of_timm_before_0_8(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "timm")
+    expected = load_model(folder).description
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**settings.pop("pretrained_cfg"), **settings, "labels": list("vwxyz")})
+    )
+    change(folder / "config.json", label_names=None)
+    found = load_model(folder).description
+    assert found.eval_preprocess == expected.eval_preprocess
+    assert found.class_names == tuple("vwxyz")
+
+
+@pytest.mark.parametrize("keys", [range(1, 6), (0, 1, 2, 3, 7), range(-1, 4)])
+def test_names_that_are_not_numbered_as_the_outputs_are_left_out(
+    keys: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = folder_of(tmp_path, "huggingface")
+    change(folder / "config.json", id2label={str(key): f"name {key}" for key in keys})
+    assert load_model(folder).class_names == ()
+    assert "its names are left out" in caplog.text
+
+
+def test_one_output_is_a_probability_and_a_regression_none(tmp_path: Path) -> None:
+    module = weights.create_model(**weights.SMALL, num_classes=1)
+    params = weights.seeded(module, (16, 16, 3))
+    model = attributes(module, "vit")
+    description = Description(model, (16, 16, 3), (2, 2), ("defect",), "decode|resize(16, 16)")
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
+    for format in ("timm", "huggingface"):
+        write(tmp_path / format, format, params, description)
+        (tmp_path / format / "model.json").unlink()
+        found = load_model(tmp_path / format)
+        logits = found.logits(pixels)[:, 0]
+        for answer, logit in zip(found.predict(pixels), logits, strict=True):
+            assert answer == [("defect", pytest.approx(1 / (1 + np.exp(-logit)), rel=1e-5))]
+    change(tmp_path / "huggingface/config.json", problem_type="regression")
+    found = load_model(tmp_path / "huggingface")
+    with pytest.raises(UserError, match="outputs are a regression's"):
+        found.predict(pixels)
+    write(tmp_path / "again", "huggingface", params, found.description)
+    assert json.loads((tmp_path / "again/config.json").read_text())["problem_type"] == "regression"

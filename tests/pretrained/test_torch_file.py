@@ -92,12 +92,20 @@ def checkpoint() -> dict[str, Any]:
 
 
 @both_formats
-def test_the_parameters_of_a_checkpoint_are_found(tmp_path: Path, zipped: bool) -> None:
+def test_the_parameters_of_a_checkpoint_are_found(
+    tmp_path: Path, zipped: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     saved = checkpoint()
     save(saved, tmp_path / "a.pth", zipped)
     read = read_arrays(tmp_path / "a.pth")
     assert list(read) == ["weight", "bias"]
-    np.testing.assert_array_equal(read["bias"], saved["model"]["bias"].numpy())
+    # Of a model and its average the latter, as timm takes, unless one is named.
+    np.testing.assert_array_equal(read["bias"], saved["model_ema"]["bias"].numpy())
+    assert "'model_ema' is taken" in caplog.text
+    named = read_arrays(tmp_path / "a.pth", "model")
+    np.testing.assert_array_equal(named["bias"], saved["model"]["bias"].numpy())
+    with pytest.raises(UserError, match="no state dict 'what', only model, model_ema"):
+        read_arrays(tmp_path / "a.pth", "what")
 
 
 ONE, TWO = {"w": torch.ones(2)}, {"w": torch.ones(3)}

@@ -114,15 +114,19 @@ class Model:
           UserError: the model has no head, or a mistake in an argument.
         """
         num_outputs = self.description.model["num_classes"]
-        if top < 1:
-            raise UserError(f"--top={top} must be at least 1.")
+        if type(top) is not int or top < 1:
+            raise UserError(f"--top={top!r} must be at least 1.")
         if not num_outputs:
             raise UserError(
                 "the model has no head, so it names no class; extract features instead."
             )
         if loss:
             check_known("--loss", loss, PROBABILITIES)
-        to_probabilities = PROBABILITIES[loss or self.description.probabilities_by or "softmax"]
+        by = loss or self.description.probabilities_by or "softmax"
+        if by == "none" or (num_outputs == 1 and by == "softmax"):
+            found = "a regression's, no classes" if by == "none" else "one, whose softmax is 1"
+            raise UserError(f"the model's outputs are {found}; read its logits (features) instead.")
+        to_probabilities = PROBABILITIES[by]
         names = self.class_names or [f"class {i}" for i in range(num_outputs)]
         for part in self.stream(["logits"], examples, batch_size):
             for row in np.asarray(to_probabilities(jnp.asarray(part["logits"]))):
@@ -254,8 +258,8 @@ class Model:
         Raises:
           UserError: `batch_size` is not positive.
         """
-        if batch_size < 1:
-            raise UserError(f"--batch_size={batch_size} must be at least 1.")
+        if type(batch_size) is not int or batch_size < 1:
+            raise UserError(f"--batch_size={batch_size!r} must be at least 1.")
         shards = math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
         count = dataset.num_examples
         fitting = -(-min(batch_size, count) // shards) * shards

@@ -31,7 +31,7 @@ class Description:
     grid: Any  # (rows, columns) of tokens, or of a ResNet's last feature map; None for texts
     class_names: tuple[str, ...]  # in the order of the logits; () where they are not known
     eval_preprocess: str  # ops from an image file to the model's input, see data/preprocess.py
-    probabilities_by: str = "softmax"  # or "sigmoid"
+    probabilities_by: str = "softmax"  # or "sigmoid"; "none" of outputs that are quantities
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -49,8 +49,8 @@ class Description:
         if not all(0 <= each <= 10_000 for each in layers):  # a damaged file would never end
             raise ValueError(f"{layers} layers; at most 10000 are built")
         by = value.get("probabilities_by", cls.probabilities_by)
-        if by not in ("softmax", "sigmoid"):
-            raise ValueError(f"probabilities_by={by!r} is neither softmax nor sigmoid")
+        if by not in ("softmax", "sigmoid", "none"):
+            raise ValueError(f"probabilities_by={by!r} is neither softmax nor sigmoid nor none")
         shape = tuple(int(size) for size in value["image_shape"])
         grid = value["grid"] and tuple(int(size) for size in value["grid"])
         if (len(shape), grid and len(grid)) not in ((3, 2), (1, None)):

@@ -41,10 +41,11 @@ _OTHERS = {
 }
 
 
-def read_arrays(path: str | os.PathLike[str]) -> Arrays:
+def read_arrays(path: str | os.PathLike[str], entry: str = "") -> Arrays:
     """Reads all arrays of a file, in the types in which they are stored (`bfloat16` included).
 
     The index of several files (`model.safetensors.index.json`) gives the arrays of all of them.
+    `entry` names one of several state dicts in a file of PyTorch's.
 
     Raises:
       UserError: no such file, something else than weights (it says what), or damaged.
@@ -54,7 +55,7 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
         # Asked first: opening a pipe would wait for a writer.
         if path.exists() and not path.is_file():
             raise UserError("it is a folder or a device, not a file")
-        arrays = _read_file(path)
+        arrays = _read_file(path, entry)
         if not arrays:
             raise UserError("it holds no arrays")
         for name, array in arrays.items():
@@ -90,7 +91,7 @@ def _read_shards(path: Path) -> Arrays:
     return {name: arrays[name] for name in index}
 
 
-def _read_file(path: Path) -> Arrays:
+def _read_file(path: Path, entry: str) -> Arrays:
     with open(path, "rb") as file:
         head = file.read(512)
         if head.lstrip().startswith(b"{") and b'"weight_map"' in head + file.read(_MAX_INDEX):
@@ -99,9 +100,9 @@ def _read_file(path: Path) -> Arrays:
         if head.startswith(b"PK"):
             archive = _open_zip(file)
             is_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
-            return torch_file.read_zip(archive) if is_torch else _read_npz(archive)
+            return torch_file.read_zip(archive, entry) if is_torch else _read_npz(archive)
         if head.startswith(torch_file.STREAM_MAGIC):
-            return torch_file.read_stream(file)
+            return torch_file.read_stream(file, entry)
     # The length of the header comes first; as text it would be an absurd one.
     if head[8:9] == b"{" and not head[:8].decode("latin-1").isprintable():
         # Not through a mapping: a disk that fails would end the process.

@@ -109,12 +109,14 @@ def infer_description(
     # Without that array, or with other axes, the file will not fit.
     num_channels = axis_of(params, image_kernel(params), 4, 2) or 3
     size_text = f"{height}" if height == width else f"({height}, {width})"
+    by = stored.probabilities_by
     description = Description(
         model=model,
         image_shape=(height, width, num_channels),
         grid=grid,
         class_names=stored.class_names if model["num_classes"] else (),
         eval_preprocess=stored.eval_preprocess or f"official_eval({size_text})",
-        probabilities_by=stored.probabilities_by,
+        # The softmax of a single output is 1, whatever it is.
+        probabilities_by="sigmoid" if by == "softmax" and model["num_classes"] == 1 else by,
     )
     return check_description(description, "label_names, id2label")

@@ -119,7 +119,7 @@ def read_source(
     else:
         description, part = _description_of(path, part)
         with local_copy(path) as local:
-            arrays = read_arrays(local)
+            arrays = read_arrays(local, part)
             if description is not None and _is_ours(arrays, part):
                 stored = _read_own(local, arrays, part)
             else:
@@ -189,6 +189,11 @@ def _read_checkpoint(path: Path, part: str) -> Stored:
     weights = sorted(file.name for file in path.iterdir() if file.suffix in suffixes)
     if weights and not (path / CHECKPOINTS).is_dir() and not path.name.isdecimal():
         raise UserError(f"{path} is a folder; name one of its files: {list_names(weights)}.")
+    if others := sorted(f.name for f in path.iterdir() if f.suffix in (".msgpack", ".h5", ".gguf")):
+        raise UserError(
+            f"{path} holds {list_names(others)} only, which is not read; fetch its "
+            "model.safetensors or pytorch_model.bin."
+        )
     flat = flatten_names(unstack_blocks(restore_params(str(path))))
     # In a work directory, its folder of checkpoints, or one of these.
     workdir = next((p.parent for p in (path, path.parent) if p.name == CHECKPOINTS), path)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import collections
 import io
+import logging
 import os
 import pickle
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, list_names
 
 # What every file of the stream format begins with: a pickle of this number.
 STREAM_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 # A state dict takes some 200 bytes per array, with an optimizer's state three times that.
 _MAX_PICKLE_BYTES = 4 << 20
-# Entries that hold the parameters, in the order of preference.
-_ENTRIES = ("model", "state_dict")
+# Entries that hold the parameters, in the order of preference: timm too takes their average first.
+_ENTRIES = ("state_dict_ema", "model_ema", "model", "state_dict")
 
 
 class Storage(NamedTuple):
@@ -40,7 +41,7 @@ class Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-def read_zip(archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
+def read_zip(archive: zipfile.ZipFile, entry: str = "") -> dict[str, np.ndarray]:
     """The tensors of a file of torch >= 1.6, see `_read_tensors`."""
     (pickled,) = (n for n in archive.namelist() if n.endswith("/data.pkl") and n.count("/") == 1)
     if archive.getinfo(pickled).file_size > _MAX_PICKLE_BYTES:
@@ -53,10 +54,10 @@ def read_zip(archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
         dtype = storage.dtype.newbyteorder(">" if is_big_endian else "<")
         return np.frombuffer(bytearray(archive.read(f"{folder}/data/{storage.key}")), dtype)
 
-    return _read_tensors(_Unpickler(io.BytesIO(archive.read(pickled))).load(), load)
+    return _read_tensors(_Unpickler(io.BytesIO(archive.read(pickled))).load(), load, entry)
 
 
-def read_stream(file: BinaryIO) -> dict[str, np.ndarray]:
+def read_stream(file: BinaryIO, entry: str = "") -> dict[str, np.ndarray]:
     """The tensors of a file of torch < 1.6, as timm's still are; see `_read_tensors`.
 
     Five pickles: a magic number, a version, sizes of types, the object, the names of the storages;
@@ -78,14 +79,22 @@ def read_stream(file: BinaryIO) -> dict[str, np.ndarray]:
         dtype = storage.dtype.newbyteorder("<" if system["little_endian"] else ">")
         return np.fromfile(file, np.uint8, storage.num_elements * dtype.itemsize).view(dtype)
 
-    return _read_tensors(root, load)
+    return _read_tensors(root, load, entry)
 
 
-def _read_tensors(root: Any, load: Callable[[Storage], np.ndarray]) -> dict[str, np.ndarray]:
+def _read_tensors(
+    root: Any, load: Callable[[Storage], np.ndarray], entry: str
+) -> dict[str, np.ndarray]:
     """The tensors, by `load`, of the state dict that `root`, which was saved, is or has.
 
-    UserError for no state dict, or a tensor beyond its storage.
+    UserError for no state dict, none called `entry` if that is given, or a tensor beyond its
+    storage.
     """
+    if entry:
+        entries = [key for key, value in _items(root) if _find_state_dict(value) is not None]
+        if entry not in entries:
+            raise UserError(f"it has no state dict {entry!r}, only {list_names(entries) or 'one'}")
+        root = root[entry]
     state_dict = _find_state_dict(root)
     if state_dict is None:
         raise UserError(
@@ -112,14 +121,29 @@ def _find_state_dict(level: Any) -> dict[Any, Any] | None:
     """The dict of tensors at `level`, in an entry of `_ENTRIES`, or in the only one with any."""
     if not isinstance(level, dict) or _has_tensors(level):
         return level if isinstance(level, dict) else None
-    for key in _ENTRIES:
-        if (found := _find_state_dict(level.get(key))) is not None:
-            return found
+    found = {
+        key: each for key in _ENTRIES if (each := _find_state_dict(level.get(key))) is not None
+    }
+    if found:
+        taken, *others = found
+        if others:
+            logging.warning(
+                f"The file holds {list_names(map(repr, found))}: {taken!r} is taken, as by timm; "
+                f"#{others[0]} behind its name takes the other."
+            )
+        return found[taken]
     candidates = {key: value for key, value in level.items() if _has_tensors(value)}
     if len(candidates) > 1:
-        names = ", ".join(map(repr, candidates))
-        raise UserError(f"it holds several state dicts ({names:.200}); save the one you want alone")
+        names = list_names(map(repr, candidates))
+        raise UserError(
+            f"it holds several state dicts ({names}); name one as FILE#{next(iter(candidates))}"
+        )
     return next(iter(candidates.values()), None)
+
+
+def _items(level: Any) -> Iterable[tuple[str, Any]]:
+    items = level.items() if isinstance(level, dict) else ()
+    return [(key, value) for key, value in items if isinstance(key, str)]
 
 
 def _has_tensors(value: Any) -> bool:

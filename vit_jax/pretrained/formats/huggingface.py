@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError, check_known, list_names
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.formats import rows
@@ -36,7 +37,11 @@ _CLASSIC += " intermediate.dense output.dense"
 _REFACTORED = "layernorm_before attention.q_proj attention.k_proj attention.v_proj"
 _REFACTORED += " attention.o_proj layernorm_after mlp.fc1 mlp.fc2"
 # How its pipelines turn logits into probabilities.
-_PROBLEMS = {"softmax": "single_label_classification", "sigmoid": "multi_label_classification"}
+_PROBLEMS = {
+    "softmax": "single_label_classification",
+    "sigmoid": "multi_label_classification",
+    "none": "regression",
+}
 
 
 def _table(prefix: str, blocks: list[tuple[int, ...]], *, refactored: bool = False) -> list[Row]:
@@ -67,6 +72,26 @@ def find_prefix(names: Collection[str]) -> str | None:
     return None
 
 
+# Of which the patches are not those of an image.
+_NOT_IMAGES = {"audio-spectrogram-transformer": "sounds", "videomae": "videos", "vivit": "videos"}
+
+
+def check_names(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
+    """UserError for a part that our models do not have, before anything is guessed."""
+    name = f"{find_prefix(arrays)}embeddings.patch_embeddings.projection.weight"
+    kind = settings.get("model_type")
+    if kind in _NOT_IMAGES or arrays[name].ndim != 4:
+        found = _NOT_IMAGES.get(str(kind), "videos or volumes")
+        raise UserError(f"a model of {found} ({kind or name}); here are those of images.")
+    queries = re.compile(r".*\.(query|q_proj)\.(weight|bias)")
+    ends = {match[2] for match in map(queries.fullmatch, arrays) if match}
+    if ends == {"weight"}:
+        raise UserError(
+            "this model has queries, keys and values without biases (qkv_bias=False), which no "
+            "model here has."
+        )
+
+
 def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Stored:
     """What `config.json` and `preprocessor_config.json` say; UserError where it is not ours."""
     with reading("config.json"):
@@ -86,8 +111,8 @@ def read_settings(settings: dict[str, Any], preprocessor: dict[str, Any]) -> Sto
             image_size=None if size is None else pair(size),
             class_names=_class_names(settings),
         )
-        if settings.get("problem_type") == _PROBLEMS["sigmoid"]:
-            stored.probabilities_by = "sigmoid"
+        problems = {problem: by for by, problem in _PROBLEMS.items()}
+        stored.probabilities_by = problems.get(str(settings.get("problem_type")), "softmax")
     with reading("preprocessor_config.json"):
         stored.eval_preprocess = _preprocess(preprocessor)
     return stored
@@ -97,6 +122,9 @@ def read_huggingface(stored: Stored, arrays: dict[str, np.ndarray], num_heads: i
     """Moves `arrays` into `stored`; UserError for a model that is not ours."""
     prefix = find_prefix(arrays)
     assert prefix is not None  # the file was recognised by it
+    if prefix:  # which ViTMSN leaves out behind its embeddings
+        for name in [name for name in arrays if name.startswith(("encoder.", "layernorm."))]:
+            arrays[f"{prefix}{name}"] = arrays.pop(name)
     if prefix == "deit." and "classifier.weight" in arrays:
         raise UserError(
             "a DeiTForImageClassification, whose only head stands on the class token beside a "
@@ -113,9 +141,16 @@ def read_huggingface(stored: Stored, arrays: dict[str, np.ndarray], num_heads: i
 
 
 def _class_names(settings: dict[str, Any]) -> tuple[str, ...]:
-    """Names of `id2label`; () where they are only numbered."""
+    """Names of `id2label`; () where they are only numbered, or their numbers are no outputs."""
     labels = settings.get("id2label") or {}
-    names = tuple(str(labels[key]) for key in sorted(labels, key=int))
+    keys = sorted(labels, key=int)
+    if [int(key) for key in keys] != list(range(len(keys))):
+        logging.warning(
+            f"config.json: id2label has the keys {list_names(keys, 9)}, not 0 to {len(keys) - 1}: "
+            "its names are left out."
+        )
+        return ()
+    names = tuple(str(labels[key]) for key in keys)
     return () if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
 
 

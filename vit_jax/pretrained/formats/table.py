@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, list_names
 from vit_jax.files.paths import read_object, write_arrays, write_json
 from vit_jax.models.description import Description, InputSettings
 from vit_jax.models.tokens import sincos2d
@@ -112,15 +113,19 @@ def read_weights(
     files = (path.parent / file for file in ("config.json", "preprocessor_config.json"))
     settings, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)
     try:
+        _refuse_quantised(arrays)
+        arrays, others = _unwrapped(arrays, part)
         if google.find_prefix(arrays, part) is not None:
             stored = google.read_google(arrays, grid=grid, part=part)
         elif any(name.startswith("resnet/root_block/") for name in arrays):
             stored = google.read_big_transfer(arrays)
         elif huggingface.find_prefix(arrays) is not None:
+            huggingface.check_names(arrays, settings)
             stored = huggingface.read_settings(settings, preprocessor)
             heads = _choose_heads(arrays, num_heads, stored.num_heads, default_heads)
             huggingface.read_huggingface(stored, arrays, heads)
         elif timm.is_timm(arrays):
+            timm.check_names(arrays)
             stored = timm.read_settings(settings)
             heads = 1
             if timm.attends(arrays):
@@ -136,11 +141,69 @@ def read_weights(
         stated = model_args.get("depth") or settings.get("num_hidden_layers")
         if stated and stated != (found := len(block_numbers(stored.params))):
             raise UserError(f"config.json says {stated} blocks, and the file has {found}.")
+        stored.dropped |= others
+        if not settings and stored.format in ("timm", "huggingface"):
+            _say_guesses(path, stored, "" if num_heads or heads == 1 else f"num_heads={heads}")
     except UserError as error:
         if str(path) in str(error):
             raise
         raise UserError(f"{path}: {error}") from error
     return stored
+
+
+# What libraries leave around a model whose parameters they save.
+_WRAPPERS = ("_orig_mod", "module", "model", "backbone", "base_encoder", "encoder", "net")
+
+
+def _is_known(names: Collection[str], part: str = "") -> bool:
+    is_bit = any(name.startswith("resnet/root_block/") for name in names)
+    found = (google.find_prefix(names, part), huggingface.find_prefix(names))
+    return is_bit or timm.is_timm(names) or found != (None, None)
+
+
+def _unwrapped(arrays: Params, part: str) -> tuple[Params, dict[str, str]]:
+    """Those of the model that a wrapper holds, under its own names; of the others, what they are.
+
+    A wrapper's prefix is that of all names, or the only one of `_WRAPPERS` with a known model.
+    """
+    prefix, rest = "", arrays
+    while not _is_known(rest, part):
+        held: dict[str, Params] = {}
+        for name, array in rest.items():
+            outer, _, inner = name.partition(".")
+            held.setdefault(outer, {})[inner] = array
+        if len(held) > 1:
+            held = {n: x for n, x in held.items() if n in _WRAPPERS and _is_known(x)}
+        if len(held) != 1 or "" in next(iter(held.values())):
+            return arrays, {}
+        [(outer, rest)] = held.items()
+        prefix += f"{outer}."
+    if prefix:
+        logging.warning("Names are read without %r, which a wrapper put before them.", prefix)
+    return rest, {n: "outside of the model" for n in arrays if not n.startswith(prefix)}
+
+
+_OF_QUANTISED = re.compile(
+    r".*\.(SCB|absmax|quant_map|q(weight|zeros)|weight_(scale|zero_point|packed).*|weight\.quant_.*)"
+)
+
+
+def _refuse_quantised(arrays: Params) -> None:
+    for name, array in arrays.items():
+        is_small = array.dtype.itemsize == 1 and name.endswith((".weight", "/kernel"))
+        if is_small or _OF_QUANTISED.fullmatch(name):
+            raise UserError(
+                f"its weights are quantised ({name}, {array.dtype}), which no format here is; save "
+                "them as float16, bfloat16 or float32."
+            )
+
+
+def _say_guesses(path: Path, stored: Stored, heads: str) -> None:
+    """One line of what names and shapes do not tell, where no config.json does."""
+    known = [f"{key}={value}" for key, value in stored.conventions.items()]
+    pooling = ["pooling by the class token"] if "cls" in stored.params else []
+    guesses = list_names([*filter(None, [heads]), *known, *pooling], 9)
+    logging.warning("%s: no config.json says how to compute; guessed: %s.", path, guesses)
 
 
 def _choose_heads(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,18 @@ _FOREIGN = {
     r"norm_pre\..*": "a norm before the blocks",
     r"blocks\.\d+\.attn\.rel_pos.*": "relative positions",
     r"blocks\.\d+\.linear_tokens\..*": "affine norms and one layer over the tokens, as ResMLP",
+    r"blocks\.\d+\.mlp\.(w\d+|fc1_[gx])\..*": "gated MLPs (SwiGLU)",
+    r"blocks\.\d+\.attn\.([qv]_bias|[qkv]_proj\..*)": "separate queries, keys and values, as EVA",
 }
+# Whose biases some of timm's models leave out.
+_WITHOUT_BIAS = {
+    r"blocks\.\d+\.attn\.qkv": "queries, keys and values without biases",
+    r"blocks\.\d+\.norm1": "norms without biases (RMSNorm)",
+    r"blocks\.\d+\.mlp\.fc1": "MLPs without biases",
+    r"patch_embed\.proj": "a patch embedding without bias",
+}
+# Architectures whose heads are not those of their size; `config.json` names the architecture alone.
+_HEADS = {"vit_base_patch16_gap_224": 16}
 
 
 def _table(blocks: list[tuple[int, ...]], units: list[tuple[int, ...]]) -> list[Row]:
@@ -113,6 +124,20 @@ def is_timm(names: Collection[str]) -> bool:
     return is_vit or ("stem.proj.weight" in names and "blocks.0.mlp_channels.fc1.weight" in names)
 
 
+def check_names(arrays: Mapping[str, np.ndarray]) -> None:
+    """UserError for a part that our models do not have, before anything is guessed."""
+    parts = list(_FOREIGN.items())
+    for each, part in _WITHOUT_BIAS.items():
+        if not any(re.fullmatch(rf"{each}\.bias", name) for name in arrays):
+            parts.append((rf"{each}\.weight", part))
+    for name, array in arrays.items():
+        for pattern, part in parts:
+            if re.fullmatch(pattern, name):
+                raise UserError(f"this model has {part} ({name}), which no model here has.")
+        if name == "patch_embed.proj.weight" and array.ndim != 4:
+            raise UserError(f"{name} of {array.ndim} axes is for videos or volumes, not images.")
+
+
 def attends(names: Collection[str]) -> bool:
     """Whether they are those of a model with attention, whose heads they do not tell."""
     return "blocks.0.attn.qkv.weight" in names
@@ -121,7 +146,8 @@ def attends(names: Collection[str]) -> bool:
 def read_settings(settings: dict[str, Any]) -> Stored:
     """What timm's `config.json` says; UserError where it is not ours."""
     with reading("config.json"):
-        args, inputs = settings.get("model_args") or {}, settings.get("pretrained_cfg") or {}
+        args = settings.get("model_args") or {}
+        inputs = settings.get("pretrained_cfg") or settings  # which timm < 0.8 wrote as one
         architecture = str(settings.get("architecture") or inputs.get("architecture") or "")
         by_name = "quick_gelu" if "quickgelu" in architecture else "gelu"
         by_name = "gelu_tanh" if _TANH.fullmatch(architecture) else by_name
@@ -133,13 +159,14 @@ def read_settings(settings: dict[str, Any]) -> Stored:
         check_known("config.json: global_pool", pooling, _POOL.values())
         size = args.get("img_size") or (inputs.get("input_size") or [None])[1:]
         image_size = pair(size) if size else None
-        names = settings.get("label_names") or inputs.get("label_names") or []
+        names = settings.get("label_names") or inputs.get("label_names") or inputs.get("labels")
+        heads = args.get("num_heads") or _HEADS.get(architecture)
         return Stored(
             "timm",
             conventions={**_ASSUMED, "gelu": _GELUS[activation], "position_embedding": "learned"},
-            num_heads=positive(args["num_heads"]) if args.get("num_heads") else None,
+            num_heads=positive(heads) if heads else None,
             image_size=image_size,
-            class_names=tuple(map(str, names)),
+            class_names=tuple(map(str, names or ())),
             eval_preprocess=_preprocess(inputs, image_size),
         )
 
@@ -180,10 +207,6 @@ def read_timm(
         if before is not None and after is not None and len(before) != after.shape[-1]:
             raise UserError("this model has gated MLPs (as gMLP, gMixer), which no model here has.")
     rows.read_rows(stored, arrays, table, num_heads=num_heads)
-    for name in stored.unexpected:
-        for pattern, part in _FOREIGN.items():
-            if re.fullmatch(pattern, name):
-                raise UserError(f"this model has {part} ({name}), which no model here has.")
     args = settings.get("model_args") or {}
     _add_prefix_positions(stored, args.get("no_embed_class") is True, grid)
     pooling = args.get("global_pool") or settings.get("global_pool")

@@ -43,10 +43,11 @@ def download(
       sha256: in hex; the beginning is enough. The MD5 that Google's servers send is always checked.
     """
     destination, (low, high) = Path(destination), size or (1, LARGEST)
+    shown = url.partition("?")[0]  # behind it may be a signature
     try:
         if destination.is_file() and low <= destination.stat().st_size <= high:
             return destination
-        logging.info("Downloading %s to %s.", url, destination)
+        logging.info("Downloading %s to %s.", shown, destination)
         destination.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".part-") as folder:
             path = Path(folder) / destination.name
@@ -64,6 +65,7 @@ def _fetch_patiently(url: str, *arguments: Any) -> None:
     import aiohttp
     from fsspec.asyn import get_loop
 
+    shown = url.partition("?")[0]
     way_out = "copy the file by other means (`gcloud storage cp`) and give its path."
     for attempt in range(1, ATTEMPTS + 1):
         # On fsspec's thread: a notebook has a loop of its own running on this one.
@@ -78,13 +80,13 @@ def _fetch_patiently(url: str, *arguments: Any) -> None:
                 may_pass = error.status in (408, 429) or error.status >= 500
             if not may_pass or attempt == ATTEMPTS:
                 raise UserError(
-                    f"{url}: {reason}, at attempt {attempt}; check the address, the network, "
+                    f"{shown}: {reason}, at attempt {attempt}; check the address, the network, "
                     f"HTTPS_PROXY and SSL_CERT_FILE, or {way_out}"
                 ) from error
-            logging.warning("%s: %s; trying again.", url, reason)
+            logging.warning("%s: %s; trying again.", shown, reason)
             time.sleep(PAUSE * 2 ** (attempt - 1))
         except TimeoutError as error:
-            raise UserError(f"{url}: not complete after {DEADLINE:g} s; {way_out}") from error
+            raise UserError(f"{shown}: not complete after {DEADLINE:g} s; {way_out}") from error
         finally:
             future.cancel()  # also by Ctrl-C
 

@@ -50,7 +50,8 @@ def cache_path(url: str) -> Path:
     """Where the file at a gs://, https:// or http:// address is kept; else UserError."""
     url = _canonical(url)
     http_address(url)  # says what is no address
-    scheme, _, rest = url.partition("#")[0].partition("://")
+    # What signs an address changes with every one, and is a secret.
+    scheme, _, rest = re.split("[#?]", url, maxsplit=1)[0].partition("://")
     return cache_dir().joinpath(scheme, *rest.split("/"))
 
 
