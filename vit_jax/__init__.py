@@ -16,7 +16,11 @@ Nothing is imported before it is used.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+# OpenCV reads it when it is imported: for a file of more pixels no memory is taken.
+os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**28))
 
 if TYPE_CHECKING:
     from vit_jax.command_line import get_config as get_config

@@ -2,8 +2,10 @@
 
 import dataclasses
 import logging
+import os
 import pathlib
 
+import cv2
 import numpy as np
 import pytest
 
@@ -161,7 +163,7 @@ def test_layout_errors(tmp_path):
     touch_folder(tmp_path / "bare", {"cat": 2, "dog": 0})
     fails("bare", "no image in 'train/dog'")
     (tmp_path / "bare/train/dog/x.heic").touch()
-    fails("bare", "no image in 'train/dog' .but 1 other files.; it takes.*jpg")
+    fails("bare", "no image in 'train/dog' or below .but 1 other files.; it takes.*jpg")
     touch_folder(tmp_path / "more", {"cat": 2, "dog": 2})
     touch_folder(tmp_path / "more", {"cow": 1}, "test")
     fails("more", "class 'cow' of split 'test' is not a class of 'train'", "test")
@@ -206,5 +208,90 @@ def test_a_clean_folder_passes_and_a_lost_file_is_named(small):
     lost = FolderSource(str(small), np.array([b"train/cat/gone.jpg"]), {})
     with pytest.raises(UserError, match=r"gone\.jpg\): No such file"):
         dataclasses.replace(dataset, source=lost).example(0, np.random.default_rng(0))
-    with pytest.raises(UserError, match=r"1 of 1 images.*gone\.jpg"):
+    with pytest.raises(UserError, match=r"1 of 1 files are missing.*gone\.jpg"):
         lost.check("error")
+
+
+def test_numbers_are_classes_in_their_order(tmp_path):
+    _, classes = open_folder(
+        str(touch_folder(tmp_path, dict.fromkeys(["0", "10", "2", "1", "11"], 1))), "train"
+    )
+    assert classes == ("0", "1", "2", "10", "11")
+
+
+@pytest.mark.parametrize(
+    ("paths", "split", "counts"),
+    [
+        (["train/a/1.jpg", "train/a/x/y/2.jpg", "train/b/1.jpg"], "train", {"a": 2, "b": 1}),
+        (["a/1.jpg", "b/1.jpg", "b/x/2.jpg"], "train+test", {"a": 1, "b": 2}),
+        (["a/2023/1.jpg", "a/2024/2.jpg", "b/2023/1.jpg"], "train+test", {"a": 2, "b": 1}),
+        (["train/1.jpg", "bus/1.jpg", "bus/2.jpg"], "train+test", {"bus": 2, "train": 1}),
+        (["one/a/1.jpg", "one/b/1.jpg", "two/a/1.jpg"], "one", {"a": 1, "b": 1}),
+        (
+            ["train/n1/images/1.jpg", "train/n2/images/1.jpg", "val/images/1.jpg"],
+            "train",
+            {"n1": 1, "n2": 1},
+        ),
+    ],
+)
+def test_images_lie_below_their_class(tmp_path, paths, split, counts):
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    source, classes = open_folder(str(tmp_path), split)
+    assert dict(zip(classes, np.bincount(labels(source)).tolist(), strict=True)) == counts
+
+
+def test_links_are_followed_once_and_pipes_are_no_images(tmp_path, caplog):
+    root = touch_folder(tmp_path / "root", {"a": 1, "b": 1})
+    far = touch_folder(tmp_path / "disk", {"a": 2}) / "train/a"
+    (root / "train/a/linked").symlink_to(far)
+    (root / "train/a/again").symlink_to(root / "train")
+    os.mkfifo(root / "train/b/pipe.jpg")
+    assert len(open_folder(str(root), "train")[0]) == 5  # `again` leads to b's image too
+    assert "not used: 2 .jpg" in caplog.text  # the pipe, by both ways
+
+
+def test_a_small_class_holds_out_a_fifth_but_for_one_file(tmp_path):
+    """By hashes alone it was 13 to 40 percent."""
+    for size in (5, 10, 15, 20, 30):
+        root = touch_folder(tmp_path / str(size), {f"c{i}": size for i in range(12)}, ".").resolve()
+        counts = np.bincount(labels(open_folder(str(root), "test")[0]), minlength=12)
+        assert np.abs(counts - size / 5).max() <= 1
+        assert counts.sum() + len(open_folder(str(root), "train")[0]) == 12 * size
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", b"\xff".decode(errors="surrogateescape")])
+def test_names_of_classes_are_lines_of_text(tmp_path, name):
+    root = touch_folder(tmp_path, {name: 1, "c": 1})
+    with pytest.raises(UserError, match="must be a name of one line, in UTF-8") as found:
+        open_folder(str(root), "train")
+    assert str(found.value).isprintable()
+
+
+def test_two_forms_of_one_name_are_refused_and_many_classes_said(tmp_path, caplog):
+    root = touch_folder(tmp_path / "a", {"caf\u00e9": 1, "cafe\u0301": 1})
+    with pytest.raises(UserError, match="two forms of Unicode"):
+        open_folder(str(root), "train")
+    open_folder(str(touch_folder(tmp_path / "b", {f"c{i}": 1 for i in range(20)})), "train")
+    assert "20 classes for 20 images" in caplog.text
+
+
+def test_remarks_of_decoders_name_their_file(tmp_path, caplog, capfd):
+    rng = np.random.default_rng(0)
+    root = fixtures_data.write_folder(tmp_path, {"train": {"a": 2, "b": 2}})
+    for name, ending, flags in (
+        ("half", ".jpg", ()),
+        ("broken", ".tif", (cv2.IMWRITE_TIFF_COMPRESSION, 5)),
+    ):
+        content = bytearray(
+            cv2.imencode(ending, rng.integers(0, 255, (64, 96, 3), np.uint8), flags)[1]
+        )
+        middle = len(content) // 2
+        content[middle : middle + 100] = rng.bytes(100)
+        (root / f"train/a/{name}{ending}").write_bytes(content)
+    dataset = create_dataset(name=str(root), split="train", preprocess="decode")
+    with pytest.raises(UserError, match="1 of 6 images cannot be read: .*broken.tif"):
+        dataset.check()
+    assert "broken.tif is taken for damaged" in caplog.text
+    assert capfd.readouterr().err == ""

@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -113,7 +114,7 @@ IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
         ({"train": (IMAGES / 255, [0, 1, 0])}, "float64 [3, 4, 4, 3]; they must be uint8 [N, H"),
         ((IMAGES, [0, 1, 0]), "dataset is tuple; it must be {'train': (images, labels), or"),
         ({"train": iter([1])}, "is list_iterator; it must be (images, labels), or an object"),
-        ({"train": (IMAGES, [0, -1, 0])}, "label -1 is negative"),
+        ({"train": (IMAGES, [0, -1, 0])}, "labels from -1 to 0; they are 0, 1, ..."),
         ({"train": (IMAGES, ["a", None, "b"])}, "labels [3] must be integers or names"),
         ({"train": Pairs([], ["a"]), "test": Pairs([], ["b"])}, "other .classes"),
     ],
@@ -153,3 +154,28 @@ def test_a_label_that_is_no_class_is_named():
     )
     with pytest.raises(UserError, match=r"example 0 of mine train \(train\[0\]\): label 1 is not"):
         dataset.example(0, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ([0, 10**9], [0], "labels from 0 to 1000000000"),
+        ([0, 1], [2], "split 'test' has label 2, 'train' none above 1"),
+        ([0, -1], [0], "labels from -1 to 0"),
+        (["a", "b"], ["c"], "split 'test' has classes that 'train' has not: c"),
+        (["a", "b\n"], ["a"], "must be a name of one line"),
+    ],
+)
+def test_labels_that_make_no_sense(train, test, message):
+    images = np.zeros((2, 8, 8, 3), np.uint8)
+    with pytest.raises(UserError, match=message):
+        open_given({"train": (images, train), "test": (images[:1], test)}, "x")
+
+
+def test_a_file_in_two_splits_is_said(tmp_path, caplog):
+    paths = []
+    for i in range(2):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), np.zeros((4, 4, 3), np.uint8))
+        paths.append(f"{tmp_path}/./{i}.png")
+    open_given({"train": (paths, ["a", "b"]), "test": ([tmp_path / "1.png"], ["b"])}, "x")
+    assert "1.png is in 'train' and in 'test'" in caplog.text

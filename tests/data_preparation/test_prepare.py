@@ -113,7 +113,7 @@ def test_names_of_classes_that_would_not_come_back(photos, tmp_path, name):
     train = os.fsencode(photos / "train")
     os.rename(train + b"/cat", train + b"/" + name)
     shutil.rmtree(photos / "test")
-    with pytest.raises(UserError, match="cannot be the name of a class"):
+    with pytest.raises(UserError, match="cannot be the name of a class|must be a name of one line"):
         prepare(photos, tmp_path / "out")
     assert not list(tmp_path.rglob("*_record-*"))  # said before any work
 

@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,4 @@ def test_splits_that_were_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture
         assert {row["file"][:3] for row in rows if row["split"] == name} == {"cat", "dog"}
     counts = [sum(row["split"] == name for row in rows) for name in ("train", "test")]
     assert f"{photos} has no splits; drawn: train {counts[0]}, test {counts[1]} (see" in caplog.text
+    assert re.search(r"Of each class: cat \d \+ \d, dog \d \+ \d\.", caplog.text)

@@ -7,6 +7,7 @@ import functools
 import glob
 import hashlib
 import importlib.util
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from vit_jax.data.preprocess import Chain, evaluate_calls, parse
 from vit_jax.data.sources import ArraySpec, SlicedSource, Source, check_columns, resolve_split
-from vit_jax.errors import UserError, as_user_error, check_known, missing_package
+from vit_jax.errors import UserError, as_user_error, check_known, list_names, missing_package
 
 DIGITS = tuple("0123456789")  # the classes of `digit_splits`
 
@@ -95,7 +96,17 @@ class Dataset:
         Reads every image of a folder (0.7 ms of a core each), opens every file of a TFDS set.
         UserError for a damaged file, unless it is an image and to be skipped.
         """
-        return dataclasses.replace(self, source=self.source.check(self.on_bad_image))
+        source = self.source.check(self.on_bad_image)
+        labels: list[Any] = [getattr(x, "columns", {}).get("label") for x in (self.source, source)]
+        if source is not self.source and labels[0] is not None and labels[0].ndim == 1:
+            lost = [
+                self.class_names[label] for label in {*labels[0].tolist()} - {*labels[1].tolist()}
+            ]
+            if lost:
+                logging.getLogger(__name__).warning(
+                    f"{self.name} {self.split}: no image is left of {list_names(lost)}."
+                )
+        return dataclasses.replace(self, source=source)
 
 
 def create_dataset(

@@ -8,6 +8,12 @@ evaluate on such images.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import cv2
@@ -34,6 +40,7 @@ _CV2_METHODS = {
     "nearest": cv2.INTER_NEAREST_EXACT,
 }
 _MAX_PIXELS = 2**28
+_AVIF = (b"ftypavif", b"ftypavis")
 
 _COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}
 
@@ -46,10 +53,39 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
     """
     if isinstance(image, np.ndarray):
         return _with_channels(image, channels)
+    if image[4:12] in _AVIF:  # whose rotation OpenCV does not know
+        return _with_channels(_avif_pixels(image, exif=exif), channels)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
     if (pixels := _imdecode(image, flags)) is None:
         raise ValueError(f"the image cannot be decoded ({len(image)} bytes: {image[:8]!r}...)")
     return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
+
+
+def _avif_pixels(image: bytes, *, exif: bool) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(image)) as picture:
+            return pillow_pixels(picture, exif=exif)
+    except OSError as error:
+        raise ValueError(f"the AVIF image cannot be decoded ({error})") from error
+
+
+@contextlib.contextmanager
+def remarks() -> Iterator[list[str]]:
+    """The lines that decoders write to stderr meanwhile, in which they name no file."""
+    found: list[str] = []
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        stderr = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield found
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            file.seek(0)
+            found += filter(None, file.read().decode(errors="replace").splitlines())
 
 
 def pillow_pixels(image: Any, *, exif: bool) -> np.ndarray:
@@ -78,6 +114,10 @@ def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 def decodes(data: bytes) -> bool:
     """Whether the whole image file can be decoded: a JPEG at 1/8 scale, which reads all of it."""
+    if data[4:12] in _AVIF:
+        with contextlib.suppress(ValueError):
+            return bool(_avif_pixels(data, exif=False).size)
+        return False
     # OpenCV refuses that of other files with a side below 8 pixels.
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
     return _imdecode(data, flags) is not None

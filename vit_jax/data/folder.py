@@ -1,8 +1,9 @@
 """Image folders: `root/{train,test,...}/class_name/*.jpg` and the like as a source.
 
 Without folders of splits, `root/class_name/*.jpg`, a fifth of each class is `test`: the files whose
-path hashes low. So a file stays in its split whatever is added, and on any machine; in a class
-that would have none in one of both the lowest, or the highest, changes over.
+path hashes low, on any machine the same. So a file stays in its split whatever is added; only where
+a class would be off a fifth by more than one file (of 100: three) the next in order change over.
+Images may lie any number of folders below their class.
 
 The files of a class are shuffled by a hash of their relative path, the k-th of n gets the rank
 k / (n - 1), and all files are sorted by rank, ties by hash: every prefix, and suffix, that is as
@@ -22,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.decode import decodes
-from vit_jax.data.sources import Source, map_threads, select
+from vit_jax.data.decode import decodes, remarks
+from vit_jax.data.sources import Source, check_classes, in_order, map_threads, select
 from vit_jax.errors import UserError, list_names
 from vit_jax.files.manifest import read_or_none
 
@@ -69,10 +70,18 @@ class FolderSource(Source):
 
     def check(self, on_bad_image: str) -> FolderSource:
         """Decodes every file; UserError where none does, or one does not and that is an "error"."""
-        verdicts = map_threads(_decodes_file, self.paths())
+        paths = self.paths()
+        verdicts = [
+            verdict
+            for start in range(0, len(paths), _BLOCK)
+            for verdict in _decode_block(paths[start : start + _BLOCK])
+        ]
         bad = [position for position, decoded in enumerate(verdicts) if not decoded]
         if not bad:
             return self
+        if missing := [path for path in map(self.describe, bad) if not os.path.exists(path)]:
+            found = f"{len(missing)} of {len(self)} files are missing: {list_names(missing)}"
+            raise UserError(f"{found}; a table names them with / and their ending.")
         names = list_names(map(self.describe, bad), 10)
         report = f"{len(bad)} of {len(self)} images cannot be read: {names}"
         if on_bad_image == "error":
@@ -96,13 +105,13 @@ def open_folder(
     in this split that `train` does not have.
     """
     root = os.path.abspath(os.path.expanduser(root))
-    splits = split_folders(root, needs_label)
+    splits = split_folders(root, needs_label, split)
     drawn = needs_label and not any("/" in each for folders in splits.values() for each in folders)
     split = known_split(root, split, splits)
     classes: list[str] = []
     if needs_label:
         naming = [splits["train"]] if "train" in splits else splits.values()
-        classes = sorted({os.path.basename(each) for folders in naming for each in folders})
+        classes = in_order(os.path.basename(each) for folders in naming for each in folders)
         if len(classes) < 2:
             found = f"dataset.name={root!r}: only one class, {classes[0]!r}"
             raise UserError(f"{found}; a classifier needs two (expected {LAYOUT}).")
@@ -116,6 +125,7 @@ def open_folder(
         return order_files(_list_files(root, splits[name], numbers), name if drawn else "")
 
     files = select(split, splits, rows)
+    check_classes(f"dataset.name={root!r}", classes, len(files))
     columns = {"label": files["number"]} if needs_label else {}
     return FolderSource(root, files["path"], columns, drawn), tuple(classes)
 
@@ -137,8 +147,12 @@ def _subfolders(path: str) -> list[str]:
         return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith((".", "__")))
 
 
-def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
-    """Class folders, relative to root, per split; UserError when the layout is another one."""
+def split_folders(root: str, needs_label: bool = True, split: str = "") -> dict[str, list[str]]:
+    """Class folders, relative to root, per split; UserError when the layout is another one.
+
+    Folders of splits are `train` or those of `HELD_OUT` with folders in them, else those that the
+    expression `split` names, without images of their own; else folders are classes.
+    """
     try:
         top = _subfolders(root)
         splits = {
@@ -148,11 +162,58 @@ def split_folders(root: str, needs_label: bool = True) -> dict[str, list[str]]:
         raise UserError(f"dataset.name={root!r}: {error.strerror}; expected {LAYOUT}.") from None
     if not needs_label:
         return {name: folders or [name] for name, folders in splits.items()} or {"train": ["."]}
-    if splits := {name: folders for name, folders in splits.items() if folders}:
-        return splits
-    if top and not {"train", *HELD_OUT} & set(top):
+    known = {"train", *HELD_OUT}
+    named = {term.partition("[")[0].strip() for term in split.split("+") if split}
+    own = any(_has_images(f"{root}/{name}") for name in top)
+    are_splits = any(splits[name] for name in known & set(top)) or (not own and named <= set(top))
+    found = {name: folders for name, folders in splits.items() if folders}
+    if are_splits and found:
+        return found
+    if set(top) - known:
         return {"train": top, "test": top}
     raise UserError(f"dataset.name={root!r}: no folders of classes; expected {LAYOUT} in it.")
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a file that may be an image, as its name says; no pipe and no device."""
+    name = entry.name.lower()
+    return name.endswith(EXTENSIONS) and not name.startswith(".") and entry.is_file()
+
+
+def _has_images(folder: str) -> bool:
+    with os.scandir(folder) as entries:
+        return any(map(_is_image, entries))
+
+
+def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
+    """Images in a folder and below, relative to it, through links too; and what else is there."""
+    images: list[str] = []
+    others: collections.Counter[str] = collections.Counter()
+    waiting, seen = [""], set()
+    while waiting:
+        inside = waiting.pop()
+        here = os.path.join(folder, inside)
+        if (real := os.path.realpath(here)) in seen:  # a link to a folder above
+            continue
+        seen.add(real)
+        with os.scandir(here) as entries:
+            for entry in entries:
+                if entry.name.startswith((".", "__")):
+                    continue
+                if entry.is_dir():
+                    waiting.append(os.path.join(inside, entry.name))
+                elif _is_image(entry):
+                    images.append(os.path.join(inside, entry.name))
+                else:
+                    others[os.path.splitext(entry.name)[1] or entry.name] += 1
+    return images, others
+
+
+def say_others(where: str, others: Mapping[str, int]) -> None:
+    """Warns of files that are not used, by their endings."""
+    if others:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items())[:5])
+        logging.getLogger(__name__).warning("%s: not used: %s", where, kinds)
 
 
 def _list_files(root: str, folders: Sequence[str], numbers: Mapping[str, int]) -> list[Files]:
@@ -160,18 +221,15 @@ def _list_files(root: str, folders: Sequence[str], numbers: Mapping[str, int]) -
     groups: list[Files] = []
     ignored: collections.Counter[str] = collections.Counter()
     for folder in folders:
-        names = [name for name in os.listdir(f"{root}/{folder}") if not name.startswith(".")]
-        images = [name for name in names if name.lower().endswith(EXTENSIONS)]
-        ignored.update(os.path.splitext(name)[1] or name for name in set(names).difference(images))
+        images, others = find_below(f"{root}/{folder}")
+        ignored.update(others)
         if not images:
-            found = f"no image in {folder!r} (but {len(names)} other files)"
+            found = f"no image in {folder!r} or below (but {others.total()} other files)"
             raise UserError(f"dataset.name={root!r}: {found}; it takes {', '.join(EXTENSIONS)}.")
         label = numbers.get(os.path.basename(folder), 0)
         prefix = f"{folder}/".removeprefix("./")
         groups.append([(os.fsencode(prefix + name), label) for name in images])
-    if ignored:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ignored.items())[:5])
-        logging.getLogger(__name__).warning("%s: not used: %s", root, kinds)
+    say_others(root, ignored)
     return groups
 
 
@@ -182,7 +240,9 @@ def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
         hashed = sorted((hashlib.blake2b(file[0], digest_size=8).digest(), *file) for file in files)
         if part:
             low = bytes([int(256 * TEST_SHARE)])
-            count = sum(digest < low for digest, _, _ in hashed)
+            share, slack = len(hashed) * TEST_SHARE, 1 + len(hashed) // 50
+            drawn = sum(digest < low for digest, _, _ in hashed)
+            count = round(min(max(drawn, share - slack), share + slack))
             count = min(max(count, 1), len(hashed) - 1)  # both have one, if there are two
             hashed = hashed[:count] if part == "test" else hashed[count:]
         last = max(len(hashed) - 1, 1)
@@ -190,6 +250,26 @@ def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
     longest = max((len(path) for _, _, path, _ in rows), default=1)
     columns = [("path", f"S{longest}"), ("number", np.int32)]
     return np.array([row[2:] for row in sorted(rows)], columns)
+
+
+_BLOCK = 512
+
+
+def _decode_block(paths: Sequence[str]) -> list[bool]:
+    """Whether each file decodes, and without a remark of the decoder's, which names no file."""
+    with remarks() as said:
+        verdicts = list(map_threads(_decodes_file, paths))
+    if not said:
+        return verdicts
+    for i, path in enumerate(paths):
+        with remarks() as said:
+            verdicts[i] = _decodes_file(path)
+        if said and verdicts[i]:
+            is_jpeg = path.lower().endswith((".jpg", ".jpeg", ".jpe"))
+            what = "used" if is_jpeg else "taken for damaged"  # half a picture is grey in a JPEG
+            logging.getLogger(__name__).warning("%s is %s: %s", path, what, said[0])
+            verdicts[i] = is_jpeg
+    return verdicts
 
 
 def _decodes_file(path: str) -> bool:

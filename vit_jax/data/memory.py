@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index as index_of
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,18 @@ import numpy as np
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.decode import pillow_pixels
 from vit_jax.data.preprocess import parse
-from vit_jax.data.sources import Part, SlicedSource, check_columns, describe, resolve_split
-from vit_jax.errors import UserError
+from vit_jax.data.sources import (
+    Part,
+    SlicedSource,
+    check_classes,
+    check_columns,
+    describe,
+    in_order,
+    resolve_split,
+)
+from vit_jax.errors import UserError, list_names
 
+_MOST_CLASSES = 1_000_000
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
 
 
@@ -33,6 +44,8 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
         raise UserError(f"dataset is {found}; it must be {{'train': {FORMS}, ...}}.")
     halves = {split: _half(split, data) for split, data in splits.items()}
     classes = _class_names(halves)
+    check_classes("dataset", classes, len(halves.get("train", next(iter(halves.values())))))
+    _say_shared(halves)
 
     def open_dataset(**kwargs: Any) -> Dataset:
         if kwargs["name"] != name:
@@ -88,12 +101,37 @@ def _class_names(halves: Mapping[str, Any]) -> tuple[str, ...]:
         raise UserError("the splits have other .classes, or in another order.")
     if given:
         return given.pop()
-    labels = {label for half in halves.values() for label in half.labels}
-    if any(isinstance(label, str) for label in labels):
-        return tuple(sorted(map(str, labels)))
-    if min(labels, default=0) < 0:
-        raise UserError(f"label {min(labels)} is negative; labels are 0, 1, ... or names.")
-    return tuple(map(str, range(1 + max(labels, default=0))))
+    labels = {name: set(half.labels) for name, half in halves.items()}
+    known = labels.get("train", set().union(*labels.values()))
+    are_names = any(isinstance(label, str) for each in labels.values() for label in each)
+    for name, each in labels.items():
+        if unknown := sorted(map(str, each - known if are_names else ())):
+            found = list_names(unknown)
+            raise UserError(f"split {name!r} has classes that 'train' has not: {found}.")
+        if not are_names and not 0 <= min(each, default=0) <= max(each, default=0) < _MOST_CLASSES:
+            found = f"split {name!r} has labels from {min(each)} to {max(each)}"
+            raise UserError(f"{found}; they are 0, 1, ... below {_MOST_CLASSES:,}, or names.")
+        if not are_names and max(each, default=0) > max(known, default=0):
+            found = f"split {name!r} has label {max(each)}, 'train' none above {max(known)}"
+            raise UserError(f"{found}; give an object with .classes, if that is meant.")
+    if are_names:
+        return tuple(in_order(map(str, known)))
+    return tuple(map(str, range(1 + max(known, default=0))))
+
+
+def _say_shared(halves: Mapping[str, Any]) -> None:
+    """Warns of files that two splits have."""
+    seen: dict[str, str] = {}
+    for split, half in halves.items():
+        images = half.images if isinstance(half, _Pair) else ()
+        if isinstance(images, np.ndarray) and images.ndim > 1:
+            continue
+        for image in images:
+            if isinstance(image, str | os.PathLike):
+                other = seen.setdefault(os.path.realpath(image), split)
+                if other != split:
+                    logging.warning(f"dataset: {image} is in {other!r} and in {split!r}.")
+                    return
 
 
 class MemorySource(SlicedSource):
@@ -109,7 +147,10 @@ class MemorySource(SlicedSource):
     def __getitem__(self, index: int) -> dict[str, Any]:
         split, i = self.locate(index)
         image, label = self.sources[split][i]
-        number = self._numbers.get(label, -1) if isinstance(label, str) else int(label)
+        try:
+            number = self._numbers.get(label, -1) if isinstance(label, str) else index_of(label)
+        except TypeError as error:
+            raise ValueError(f"label {label!r} is neither an integer nor a name") from error
         if not 0 <= number < len(self._numbers):
             raise ValueError(f"label {label!r} is not among the {len(self._numbers)} classes")
         if isinstance(image, str | os.PathLike):

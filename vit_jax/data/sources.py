@@ -6,15 +6,17 @@ import bisect
 import dataclasses
 import functools
 import itertools
+import logging
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, counted, nearest
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -62,6 +64,37 @@ def check_columns(name: str, columns: Iterable[str], known: Sequence[str]) -> No
     if missing := [column for column in columns if column not in known]:
         found = f"{', '.join(known) or 'none'}; preprocess reads it"
         raise UserError(f"dataset.name={name!r} has no column {missing[0]!r}, but {found}.")
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of classes: by their value where all are numbers, else as text."""
+    found = set(names)
+    if all(name.isdecimal() and len(name) < 16 for name in found):
+        return sorted(found, key=lambda name: (int(name), name))
+    return sorted(found)
+
+
+def check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
+    """The rules for classes of folders, tables and data that are given.
+
+    UserError for a name that is not one line of UTF-8, or two that differ in their Unicode form
+    alone. A class for every other image is said: labels that number the images look like that.
+    """
+    forms: dict[str, str] = {}
+    for name in names:
+        if not name.isprintable() or any("\ud800" <= each <= "\udfff" for each in name):
+            raise UserError(f"{where}: class {name!a:.80} must be a name of one line, in UTF-8.")
+        other = forms.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            raise UserError(
+                f"{where}: the classes {other!a:.80} and {name!a:.80} are one name in two forms of "
+                "Unicode; rename one."
+            )
+    if len(names) > max(10, num_examples // 2):
+        logging.getLogger(__name__).warning(
+            f"{where}: {counted(len(names), 'class')} for {counted(num_examples, 'image')}; "
+            "are these labels, or do they number the images?"
+        )
 
 
 class Part(NamedTuple):

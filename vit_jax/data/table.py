@@ -8,6 +8,8 @@ any number of them (text separated by `|`; in Parquet also a list); `split`, or 
 from __future__ import annotations
 
 import csv
+import itertools
+import logging
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.folder import FolderSource, known_split, order_files
-from vit_jax.data.sources import select
+from vit_jax.data.sources import check_classes, in_order, select
 from vit_jax.errors import UserError, counted, list_names, nearest, one_line
 
 _PATHS, _SEPARATOR = ("path", "file_name"), "|"
@@ -51,7 +53,9 @@ def open_table(
     if clash := {"image", "label", "labels"}.intersection(columns):
         reads = f"preprocess reads the column {min(clash)!r}, which is no text in an example"
         raise UserError(f"{where}: {reads}; copy it under another name.")
-    files = [os.fsencode(name) for name in _filled(where, names, cells, *_PATHS)]
+    folder = os.path.dirname(path)
+    listed = (os.path.join(folder, name) for name in _filled(where, names, cells, *_PATHS))
+    files = [os.fsencode(os.path.relpath(name, folder)) for name in listed]
     told = {name: np.array(_filled(where, names, cells, name), object) for name in columns}
     keys = list(zip(files, *told.values(), strict=True))
     drawn = "split" not in cells
@@ -64,6 +68,13 @@ def open_table(
         counts = Counter(keys[row] for row in members)
         if twice := [os.fsdecode(key[0]) for key, count in counts.items() if count > 1]:
             raise UserError(f"{where}: listed twice in {name!r}: {list_names(twice)}.")
+    taken = {name: {files[row] for row in members} for name, members in rows.items()}
+    for one, other in itertools.combinations(taken, 2):
+        if not drawn and (shared := sorted(taken[one] & taken[other])):
+            logging.getLogger(__name__).warning(
+                f"{where}: {counted(len(shared), 'file')} in {one!r} and in {other!r}: "
+                f"{list_names(map(os.fsdecode, shared))}."
+            )
     classes: tuple[str, ...] = ()
     labels = np.zeros(len(files), np.int32)
     if needs_label:
@@ -73,6 +84,7 @@ def open_table(
         naming = rows["train"] if "train" in rows else range(len(files))
         classes, labels = _number(where, given, naming, multi_label=several)
         told["label"] = labels
+    check_classes(where, classes, len(files))
     split = known_split(path, split, rows)
 
     def ordered(name: str) -> np.ndarray:
@@ -84,7 +96,7 @@ def open_table(
 
     picked = select(split, rows, ordered)
     kept = {name: each[picked["number"]] for name, each in told.items()}
-    return TableSource(os.path.dirname(path), picked["path"], kept, drawn), classes
+    return TableSource(folder, picked["path"], kept, drawn), classes
 
 
 def _filled(
@@ -144,8 +156,7 @@ def _number(
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Class names, of the rows `naming`, and labels of all: int32 [N] or uint8 [N, K]."""
     found = {each for row in naming for each in given[row]}
-    are_numbers = all(each.isdecimal() and len(each) < 16 for each in found)
-    classes = sorted(found, key=lambda each: (int(each) if are_numbers else 0, each))
+    classes = in_order(found)
     if len(classes) < 2 - multi_label:
         raise UserError(f"{where}: {counted(len(classes), 'class')}; a classifier needs two.")
     if unknown := sorted({each for row in given for each in row} - found):

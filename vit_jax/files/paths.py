@@ -7,7 +7,9 @@ no rename, but an object is replaced as a whole, and the server knows its MD5.
 from __future__ import annotations
 
 import base64
+import csv
 import importlib.util
+import io
 import itertools
 import json
 import os
@@ -15,7 +17,7 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -37,10 +39,10 @@ def is_bucket(path: str | os.PathLike[str]) -> bool:
 def to_path(path: str | os.PathLike[str]) -> Path:
     """A path with the methods of pathlib, which act on the bucket where it is a gs:// address.
 
-    UserError where the address is malformed, or gcsfs is not installed.
+    `~` is the home. UserError where the address is malformed, or gcsfs is not installed.
     """
     if not is_bucket(path):
-        return Path(path)
+        return Path(os.path.expanduser(path))
     text = os.fspath(path).rstrip("/")
     if not _ADDRESS.fullmatch(text) or not text.isprintable() or {".", ".."} & {*text.split("/")}:
         raise UserError(f"{text!r} is no folder in a bucket, such as gs://BUCKET/FOLDER.")
@@ -59,7 +61,7 @@ def to_path(path: str | os.PathLike[str]) -> Path:
 
 def full_path(path: str | os.PathLike[str]) -> Path:
     """The absolute path without links."""
-    return to_path(path) if is_bucket(path) else Path(path).resolve()
+    return to_path(path) if is_bucket(path) else to_path(path).resolve()
 
 
 def bucket_files() -> Any:
@@ -236,6 +238,16 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray])
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
     return to_path(path)
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """CSV whose cells no spreadsheet takes for formulas: before those a ' is put."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(
+        [f"'{cell}" if str(cell).startswith(("=", "+", "@")) else cell for cell in row]
+        for row in rows
+    )
+    return text.getvalue()
 
 
 def sync(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from vit_jax.evaluators.classification import (
     summarize,
     summarize_ranking,
 )
-from vit_jax.files.paths import write_json
+from vit_jax.files.paths import csv_text, to_path, write_json
 from vit_jax.inference.class_order import match_classes, relabel
 from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
@@ -93,6 +92,8 @@ def evaluate(
         text_options = {"dtype": model_options["dtype"]} if "dtype" in model_options else {}
         texts = load_model(f"{source}#txt", **text_options)
         model = model.zero_shot(texts, data.class_names, prompts)
+    if model.description.probabilities_by == "none":
+        raise UserError(f"{source}: its outputs are a regression's, no classes to be compared.")
     outputs = match_classes(
         data.class_names,
         model.description.class_names,
@@ -107,7 +108,7 @@ def evaluate(
             raise UserError(f"--{flag}={value!r} is for images of one label.")
     sets = real_labels(data, real) if real else None
     if output:  # it is found now if that cannot be
-        Path(output).mkdir(parents=True, exist_ok=True)
+        to_path(output).mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     kept = present_outputs(data, outputs) if only else None
     arrays = measure_examples(
@@ -133,14 +134,14 @@ def evaluate(
         "seconds": seconds,
     }
     if output:
-        write_json(Path(output) / "evaluation.json", results)
+        write_json(to_path(output) / "evaluation.json", results)
         if several:
-            write_classes(Path(output), data.class_names, outputs, arrays)
+            write_classes(to_path(output), data.class_names, outputs, arrays)
         else:
             names = dict(zip(outputs.tolist(), data.class_names, strict=True))
             names |= dict(enumerate(model.description.class_names))
-            write_examples(Path(output), example_names(data.source), names, arrays)
-            write_confusion(Path(output), names, arrays)
+            write_examples(to_path(output), example_names(data.source), names, arrays)
+            write_confusion(to_path(output), names, arrays)
     return results
 
 
@@ -251,7 +252,7 @@ def write_classes(
 def _write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Names of files are any bytes."""
     with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        csv.writer(file).writerows(rows)
+        file.write(csv_text(rows))
 
 
 def table(results: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.folder import FolderSource
 from vit_jax.errors import UserError, size_text
-from vit_jax.files.paths import replacing
+from vit_jax.files.paths import replacing, to_path
 from vit_jax.inference.images import example_names, find_images, input_chain
 from vit_jax.inference.load import load_model
 from vit_jax.models.features import check_features, feature_function
@@ -56,7 +56,8 @@ def extract_features(
     Raises:
       UserError: an unknown feature, an image that cannot be read, or no place to write to.
     """
-    if Path(output).suffix != ".npz" or Path(output).is_dir():
+    target = to_path(output)
+    if target.suffix != ".npz" or target.is_dir():
         raise UserError(f"--output={output}: name a file that ends in .npz.")
     model = load_model(source, **model_options)
     names = check_features(model.module, features)
@@ -87,7 +88,7 @@ def extract_features(
         label = data.element_spec["label"]
         specs["labels"] = jax.ShapeDtypeStruct((data.num_examples, *label.shape), np.int32)
         others["class_names"] = np.array(data.class_names)
-    _write_rows(Path(output), specs, model.stream(list(specs), data, batch_size), **others)
+    _write_rows(target, specs, model.stream(list(specs), data, batch_size), **others)
     shapes = {name: specs[name].shape for name in names}
     logging.info("Wrote %s: %s", output, shapes)
     return shapes

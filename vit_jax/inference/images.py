@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.decode import decode_image, pillow_pixels
-from vit_jax.data.folder import EXTENSIONS
+from vit_jax.data.folder import EXTENSIONS, find_below, say_others
 from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.data.preprocess import OPS, Chain, parse
 from vit_jax.data.sources import ArraySpec, Source, describe
@@ -115,11 +115,9 @@ def find_images(arguments: Iterable[str]) -> list[str]:
         if not os.path.isdir(argument):
             found.append(argument)
             continue
-        below = sorted(
-            str(path)
-            for path in Path(argument).rglob("*")
-            if path.suffix.lower() in EXTENSIONS and path.name[0] != "." and path.is_file()
-        )
+        images, others = find_below(argument)
+        say_others(argument, others)
+        below = sorted((os.path.join(argument, name) for name in images), key=Path)
         if not below:
             raise UserError(
                 f"{argument}: no image in this folder or below ({', '.join(EXTENSIONS)})."
@@ -175,7 +173,10 @@ class Images:
     def _stored(self, image: Any) -> bytes | np.ndarray:
         """The image as the first op takes it."""
         if isinstance(image, str | os.PathLike):
-            image = Path(image).read_bytes()
+            path = Path(os.path.expanduser(image))
+            if path.exists() and not path.is_file():
+                raise ValueError("it is a folder, a pipe or a device, no image")
+            image = path.read_bytes()
         decode = self._chain.ops[0]
         if hasattr(image, "convert"):
             image = pillow_pixels(image, exif=getattr(decode, "exif", True))

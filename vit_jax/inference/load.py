@@ -131,7 +131,13 @@ def attributes(module: Any, name: str) -> dict[str, Any]:
 
 
 def load_teacher(
-    key: str, source: str, *, image_shape: tuple[int, ...], class_names: Sequence[str], dtype: str
+    key: str,
+    source: str,
+    *,
+    image_shape: tuple[int, ...],
+    class_names: Sequence[str],
+    dtype: str,
+    preprocess: str = "",
 ) -> tuple[Callable[[Any, jax.Array], jax.Array], Any]:
     """A model of any format for images of that shape and these classes, to train another with.
 
@@ -141,9 +147,10 @@ def load_teacher(
       image_shape: [H, W, C]; position embeddings are interpolated.
       class_names: of the data, found among the model's in any order.
       dtype: of its computations.
+      preprocess: of the data, whose pixels may have a scale of their own.
 
     Returns:
-      (params, images in [-1, 1]) -> logits [B, K] in the order of `class_names`, to be compiled;
+      (params, images) -> logits [B, K] in the order of `class_names`, to be compiled;
       and its parameters, on the host.
 
     Raises:
@@ -155,7 +162,7 @@ def load_teacher(
         outputs = match_classes(class_names, found.class_names, found.model["num_classes"])
     except UserError as error:
         raise as_user_error(f"{key}={source!r}: {error}", error) from error
-    to_input = _rescaled(found)
+    to_input = _rescaled(found, preprocess)
 
     def logits(params: Any, images: jax.Array) -> jax.Array:
         return model.module.apply({"params": params}, to_input(images), train=False)[:, outputs]
@@ -163,12 +170,14 @@ def load_teacher(
     return logits, model.params
 
 
-def _rescaled(description: Description) -> Callable[[jax.Array], jax.Array]:
-    """From images in [-1, 1] to the input of a model with a normalisation of its own."""
-    black, white = (x.reshape(1, 1, 1, -1) for x in input_range(description))
-    if np.all(black == -1.0) and np.all(white == 1.0):
+def _rescaled(description: Description, preprocess: str) -> Callable[[jax.Array], jax.Array]:
+    """From images as `preprocess` scales them to a model with a normalisation of its own."""
+    given = dataclasses.replace(description, eval_preprocess=preprocess or "decode")
+    ranges = (*input_range(given), *input_range(description))
+    low, high, black, white = (x.reshape(1, 1, 1, -1) for x in ranges)
+    if np.all(black == low) and np.all(white == high):
         return lambda images: images
-    return lambda images: (images + 1.0) / 2.0 * (white - black) + black
+    return lambda images: (images - low) / (high - low) * (white - black) + black
 
 
 class Tower(NamedTuple):
@@ -176,12 +185,14 @@ class Tower(NamedTuple):
 
     module: Any  # images -> [B, D]
     width: int  # D
-    to_input: Callable[[jax.Array], jax.Array]  # from images in [-1, 1]
+    to_input: Callable[[jax.Array], jax.Array]  # from images as the data have them
     params: Any  # on the host; None where they are to be drawn
     description: Description  # of a new one without preprocessing
 
 
-def load_tower(key: str, source: str, *, image_shape: tuple[int, ...], dtype: str) -> Tower:
+def load_tower(
+    key: str, source: str, *, image_shape: tuple[int, ...], dtype: str, preprocess: str = ""
+) -> Tower:
     """The weights of `source` for images of that shape, [H, W, C]; or a new model of that variant.
 
     Raises:
@@ -198,7 +209,7 @@ def load_tower(key: str, source: str, *, image_shape: tuple[int, ...], dtype: st
     apply = functools.partial(module.apply, train=False)
     shapes = {"params": abstract_params(module, image_shape)}
     output = jax.eval_shape(apply, shapes, jax.ShapeDtypeStruct((1, *image_shape), np.float32))
-    to_input = _rescaled(found) if params else lambda images: images
+    to_input = _rescaled(found, preprocess) if params else lambda images: images
     return Tower(module, output.shape[-1], to_input, params, found)
 
 

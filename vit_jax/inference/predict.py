@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.data.decode import decode_image
-from vit_jax.errors import check_known, import_extra
+from vit_jax.errors import check_known, escaped, import_extra
 from vit_jax.inference.images import Images, find_images
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
@@ -47,6 +47,7 @@ def predict(
       UserError: before any image is read.
     """
     paths = find_images(images)
+    picture = os.path.expanduser(picture)
     if picture:  # what else would go wrong after all images are done
         import_extra("--picture", "matplotlib", "embedded")
         check_known("the ending of --picture", Path(picture).suffix, PICTURE_ENDINGS)
@@ -92,7 +93,10 @@ def predict_images(
 
 def as_text(found: dict[str, Any]) -> str:
     """A line for the image and one for each class."""
-    rows = [f"{100 * row['probability']:9.2f} %  {row['class']}" for row in found["predictions"]]
+    rows = [
+        f"{100 * row['probability']:9.2f} %  {escaped(row['class'])}"
+        for row in found["predictions"]
+    ]
     return "\n".join([printable(found["image"]), *rows])
 
 
@@ -123,4 +127,4 @@ def draw_predictions(found: list[dict[str, Any]], path: str) -> None:
 
 def printable(path: str) -> str:
     """A file's name is any bytes; what is no UTF-8 cannot be printed."""
-    return os.fsencode(path).decode(errors="replace")
+    return escaped(os.fsencode(path).decode(errors="replace"))

@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 from vit_jax.data.datasets import Dataset
 from vit_jax.data.sources import map_threads
 from vit_jax.errors import UserError
-from vit_jax.files.paths import read_json
+from vit_jax.files.paths import read_json, to_path
 
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 
@@ -30,7 +29,7 @@ def real_labels(dataset: Dataset, path: str) -> list[list[int]]:
     Raises:
       UserError: the file is something else, or does not fit the dataset.
     """
-    labels, source = read_json(Path(path)), dataset.source
+    labels, source = read_json(to_path(path)), dataset.source
     if not isinstance(labels, list) or not all(map(_is_labels, labels)):
         raise UserError(f"--real={path} is no list of lists of labels; is it real.json?")
     numbers = list(map_threads(lambda i: _number(source, i), range(len(source)), chunk=256))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_known, import_extra
+from vit_jax.files.paths import to_path
 from vit_jax.inference import pictures
 from vit_jax.inference.analysis import (
     cka_of_layers,
@@ -80,7 +81,7 @@ def visualize(
     else:
         logging.info("Without --images: only %s.", " and ".join(OF_PARAMETERS))
     written = []
-    Path(output).mkdir(parents=True, exist_ok=True)
+    to_path(output).mkdir(parents=True, exist_ok=True)
     for name, draw in drawings.items():
         if what and name not in what:
             continue
@@ -88,7 +89,7 @@ def visualize(
         if isinstance(figure, str):
             logging.info("No %s.png: %s.", name, figure)
             continue
-        written.append(Path(output) / f"{name}.png")
+        written.append(to_path(output) / f"{name}.png")
         figure.savefig(written[-1], dpi=150)
         logging.info("Wrote %s.", written[-1])
     if not written:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import datetime
 import importlib.metadata
-import io
 import json
 import logging
 import os
@@ -22,14 +20,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.errors import counted
-from vit_jax.files.paths import read_object, to_path, write_arrays, write_atomically, write_json
+from vit_jax.errors import counted, list_names
+from vit_jax.files.paths import (
+    csv_text,
+    read_object,
+    to_path,
+    write_arrays,
+    write_atomically,
+    write_json,
+)
 from vit_jax.models.description import Description, parts_to_json
 from vit_jax.parameters.names import count_parameters, flatten_names, unstack_blocks
 from vit_jax.workdir.metrics import read_metrics
 
 # What a work directory holds.
 CHECKPOINTS = "checkpoints"
+CONFIG_FILE = "config.json"
 MODEL_FILE = "model.json"  # what `parts_to_json` gives
 PARAMETERS_FILE = "parameters.txt"
 PARAMS_FILE = "params.npz"
@@ -108,14 +114,18 @@ def _write_splits(datasets: Sequence[Any], path: Path) -> None:
     """Which file is in which split, where the folder does not say."""
     drawn = [each for each in datasets if getattr(each.source, "drawn", False)]
     if drawn:
-        text = io.StringIO(newline="")
-        writer = csv.writer(text)
-        writer.writerow(["split", "file"])
-        for each in drawn:
-            writer.writerows([each.split, name] for name in each.source.relative_paths())
-        write_atomically(path, text.getvalue())
+        rows = [[each.split, name] for each in drawn for name in each.source.relative_paths()]
+        write_atomically(path, csv_text([["split", "file"], *rows]))
         counts = ", ".join(f"{each.split} {each.num_examples}" for each in drawn)
         logging.info("%s has no splits; drawn: %s (see %s).", datasets[0].name, counts, path)
+        labels = [each.source.columns["label"] for each in drawn]
+        found = [
+            each.sum(axis=0) if each.ndim > 1 else np.bincount(each, minlength=drawn[0].num_classes)
+            for each in labels
+        ]
+        shown = zip(drawn[0].class_names, *found, strict=True)
+        per_class = (f"{name} {' + '.join(map(str, counts))}" for name, *counts in shown)
+        logging.info("Of each class: %s.", list_names(per_class, 20))
 
 
 def write_provenance(workdir: str, *, start_step: int) -> None:
