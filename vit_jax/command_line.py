@@ -100,6 +100,11 @@ def override(config: Any, arguments: list[str], flag_values: Any = FLAGS) -> Any
         raise UserError(_flag_error(error, config, arguments)) from error
     if len(rest) > 1:
         raise UserError(f"unexpected arguments: {' '.join(rest[1:])}; overrides are --config.x=y.")
+    if config is not None:  # what is asked for here stays, whatever the weights state
+        family = schema.MODELS[flag_values.config.model.name]
+        conventions = [f"model.{key}" for key in (*family.conventions, *family.head_conventions)]
+        pretrained = flag_values.config.pretrained
+        pretrained.keep += tuple(each for each in conventions if each in given)
     return flag_values.config
 
 

@@ -81,6 +81,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
     },
     "pretrained": {
         "source": ("", "file, folder, gs://, https://, hf:// or zoo name; '': scratch"),
+        "keep": ((), "keys as model.gelu that stay where the source states otherwise"),
         "grid": (tuple, "(rows, columns) of its tokens, if no square"),
         "reset_head": (True, "new zero head; False keeps the checkpoint's"),
         "posemb": ("bilinear", "bilinear (official) | bicubic (antialiased, timm)"),

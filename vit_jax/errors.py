@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -60,7 +61,19 @@ def may_be_caused_by_peer(error: BaseException) -> bool:
 def one_line(error: BaseException) -> str:
     """What the error says, in one line of bounded length."""
     text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    if code := _OS_ERROR_CODE.search(text):  # TensorStore says the reason behind long paths
+        text = f"{os.strerror(int(code[1]))} ({text})"
     return " ".join(text.split())[:200]
+
+
+def escaped(text: str, kept: str = "") -> str:
+    """The text without what would move a terminal's cursor, forge a line or be no UTF-8."""
+    if text.isprintable():
+        return text
+    shown = (
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
+    )
+    return "".join(shown)
 
 
 def is_network_error(error: BaseException) -> bool:

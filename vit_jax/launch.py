@@ -7,6 +7,7 @@ import gc
 import logging
 import math
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -22,6 +23,7 @@ from vit_jax.errors import (
     PreemptedError,
     TrainingDivergedError,
     UserError,
+    escaped,
     is_network_error,
     may_be_caused_by_peer,
     may_pass,
@@ -48,6 +50,8 @@ def main(
     traceback. The end of one process ends the run on all of them.
     """
     use_huge_pages()
+    if workdir and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _stop_before_the_start)
     # Tracing makes millions of objects that stay: looking through them took 7 % of a start.
     gc.set_threshold(50_000, 10, 10)
     from vit_jax import command_line
@@ -74,6 +78,12 @@ def main(
         from vit_jax.multihost.watchdog import watchdog
 
         watchdog.leave()
+
+
+def _stop_before_the_start(*_: object) -> NoReturn:
+    """Until the loop listens, and where it does no more, there is nothing to save."""
+    os.write(2, b"Stopped as asked; the same command goes on from the last checkpoint.\n")
+    os._exit(REQUEUE_EXIT_CODE)
 
 
 def use_huge_pages() -> None:
@@ -103,7 +113,7 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
         _wait_for_verdict(error)
         _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE)
     except (UserError, OSError) as error:  # OSError: a full disk, a folder that went away
-        _end(f"error: {error}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
+        _end(f"error: {escaped(str(error))}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
     except PreemptedError as error:
         print(error, file=sys.stderr)
         if peers := _peers():
@@ -148,16 +158,19 @@ def _end(message: str, exit_code: int) -> NoReturn:
     sys.exit(exit_code)
 
 
+class _Lines(logging.Formatter):
+    """One line per record that looks like one: names of files and classes hold anything."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record), "\n").replace("\n", "\n  ")
+
+
 def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> None:
     """Logs progress to stdout, or to stderr when stdout is for the result; libraries only warn."""
     process = "" if process_id is None else f"[{process_id}] "
-    logging.basicConfig(
-        level=logging.INFO,
-        format=f"%(asctime)s {process}%(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr if to_stderr else sys.stdout,
-        force=True,
-    )
+    handler = logging.StreamHandler(sys.stderr if to_stderr else sys.stdout)
+    handler.setFormatter(_Lines(f"%(asctime)s {process}%(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in ("absl", "orbax", "jax", "fsspec", "google", "grain", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of what it raises

@@ -270,6 +270,16 @@ def create_run(
     )
 
 
+def complete_config(config: ConfigDict, workdir: str) -> ConfigDict:
+    """With what `pretrained.source` states, see `pretrained.adopt`; UserError: it is not there."""
+    if not config.pretrained.source:
+        return config
+    from vit_jax.pretrained.adopt import adopt  # readers of many formats
+
+    # What learns from the pixels themselves counts on [-1, 1].
+    return adopt(config, workdir, rescales=_reads_labels(config))
+
+
 def _check_accumulation(name: str, steps: int) -> None:
     kind = OBJECTIVES[name]
     if steps > 1 and kind.spans_batch and kind.embed is Objective.embed:
@@ -334,13 +344,18 @@ def _task(config: ConfigDict, dataset: Dataset) -> Task:
             image_shape=dataset.image_shape,
             class_names=dataset.class_names,
             dtype=config.model.dtype,
+            preprocess=config.dataset.preprocess,
         )
 
     def load_tower(source: str) -> Any:
         from vit_jax.inference.load import load_tower
 
         return load_tower(
-            "objective.image", source, image_shape=dataset.image_shape, dtype=config.model.dtype
+            "objective.image",
+            source,
+            image_shape=dataset.image_shape,
+            dtype=config.model.dtype,
+            preprocess=config.dataset.preprocess,
         )
 
     return Task(
@@ -385,7 +400,8 @@ def _load_params(config: ConfigDict, shapes: Any, prefix: str, grid: tuple[int, 
     keys = config.pretrained
     try:
         like = shapes[prefix] if prefix else shapes
-        params, _ = load_pretrained(**keys, like=like, target_grid=grid, model=config.model)
+        options = {key: value for key, value in keys.items() if key != "keep"}
+        params, _ = load_pretrained(**options, like=like, target_grid=grid, model=config.model)
     except UserError as error:
         raise as_user_error(f"pretrained.source={keys.source!r}: {error}", error) from error
     return {**shapes, prefix: params} if prefix else params

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -23,7 +24,7 @@ from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
-from vit_jax.run import Run, create_run
+from vit_jax.run import Run, complete_config, create_run
 from vit_jax.training.clock import KINDS, Clock, update_line
 from vit_jax.training.step import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
@@ -68,6 +69,9 @@ def train_and_evaluate(
       errors.PreemptedError: the run was asked to stop (SIGTERM) and has saved its state.
     """
     began = time.monotonic()
+    if not workdir:
+        raise UserError("workdir='' is no folder; name one for this run.")
+    workdir = os.path.expanduser(workdir)
     with contextlib.ExitStack() as stack:
         watchdog.expect_progress(True)
         stack.callback(watchdog.expect_progress, False)
@@ -78,6 +82,7 @@ def train_and_evaluate(
         run_on_first_process(lambda: check_wandb(config.log.wandb))
 
         watchdog.note("opening the data")
+        config = complete_config(config, workdir)
         run = create_run(config, mesh, _opener(dataset, config.dataset.name))
         stack.callback(release_workdir, workdir)
         results = _claim(run, config, workdir, resume)

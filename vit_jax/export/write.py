@@ -19,7 +19,7 @@ import numpy as np
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.export import convert
 from vit_jax.export.onnx import INPUT_NAME, OPSET, write_onnx
-from vit_jax.files.paths import write_arrays, write_json
+from vit_jax.files.paths import to_path, write_arrays, write_json
 from vit_jax.inference.images import input_range
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
@@ -83,7 +83,7 @@ def export_model(
     check_known("--output", output, OUTPUTS)
     if batch is not None and batch < 1:
         raise UserError(f"--batch={batch} must be at least 1, or free.")
-    convert.check_destination(target := Path(destination), format)
+    convert.check_destination(target := to_path(destination), format)
     model = load_model(source, **model_options)
     if output != "logits" and not model.description.model["num_classes"]:
         raise UserError(f"--output={output}: {model.source} has no head, and no classes.")

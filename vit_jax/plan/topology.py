@@ -171,8 +171,10 @@ def _gpus(topology: Topology, chip: Chip) -> list[Any]:
     if not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
         raise UserError(
             f"--topology={topology.name} needs the GPU compiler, which runs without a GPU: "
-            "pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt (or both of cuda13) in the "
-            f"version of jax ({jax.__version__}); or plan for cpu:{topology.num_devices}."
+            "in an environment of its own (beside a driver-less CPU every command would warn), "
+            f"pip install -e . jax=={jax.__version__} && pip install --no-deps "
+            f"jax-cuda13-plugin=={jax.__version__} jax-cuda13-pjrt=={jax.__version__}; or plan for "
+            f"cpu:{topology.num_devices}."
         )
     [device_kind] = [kind for kind, name in DEVICE_KINDS.items() if name == chip.name]
     target_config = f"""

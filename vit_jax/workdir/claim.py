@@ -36,10 +36,9 @@ from vit_jax.files import paths
 from vit_jax.files.paths import full_path, is_bucket, read_object, write_json
 from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.workdir import buckets
-from vit_jax.workdir.description import CHECKPOINTS, PARAMS_FILE, RESULTS_FILE
+from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE, PARAMS_FILE, RESULTS_FILE
 
 _LOG = logging.getLogger(__name__)
-_CONFIG = "config.json"
 _DATASET = "dataset.json"
 # What a run leaves behind that another run must not mix with its own.
 _RESULTS = (CHECKPOINTS, PARAMS_FILE, "metrics.jsonl")
@@ -49,7 +48,15 @@ _ABSENT = object()
 # differ in these: where the data lie, how a host works.
 LOCAL_KEYS = ("dataset.data_dir", "loader.", "log.")
 # A resumed run may change these too: they say how it runs, not what it computes.
-RUNTIME_KEYS = (*LOCAL_KEYS, "mesh.", "checkpoint.", "processes.", "model.remat", "sweep.")
+RUNTIME_KEYS = (
+    *LOCAL_KEYS,
+    "mesh.",
+    "checkpoint.",
+    "processes.",
+    "model.remat",
+    "sweep.",
+    "pretrained.keep",
+)
 
 
 def claim_workdir(
@@ -146,14 +153,14 @@ def _take_over(
     After a start that failed before its first update, the next may bring another config.
     """
     results = [name for name in _RESULTS if _holds_something(folder / name)]
-    known = (folder / _CONFIG).exists()
+    known = (folder / CONFIG_FILE).exists()
     if results and not known and resume == "auto":
         raise UserError(
-            f"Workdir {folder} holds {' and '.join(results)} but no {_CONFIG}: it belongs "
+            f"Workdir {folder} holds {' and '.join(results)} but no {CONFIG_FILE}: it belongs "
             "to something else. Choose another --workdir, or --resume=force."
         )
     # config.json is written last: until then the workdir counts as new.
-    files = (_DATASET, fingerprint, ()), (_CONFIG, config, RUNTIME_KEYS)
+    files = (_DATASET, fingerprint, ()), (CONFIG_FILE, config, RUNTIME_KEYS)
     for name, value, may_differ in files:
         path = folder / name
         if not (known and results and path.exists()):

@@ -1,0 +1,107 @@
+"""Fine-tuning computes what the weights were trained to compute."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.saved_models import save_model
+from vit_jax.command_line import get_config
+from vit_jax.errors import UserError
+from vit_jax.export.convert import convert_checkpoint
+from vit_jax.files.paths import read_json
+from vit_jax.inference.load import load_model
+from vit_jax.parameters.sharding import create_mesh
+from vit_jax.pretrained.adopt import adopt
+from vit_jax.run import create_run
+from vit_jax.train import train_and_evaluate
+
+IMAGENET = "decode|resize(16)|normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
+OVERRIDES: dict[str, Any] = {
+    "duration__steps": 2,
+    "model__mlp_dim": 64,
+    "dataset__preprocess": "decode|resize(16)",
+    "dataset__eval_preprocess": "decode|resize(16)",
+}
+
+
+@pytest.fixture(scope="module", params=["npz", "timm", "huggingface"])
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Weights with pixels, GELU and epsilon of their own."""
+    folder = tmp_path_factory.mktemp("source")
+    ours = save_model(
+        folder / "a",
+        class_names=("ant", "bee"),
+        eval_preprocess=IMAGENET.replace("resize(16)", "resize(16, method='pillow_bilinear')"),
+        gelu="exact",
+        layer_norm_epsilon=1e-6 if request.param == "timm" else 1e-5,
+    )
+    if request.param == "npz":
+        return str(ours)
+    convert_checkpoint(str(ours), str(folder / "b"), format=request.param)
+    return str(folder / "b")
+
+
+def config_for(source: str, **overrides: Any) -> Any:
+    model = load_model(source).description.model
+    sizes = ("patch_size", "hidden_size", "num_layers", "mlp_dim", "num_heads")
+    sizes_of = {f"model__{key}": model[key] for key in sizes}
+    return tiny.config(**{**OVERRIDES, **sizes_of, "pretrained__source": source, **overrides})
+
+
+def test_what_the_source_states_becomes_the_runs(
+    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_for(source)
+    with caplog.at_level(logging.INFO):
+        found = adopt(config, str(tmp_path / "run"))
+    model = load_model(source)
+    for key in ("gelu", "layer_norm_epsilon"):
+        assert found.model[key] == model.description.model[key]
+    assert "model.gelu=exact" in caplog.text
+    assert config.model.gelu == "tanh"  # it is a copy
+    run = create_run(found, create_mesh(**found.mesh))
+    assert run.description.model["gelu"] == "exact"
+    rng = np.random.default_rng(0)
+    for dataset in (run.dataset, run.datasets["test"]):
+        pixels = dataset.source[0]["image"]
+        np.testing.assert_allclose(
+            dataset.example(0, rng)["image"], model.preprocess(pixels)[0], atol=0.1
+        )
+
+
+def test_what_was_asked_for_stays_and_is_said(
+    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranged = "decode|resize(16)|value_range(0, 1)"
+    config = config_for(source, pretrained__keep=("model.gelu",), dataset__preprocess=ranged)
+    found = adopt(config, str(tmp_path / "run"))
+    assert found.model.gelu == "tanh"
+    assert found.dataset.preprocess == ranged
+    assert "dataset.preprocess gives ValueRange(low=0.0" in caplog.text
+    assert "normalize(" in found.dataset.eval_preprocess
+    assert get_config("", "model.gelu=exact").pretrained.keep == ("model.gelu",)
+
+
+def test_a_run_is_resumed_with_what_it_took(tmp_path: Path) -> None:
+    source = save_model(
+        tmp_path / "a", class_names=("a", "b"), eval_preprocess=IMAGENET, gelu="exact"
+    )
+    config = config_for(str(source))
+    workdir = tmp_path / "run"
+    train_and_evaluate(config, str(workdir))
+    assert read_json(workdir / "config.json")["model"]["gelu"] == "exact"
+    assert load_model(workdir).description.eval_preprocess.endswith("(0.229, 0.224, 0.225))")
+    for file in source.iterdir():
+        file.unlink()
+    assert train_and_evaluate(config, str(workdir))["step"] == 2
+
+
+def test_weights_that_are_missing_are_noticed_first(tmp_path: Path) -> None:
+    config = tiny.config(pretrained__source=str(tmp_path / "none.npz"), dataset__name="/nowhere")
+    with pytest.raises(UserError, match="pretrained.source=.*none.npz"):
+        train_and_evaluate(config, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,95 @@
+"""What fine-tuning takes over from its source: all that the parameters do not show."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.data.ops import Decode, Normalize, ValueRange
+from vit_jax.data.preprocess import parse
+from vit_jax.errors import as_user_error
+from vit_jax.files.paths import full_path, names_below, read_object
+from vit_jax.models.create import MODELS, recognise
+from vit_jax.pretrained.load import read_source
+from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE
+
+
+def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigDict:
+    """A copy of the config with what `pretrained.source` states of its model and its pixels.
+
+    That is each convention of the model's family (GELU, epsilon, ...) but those of
+    `pretrained.keep`, and the normalisation of pixels, unless the config has one. A run that has
+    checkpoints is resumed with what it has taken; its source need not be there any more. Unless it
+    `rescales`, another normalisation is only said.
+
+    Raises:
+      UserError: nothing there, or it cannot be read; see `read_source`.
+    """
+    keys, config = config.pretrained, copy.deepcopy(config)
+    source, family = keys.source, MODELS[config.model.name]
+    folder = full_path(workdir)
+    saved = read_object(folder / CONFIG_FILE) if names_below(folder / CHECKPOINTS) else {}
+    stated: Mapping[str, Any] = {}
+    if saved.get("pretrained", {}).get("source") == source:
+        stated, spec = saved["model"], saved["dataset"]["eval_preprocess"]
+    else:
+        heads = config.model.num_heads if "num_heads" in config.model else None
+        try:
+            stored = read_source(source, default_heads=heads, grid=keys.grid)
+        except ValueError as error:
+            raise as_user_error(f"pretrained.source={source!r}: {error}", error) from error
+        known = stored.description
+        spec = known.eval_preprocess if known else stored.eval_preprocess
+        if recognise(stored.params) == config.model.name:  # else it will not fit
+            stated = {**stored.conventions, **(known.model if known else {})}
+    taken = []
+    of_head = () if keys.reset_head else family.head_conventions
+    for key in (*family.conventions, *of_head):
+        value = stated.get(key, config.model[key])
+        if value != config.model[key] and f"model.{key}" not in keys.keep:
+            config.model[key] = value
+            taken.append(f"model.{key}={value}")
+    if family.input == "image" and spec:
+        taken += _adopt_scale(config, source, spec, rescales)
+    if taken:
+        logging.info("Taken over from %s: %s.", source, ", ".join(taken))
+    return config
+
+
+def _scale(spec: str) -> Any:
+    """The op that gives pixels another scale than [-1, 1]; None without one."""
+    ops = [op for op in parse(spec).ops if isinstance(op, Normalize | ValueRange)]
+    return ops[-1] if ops and ops[-1] != ValueRange() else None
+
+
+def _adopt_scale(config: ConfigDict, source: str, spec: str, rescales: bool) -> list[str]:
+    """Puts the normalisation of `spec` behind all ops of the config that have none."""
+    theirs = _scale(spec)
+    places = {"dataset.preprocess": config.dataset, "dataset.eval_preprocess": config.dataset}
+    for key, section in config.evaluators.items():
+        if section.preprocess:
+            places[f"evaluators.{key}.preprocess"] = section
+    taken = []
+    for key, node in places.items():
+        last = key.rpartition(".")[2]
+        ours, ops = _scale(node[last]), parse(node[last]).ops
+        if ours == theirs:
+            continue
+        is_gray = any(isinstance(op, Decode) and op.channels == 1 for op in ops)
+        own = any(isinstance(op, Normalize | ValueRange) for op in ops)
+        if own or is_gray or not rescales:
+            logging.warning(
+                f"{source} was trained on pixels in {theirs or 'the range [-1, 1]'}, {key} gives "
+                f"{ours or 'the range [-1, 1]'}."
+            )
+            continue
+        text = f"normalize({theirs.mean}, {theirs.std})"
+        if isinstance(theirs, ValueRange):
+            text = f"value_range({theirs.low}, {theirs.high})"
+        node[last] += f"|{text}"
+        taken.append(f"{text} in {key}")
+    return taken
