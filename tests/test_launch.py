@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import random
 import signal
@@ -20,7 +21,13 @@ from tests import forks, tiny
 from tests.tiny import Script
 from vit_jax import command_line, launch
 from vit_jax import config as default
-from vit_jax.errors import TrainingDivergedError, UserError, as_user_error, may_be_caused_by_peer
+from vit_jax.errors import (
+    TrainingDivergedError,
+    UserError,
+    as_user_error,
+    escaped,
+    may_be_caused_by_peer,
+)
 from vit_jax.train import train_and_evaluate
 from vit_jax.workdir.metrics import read_metrics
 
@@ -270,3 +277,26 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path: Path) -> None:
         for path in (straight, killed)
     ]
     assert losses[0] == losses[1]
+
+
+def test_names_forge_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\n12:00:00 step 9\x1b[2J\udcff.jpg"
+    assert escaped(name) == "a\\n12:00:00 step 9\\x1b[2J\\udcff.jpg"
+    handlers = logging.getLogger().handlers[:]
+    launch.start_logging()
+    logging.warning("%s is damaged", name)
+    logging.getLogger().handlers[:] = handlers
+    _, second = capsys.readouterr().out.splitlines()
+    assert second == "  12:00:00 step 9\\x1b[2J\\udcff.jpg is damaged"
+    with pytest.raises(SystemExit), launch.one_line_errors():
+        raise UserError(f"{name} is damaged.")
+    assert capsys.readouterr().err == f"error: {escaped(name)} is damaged.\n"
+
+
+def test_sigterm_before_the_loop_listens_asks_for_another_start(tmp_path: Path) -> None:
+    command = tiny.command("train.py", tmp_path / "run")
+    with subprocess.Popen(command, env=tiny.environment(), stderr=subprocess.PIPE) as process:
+        time.sleep(1.0)  # it imports
+        process.terminate()
+        _, err = process.communicate()
+    assert (process.returncode, err.count(b"\n")) == (75, 1)

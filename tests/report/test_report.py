@@ -16,12 +16,14 @@ import pytest
 
 from tests import fixtures_data, tiny
 from vit_jax.data.datasets import create_dataset
+from vit_jax.errors import UserError
 from vit_jax.files.paths import to_path
 from vit_jax.inference.load import load_model
 from vit_jax.report import model as of_model
 from vit_jax.report.page import table, tag
 from vit_jax.report.report import write_report
 from vit_jax.train import train_and_evaluate
+from vit_jax.workdir.description import write_provenance
 from vit_jax.workdir.metrics import read_metrics
 
 SECTIONS = ["results", "curves", "time", "predictions", "inside", "settings", "provenance"]
@@ -300,6 +302,41 @@ def test_the_script(changed: Path, script: tiny.Script) -> None:
     ):
         result = script("report.py", folder)
         assert (result.returncode, message in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", b"[]", "config.json is damaged, it holds no JSON object"),
+        ("config.json", b"{\xff", "config.json is damaged, not a JSON file"),
+        ("results.json", b"{}", "results.json is damaged, 'step' is missing or of a wrong kind"),
+        ("results.json", b'{"step": 1, "seconds": 1, "goodput": 1, "a": []}', "'a' is no number"),
+    ],
+)
+def test_damaged_files_are_named(changed: Path, name: str, content: bytes, message: str) -> None:
+    (changed / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        write_report(str(changed))
+
+
+@pytest.mark.parametrize("key", ["model", "dataset.name", "checkpoint.best_metric", "seed"])
+def test_a_setting_of_another_kind_is_named(changed: Path, key: str) -> None:
+    def change(config: Any) -> None:
+        *sections, last = key.split(".")
+        node = config[sections[0]] if sections else config
+        node[last] = True if key != "seed" else "x"
+
+    edit(changed, "config.json", change)
+    with pytest.raises(UserError, match=f"config.json is damaged, '{key}.*of a wrong kind"):
+        write_report(str(changed))
+
+
+def test_a_damaged_line_of_provenance_is_left_out(changed: Path, tmp_path: Path) -> None:
+    with open(changed / "provenance.jsonl", "ab") as file:
+        file.write(b'\xff\n{"time": 3}\n[]\n')
+    write_provenance(str(changed), start_step=0)
+    root = report(changed, tmp_path, max_examples=0)
+    assert "started 2 times" in text_of(section(root, "provenance"))
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a browser: Debian's package chromium")

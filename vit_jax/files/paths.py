@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import UnionType
 from typing import Any, cast
 
 import numpy as np
@@ -217,11 +218,19 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise UserError(f"{path} is damaged, not a JSON file: {error}.") from error
 
 
-def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads a JSON file that holds an object; errors as `read_json`."""
-    if isinstance(value := read_json(path), dict):
-        return value
-    raise UserError(f"{path} is damaged, it holds no JSON object.")
+def read_object(path: str | os.PathLike[str], **kinds: type | UnionType) -> dict[str, Any]:
+    """Reads a JSON file that holds an object with keys of these kinds; errors as `read_json`."""
+    if not isinstance(value := read_json(path), dict):
+        raise UserError(f"{path} is damaged, it holds no JSON object; restore or remove it.")
+    if wrong := wrong_keys(value, kinds):
+        found = f"{path} is damaged, {wrong[0]!r} is missing or of a wrong kind"
+        raise UserError(f"{found}; restore or remove it.")
+    return value
+
+
+def wrong_keys(value: Mapping[str, Any], kinds: Mapping[str, type | UnionType]) -> list[str]:
+    """Keys that are missing or of another kind."""
+    return [key for key, kind in kinds.items() if not isinstance(value.get(key, wrong_keys), kind)]
 
 
 def free_name(path: Path) -> Path:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.command_line import get_config
 from vit_jax.errors import UserError
-from vit_jax.files.paths import read_object, to_path
-from vit_jax.workdir.description import PROVENANCE_FILE, RESULTS_FILE
+from vit_jax.files.paths import read_object, to_path, wrong_keys
+from vit_jax.workdir.description import CONFIG_FILE, PROVENANCE_FILE, RESULTS_FILE
 from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
 
 # Settings in which runs differ without being better or worse for it.
@@ -25,6 +26,24 @@ HOUSEKEEPING = (
 )
 # Which metric stands for a run: the first of these that an evaluator has, else any.
 _MAIN = ("accuracy", "mAP", "loss")
+
+
+# Of a config's values as JSON has them; keys that not all kinds have may be anything.
+_KINDS: dict[type, Any] = {bool: bool, int: int | float, float: int | float, str: str, tuple: list}
+# What a line of `provenance.jsonl` has.
+_START = {
+    "time": str,
+    "command": str,
+    "python": str,
+    "host": str,
+    "start_step": int,
+    "packages": dict,
+    "devices": list,
+    "num_devices": int,
+    "num_processes": int,
+    "commit": str | None,
+    "uncommitted_changes": bool | None,
+}
 
 
 class Curve(NamedTuple):
@@ -58,7 +77,12 @@ class Run:
     def results(self) -> dict[str, Any]:
         """Of `results.json`; {} while the run has not ended."""
         path = self.folder / RESULTS_FILE
-        return read_object(path) if path.exists() else {}
+        if not path.exists():
+            return {}
+        found = read_object(path, step=int, seconds=int | float, goodput=int | float)
+        if odd := [key for key, value in found.items() if type(value) not in (int, float)]:
+            raise UserError(f"{path} is damaged, {odd[0]!r} is no number; restore or remove it.")
+        return found
 
     @functools.cached_property
     def starts(self) -> list[dict[str, Any]]:
@@ -66,8 +90,11 @@ class Run:
         path, found = self.folder / PROVENANCE_FILE, []
         text = path.read_bytes().decode(errors="replace") if path.exists() else ""
         for line in text.splitlines():
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
+            with contextlib.suppress(ValueError, RecursionError):
+                start = json.loads(line)
+                whole = isinstance(start, dict) and not wrong_keys(start, _START)
+                if whole and all(isinstance(each, str) for each in start["devices"]):
+                    found.append(start)
         return found
 
     def curves_of(self, panel: str) -> dict[str, Curve]:
@@ -123,4 +150,21 @@ def read_run(workdir: str | Path) -> Run:
         below = sorted(path.parent.name for path in folder.glob(f"*/{METRICS_FILE}"))
         found = f"Runs below it: {', '.join(below[:8])}." if below else "It is no run's --workdir."
         raise UserError(f"{workdir} holds no {METRICS_FILE}. {found}")
-    return Run(folder, read_object(folder / "config.json"), read_metrics(folder))
+    path = folder / CONFIG_FILE
+    config = read_object(path)
+    if wrong := _wrong_config(config, get_config().to_dict()):
+        raise UserError(f"{path} is damaged, {wrong!r} is of a wrong kind; restore it.")
+    return Run(folder, config, read_metrics(folder))
+
+
+def _wrong_config(config: Any, default: dict[str, Any]) -> str:
+    """The first key of another kind than in the defaults; "" without one, or a section's name."""
+    for key, value in config.items():
+        like = default.get(key)
+        if isinstance(like, dict):
+            inner = _wrong_config(value, like) if isinstance(value, dict) else "section"
+            if inner:
+                return f"{key}.{inner}"
+        elif type(like) in _KINDS and not isinstance(value, _KINDS[type(like)] | None):
+            return str(key)
+    return ""

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import TrainingDivergedError, UserError, check_known
 from vit_jax.files.paths import make_folder, read_object, to_path, write_atomically, write_json
 from vit_jax.multihost.agreement import run_on_first_process
+from vit_jax.run import complete_config
 from vit_jax.workdir.claim import RUNTIME_KEYS, another_run
 from vit_jax.workdir.description import RESULTS_FILE
 
@@ -161,13 +162,19 @@ def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:
     finished, diverged = folder / RESULTS_FILE, folder / DIVERGED_FILE
     if not finished.exists() and not diverged.exists():
         return outcome
-    if problem := another_run(folder / "config.json", run.config.to_dict(), RUNTIME_KEYS):
+    config = complete_config(run.config, str(folder)).to_dict()
+    if problem := another_run(folder / "config.json", config, RUNTIME_KEYS):
         if resume == "force":
             return outcome
         raise UserError(f"{problem} Choose another --workdir, or --resume=force to run it again.")
     if finished.exists():
-        return {**outcome, "state": "finished", "accuracy": read_object(finished)[run.metric]}
-    return {**outcome, "state": "diverged", "message": read_object(diverged)["message"]}
+        found = read_object(finished, **{run.metric: int | float})
+        return {**outcome, "state": "finished", "accuracy": found[run.metric]}
+    return {
+        **outcome,
+        "state": "diverged",
+        "message": read_object(diverged, message=str)["message"],
+    }
 
 
 def best_learning_rate(candidates: Iterable[Outcome]) -> float:

@@ -113,7 +113,7 @@ def _claim(folder: Path, model: Any) -> None:
     mine = {"model": model.source, "sha256": digest.hexdigest()}
     if not path.exists():
         write_json(path, mine)
-    if (found := read_object(path))["sha256"] != mine["sha256"]:
+    if (found := read_object(path, sha256=str, model=str))["sha256"] != mine["sha256"]:
         other = f"evaluations of other parameters ({found['model']})"
         raise UserError(f"{folder} has {other}; choose another --workdir.")
 
@@ -121,6 +121,8 @@ def _claim(folder: Path, model: Any) -> None:
 def _path(task: Task, folder: Path) -> Path:
     """The file with the result, called like the task, whose name may be a path."""
     name = re.sub(r"[^\w.=-]+", "_", task["name"]).strip("_.")
+    if name != task["name"]:  # `a/b` and `a_b` are two
+        name += f"-{hashlib.sha256(task['name'].encode()).hexdigest()[:6]}"
     return folder / name / "sweep.json" if task["kind"] == "fine_tune" else folder / f"{name}.json"
 
 
@@ -128,10 +130,11 @@ def _read(task: Task, folder: Path, seeds: int) -> dict[str, Any] | None:
     """The result of a task that is finished with these settings."""
     if not (path := _path(task, folder)).exists():
         return None
-    found = read_object(path)
     if task["kind"] == "fine_tune":  # a sweep checks its config itself
+        found = read_object(path, complete=bool, final=list)
         return found if found["complete"] and len(found["final"]) == seeds else None
     settings = {"kind": task["kind"], **task["settings"], "seeds": seeds}
+    found = read_object(path, settings=dict)
     return found if found["settings"] == settings else None
 
 

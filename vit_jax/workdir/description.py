@@ -132,7 +132,8 @@ def write_provenance(workdir: str, *, start_step: int) -> None:
     """Appends one line to `WORKDIR/provenance.jsonl` for this start of the run; process 0 only."""
     if jax.process_index() == 0:
         path = to_path(workdir) / PROVENANCE_FILE
-        known = path.read_text() if path.exists() else ""
+        # Whatever a disk has made of the lines of earlier starts.
+        known = path.read_bytes().decode(errors="replace") if path.exists() else ""
         line = json.dumps({"start_step": start_step, **collect_provenance()})
         write_atomically(path, f"{known}{line}\n")
 
