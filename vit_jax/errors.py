@@ -7,6 +7,7 @@ import errno
 import importlib
 import os
 import re
+import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +24,10 @@ _OF_PEERS = re.compile(
     "(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE"
     "|UNKNOWN): "
 )
+
+
+# Characters that write what follows from right to left, or end that.
+_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 class UserError(ValueError):
@@ -67,13 +72,18 @@ def one_line(error: BaseException) -> str:
 
 
 def escaped(text: str, kept: str = "") -> str:
-    """The text without what would move a terminal's cursor, forge a line or be no UTF-8."""
+    """The text without what would move a terminal's cursor, forge a line or be no UTF-8.
+
+    Spaces and joiners of other scripts stay.
+    """
     if text.isprintable():
         return text
-    shown = (
-        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
-    )
-    return "".join(shown)
+
+    def is_harmless(c: str) -> bool:
+        is_control = unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TURNS
+        return c in kept or not is_control
+
+    return "".join(c if is_harmless(c) else c.encode("unicode_escape").decode() for c in text)
 
 
 def is_network_error(error: BaseException) -> bool:

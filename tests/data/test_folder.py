@@ -269,6 +269,15 @@ def test_names_of_classes_are_lines_of_text(tmp_path, name):
     assert str(found.value).isprintable()
 
 
+def test_names_of_every_script_are_classes(tmp_path):
+    """With a space without a break, a joiner, or the ideographic space."""
+    names = ["caf\u00e9\u00a0noir", "\u0645\u06cc\u200c\u062e", "\u732b\u3000\u72ac"]
+    root = touch_folder(tmp_path, dict.fromkeys(names, 1))
+    (root / "train" / names[0] / "__1.jpg").touch()
+    source, classes = open_folder(str(root), "train")
+    assert (set(classes), len(source)) == (set(names), 4)
+
+
 def test_two_forms_of_one_name_are_refused_and_many_classes_said(tmp_path, caplog):
     root = touch_folder(tmp_path / "a", {"caf\u00e9": 1, "cafe\u0301": 1})
     with pytest.raises(UserError, match="two forms of Unicode"):

@@ -193,7 +193,7 @@ def test_a_missing_compiler_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> 
     for plugin in ("jax_cuda12_plugin", "jax_cuda13_plugin"):
         monkeypatch.setitem(sys.modules, plugin, None)
     with pytest.raises(
-        UserError, match=f"environment of its own.*jax-cuda13-plugin=={jax.__version__}"
+        UserError, match=f"separate environment.*jax-cuda13-plugin=={jax.__version__}"
     ):
         topology_devices(parse_topology("H100:8"))
     with pytest.raises(UserError, match="A100-80GB, H100"):

@@ -120,3 +120,13 @@ def test_a_teacher_sees_its_own_scale_whatever_the_data_have() -> None:
     np.testing.assert_allclose(_rescaled(half, IMAGENET)(scaled), 2 * pixels - 1, atol=1e-6)
     np.testing.assert_allclose(_rescaled(imagenet, "decode")(2 * pixels - 1), scaled, atol=1e-6)
     assert _rescaled(imagenet, IMAGENET)(scaled) is scaled
+
+
+def test_a_damaged_config_is_said_by_the_workdir(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "a", class_names=("a", "b"), gelu="exact")
+    checkpoint = tmp_path / "run/checkpoints/1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "x").touch()
+    for content in ("[]", '{"model": 3}'):
+        (tmp_path / "run/config.json").write_text(content)
+        assert adopt(config_for(str(source)), str(tmp_path / "run")).model.gelu == "exact"

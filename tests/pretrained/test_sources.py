@@ -118,6 +118,17 @@ def test_a_name_is_fetched_once_and_known_afterwards(bucket: FileServer) -> None
     assert entry.position_embedding == "sincos2d"
 
 
+def test_what_signs_an_address_names_no_file_and_the_rest_does() -> None:
+    address = "https://host/b/a.npz"
+    signed = [
+        f"{address}?X-Amz-Signature={each}&X-Amz-Date=2&se=3&sig=4" for each in ("one", "two")
+    ]
+    assert {cache_path(each) for each in signed} == {cache_path(address)}
+    others = {cache_path(f"{address}?id={each}&sig=5") for each in (1, 2)}
+    assert len(others | {cache_path(address)}) == 3
+    assert not any("?" in str(each) for each in others)
+
+
 def test_the_copy_in_the_cache_is_recognised(cache: Path) -> None:
     for address in (
         "gs://vit_models/sam/ViT-B_16.npz",

@@ -97,16 +97,18 @@ class Dataset:
         UserError for a damaged file, unless it is an image and to be skipped.
         """
         source = self.source.check(self.on_bad_image)
-        labels: list[Any] = [getattr(x, "columns", {}).get("label") for x in (self.source, source)]
-        if source is not self.source and labels[0] is not None and labels[0].ndim == 1:
-            lost = [
-                self.class_names[label] for label in {*labels[0].tolist()} - {*labels[1].tolist()}
-            ]
-            if lost:
-                logging.getLogger(__name__).warning(
-                    f"{self.name} {self.split}: no image is left of {list_names(lost)}."
-                )
+        if lost := _labels(self.source) - _labels(source):
+            names = list_names(self.class_names[label] for label in sorted(lost))
+            logging.getLogger(__name__).warning(
+                "%s %s: no image is left of %s.", self.name, self.split, names
+            )
         return dataclasses.replace(self, source=source)
+
+
+def _labels(source: Any) -> set[int]:
+    """Those of a folder or table that its images have."""
+    labels = getattr(source, "columns", {}).get("label", np.array([]))
+    return set(np.unique(labels).tolist() if labels.ndim == 1 else np.flatnonzero(labels.any(0)))
 
 
 def create_dataset(

@@ -57,7 +57,8 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
         return _with_channels(_avif_pixels(image, exif=exif), channels)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
     if (pixels := _imdecode(image, flags)) is None:
-        raise ValueError(f"the image cannot be decoded ({len(image)} bytes: {image[:8]!r}...)")
+        found = f"{len(image)} bytes: {image[:8]!r}..."
+        raise ValueError(f"the image cannot be decoded, or is larger than 2^28 pixels ({found})")
     return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
 
 

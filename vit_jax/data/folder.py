@@ -125,7 +125,7 @@ def open_folder(
         return order_files(_list_files(root, splits[name], numbers), name if drawn else "")
 
     files = select(split, splits, rows)
-    check_classes(f"dataset.name={root!r}", classes, len(files))
+    check_classes(f"dataset.name={root!r}", classes, len(files) if split == "train" else 0)
     columns = {"label": files["number"]} if needs_label else {}
     return FolderSource(root, files["path"], columns, drawn), tuple(classes)
 
@@ -198,9 +198,10 @@ def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
         seen.add(real)
         with os.scandir(here) as entries:
             for entry in entries:
-                if entry.name.startswith((".", "__")):
+                is_folder = entry.is_dir()
+                if entry.name.startswith("." if not is_folder else (".", "__")):
                     continue
-                if entry.is_dir():
+                if is_folder:
                     waiting.append(os.path.join(inside, entry.name))
                 elif _is_image(entry):
                     images.append(os.path.join(inside, entry.name))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from vit_jax.errors import UserError, counted, nearest
+from vit_jax.errors import UserError, counted, escaped, nearest
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -78,11 +78,12 @@ def check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
     """The rules for classes of folders, tables and data that are given.
 
     UserError for a name that is not one line of UTF-8, or two that differ in their Unicode form
-    alone. A class for every other image is said: labels that number the images look like that.
+    alone. Nearly as many classes as images are said: labels that number the images look like that.
+    `num_examples`: of the training; 0 where they are others or a part.
     """
     forms: dict[str, str] = {}
     for name in names:
-        if not name.isprintable() or any("\ud800" <= each <= "\udfff" for each in name):
+        if escaped(name) != name:
             raise UserError(f"{where}: class {name!a:.80} must be a name of one line, in UTF-8.")
         other = forms.setdefault(unicodedata.normalize("NFC", name), name)
         if other != name:
@@ -90,7 +91,7 @@ def check_classes(where: str, names: Sequence[str], num_examples: int) -> None:
                 f"{where}: the classes {other!a:.80} and {name!a:.80} are one name in two forms of "
                 "Unicode; rename one."
             )
-    if len(names) > max(10, num_examples // 2):
+    if num_examples and len(names) > max(10, 0.8 * num_examples):
         logging.getLogger(__name__).warning(
             f"{where}: {counted(len(names), 'class')} for {counted(num_examples, 'image')}; "
             "are these labels, or do they number the images?"

@@ -54,10 +54,13 @@ def open_table(
         reads = f"preprocess reads the column {min(clash)!r}, which is no text in an example"
         raise UserError(f"{where}: {reads}; copy it under another name.")
     folder = os.path.dirname(path)
-    listed = (os.path.join(folder, name) for name in _filled(where, names, cells, *_PATHS))
-    files = [os.fsencode(os.path.relpath(name, folder)) for name in listed]
+    files = [os.fsencode(name) for name in _filled(where, names, cells, *_PATHS)]
+    # `a.jpg`, `./a.jpg` and its whole path are one file.
+    inside = os.fsencode(os.path.join(folder, ""))
+    places = [os.path.normpath(inside + f if f[:1] != b"/" else f) for f in files]
+    places = [place.removeprefix(inside) for place in places]
     told = {name: np.array(_filled(where, names, cells, name), object) for name in columns}
-    keys = list(zip(files, *told.values(), strict=True))
+    keys = list(zip(places, *told.values(), strict=True))
     drawn = "split" not in cells
     rows: dict[str, list[int]] = {name: list(range(len(files))) for name in ("train", "test")}
     if not drawn:
@@ -68,7 +71,7 @@ def open_table(
         counts = Counter(keys[row] for row in members)
         if twice := [os.fsdecode(key[0]) for key, count in counts.items() if count > 1]:
             raise UserError(f"{where}: listed twice in {name!r}: {list_names(twice)}.")
-    taken = {name: {files[row] for row in members} for name, members in rows.items()}
+    taken = {name: {places[row] for row in members} for name, members in rows.items()}
     for one, other in itertools.combinations(taken, 2):
         if not drawn and (shared := sorted(taken[one] & taken[other])):
             logging.getLogger(__name__).warning(

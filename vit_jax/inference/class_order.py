@@ -34,7 +34,7 @@ def match_classes(
       dataset_names: in the order of the labels.
       model_names: in the order of the outputs; empty where they are not known.
       num_outputs: of the model.
-      ignore_names: label i is output i.
+      ignore_names: label i is output i; a class whose name is a number, that output.
       way_out: how an error ends.
 
     Raises:
@@ -51,18 +51,15 @@ def match_classes(
         for key, count in LABELS.items():
             if count == num_outputs and set(dataset_names) <= set(wordnet_ids(key)):
                 model_names = class_names(key)
-        are_numbers = all(name.isdecimal() and int(name) < num_outputs for name in dataset_names)
-        if not model_names and num_labels != num_outputs and not ignore_names and not are_numbers:
+        if not model_names and num_labels != num_outputs and not ignore_names:
             raise UserError(
                 f"the model has {num_outputs} outputs of unknown names, the dataset {num_labels} "
                 f"classes; {way_out}."
             )
     if ignore_names or not model_names:
-        if all(name.isdecimal() and str(int(name)) == name for name in dataset_names):
-            numbers = np.array([int(name) for name in dataset_names], np.int32)
-            if numbers.max() < num_outputs:
-                logging.info("Class names are numbers: class n is output n.")
-                return numbers
+        if set(dataset_names) <= set(map(str, range(num_outputs))):
+            logging.info("Class names are numbers: class n is output n.")
+            return np.array([int(name) for name in dataset_names], np.int32)
         logging.info("Class names are not compared: label i is output i.")
         return in_order
     if tuple(dataset_names) == tuple(model_names):

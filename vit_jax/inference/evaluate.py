@@ -107,8 +107,9 @@ def evaluate(
         if several and value:
             raise UserError(f"--{flag}={value!r} is for images of one label.")
     sets = real_labels(data, real) if real else None
+    folder = to_path(output)
     if output:  # it is found now if that cannot be
-        to_path(output).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     kept = present_outputs(data, outputs) if only else None
     arrays = measure_examples(
@@ -134,14 +135,14 @@ def evaluate(
         "seconds": seconds,
     }
     if output:
-        write_json(to_path(output) / "evaluation.json", results)
+        write_json(folder / "evaluation.json", results)
         if several:
-            write_classes(to_path(output), data.class_names, outputs, arrays)
+            write_classes(folder, data.class_names, outputs, arrays)
         else:
             names = dict(zip(outputs.tolist(), data.class_names, strict=True))
             names |= dict(enumerate(model.description.class_names))
-            write_examples(to_path(output), example_names(data.source), names, arrays)
-            write_confusion(to_path(output), names, arrays)
+            write_examples(folder, example_names(data.source), names, arrays)
+            write_confusion(folder, names, arrays)
     return results
 
 

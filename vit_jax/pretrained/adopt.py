@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.ops import Decode, Normalize, ValueRange
 from vit_jax.data.preprocess import parse
-from vit_jax.errors import as_user_error
+from vit_jax.errors import UserError, as_user_error
 from vit_jax.files.paths import full_path, names_below, read_object
 from vit_jax.models.create import MODELS, recognise
 from vit_jax.pretrained.load import read_source
@@ -32,7 +33,10 @@ def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigD
     keys, config = config.pretrained, copy.deepcopy(config)
     source, family = keys.source, MODELS[config.model.name]
     folder = full_path(workdir)
-    saved = read_object(folder / CONFIG_FILE) if names_below(folder / CHECKPOINTS) else {}
+    saved: dict[str, Any] = {}
+    if names_below(folder / CHECKPOINTS):
+        with contextlib.suppress(UserError):  # claim_workdir says what is wrong with it
+            saved = read_object(folder / CONFIG_FILE, pretrained=dict, model=dict, dataset=dict)
     stated: Mapping[str, Any] = {}
     if saved.get("pretrained", {}).get("source") == source:
         stated, spec = saved["model"], saved["dataset"]["eval_preprocess"]

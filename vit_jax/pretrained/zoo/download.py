@@ -43,11 +43,10 @@ def download(
       sha256: in hex; the beginning is enough. The MD5 that Google's servers send is always checked.
     """
     destination, (low, high) = Path(destination), size or (1, LARGEST)
-    shown = url.partition("?")[0]  # behind it may be a signature
     try:
         if destination.is_file() and low <= destination.stat().st_size <= high:
             return destination
-        logging.info("Downloading %s to %s.", shown, destination)
+        logging.info("Downloading %s to %s.", _shown(url), destination)
         destination.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".part-") as folder:
             path = Path(folder) / destination.name
@@ -60,12 +59,17 @@ def download(
     return destination
 
 
+def _shown(url: str) -> str:
+    """Without what may sign it."""
+    return url.partition("?")[0]
+
+
 def _fetch_patiently(url: str, *arguments: Any) -> None:
     """As `_fetch`, in several attempts if need be; UserError where they fail."""
     import aiohttp
     from fsspec.asyn import get_loop
 
-    shown = url.partition("?")[0]
+    shown = _shown(url)
     way_out = "copy the file by other means (`gcloud storage cp`) and give its path."
     for attempt in range(1, ATTEMPTS + 1):
         # On fsspec's thread: a notebook has a loop of its own running on this one.
@@ -105,7 +109,9 @@ async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None
     async with session, session.get(url) as response:
         total = response.content_length
         if total is not None and not low <= total <= high:
-            raise UserError(f"{url} has {total:,} bytes and should have {low:,} to {high:,}.")
+            raise UserError(
+                f"{_shown(url)} has {total:,} bytes and should have {low:,} to {high:,}."
+            )
         # disable=None: on terminals only.
         bar = tqdm(total=total, unit="B", unit_scale=True, disable=None)
         with bar, open(path, "wb") as file:
@@ -114,7 +120,7 @@ async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None
                 for digest in digests.values():
                     digest.update(chunk)
                 if file.tell() > high:
-                    raise UserError(f"{url} has more than {high:,} bytes; it is not kept.")
+                    raise UserError(f"{_shown(url)} has more than {high:,} bytes; it is not kept.")
             wrong = "" if file.tell() >= low else "it is too short"
     hashes = ",".join(response.headers.getall("x-goog-hash", []))
     md5 = re.search(r"md5=([A-Za-z0-9+/]{22}==)", hashes)
@@ -128,4 +134,4 @@ async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None
         if file.read(512).lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
             wrong = "it is a web page"
     if wrong:
-        raise UserError(f"{url}: {wrong}; the file is not kept.")
+        raise UserError(f"{_shown(url)}: {wrong}; the file is not kept.")

@@ -9,6 +9,7 @@ HF_TOKEN, HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import urllib.parse
@@ -24,6 +25,11 @@ _GOOGLE = "https://storage.googleapis.com"
 _HUB = "hf://"
 _SCHEMES = ("gs://", "https://", "http://", _HUB)
 _SUFFIXES = (".npz", ".npy", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".json")
+# Keys of Amazon's, Google's and Azure's signed addresses.
+_SIGNATURE = re.compile(
+    r"(?i)x-(amz|goog)-.*|signature|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid"
+    r"|token|sig|s[etprv]|spr|sks?|skoid|sktid|skt|ske|skv"
+)
 _HUB_ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
 _CONFIGS = ["config.json", "preprocessor_config.json"]
 # Safe to read, so preferred; a repository may also hold half-precision and other variants.
@@ -50,8 +56,12 @@ def cache_path(url: str) -> Path:
     """Where the file at a gs://, https:// or http:// address is kept; else UserError."""
     url = _canonical(url)
     http_address(url)  # says what is no address
-    # What signs an address changes with every one, and is a secret.
-    scheme, _, rest = re.split("[#?]", url, maxsplit=1)[0].partition("://")
+    url, _, query = url.partition("#")[0].partition("?")
+    # What signs an address changes with every one, and is a secret; the rest names the file.
+    named = [x for x in urllib.parse.parse_qsl(query, True) if not _SIGNATURE.fullmatch(x[0])]
+    scheme, _, rest = url.partition("://")
+    if named:
+        rest += f"-{hashlib.sha256(repr(named).encode()).hexdigest()[:12]}"
     return cache_dir().joinpath(scheme, *rest.split("/"))
 
 
