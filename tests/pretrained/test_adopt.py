@@ -122,6 +122,16 @@ def test_a_teacher_sees_its_own_scale_whatever_the_data_have() -> None:
     assert _rescaled(imagenet, IMAGENET)(scaled) is scaled
 
 
+def test_a_range_is_taken_over_as_a_normalisation_is(tmp_path: Path) -> None:
+    ranged = "decode|resize(16)|value_range(0, 1)"
+    source = save_model(tmp_path / "a", class_names=("a", "b"), eval_preprocess=ranged)
+    found = adopt(config_for(str(source)), str(tmp_path / "run"))
+    assert found.dataset.preprocess.endswith("|value_range(0.0, 1.0)")
+    # What learns from pixels keeps its own.
+    kept = adopt(config_for(str(source)), str(tmp_path / "run"), rescales=False)
+    assert kept.dataset.preprocess == OVERRIDES["dataset__preprocess"]
+
+
 def test_a_damaged_config_is_said_by_the_workdir(tmp_path: Path) -> None:
     source = save_model(tmp_path / "a", class_names=("a", "b"), gelu="exact")
     checkpoint = tmp_path / "run/checkpoints/1"

@@ -91,9 +91,10 @@ def _adopt_scale(config: ConfigDict, source: str, spec: str, rescales: bool) -> 
                 f"{ours or 'the range [-1, 1]'}."
             )
             continue
-        text = f"normalize({theirs.mean}, {theirs.std})"
         if isinstance(theirs, ValueRange):
             text = f"value_range({theirs.low}, {theirs.high})"
+        else:
+            text = f"normalize({theirs.mean}, {theirs.std})"
         node[last] += f"|{text}"
         taken.append(f"{text} in {key}")
     return taken

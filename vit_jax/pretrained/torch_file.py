@@ -8,7 +8,7 @@ import logging
 import os
 import pickle
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
@@ -91,7 +91,8 @@ def _read_tensors(
     storage.
     """
     if entry:
-        entries = [key for key, value in _items(root) if _find_state_dict(value) is not None]
+        level = root if isinstance(root, dict) else {}
+        entries = [str(key) for key, each in level.items() if _find_state_dict(each) is not None]
         if entry not in entries:
             raise UserError(f"it has no state dict {entry!r}, only {list_names(entries) or 'one'}")
         root = root[entry]
@@ -139,11 +140,6 @@ def _find_state_dict(level: Any) -> dict[Any, Any] | None:
             f"it holds several state dicts ({names}); name one as FILE#{next(iter(candidates))}"
         )
     return next(iter(candidates.values()), None)
-
-
-def _items(level: Any) -> Iterable[tuple[str, Any]]:
-    items = level.items() if isinstance(level, dict) else ()
-    return [(key, value) for key, value in items if isinstance(key, str)]
 
 
 def _has_tensors(value: Any) -> bool:
