@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.fixtures_data import broken_images, encoded, picture
-from vit_jax.data.decode import decode_image, decodes
+from vit_jax.data.decode import decode_image, decodes, doubts
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
 
@@ -39,9 +39,27 @@ def test_unusual_files():
         np.testing.assert_array_equal(decode(encoded(stored, format)), expected)
     deep = np.random.default_rng(0).integers(0, 65536, (6, 7), np.uint16)
     np.testing.assert_array_equal(decode(encoded(deep, "PNG"), 1)[..., 0], deep >> 8)
+    assert not doubts(encoded(deep, "PNG"))
+    for format in ("PNG", "TIFF"):
+        assert "use 12 of 16 bits" in doubts(encoded(deep >> 4, format))
     cmyk = encoded(Image.fromarray(image).convert("CMYK"), quality=95)
     expected = np.asarray(Image.open(io.BytesIO(cmyk)).convert("RGB"), int)
     assert np.abs(decode(cmyk) - expected).max() <= 2
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "float32", "float64"])
+def test_samples_without_a_scale_to_8_bits_are_refused(dtype):
+    data = cv2.imencode(".tif", np.arange(80).reshape(8, 10).astype(dtype))[1].tobytes()
+    with pytest.raises(ValueError, match=f"its samples are {dtype}, and no scale"):
+        decode(data)
+    assert not decodes(data)
+    assert dtype in doubts(data)
+
+
+def test_an_empty_crop_is_one_line():
+    for image in (np.zeros((0, 5, 3), np.uint8), np.zeros((5, 0), np.uint8)):
+        with pytest.raises(ValueError, match="is empty"):
+            decode(image)
 
 
 @pytest.mark.parametrize(("orientation", "turns"), [(1, 0), (3, 2), (6, 3), (8, 1)])

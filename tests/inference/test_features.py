@@ -1,5 +1,6 @@
 """Features: each one recomputed from another by the model's own equations, and the file."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,10 @@ def test_damaged_images_are_found_before_the_work(
     assert not (tmp_path / "f.npz").exists()
     shapes = extract_features(str(saved), images, on_bad_image="skip", **options)
     assert shapes == {"gap": (5, 16)}
+    # As the run did.
+    run = Path(shutil.copytree(saved, tmp_path / "run"))
+    (run / "config.json").write_text('{"dataset": {"on_bad_image": "skip"}}')
+    assert extract_features(str(run), images, **options) == {"gap": (5, 16)}
     for arguments, message in (
         ({"images": ["cifar10"]}, "cifar10: no such file or folder; a dataset needs a --split"),
         ({"images": ["a", "b"], "split": "train"}, "goes with one dataset, not with 2 names"),

@@ -1,9 +1,9 @@
 """Encoded image files to uint8 arrays through OpenCV, and arrays to another size.
 
 Grayscale, palette and CMYK images are converted to the channels asked for; transparency is dropped,
-not blended, as TensorFlow's decoders do; of 16-bit samples the high byte is kept, of animations the
-first frame. The `pillow_...` methods of `resize` have antialiasing: timm, DeiT and Hugging Face
-evaluate on such images.
+not blended, as TensorFlow's decoders do; of 16-bit samples the high byte is kept, floats and signed
+integers are refused; of animations the first frame is taken. The `pillow_...` methods of `resize`
+have antialiasing: timm, DeiT and Hugging Face evaluate on such images.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ _CV2_METHODS = {
     "nearest": cv2.INTER_NEAREST_EXACT,
 }
 _MAX_PIXELS = 2**28
+# TIFF, PNM and JPEG 2000 may have samples of more than 8 bits, as PNG may.
+_DEEP = (b"II*\0", b"MM\0*", b"P2", b"P3", b"P5", b"P6", b"\0\0\0\x0cjP")
 _AVIF = (b"ftypavif", b"ftypavis")
 
 _COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}
@@ -56,6 +58,8 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
     if image[4:12] in _AVIF:  # whose rotation OpenCV does not know
         return _with_channels(_avif_pixels(image, exif=exif), channels)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
+    if reason := _refused_samples(_deep_pixels(image)):
+        raise ValueError(reason)
     if (pixels := _imdecode(image, flags)) is None:
         found = f"{len(image)} bytes: {image[:8]!r}..."
         raise ValueError(f"the image cannot be decoded, or is larger than 2^28 pixels ({found})")
@@ -105,12 +109,37 @@ def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
         pixels = pixels[:, :, None]  # [H, W, 1]
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4):
         raise ValueError(f"an image must be uint8 [H, W, 1, 3 or 4], not {describe(pixels)}")
+    if not pixels.size:
+        raise ValueError(f"the image {list(pixels.shape)} is empty; was it cropped to nothing?")
     pixels = pixels[:, :, :3]
     if pixels.shape[2] == channels:
         return pixels
     if channels == 3:
         return np.repeat(pixels, 3, axis=2)  # [H, W, 3]
     return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)[:, :, None]  # [H, W, 1]
+
+
+def _deep_pixels(data: bytes) -> np.ndarray | None:
+    """The samples as stored, of a file that may have more than 8 bits in each; else None."""
+    if (data.startswith(_PNG) and data[24:25] != b"\x10") or not data.startswith((_PNG, *_DEEP)):
+        return None
+    return _imdecode(data, cv2.IMREAD_UNCHANGED)
+
+
+def _refused_samples(deep: np.ndarray | None) -> str:
+    if deep is None or deep.dtype in (np.uint8, np.uint16):
+        return ""
+    return f"its samples are {deep.dtype}, and no scale to 8 bits is stated; convert it to uint8"
+
+
+def doubts(data: bytes) -> str:
+    """What to say of samples that cannot be shown, or need less than their 16 bits; else ""."""
+    deep = _deep_pixels(data)
+    if (refused := _refused_samples(deep)) or deep is None or deep.dtype != np.uint16:
+        return refused
+    if not 0 < (bits := int(deep.max()).bit_length()) < 15:
+        return ""
+    return f"its values use {bits} of 16 bits, so it is dark (of each the high byte is taken)"
 
 
 def decodes(data: bytes) -> bool:
@@ -121,7 +150,7 @@ def decodes(data: bytes) -> bool:
         return False
     # OpenCV refuses that of other files with a side below 8 pixels.
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
-    return _imdecode(data, flags) is not None
+    return not _refused_samples(_deep_pixels(data)) and _imdecode(data, flags) is not None
 
 
 def _imdecode(data: bytes, flags: int) -> np.ndarray | None:

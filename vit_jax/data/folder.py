@@ -19,11 +19,11 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data.decode import decodes, remarks
+from vit_jax.data.decode import decodes, doubts, remarks
 from vit_jax.data.sources import Source, check_classes, in_order, map_threads, select
 from vit_jax.errors import UserError, list_names
 from vit_jax.files.manifest import read_or_none
@@ -71,21 +71,30 @@ class FolderSource(Source):
     def check(self, on_bad_image: str) -> FolderSource:
         """Decodes every file; UserError where none does, or one does not and that is an "error"."""
         paths = self.paths()
-        verdicts = [
-            verdict
-            for start in range(0, len(paths), _BLOCK)
-            for verdict in _decode_block(paths[start : start + _BLOCK])
+        blocks = [paths[start : start + _BLOCK] for start in range(0, len(paths), _BLOCK)]
+        verdicts = [verdict for block in blocks for verdict in _decode_block(block)]
+        doubtful = [
+            f"{path} is {'used' if verdict.usable else 'taken for damaged'}: {verdict.remark}"
+            for path, verdict in zip(paths, verdicts, strict=True)
+            if verdict.remark
         ]
-        bad = [position for position, decoded in enumerate(verdicts) if not decoded]
+        for line in doubtful[:_SHOWN]:
+            logging.getLogger(__name__).warning(line)
+        if len(doubtful) > _SHOWN:
+            logging.getLogger(__name__).warning("%d more such images.", len(doubtful) - _SHOWN)
+        bad = [position for position, verdict in enumerate(verdicts) if not verdict.usable]
         if not bad:
             return self
         if missing := [path for path in map(self.describe, bad) if not os.path.exists(path)]:
             found = f"{len(missing)} of {len(self)} files are missing: {list_names(missing)}"
             raise UserError(f"{found}; a table names them with / and their ending.")
-        names = list_names(map(self.describe, bad), 10)
+        names = list_names(map(self.describe, bad), _SHOWN)
         report = f"{len(bad)} of {len(self)} images cannot be read: {names}"
         if on_bad_image == "error":
-            raise UserError(f"{report}; mend or delete them, or set dataset.on_bad_image='skip'.")
+            raise UserError(
+                f"{report}; mend or delete them, or leave them out with on_bad_image='skip' "
+                "(--on_bad_image of a script, dataset.on_bad_image of a config)."
+            )
         if len(bad) == len(self):
             raise UserError(f"{report}; no image is left.")
         logging.getLogger(__name__).warning("%s; skipped (dataset.on_bad_image='skip').", report)
@@ -253,11 +262,17 @@ def order_files(groups: Iterable[Files], part: str = "") -> np.ndarray:
     return np.array([row[2:] for row in sorted(rows)], columns)
 
 
-_BLOCK = 512
+_BLOCK = 512  # files that are decoded at once
+_SHOWN = 10  # names in a message
 
 
-def _decode_block(paths: Sequence[str]) -> list[bool]:
-    """Whether each file decodes, and without a remark of the decoder's, which names no file."""
+class _Verdict(NamedTuple):
+    usable: bool
+    remark: str = ""
+
+
+def _decode_block(paths: Sequence[str]) -> list[_Verdict]:
+    """Whether each file decodes, with what the decoder says of it without naming it."""
     with remarks() as said:
         verdicts = list(map_threads(_decodes_file, paths))
     if not said:
@@ -265,14 +280,14 @@ def _decode_block(paths: Sequence[str]) -> list[bool]:
     for i, path in enumerate(paths):
         with remarks() as said:
             verdicts[i] = _decodes_file(path)
-        if said and verdicts[i]:
-            is_jpeg = path.lower().endswith((".jpg", ".jpeg", ".jpe"))
-            what = "used" if is_jpeg else "taken for damaged"  # half a picture is grey in a JPEG
-            logging.getLogger(__name__).warning("%s is %s: %s", path, what, said[0])
-            verdicts[i] = is_jpeg
+        if said and verdicts[i].usable:
+            is_jpeg = path.lower().endswith((".jpg", ".jpeg", ".jpe"))  # half of it may be grey
+            verdicts[i] = _Verdict(is_jpeg, said[0])
     return verdicts
 
 
-def _decodes_file(path: str) -> bool:
+def _decodes_file(path: str) -> _Verdict:
     content = read_or_none(Path(path).read_bytes)
-    return content is not None and decodes(content)
+    if content is None:
+        return _Verdict(False)
+    return _Verdict(decodes(content), doubts(content))

@@ -47,7 +47,7 @@ def evaluate(
     split: str,
     data_dir: str = "",
     label_key: str = "",
-    on_bad_image: str = "error",
+    on_bad_image: str = "",
     batch_size: int = 128,
     real: str = "",
     ignore_class_names: bool = False,
@@ -61,7 +61,8 @@ def evaluate(
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      dataset, split, data_dir, label_key, on_bad_image: see `create_dataset`.
+      dataset, split, data_dir, label_key: see `create_dataset`.
+      on_bad_image: also there; "" for what the run did whose work directory `source` is.
       batch_size: over all devices; rounded up to what they can share.
       real: path of `real.json`, see `real_labels`.
       ignore_class_names: see `match_classes`.

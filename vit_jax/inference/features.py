@@ -32,7 +32,7 @@ def extract_features(
     split: str = "",
     data_dir: str = "",
     label_key: str = "",
-    on_bad_image: str = "error",
+    on_bad_image: str = "",
     batch_size: int = 64,
     **model_options: Any,
 ) -> dict[str, tuple[int, ...]]:
@@ -78,7 +78,7 @@ def extract_features(
         chain, _ = input_chain(model.description)
         encoded = np.array([os.fsencode(path) for path in paths], np.bytes_)
         source_of_files = FolderSource("", encoded, {})
-        data = Dataset("images", "", source_of_files, chain, (), on_bad_image)
+        data = Dataset("images", "", source_of_files, chain, (), on_bad_image or model.on_bad_image)
     data = data.check()
     function = feature_function(model.module, names)
     inputs = jax.ShapeDtypeStruct((data.num_examples, *data.image_shape), np.float32)

@@ -40,8 +40,8 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
     add(
         "--on_bad_image",
         choices=("error", "skip"),
-        default="error",
-        help="what to do with files that do not decode (default error)",
+        default="",
+        help="what to do with files that do not decode (default: as the run did, else error)",
     )
 
 

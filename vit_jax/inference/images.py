@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.data.decode import decode_image, pillow_pixels
+from vit_jax.data.decode import decode_image, doubts, pillow_pixels
 from vit_jax.data.folder import EXTENSIONS, find_below, say_others
 from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
 from vit_jax.data.preprocess import OPS, Chain, parse
@@ -161,9 +162,12 @@ class Images:
     def example(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
         spec = self.element_spec["image"]
         try:
-            example = self._chain({"image": self._stored(self._images[index])}, rng)
+            stored = self._stored(self._images[index])
+            example = self._chain({"image": stored}, rng)
             image = example["image"]
             if (image.shape, image.dtype) == (spec.shape, spec.dtype):
+                if isinstance(stored, bytes) and (doubt := doubts(stored)):
+                    logging.getLogger(__name__).warning("%s: %s", self.name(index), doubt)
                 return example
             self.failures[index] = f"preprocess gives {describe(image)}, not {describe(spec)}"
         except (ValueError, OSError, cv2.error) as error:

@@ -7,6 +7,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import encode_texts
 from vit_jax.errors import UserError, check_known
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
+from vit_jax.files.paths import read_json
 from vit_jax.inference.images import Images, Inputs, input_chain
 from vit_jax.models.create import family_of
 from vit_jax.models.description import Description
@@ -196,11 +198,24 @@ class Model:
     def open_dataset(self, **options: Any) -> Dataset:
         """A split in the model's own preprocessing; see `create_dataset` for the other options.
 
+        `on_bad_image` "" is that of the run.
+
         Raises:
           UserError: see there; or the preprocessing does not fit the model.
         """
         input_chain(self.description)
+        options["on_bad_image"] = options.get("on_bad_image") or self.on_bad_image
         return create_dataset(**options, preprocess=self.description.eval_preprocess)
+
+    @property
+    def on_bad_image(self) -> str:
+        """What the run whose work directory this is did with damaged images; else `error`."""
+        path = Path(os.path.expanduser(self.source.partition("#")[0]))
+        config = (path if path.is_dir() else path.parent) / "config.json"
+        match read_json(config) if config.is_file() else None:
+            case {"dataset": {"on_bad_image": str(setting)}}:
+                return setting
+        return "error"
 
     def without_head(self) -> Model:
         """The same model up to its representation; UserError: it has no head."""

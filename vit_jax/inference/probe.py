@@ -25,7 +25,7 @@ def probe(
     seeds: int = 3,
     data_dir: str = "",
     label_key: str = "",
-    on_bad_image: str = "error",
+    on_bad_image: str = "",
     batch_size: int = 128,
     **model_options: Any,
 ) -> dict[str, Any]:
@@ -33,7 +33,8 @@ def probe(
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      dataset, data_dir, label_key, on_bad_image: see `create_dataset`.
+      dataset, data_dir, label_key: see `create_dataset`.
+      on_bad_image: also there; "" for what the run did whose work directory `source` is.
       train_split: of the images that are fitted.
       split: of those that are measured.
       kinds: some of `OF_FEATURES`, with their defaults.
