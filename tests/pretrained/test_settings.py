@@ -115,6 +115,18 @@ def test_the_gelu_of_timms_architectures(architecture: str, gelu: str, tmp_path:
     assert load_model(folder).description.model["gelu"] == gelu
 
 
+def test_images_that_are_no_whole_patches(tmp_path: Path) -> None:
+    """timm's convolution passes over the last rows, as SigLIP's of 384 pixels and patches of 14."""
+    folder = folder_of(tmp_path, "timm")
+    side = 16 + load_model(folder).module.patch_size - 1
+    change(folder / "config.json", pretrained_cfg__input_size=[3, side, side])
+    change(folder / "config.json", model_args__img_size=side, pretrained_cfg__crop_mode="squash")
+    model = load_model(folder)
+    image = np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8)
+    assert model.description.image_shape == (16, 16, 3)
+    np.testing.assert_allclose(model.preprocess(image)[0], image[:16, :16] / 127.5 - 1, atol=1e-6)
+
+
 def test_heads_are_taken_from_a_published_size_as_a_whole_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

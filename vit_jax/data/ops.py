@@ -144,6 +144,15 @@ class CentralCrop(SizedOp):
 
 
 @dataclasses.dataclass(frozen=True)
+class CornerCrop(SizedOp):
+    """Cuts height x width from the top left: what whole patches cover of other people's images."""
+
+    def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
+        _spare(image, self.shape)
+        return _cut(image, 0, 0, *self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
 class RandomCrop(SizedOp):
     """Cuts height x width from a random place."""
 

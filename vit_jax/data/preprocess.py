@@ -89,6 +89,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "resize": ops.Resize,
     "resize_small": ops.ResizeSmall,
     "central_crop": ops.CentralCrop,
+    "corner_crop": ops.CornerCrop,
     "random_crop": ops.RandomCrop,
     "inception_crop": ops.InceptionCrop,
     "flip_lr": ops.FlipLr,

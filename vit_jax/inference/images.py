@@ -14,7 +14,15 @@ import numpy as np
 
 from vit_jax.data.decode import decode_image, doubts, pillow_pixels
 from vit_jax.data.folder import EXTENSIONS, find_below, say_others
-from vit_jax.data.ops import CentralCrop, Decode, Normalize, Resize, ResizeSmall, ValueRange
+from vit_jax.data.ops import (
+    CentralCrop,
+    CornerCrop,
+    Decode,
+    Normalize,
+    Resize,
+    ResizeSmall,
+    ValueRange,
+)
 from vit_jax.data.preprocess import OPS, Chain, parse
 from vit_jax.data.sources import ArraySpec, Source, describe
 from vit_jax.errors import UserError
@@ -80,13 +88,13 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
     scale = size[0] / before[0]
     ops: list[Any] = []
     for op in parse(description.eval_preprocess).ops:
-        if isinstance(op, CentralCrop) and not is_scaled:
+        if isinstance(op, CentralCrop | CornerCrop) and not is_scaled:
             continue
         if isinstance(op, Resize | ResizeSmall) and not is_scaled:
             op = Resize(*size, method=op.method)
         elif isinstance(op, ResizeSmall):
             op = dataclasses.replace(op, size=round(op.size * scale))
-        elif isinstance(op, Resize | CentralCrop):
+        elif isinstance(op, Resize | CentralCrop | CornerCrop):
             height, width = (round(side * scale) for side in op.shape)
             op = dataclasses.replace(op, height=height, width=width)
         ops.append(op)

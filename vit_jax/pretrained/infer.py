@@ -109,13 +109,16 @@ def infer_description(
     # Without that array, or with other axes, the file will not fit.
     num_channels = axis_of(params, image_kernel(params), 4, 2) or 3
     size_text = f"{height}" if height == width else f"({height}, {width})"
-    by = stored.probabilities_by
+    preprocess, by = stored.eval_preprocess, stored.probabilities_by
+    whole = size and (size[0] // pixels[0], size[1] // pixels[1]) == grid
+    if preprocess and whole and size != (height, width):  # SigLIP's 384 pixels in patches of 14
+        preprocess += f"|corner_crop({height}, {width})"
     description = Description(
         model=model,
         image_shape=(height, width, num_channels),
         grid=grid,
         class_names=stored.class_names if model["num_classes"] else (),
-        eval_preprocess=stored.eval_preprocess or f"official_eval({size_text})",
+        eval_preprocess=preprocess or f"official_eval({size_text})",
         # The softmax of a single output is 1, whatever it is.
         probabilities_by="sigmoid" if by == "softmax" and model["num_classes"] == 1 else by,
     )

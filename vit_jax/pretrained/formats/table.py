@@ -202,7 +202,7 @@ def _say_guesses(path: Path, stored: Stored, heads: str) -> None:
     """One line of what names and shapes do not tell, where no config.json does."""
     known = [f"{key}={value}" for key, value in stored.conventions.items()]
     pooling = ["pooling by the class token"] if "cls" in stored.params else []
-    guesses = list_names([*filter(None, [heads]), *known, *pooling], 9)
+    guesses = list_names([*filter(None, [heads]), *known, *pooling, "pre-norm blocks"], 9)
     logging.warning("%s: no config.json says how to compute; guessed: %s.", path, guesses)
 
 
