@@ -67,7 +67,7 @@ def one_line(error: BaseException) -> str:
     """What the error says, in one line of bounded length."""
     text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
     if code := _OS_ERROR_CODE.search(text):  # TensorStore says the reason behind long paths
-        text = f"{os.strerror(int(code[1]))} ({text})"
+        return os.strerror(int(code[1]))
     return " ".join(text.split())[:200]
 
 

@@ -145,7 +145,7 @@ class CheckpointManager:
             kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
             raise as_user_error(
                 f"The checkpoint of step {step} could not be written to {self._folder}: "
-                f"{one_line(error)}. {kept}. Make room, then start again.",
+                f"{one_line(error)}. {kept}. Make room or use another disk, then start again.",
                 error,
             ) from error
 

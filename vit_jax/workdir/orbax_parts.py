@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +51,35 @@ class ChecksummedHandler(ocp.PyTreeCheckpointHandler):
         write_manifest(to_path(directory), self.note)
 
 
+@functools.cache
+def _hush() -> None:
+    """Leaves the error of a save that fails to who is told of it.
+
+    Before, Orbax logs it from each of its threads with a traceback, and TensorStore reports every
+    array that it has not written by then: its callback finds Orbax's event loop closed.
+    """
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and "/orbax/" in f"{record.pathname} {record.getMessage()}")
+
+    before = sys.unraisablehook
+
+    def report(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    for library in ("absl", "asyncio"):
+        logging.getLogger(library).addFilter(is_news)
+    sys.unraisablehook = report
+
+
 def async_checkpointer(handler: ChecksummedHandler) -> ocp.AsyncCheckpointer:
     """Writes a step in a thread; the step's folder appears by rename once complete.
 
     Not ocp.CheckpointManager: where a save fails on one process, its threads and those of the other
     processes wait for each other, and the error reaches nobody.
     """
+    _hush()
     options = ocp.options.AsyncOptions(
         # Otherwise a save that fails early leaves threads that wait minutes for its folder.
         create_directories_asynchronously=False,
