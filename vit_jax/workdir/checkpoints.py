@@ -8,6 +8,7 @@ before the rename: a step without it, or that disagrees with it, is never restor
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -143,9 +144,12 @@ class CheckpointManager:
                 raise
             steps = [each for each in steps_in(self._folder) if each != step]
             kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
+            reason = one_line(error)
+            is_limit = reason == os.strerror(errno.EMFILE)
+            way_out = "Raise the limit (ulimit -n)" if is_limit else "Make room or use another disk"
             raise as_user_error(
                 f"The checkpoint of step {step} could not be written to {self._folder}: "
-                f"{one_line(error)}. {kept}. Make room or use another disk, then start again.",
+                f"{reason}. {kept}. {way_out}, then start again.",
                 error,
             ) from error
 
