@@ -44,7 +44,7 @@ from vit_jax.errors import (
     size_text,
 )
 from vit_jax.files.manifest import MANIFEST, read_manifest, write_manifest
-from vit_jax.files.paths import UNFINISHED, sync, write_atomically
+from vit_jax.files.paths import UNFINISHED, read_object, sync, write_atomically
 
 Receipts = dict[Shard, dict[str, Any]]  # see `write_shard`; split by split, in order
 
@@ -138,10 +138,10 @@ def _work_folder(work: Path, plan: dict[str, Any]) -> Iterator[None]:
         for stale in work.rglob(f"*{UNFINISHED}"):  # what a kill left half-written
             stale.unlink()
         path = work / "plan.json"
-        begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else plan
+        begun = read_object(path) if path.exists() else plan
         for key, value in plan.items():
-            if value != begun[key]:
-                how = f"{work} was begun with {key}={begun[key]!r}, not {value!r}"
+            if value != (found := begun.get(key)):
+                how = f"{work} was begun with {key}={found!r}, not {value!r}"
                 raise UserError(f"{how}; give the same, or delete it to begin again.")
         yield
     # NFS keeps a deleted file that is open under another name, so the lock is closed before.
@@ -154,7 +154,8 @@ def _write_shards(
     """Writes the shards that are missing; returns the receipts of all."""
     shards = _shards(listing, work, name, plan["shard_megabytes"])
     finished = [shard for shard in shards if shard.receipt.exists() and shard.path.exists()]
-    there = {shard: json.loads(shard.receipt.read_text("utf-8")) for shard in finished}
+    kinds = {"records": int, "num_bytes": int, "bytes": int, "sha256": str, "unreadable": list}
+    there = {shard: read_object(shard.receipt, **kinds) for shard in finished}
     missing = [shard for shard in shards if shard not in there]
     if there:
         logging.info("%d of %d shards are there already", len(there), len(shards))
@@ -194,7 +195,7 @@ def _list_unreadable(receipts: Receipts, work: Path, on_bad_image: str) -> None:
     if not (bad := [where for receipt in receipts.values() for where in receipt["unreadable"]]):
         return
     path = work / "prepared" / "unreadable_images.txt"
-    write_atomically(path, "\n".join(bad) + "\n")
+    write_atomically(path, "\n".join(map(str, bad)) + "\n")
     report = f"{counted(len(bad), 'image')} cannot be decoded, such as {bad[0]}; all in {path}"
     if on_bad_image == "error":
         mend = f"to mend them, delete the folder {work.name} too"

@@ -233,6 +233,17 @@ def wrong_keys(value: Mapping[str, Any], kinds: Mapping[str, type | UnionType]) 
     return [key for key, kind in kinds.items() if not isinstance(value.get(key, wrong_keys), kind)]
 
 
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turns a value of a wrong kind into a UserError that names the file it is from."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
+        raise UserError(f"{name} holds a value of a wrong kind ({error!r}).") from error
+
+
 def free_name(path: Path) -> Path:
     """`config.<n>.json` with the first n not taken."""
     numbered = (path.with_name(f"{path.stem}.{n}{path.suffix}") for n in itertools.count(1))

@@ -13,13 +13,14 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError, as_user_error
+from vit_jax.files.paths import reading
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.images import at_image_size, input_range
 from vit_jax.inference.model import Model
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.models.description import Description
 from vit_jax.parameters.names import abstract_params, flatten_names, unflatten_names
-from vit_jax.pretrained.formats.stored import Stored, reading
+from vit_jax.pretrained.formats.stored import Stored
 from vit_jax.pretrained.load import read_source
 
 # How a model is trained and computed, not what it is.

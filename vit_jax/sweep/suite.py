@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import PassingError, UserError
 from vit_jax.evaluators.few_shot import confidence95
-from vit_jax.files.paths import read_object, write_atomically, write_json
+from vit_jax.files.paths import read_object, reading, write_atomically, write_json
 from vit_jax.inference.evaluate import evaluate
 from vit_jax.inference.probe import probe
 from vit_jax.sweep.run import percents_of, run_sweep
@@ -146,7 +146,8 @@ def _report(
     for task in tasks:
         group, name, published = task["group"], task["name"], task["published"]
         found = _read(task, folder, seeds)
-        numbers = {} if found is None else _numbers(task, found)
+        with reading(str(_path(task, folder))):
+            numbers = {} if found is None else _numbers(task, found)
         rows += [Row(group, name, metric, *each, published) for metric, each in numbers.items()]
         if not numbers:
             state = failed.get(name, "missing" if found is None else "diverged")

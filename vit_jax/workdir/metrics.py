@@ -174,7 +174,7 @@ def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
     """
     wandb = check_wandb(project)
     path = to_path(workdir) / WANDB_FILE
-    known = paths.read_object(path) if path.exists() else {}
+    known = paths.read_object(path, project=str, id=str) if path.exists() else {}
     if known.get("project") != project:
         known = {"project": project, "id": secrets.token_hex(6)}
         paths.write_json(path, known)  # before the run exists, or a kill would lose its id

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_known, list_names
+from vit_jax.files.paths import reading
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm
-from vit_jax.pretrained.formats.stored import Holds, Stored, numbers_of, pair, positive, reading
+from vit_jax.pretrained.formats.stored import Holds, Stored, numbers_of, pair, positive
 
 GELUS = {
     "gelu": "exact",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,17 +73,6 @@ class Holds(NamedTuple):
     convert: Callable[..., Any]
     values: Mapping[str, tuple[Any, ...]] = {}  # of attributes; its readers know no others
     assumed: Mapping[str, Any] = {}  # attributes that it does not store: what its readers take
-
-
-@contextlib.contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Turns a value of a wrong kind into a UserError that names the file."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
-        raise UserError(f"{name} holds a value of a wrong kind ({error!r}).") from error
 
 
 def positive(value: Any) -> int:

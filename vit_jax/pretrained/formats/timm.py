@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError, check_known
+from vit_jax.files.paths import reading
 from vit_jax.models import mixer
 from vit_jax.models.description import HALF, Description, InputSettings
 from vit_jax.models.variants import HYBRIDS, SIZES
 from vit_jax.models.vit import POSITIONS
 from vit_jax.pretrained.formats import rows
 from vit_jax.pretrained.formats.rows import Row, layer, norm, numbers
-from vit_jax.pretrained.formats.stored import Holds, Stored, numbers_of, pair, positive, reading
+from vit_jax.pretrained.formats.stored import Holds, Stored, numbers_of, pair, positive
 from vit_jax.pretrained.infer import grid_of_images, num_prefix_tokens
 
 # Architectures of timm, but for the resolution; `model_args` says the rest.
