@@ -44,12 +44,23 @@ def test_a_set_in_a_bucket_is_the_set_on_a_disk(
     rng = np.random.default_rng(0)
     for index in range(here.num_examples):
         np.testing.assert_equal(there.example(index, rng), here.example(index, rng))
-    fetched = {path.name for path in cache.rglob("*") if path.is_file()}
+    fetched = {path.name for path in cache.rglob("*record-*") if path.suffix != ".version"}
     shards = {path.name for path in root.rglob("*-train.*record-*")}
     assert fetched == (shards if file_format == "tfrecord" else set())
     downloads = bucket_server.requests["GET /download/storage/v1"]
     opened(f"{bucket}/tfds")
     assert bucket_server.requests["GET /download/storage/v1"] - downloads <= 4  # metadata only
+
+
+def test_an_object_that_was_replaced_by_one_of_its_size_is_fetched_again(bucket, cache):
+    path = to_path(f"{bucket}/shard")
+    for content in (b"abc", b"abd"):
+        path.write_bytes(content)
+        assert paths.cached_copy(path).read_bytes() == content
+    note = cache.joinpath(*str(path).removeprefix("gs://").split("/")).with_name("shard.version")
+    note.unlink()
+    assert paths.cached_copy(path).read_bytes() == b"abd"
+    assert note.exists()
 
 
 def test_no_room_for_a_shard(bucket, tmp_path, cache, monkeypatch):

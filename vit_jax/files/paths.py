@@ -136,9 +136,14 @@ def cache_dir() -> Path:
 
 
 def cached_copy(path: Path) -> Path:
-    """A copy of a bucket's object in the cache, fetched unless one of its size is there."""
-    local, size = cache_dir() / "data" / str(path).removeprefix(BUCKET), size_of(path)
-    if local.exists() and local.stat().st_size == size:
+    """A copy of a bucket's object in the cache, fetched unless this version of it is there."""
+    local = cache_dir() / "data" / str(path).removeprefix(BUCKET)
+    found = bucket_files().info(str(path))
+    # An object that is replaced has another MD5, one that was composed of parts has none.
+    size, version = int(found["size"]), str(found.get("md5Hash") or found.get("generation", ""))
+    note = local.with_name(f"{local.name}.version")
+    is_known = local.exists() and note.exists() and note.read_text() == version
+    if is_known and local.stat().st_size == size:
         return local
     local.parent.mkdir(parents=True, exist_ok=True)
     if size > (free := shutil.disk_usage(local.parent).free):
@@ -147,6 +152,7 @@ def cached_copy(path: Path) -> Path:
         raise UserError(f"{found}: {ways}, of which only what is needed is read.")
     with replacing(local) as unfinished:
         bucket_files().get_file(str(path), str(unfinished))
+    write_atomically(note, version)
     return local
 
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from vit_jax.errors import UserError, as_user_error
-from vit_jax.files.paths import replacing
+from vit_jax.files.paths import cache_dir, replacing
 from vit_jax.pretrained import torch_file
 
 Arrays = dict[str, np.ndarray]
@@ -65,14 +65,21 @@ def read_arrays(path: str | os.PathLike[str], entry: str = "") -> Arrays:
                 raise UserError(f"array {name!r:.80} has type {array.dtype}; only numbers are read")
         return arrays
     except UserError as error:
-        raise as_user_error(f"cannot read {path}: {str(error).rstrip('.')}.", error) from error
+        text = f"cannot read {path}: {str(error).rstrip('.')}{_of_cache(path)}."
+        raise as_user_error(text, error) from error
     except OSError as error:
         raise as_user_error(f"cannot read {path}: {error.strerror or error}.", error) from error
     except Exception as error:  # a hostile file makes the libraries raise anything
         reason = f"{type(error).__name__}: {error}"
         raise UserError(
-            f"cannot read {path}: it is incomplete or damaged, fetch it again ({reason!r:.90})."
+            f"cannot read {path}: it is incomplete or damaged, fetch it again ({reason!r:.90})"
+            f"{_of_cache(path)}."
         ) from error
+
+
+def _of_cache(path: Path) -> str:
+    is_ours = path.absolute().is_relative_to(cache_dir().absolute())
+    return "; it is in the cache: delete it, and it is fetched again" if is_ours else ""
 
 
 def _read_shards(path: Path) -> Arrays:

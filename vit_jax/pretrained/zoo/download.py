@@ -79,8 +79,11 @@ def _fetch_patiently(url: str, *arguments: Any) -> None:
         except aiohttp.ClientError as error:
             reason = f"the connection failed ({one_line(error)})"
             may_pass = not isinstance(error, aiohttp.ClientConnectorCertificateError)
-            if isinstance(error, aiohttp.ClientResponseError):
-                reason = f"the server answers {error.status} {error.message}"
+            if isinstance(error, aiohttp.TooManyRedirects):
+                reason = "it is redirected again and again"
+                may_pass = False
+            elif isinstance(error, aiohttp.ClientResponseError):
+                reason = f"the server answers {error.status} {' '.join(error.message.split()):.80}"
                 may_pass = error.status in (408, 429) or error.status >= 500
             if not may_pass or attempt == ATTEMPTS:
                 raise UserError(
