@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def _escaped(value: object) -> str:
     if isinstance(value, Html):
         return value
     # Names of files need not be text.
-    return html.escape(str(value).encode(errors="surrogateescape").decode(errors="replace"))
+    return html.escape(re.sub("[\ud800-\udfff]", "\ufffd", str(value)))
 
 
 def table(

@@ -161,6 +161,8 @@ def _wrong_config(config: Any, default: dict[str, Any]) -> str:
     """The first key of another kind than in the defaults; "" without one, or a section's name."""
     for key, value in config.items():
         like = default.get(key)
+        if key == "evaluators" and isinstance(value, dict):  # their names are the user's
+            like = dict.fromkeys(value, default[key]["test"])
         if isinstance(like, dict):
             inner = _wrong_config(value, like) if isinstance(value, dict) else "section"
             if inner:
