@@ -117,12 +117,37 @@ IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
         ({"train": (IMAGES, [0, -1, 0])}, "labels from -1 to 0; they are 0, 1, ..."),
         ({"train": (IMAGES, ["a", None, "b"])}, "labels [3] must be integers or names"),
         ({"train": Pairs([], ["a"]), "test": Pairs([], ["b"])}, "other .classes"),
+        ({"train": Pairs([], None)}, ".classes is None, no list of names"),
+        ({"train": (IMAGES[:0], [])}, "split 'train': 0 images, 0 labels"),
+        ({0: (IMAGES, [0, 1, 0])}, "split 0; its name must be a word"),
+        ({"a b": (IMAGES, [0, 1, 0])}, "split 'a b'; its name must be a word"),
     ],
 )
 def test_mistakes(splits, message):
     with pytest.raises(UserError) as error:
         open_given(splits, "mine")
     assert message in str(error.value)
+
+
+def test_files_are_checked_before_the_training(tmp_path, caplog):
+    paths = photos(tmp_path)["train"]
+    names = [path.parent.name for path in paths]
+    expected = open_given({"train": (paths, names)}, "x")
+    (bad := tmp_path / "bad.png").write_bytes(paths[0].read_bytes()[:90])
+    opened = open_given({"train": ([bad, *paths], ["dog", *names])}, "x")
+    options = {**OPTIONS, "split": "train", "name": "x"}
+    with pytest.raises(UserError, match=r"1 of 8 images cannot be read: .*bad.png"):
+        opened(**options)
+    with pytest.raises(UserError, match="dataset.on_bad_image='ignore' is unknown"):
+        opened(**{**options, "on_bad_image": "ignore"})
+    dataset = opened(**{**options, "on_bad_image": "skip"})
+    assert "no image is left of dog" in caplog.text
+    rng = np.random.default_rng(0)
+    assert dataset.num_examples == 7
+    for i in range(7):
+        want, found = expected(**options).example(i, rng), dataset.example(i, rng)
+        np.testing.assert_array_equal(found["image"], want["image"])
+        assert dataset.class_names[found["label"]] == names[i]
 
 
 def first_image(image, exif=True):

@@ -171,7 +171,7 @@ def test_unknown_classes_are_numbered_and_odd_names_printed(tmp_path: Path, fold
 def test_mistakes(model: Model, source: Path, folder: Path, tmp_path: Path) -> None:
     image = [str(folder / "00.JPG")]
 
-    with pytest.raises(UserError, match="--top=0 must be at least 1"):
+    with pytest.raises(UserError, match="--top=0 must be an integer, at least 1"):
         next(predict_images(model, image, top=0))
     with pytest.raises(UserError, match=r"gives images of \(8, 8, 3\), the model takes \(16,"):
         predict(str(source), image, preprocess="decode|resize(8)")

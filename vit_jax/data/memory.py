@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index as index_of
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.decode import pillow_pixels
+from vit_jax.data.folder import FolderSource
 from vit_jax.data.preprocess import parse
 from vit_jax.data.sources import (
     Part,
@@ -24,7 +27,7 @@ from vit_jax.data.sources import (
     in_order,
     resolve_split,
 )
-from vit_jax.errors import UserError, list_names
+from vit_jax.errors import UserError, check_known, list_names
 
 _MOST_CLASSES = 1_000_000
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
@@ -42,6 +45,9 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
     if not isinstance(splits, Mapping) or not splits:
         found = type(splits).__name__
         raise UserError(f"dataset is {found}; it must be {{'train': {FORMS}, ...}}.")
+    for split in splits:
+        if not isinstance(split, str) or not re.fullmatch(r"[\w-]+", split):
+            raise UserError(f"dataset has a split {split!r}; its name must be a word.")
     halves = {split: _half(split, data) for split, data in splits.items()}
     classes = _class_names(halves)
     check_classes("dataset", classes, len(halves.get("train", next(iter(halves.values())))))
@@ -50,13 +56,16 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
     def open_dataset(**kwargs: Any) -> Dataset:
         if kwargs["name"] != name:
             return create_dataset(**kwargs).check()
+        check_known("dataset.on_bad_image", kwargs["on_bad_image"], ("error", "skip"))
         if kwargs["label_key"]:
             raise UserError(f"dataset.label_key={kwargs['label_key']!r} is for TFDS names.")
         parts = resolve_split(kwargs["split"], halves, lambda each: len(halves[each]))
         chain = parse(kwargs["preprocess"])
         check_columns(name, chain.columns, [])
         source = MemorySource(halves, parts, classes, getattr(chain.ops[0], "exif", True))
-        return Dataset(name, kwargs["split"], source, chain, classes, kwargs["on_bad_image"])
+        return Dataset(
+            name, kwargs["split"], source, chain, classes, kwargs["on_bad_image"]
+        ).check()
 
     return open_dataset
 
@@ -77,7 +86,7 @@ class _Pair:
 def _half(split: str, data: Any) -> Any:
     if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[1], "__len__"):
         images, labels = data[0], np.asarray(data[1], object)
-        if len(images) != len(labels):
+        if len(images) != len(labels) or not len(labels):
             raise UserError(f"split {split!r}: {len(images)} images, {len(labels)} labels.")
         is_array = isinstance(images, np.ndarray)
         if is_array and (images.dtype != np.uint8 or images.ndim not in (3, 4)):
@@ -96,6 +105,9 @@ def _half(split: str, data: Any) -> Any:
 
 def _class_names(halves: Mapping[str, Any]) -> tuple[str, ...]:
     """Of all splits: `classes`, the names among the labels in order, or 0 to the largest label."""
+    for split, half in halves.items():
+        if not isinstance(getattr(half, "classes", ()), list | tuple):
+            raise UserError(f"split {split!r}: .classes is {half.classes!r:.80}, no list of names.")
     given = {tuple(map(str, half.classes)) for half in halves.values() if hasattr(half, "classes")}
     if len(given) > 1:
         raise UserError("the splits have other .classes, or in another order.")
@@ -143,6 +155,38 @@ class MemorySource(SlicedSource):
         super().__init__(halves, parts)
         self._exif = exif
         self._numbers = {name: number for number, name in enumerate(classes)}
+        self._kept = np.arange(super().__len__())
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def locate(self, index: int) -> tuple[str, int]:
+        return super().locate(int(self._kept[index]))
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """`label` [N], unless an object has to be asked for each."""
+        if not all(isinstance(half, _Pair) for half in self.sources.values()):
+            return {}
+        labels = (self.sources[split].labels[i] for split, i in map(self.locate, range(len(self))))
+        return {"label": np.array([self._numbers.get(each, each) for each in labels])}
+
+    def check(self, on_bad_image: str) -> MemorySource:
+        """Images that are given by their paths are checked as those of a folder."""
+        paths, places = [], []
+        for index, (split, i) in enumerate(map(self.locate, range(len(self)))):
+            half = self.sources[split]
+            if isinstance(half, _Pair) and isinstance(half.images[i], str | os.PathLike):
+                paths.append(os.fsencode(half.images[i]))
+                places.append(index)
+        if not paths:
+            return self
+        files = FolderSource("", np.array(paths), {"place": np.array(places)})
+        lost = np.setdiff1d(places, files.check(on_bad_image).columns["place"])
+        if len(lost):
+            self = copy.copy(self)
+            self._kept = np.delete(self._kept, lost)
+        return self
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         split, i = self.locate(index)

@@ -19,7 +19,7 @@ from vit_jax.data.preprocess import encode_texts
 from vit_jax.errors import UserError, check_known
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 from vit_jax.files.paths import read_json
-from vit_jax.inference.images import Images, Inputs, input_chain
+from vit_jax.inference.images import Images, Inputs, input_chain, input_range
 from vit_jax.models.create import family_of
 from vit_jax.models.description import Description
 from vit_jax.models.features import check_features, feature_function
@@ -117,7 +117,7 @@ class Model:
         """
         num_outputs = self.description.model["num_classes"]
         if type(top) is not int or top < 1:
-            raise UserError(f"--top={top!r} must be at least 1.")
+            raise UserError(f"--top={top!r} must be an integer, at least 1.")
         if not num_outputs:
             raise UserError(
                 "the model has no head, so it names no class; extract features instead."
@@ -303,6 +303,15 @@ class Model:
                 raise UserError(
                     f"float images are the model's input, [B, {', '.join(map(str, size))}], not "
                     f"{list(images.shape)}; `preprocess` takes uint8 pixels of any size."
+                )
+            black, white = input_range(self.description)
+            low, high = np.minimum(black, white), np.maximum(black, white)
+            span = high - low  # as much as that beyond it is left to noise
+            if not np.all((images >= low - span) & (images <= high + span)):
+                found = f"{np.min(images):.4g} to {np.max(images):.4g}"
+                raise UserError(
+                    f"float images are the model's input, {low.min():.3g} to {high.max():.3g} for "
+                    f"black and white, not {found}; `preprocess` takes uint8 pixels."
                 )
             examples: Any = Inputs(np.asarray(images))
         else:

@@ -17,7 +17,7 @@ from vit_jax.command_line import get_config
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_object, to_path, wrong_keys
 from vit_jax.workdir.description import CONFIG_FILE, PROVENANCE_FILE, RESULTS_FILE
-from vit_jax.workdir.metrics import METRICS_FILE, read_metrics
+from vit_jax.workdir.metrics import METRICS_FILE, is_number, read_metrics
 
 # Settings in which runs differ without being better or worse for it.
 HOUSEKEEPING = (
@@ -80,7 +80,9 @@ class Run:
         if not path.exists():
             return {}
         found = read_object(path, step=int, seconds=int | float, goodput=int | float)
-        if odd := [key for key, value in found.items() if type(value) not in (int, float)]:
+        odd = [key for key, value in found.items() if not is_number(value)]
+        odd += [] if 0 < found["seconds"] < math.inf else ["seconds"]
+        if odd:
             raise UserError(f"{path} is damaged, {odd[0]!r} is no number; restore or remove it.")
         return found
 

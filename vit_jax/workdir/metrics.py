@@ -196,15 +196,20 @@ def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
     return run
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value of JSON is a float, or an int that fits into one."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)
+
+
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl`, numbers by name, without lines that a killed run left torn."""
     path = to_path(workdir) / METRICS_FILE
     text = path.read_bytes().decode(errors="replace") if path.exists() else ""
     rows = []
     for line in text.splitlines():
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
-            numbers = isinstance(row, dict) and all(type(x) in (int, float) for x in row.values())
+            numbers = isinstance(row, dict) and all(map(is_number, row.values()))
             if numbers and type(row.get("step")) is int:
                 rows.append(row)
     return rows
