@@ -40,6 +40,7 @@ SETTINGS = (
     "--config.log.tensorboard=False",
     "--config.model.num_layers=2",  # most of the time goes into collectives, per array
     "--config.model.dropout_rate=0.1",
+    "--config.processes.arrival_timeout_seconds=120",  # within the grace
     "--config.processes.heartbeat_timeout_seconds=10",
     "--config.processes.step_timeout_seconds=120",
 )
@@ -100,7 +101,11 @@ def disturb(processes: list[Process], checkpoints: Path, rng: random.Random) -> 
         event = "nothing"  # it has come to its end
     logging.info("%s, process %d.", event, processes.index(victim))
     rest = [each for each in processes if each is not victim or event in ("term", "nothing")]
-    codes = {process.wait(GRACE_SECONDS) for process in rest}
+    try:
+        codes = {process.wait(GRACE_SECONDS) for process in rest}
+    except subprocess.TimeoutExpired:
+        found = f"after {event!r} a process still ran {GRACE_SECONDS:g} s later"
+        raise UserError(f"{found}; see their logs.") from None
     aborted = {-signal.SIGABRT} if victim is processes[0] and "kill" in event else set()
     if codes - aborted - {0, REQUEUE_EXIT_CODE}:
         raise UserError(f"after {event!r} the processes ended with {codes}; see their logs.")

@@ -24,7 +24,12 @@ _OF_PEERS = re.compile(
     "(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE"
     "|UNKNOWN): "
 )
-
+_WITH_QUERY = re.compile(r"""(https?://[^\s?#'"]+)\?([^\s#'"]*)""")
+# Keys of Amazon's, Google's and Azure's signed addresses.
+_SIGNATURE = re.compile(
+    r"(?i)x-(amz|goog)-.*|signature|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid"
+    r"|token|sig|s[etprv]|spr|sks?|skoid|sktid|skt|ske|skv"
+)
 
 # Characters that write what follows from right to left, or end that.
 _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -71,11 +76,23 @@ def one_line(error: BaseException) -> str:
     return " ".join(text.split())[:200]
 
 
+def unsigned(text: str) -> str:
+    """Addresses in it without what signs them: a secret, and another one every day."""
+
+    def without_signature(match: re.Match[str]) -> str:
+        parts = match[2].split("&")
+        kept = "&".join(each for each in parts if not _SIGNATURE.fullmatch(each.partition("=")[0]))
+        return match[1] + (kept and f"?{kept}")
+
+    return _WITH_QUERY.sub(without_signature, text)
+
+
 def escaped(text: str, kept: str = "") -> str:
     """The text without what would move a terminal's cursor, forge a line or be no UTF-8.
 
-    Spaces and joiners of other scripts stay.
+    Spaces and joiners of other scripts stay, signatures of addresses do not.
     """
+    text = unsigned(text)
     if text.isprintable():
         return text
 

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import check_config
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation
-from vit_jax.errors import UserError, as_user_error, check_known
+from vit_jax.errors import UserError, as_user_error, check_known, unsigned
 from vit_jax.evaluators.create import OF_OUTPUTS, Evaluation, create_evaluations, open_eval_data
 from vit_jax.models.create import create_model, family_of
 from vit_jax.models.description import Description
@@ -268,6 +268,17 @@ def create_run(
             )
         ),
     )
+
+
+def to_plain(config: ConfigDict) -> dict[str, Any]:
+    """The config as it is saved: addresses are without what signs them."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(each) for key, each in value.items()}
+        return unsigned(value) if isinstance(value, str) else value
+
+    return plain(config.to_dict())
 
 
 def complete_config(config: ConfigDict, workdir: str) -> ConfigDict:

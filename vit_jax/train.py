@@ -24,7 +24,7 @@ from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
-from vit_jax.run import Run, complete_config, create_run
+from vit_jax.run import Run, complete_config, create_run, to_plain
 from vit_jax.training.clock import KINDS, Clock, update_line
 from vit_jax.training.step import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
@@ -102,7 +102,7 @@ def train_and_evaluate(
             start_step=start_step,
             tensorboard=config.log.tensorboard,
             wandb_project=config.log.wandb,
-            config=config.to_dict(),
+            config=to_plain(config),
         )
         stack.enter_context(writer)
         clock = Clock(
@@ -165,7 +165,7 @@ def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] |
 
 def _claim(run: Run, config: ConfigDict, workdir: str, resume: str) -> dict[str, float] | None:
     """Makes `workdir` this run's, and describes the run there; its results if it has ended."""
-    claim_workdir(workdir, config.to_dict(), run.fingerprints, resume=resume)
+    claim_workdir(workdir, to_plain(config), run.fingerprints, resume=resume)
     finished = run_on_first_process(lambda: finished_results(workdir, run.total_steps))
     if finished is None:
         describe(

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from tests import tiny
+from tests.file_server import Served, serve_files
 from tests.saved_models import save_model
 from vit_jax.command_line import get_config
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, escaped
 from vit_jax.export.convert import convert_checkpoint
 from vit_jax.files.paths import read_json
 from vit_jax.inference.load import _rescaled, load_model
 from vit_jax.models.description import Description
 from vit_jax.parameters.sharding import create_mesh
 from vit_jax.pretrained.adopt import adopt
-from vit_jax.run import create_run
+from vit_jax.run import create_run, to_plain
 from vit_jax.sweep.run import SweepRun, read_outcome
 from vit_jax.train import train_and_evaluate
 
@@ -140,3 +141,21 @@ def test_a_damaged_config_is_said_by_the_workdir(tmp_path: Path) -> None:
     for content in ("[]", '{"model": 3}'):
         (tmp_path / "run/config.json").write_text(content)
         assert adopt(config_for(str(source)), str(tmp_path / "run")).model.gelu == "exact"
+
+
+def test_what_signs_an_address_is_neither_saved_nor_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = str(save_model(tmp_path / "source"))
+    file = tmp_path / "source" / "params.npz"
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    with serve_files() as server:
+        server.files["/a.npz?id=3&X-Amz-Signature=secret"] = Served(file.read_bytes())
+        signed = f"{server.address}/a.npz?id=3&X-Amz-Signature=secret"
+        config = adopt(config_for(source, pretrained__source=signed), str(tmp_path))
+        assert to_plain(config)["pretrained"]["source"] == f"{server.address}/a.npz?id=3"
+        assert config.pretrained.source == signed  # which is read once more
+        with pytest.raises(UserError) as error:
+            adopt(config_for(source, pretrained__source=signed.replace("a.npz", "b")), "")
+    assert "secret" in str(error.value)
+    assert "secret" not in escaped(str(error.value)) + escaped(caplog.text, "\n")

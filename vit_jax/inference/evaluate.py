@@ -126,7 +126,7 @@ def evaluate(
         results = {k: v for k, v in results.items() if k not in ("loss", "calibration_error")}
         results["prompts"] = list(prompts)
     results |= {
-        "model": source,
+        "model": model.source,
         "format": model.format,
         "dataset": dataset,
         "split": split,

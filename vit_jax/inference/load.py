@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, as_user_error, unsigned
 from vit_jax.files.paths import reading
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.images import at_image_size, input_range
@@ -104,7 +104,7 @@ def load_model(
         params=unflatten_names(params),
         description=description,
         format=stored.format,
-        source=str(source),
+        source=unsigned(str(source)),
         report=report,
     )
 

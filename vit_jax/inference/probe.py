@@ -80,7 +80,7 @@ def probe(
         results |= {f"{kind}/{name}": value for name, value in found.items()}
     return {
         **results,
-        "model": source,
+        "model": model.source,
         "format": model.format,
         "dataset": dataset,
         "train_split": train_split,

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.ops import Decode, Normalize, ValueRange
 from vit_jax.data.preprocess import parse
-from vit_jax.errors import UserError, as_user_error
+from vit_jax.errors import UserError, as_user_error, unsigned
 from vit_jax.files.paths import full_path, names_below, read_object
 from vit_jax.models.create import MODELS, recognise
 from vit_jax.pretrained.load import read_source
@@ -38,7 +38,7 @@ def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigD
         with contextlib.suppress(UserError):  # claim_workdir says what is wrong with it
             saved = read_object(folder / CONFIG_FILE, pretrained=dict, model=dict, dataset=dict)
     stated: Mapping[str, Any] = {}
-    if saved.get("pretrained", {}).get("source") == source:
+    if saved.get("pretrained", {}).get("source") == unsigned(source):
         stated, spec = saved["model"], saved["dataset"]["eval_preprocess"]
     else:
         heads = config.model.num_heads if "num_heads" in config.model else None

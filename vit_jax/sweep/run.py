@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import TrainingDivergedError, UserError, check_known
 from vit_jax.files.paths import make_folder, read_object, to_path, write_atomically, write_json
 from vit_jax.multihost.agreement import run_on_first_process
-from vit_jax.run import complete_config
+from vit_jax.run import complete_config, to_plain
 from vit_jax.workdir.claim import RUNTIME_KEYS, another_run
 from vit_jax.workdir.description import RESULTS_FILE
 
@@ -162,7 +162,7 @@ def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:
     finished, diverged = folder / RESULTS_FILE, folder / DIVERGED_FILE
     if not finished.exists() and not diverged.exists():
         return outcome
-    config = complete_config(run.config, str(folder)).to_dict()
+    config = to_plain(complete_config(run.config, str(folder)))
     if problem := another_run(folder / "config.json", config, RUNTIME_KEYS):
         if resume == "force":
             return outcome

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.errors import counted, list_names
+from vit_jax.errors import counted, list_names, unsigned
 from vit_jax.files.paths import (
     csv_text,
     read_object,
@@ -147,7 +147,7 @@ def collect_provenance() -> dict[str, Any]:
     changed = _git("status", "--porcelain")
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([sys.executable, *sys.argv]),
+        "command": unsigned(shlex.join([sys.executable, *sys.argv])),
         # An image has no history: the Dockerfile leaves a note.
         "commit": _git("rev-parse", "HEAD") or os.environ.get("VIT_JAX_COMMIT"),
         "uncommitted_changes": None if changed is None else bool(changed),

@@ -15,7 +15,7 @@ import re
 import urllib.parse
 from pathlib import Path
 
-from vit_jax.errors import UserError, import_extra, one_line
+from vit_jax.errors import UserError, import_extra, one_line, unsigned
 from vit_jax.files.paths import cache_dir, is_bucket, to_path
 from vit_jax.pretrained.zoo import augreg
 from vit_jax.pretrained.zoo.download import download
@@ -25,11 +25,6 @@ _GOOGLE = "https://storage.googleapis.com"
 _HUB = "hf://"
 _SCHEMES = ("gs://", "https://", "http://", _HUB)
 _SUFFIXES = (".npz", ".npy", ".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".json")
-# Keys of Amazon's, Google's and Azure's signed addresses.
-_SIGNATURE = re.compile(
-    r"(?i)x-(amz|goog)-.*|signature|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid"
-    r"|token|sig|s[etprv]|spr|sks?|skoid|sktid|skt|ske|skv"
-)
 _HUB_ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
 _CONFIGS = ["config.json", "preprocessor_config.json"]
 # Safe to read, so preferred; a repository may also hold half-precision and other variants.
@@ -56,9 +51,8 @@ def cache_path(url: str) -> Path:
     """Where the file at a gs://, https:// or http:// address is kept; else UserError."""
     url = _canonical(url)
     http_address(url)  # says what is no address
-    url, _, query = url.partition("#")[0].partition("?")
-    # What signs an address changes with every one, and is a secret; the rest names the file.
-    named = [x for x in urllib.parse.parse_qsl(query, True) if not _SIGNATURE.fullmatch(x[0])]
+    url, _, query = unsigned(url).partition("#")[0].partition("?")
+    named = urllib.parse.parse_qsl(query, True)
     scheme, _, rest = url.partition("://")
     if named:
         rest += f"-{hashlib.sha256(repr(named).encode()).hexdigest()[:12]}"
