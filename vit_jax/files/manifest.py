@@ -45,7 +45,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     try:
         manifest = json.loads(read_or_none((folder / MANIFEST).read_bytes) or b"")
         intact = manifest.pop("sha256") == _digest_of_json(manifest)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return manifest if intact else None
 

@@ -235,8 +235,14 @@ def read_object(path: str | os.PathLike[str], **kinds: type | UnionType) -> dict
 
 
 def wrong_keys(value: Mapping[str, Any], kinds: Mapping[str, type | UnionType]) -> list[str]:
-    """Keys that are missing or of another kind."""
-    return [key for key, kind in kinds.items() if not isinstance(value.get(key, wrong_keys), kind)]
+    """Keys that are missing or of another kind; a bool is no number, nor is 2^63."""
+
+    def is_of(found: Any, kind: type | UnionType) -> bool:
+        if type(found) is bool and kind is not bool:
+            return False
+        return isinstance(found, kind) and not (type(found) is int and abs(found) >= 2**63)
+
+    return [key for key, kind in kinds.items() if not is_of(value.get(key, wrong_keys), kind)]
 
 
 @contextmanager

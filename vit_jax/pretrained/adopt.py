@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax.data.ops import Decode, Normalize, ValueRange
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError, as_user_error, unsigned
-from vit_jax.files.paths import full_path, names_below, read_object
+from vit_jax.files.paths import full_path, names_below, read_object, reading
 from vit_jax.models.create import MODELS, recognise
 from vit_jax.pretrained.load import read_source
 from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE
@@ -52,11 +52,12 @@ def adopt(config: ConfigDict, workdir: str, *, rescales: bool = True) -> ConfigD
             stated = {**stored.conventions, **(known.model if known else {})}
     taken = []
     of_head = () if keys.reset_head else family.head_conventions
-    for key in (*family.conventions, *of_head):
-        value = stated.get(key, config.model[key])
-        if value != config.model[key] and f"model.{key}" not in keys.keep:
-            config.model[key] = value
-            taken.append(f"model.{key}={value}")
+    with reading(f"what {source} says of its model"):
+        for key in (*family.conventions, *of_head):
+            value = stated.get(key, config.model[key])
+            if value != config.model[key] and f"model.{key}" not in keys.keep:
+                config.model[key] = value
+                taken.append(f"model.{key}={value}")
     if family.input == "image" and spec:
         taken += _adopt_scale(config, source, spec, rescales)
     if taken:

@@ -223,7 +223,7 @@ def _description_of(file: Path, part: str) -> tuple[Description | None, str]:
         return check_description(parts[chosen]), chosen
     except UserError as error:
         raise as_user_error(f"{path}: {error} Mend or remove it.", error) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise UserError(
             f"{path} does not describe a model ({error!r}); restore the file, or remove it and say "
             "the sizes yourself."

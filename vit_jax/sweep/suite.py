@@ -147,7 +147,12 @@ def _report(
         group, name, published = task["group"], task["name"], task["published"]
         found = _read(task, folder, seeds)
         with reading(str(_path(task, folder))):
-            numbers = {} if found is None else _numbers(task, found)
+            numbers = {
+                name: (float(value), None if ci95 is None else float(ci95), of)
+                for name, (value, ci95, of) in (
+                    {} if found is None else _numbers(task, found)
+                ).items()
+            }
         rows += [Row(group, name, metric, *each, published) for metric, each in numbers.items()]
         if not numbers:
             state = failed.get(name, "missing" if found is None else "diverged")
@@ -163,7 +168,7 @@ def _numbers(task: Task, found: Mapping[str, Any]) -> dict[str, tuple[float, flo
     if task["kind"] == "fine_tune":
         percents = percents_of(found["final"])
         number = found["mean"], confidence95(percents), f"{len(percents)} seeds"
-        return {found["metric"]: number} if percents else {}
+        return {str(found["metric"]): number} if percents else {}
     numbers: dict[str, tuple[float, float | None, str]] = {}
     for name, value in found.items():
         metric = name.removeprefix("few_shot/accuracy_")
