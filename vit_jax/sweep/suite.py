@@ -147,11 +147,10 @@ def _report(
         group, name, published = task["group"], task["name"], task["published"]
         found = _read(task, folder, seeds)
         with reading(str(_path(task, folder))):
+            measured = {} if found is None else _numbers(task, found)
             numbers = {
-                name: (float(value), None if ci95 is None else float(ci95), of)
-                for name, (value, ci95, of) in (
-                    {} if found is None else _numbers(task, found)
-                ).items()
+                metric: (float(value), None if ci95 is None else float(ci95), of)
+                for metric, (value, ci95, of) in measured.items()
             }
         rows += [Row(group, name, metric, *each, published) for metric, each in numbers.items()]
         if not numbers:
