@@ -38,13 +38,19 @@ LAYERS: dict[int, tuple[str, ...]] = {
     4: ("vit_jax.training", "vit_jax.pretrained"),
     3: ("vit_jax.workdir", "vit_jax.evaluators"),
     2: ("vit_jax.data", "vit_jax.parameters"),
-    1: ("vit_jax.files", "vit_jax.models", "vit_jax.multihost", "vit_jax.objectives"),
+    1: (
+        "vit_jax.console",
+        "vit_jax.files",
+        "vit_jax.models",
+        "vit_jax.multihost",
+        "vit_jax.objectives",
+    ),
     0: ("vit_jax.errors",),
 }
 
 # Of rooms: folders and files directly in vit_jax/, and the other tops. The last one: a sweep
-# completes a config as the loop does, to know its runs again.
-MOST_PAIRS = 121
+# completes a config as the loop does, to know its runs again; what is shown has a room of its own.
+MOST_PAIRS = 126
 
 # The loop hands these to each other.
 STRANGERS = ("vit_jax.models", "vit_jax.objectives", "vit_jax.evaluators")

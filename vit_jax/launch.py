@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
+from vit_jax.console import start_logging
 from vit_jax.errors import (
     REQUEUE_EXIT_CODE,
     PreemptedError,
@@ -156,24 +157,6 @@ def _end(message: str, exit_code: int) -> NoReturn:
         logging.shutdown()
         os._exit(exit_code)  # JAX's exit handlers would wait for all processes
     sys.exit(exit_code)
-
-
-class _Lines(logging.Formatter):
-    """One line per record that looks like one: names of files and classes hold anything."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return escaped(super().format(record), "\n").replace("\n", "\n  ")
-
-
-def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> None:
-    """Logs progress to stdout, or to stderr when stdout is for the result; libraries only warn."""
-    process = "" if process_id is None else f"[{process_id}] "
-    handler = logging.StreamHandler(sys.stderr if to_stderr else sys.stdout)
-    handler.setFormatter(_Lines(f"%(asctime)s {process}%(message)s", "%H:%M:%S"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for name in ("absl", "orbax", "jax", "fsspec", "google", "grain", "matplotlib"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of what it raises
 
 
 def start_processes(

@@ -19,13 +19,14 @@ from typing import Any, NoReturn
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax.console import Progress, ensure_logging, holding_warnings, numbers_text
 from vit_jax.data.pipeline import DeviceBatch, train_batches_on
 from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.multihost.agreement import PreemptionNotice, run_on_first_process
 from vit_jax.multihost.watchdog import watchdog
 from vit_jax.parameters.sharding import batch_sharding, create_mesh, to_host
 from vit_jax.run import Run, complete_config, create_run, to_plain
-from vit_jax.training.clock import KINDS, Clock, update_line
+from vit_jax.training.clock import KINDS, Clock
 from vit_jax.training.step import TrainState
 from vit_jax.workdir.checkpoints import CheckpointManager
 from vit_jax.workdir.claim import claim_workdir, release_workdir
@@ -72,7 +73,12 @@ def train_and_evaluate(
     if not workdir:
         raise UserError("workdir='' is no folder; name one for this run.")
     workdir = os.path.expanduser(workdir)
+    ensure_logging()
     with contextlib.ExitStack() as stack:
+        start = stack.enter_context(contextlib.ExitStack())
+        start.enter_context(holding_warnings())
+        progress = Progress(watchdog.state, shown=watchdog.process_id == 0)
+        stack.callback(progress.close)
         watchdog.expect_progress(True)
         stack.callback(watchdog.expect_progress, False)
         watchdog.note("starting the devices")
@@ -113,6 +119,7 @@ def train_and_evaluate(
             earlier=times,
             every_steps=config.log.every_steps,
             every_seconds=config.log.every_seconds,
+            progress=progress,
             **run.flops(),
         )
         stack.callback(clock.close)
@@ -137,6 +144,7 @@ def train_and_evaluate(
             total_steps=run.total_steps,
             **config.loader,
         )
+        start.close()
         # Usually done before the checkpoint; not at the start, nor if a notice came first.
         done = run_on_first_process(lambda: evaluations_of(workdir, start_step))
         state, results = train(
@@ -257,7 +265,7 @@ def train(
         saves = checkpoints.should_save(step, total_steps, evaluates) or stops
         if clock.is_line_due(step) or evaluates or saves or last:
             rate = learning_rate(step - 1)  # the one that this update used
-            log(pending, total_steps, rate, checkpoints, writer, clock)
+            log(pending, rate, checkpoints, writer, clock)
         found = evaluate_due(step, {}) if evaluates and not stops else {}
         if saves:
             save(step, found)
@@ -283,7 +291,6 @@ def stop(step: int, total_steps: int, checkpoints: CheckpointManager, clock: Clo
 
 def log(
     pending: list[tuple[int, dict[str, jax.Array]]],
-    total_steps: int,
     learning_rate: jax.Array,
     checkpoints: CheckpointManager,
     writer: MetricWriter,
@@ -308,7 +315,7 @@ def log(
     eta_seconds = speed.pop("eta_seconds")
     row = {**fetched[-1][1], "learning_rate": float(learning_rate), **speed}
     writer.write(step, row)
-    logging.info(update_line(step, total_steps, row, eta_seconds))
+    clock.show(step, row, eta_seconds)
 
 
 def evaluate(
@@ -336,8 +343,8 @@ def evaluate(
         with clock.book("evaluation", doing, step):
             found = evaluation.evaluator(params, on_batch=each_batch)
         values = {f"{key}/{name}": value for name, value in found.items()}
-        text = (f"{name} {value:.4f}" for name, value in values.items() if "num_exam" not in name)
-        logging.info("step %d/%d  %s", step, run.total_steps, "  ".join(text))
+        shown = {name: value for name, value in values.items() if "num_exam" not in name}
+        logging.info("step %d/%d  %s", step, run.total_steps, numbers_text(shown))
         writer.write(step, {**values, **clock.totals()})
         if step:  # the pre-trained model is not this run's fault
             check_finite(step, values, checkpoints)

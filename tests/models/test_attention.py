@@ -135,7 +135,7 @@ def test_kernels_on_a_mesh(sizes: tuple[int, int, int], kernel: str) -> None:
 def test_the_choice_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     fastest.cache_clear()
     bfloat16, float32 = 2, 4
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         assert fastest("tpu", "TPU v5 lite", 197, 12, 64, bfloat16, True) == "pallas"
         assert fastest("tpu", "TPU v3", 197, 12, 64, bfloat16, True) == "xla"
         assert fastest("tpu", "TPU v5 lite", 5000, 12, 64, bfloat16, True) == "splash"

@@ -1,9 +1,11 @@
+import unittest.mock
+
 import jax.numpy as jnp
 import pytest
 
 from tests.clock import Clock as FakeTime
 from vit_jax.training import clock as clock_module
-from vit_jax.training.clock import Clock, format_seconds
+from vit_jax.training.clock import Clock, update_text
 
 
 @pytest.fixture
@@ -25,6 +27,7 @@ def test_speed_leaves_out_compilation_and_pauses_and_the_eta_does_not(clock: Fak
         every_seconds=0.0,
         flops_per_image=30.0,
         peak_flops=1000.0,
+        progress=(shown := unittest.mock.Mock()),
     )
     clock.now += 30.0
     progress.dispatched(1, jnp.zeros(()))
@@ -43,11 +46,13 @@ def test_speed_leaves_out_compilation_and_pauses_and_the_eta_does_not(clock: Fak
     # 60 steps took 60 s, and an evaluation 25 s.
     assert report["eta_seconds"] == pytest.approx(40 * 85.0 / 60)
     progress.close()
+    shown.begin.assert_called_once_with(0, 101)
+    shown.advance.assert_called_once_with(1)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "0s"), (42, "42s"), (185, "3m05s"), (7620, "2h07m"), (356400, "4d03h")],
-)
-def test_durations_for_people(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
+def test_the_line_of_an_update_fits_and_says_shares_in_percent() -> None:
+    row = {"loss": 9.87654, "learning_rate": 0.000123456, "accuracy": 0.54321, "grad_norm": 1.0}
+    assert update_text(row, 0.0) == "loss 9.8765  accuracy 54.32 %  lr 0.000123"
+    row |= {"images_per_second": 123456.7, "mfu": 0.41, "data_wait": 0.123, "start_seconds": 3.0}
+    text = update_text(row, 356400.0)
+    assert text.endswith("123,457 images/s  MFU 41%  data wait 12%  ETA 4d03h")

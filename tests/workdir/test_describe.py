@@ -31,5 +31,5 @@ def test_splits_that_were_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture
     for name in ("train", "test"):
         assert {row["file"][:3] for row in rows if row["split"] == name} == {"cat", "dog"}
     counts = [sum(row["split"] == name for row in rows) for name in ("train", "test")]
-    assert f"{photos} has no splits; drawn: train {counts[0]}, test {counts[1]} (see" in caplog.text
-    assert re.search(r"Of each class: cat \d \+ \d, dog \d \+ \d\.", caplog.text)
+    assert f"{photos} has no train/test folders: held out {counts[1]} of 20 images" in caplog.text
+    assert re.search(r"Images per class: cat \d \+ \d, dog \d \+ \d\.", caplog.text)

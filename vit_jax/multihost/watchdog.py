@@ -140,6 +140,10 @@ class Watchdog:
         self._record.progress += 1
         self._record.limit_seconds = self._start_timeout if expected and self._threads else 0.0
 
+    def state(self) -> tuple[str, int]:
+        """What the main thread does, and a number that grows whenever it gets somewhere."""
+        return self._record.doing, self._record.progress
+
     def note(
         self, doing: str, step: int | None = None, *, waits: bool = False, started: bool = False
     ) -> None:

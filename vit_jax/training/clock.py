@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from vit_jax.console import Progress, format_seconds, numbers_text
 from vit_jax.multihost.watchdog import watchdog
 
 # What wall time is booked as; the rest is training.
@@ -34,6 +35,7 @@ class Clock:
       every_steps, every_seconds: between two lines of the log; no seconds: by steps only.
       flops_per_image: of forward and backward pass.
       peak_flops: per second, of all devices together; None: no `mfu`.
+      progress: is told of updates and their numbers.
     """
 
     def __init__(
@@ -48,7 +50,10 @@ class Clock:
         every_seconds: float,
         flops_per_image: float = 0.0,
         peak_flops: float | None = None,
+        progress: Progress,
     ):
+        self._progress = progress
+        progress.begin(start_step, total_steps)
         self._total_steps, self._batch_size = total_steps, batch_size
         self._flops_per_image, self._peak_flops = flops_per_image, peak_flops
         self._earlier, self._start_step = earlier, start_step
@@ -80,7 +85,11 @@ class Clock:
         start = time.monotonic()
         yield
         self._wait = (start, time.monotonic())
-        watchdog.note("updating", step, waits=True)
+        if step == self._start_step + 1:
+            logging.info("Compiling the update; large models take minutes.")
+            watchdog.note("compiling the update", step, waits=True)
+        else:
+            watchdog.note("updating", step, waits=True)
 
     def dispatched(self, step: int, output: jax.Array) -> None:
         """Update `step` was started with that batch, `output` is one of its results.
@@ -92,6 +101,7 @@ class Clock:
         """
         self._updates.join()
         self._updates.put((*self._wait, output))
+        self._progress.advance(step)
         if step == self._start_step + 1:
             output.block_until_ready()
             self._first_step_done(step)
@@ -120,15 +130,20 @@ class Clock:
         """Books the time not booked so far as compilation."""
         watchdog.note("updating", step, waits=True, started=True)
         seconds = self._training_seconds()
-        logging.info("The first step, compilation included, took %.1fs.", seconds)
+        logging.info("Compiled in %.1f s, the first step included.", seconds)
         self._booked["compile"] += seconds
         self._window = (step, self._training_seconds(), self._booked["data_wait"])
         self._compiled = (step, time.monotonic())
         self._line_by = time.monotonic() + min(FIRST_LINE_SECONDS, self._every_seconds)
 
     def is_line_due(self, step: int) -> bool:
-        """Whether the log is to get a line after update `step`."""
-        return step % self._every_steps == 0 or time.monotonic() >= self._line_by
+        """Whether the log is to get a line after update `step`: after the first in any case."""
+        is_first = step == self._start_step + 1
+        return is_first or step % self._every_steps == 0 or time.monotonic() >= self._line_by
+
+    def show(self, step: int, row: Mapping[str, float], eta_seconds: float) -> None:
+        """Shows the numbers of an update; `row` as of `update_text`."""
+        self._progress.show(step, update_text(row, eta_seconds))
 
     def totals(self) -> dict[str, float]:
         """Seconds of this run by kind, `elapsed_seconds`, and `goodput`, the share of training.
@@ -172,38 +187,26 @@ class Clock:
         return time.monotonic() - self._began - booked
 
 
-def format_seconds(seconds: float) -> str:
-    """`42s`, `3m05s`, `2h07m`, `4d03h`."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d{hours:02}h"
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
-
-
-def update_line(step: int, total_steps: int, row: Mapping[str, float], eta_seconds: float) -> str:
-    """The line of the log for an update.
+def update_text(row: Mapping[str, float], eta_seconds: float) -> str:
+    """What is shown of an update; `metrics.jsonl` has all of it.
 
     Args:
       row: `loss`, `learning_rate`, what the objective reports, and the speed if it is known.
       eta_seconds: until the end.
     """
     speed = ("images_per_second", "mfu", "data_wait")
-    left_out = ("loss", "learning_rate", "goodput", *speed)
-    others = [
-        f"{name} {value:.4g}"
+    left_out = ("loss", "learning_rate", "goodput", "grad_norm", "param_norm", *speed)
+    others = {
+        name: value
         for name, value in row.items()
         if name not in left_out and not name.endswith("_seconds")
-    ]
-    parts = [f"step {step}/{total_steps}", f"loss {row['loss']:.4f}", *others]
-    parts.append(f"lr {row['learning_rate']:.3g}")
+    }
+    parts = [f"loss {row['loss']:.4f}", numbers_text(others), f"lr {row['learning_rate']:.3g}"]
     if "images_per_second" in row:
-        parts.append(f"{row['images_per_second']:.0f} images/s")
+        parts.append(f"{row['images_per_second']:,.0f} images/s")
         if "mfu" in row:
             parts.append(f"MFU {row['mfu']:.0%}")
         if row["data_wait"] >= 0.01:
-            parts.append(f"waited for data {row['data_wait']:.0%}")
-    return "  ".join([*parts, f"ETA {format_seconds(eta_seconds)}"])
+            parts.append(f"data wait {row['data_wait']:.0%}")
+        parts.append(f"ETA {format_seconds(eta_seconds)}")
+    return "  ".join(filter(None, parts))

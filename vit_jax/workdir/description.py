@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax.console import format_seconds, number_text, wilson_interval
 from vit_jax.errors import counted, list_names, unsigned
 from vit_jax.files.paths import (
     csv_text,
@@ -29,6 +30,7 @@ from vit_jax.files.paths import (
     write_atomically,
     write_json,
 )
+from vit_jax.models.create import MODELS
 from vit_jax.models.description import Description, parts_to_json
 from vit_jax.parameters.names import count_parameters, flatten_names, unstack_blocks
 from vit_jax.workdir.metrics import read_metrics
@@ -64,8 +66,34 @@ def write_results(workdir: str, params: Any, results: dict[str, float]) -> dict[
         folder = to_path(workdir)
         write_params(folder / PARAMS_FILE, params)
         write_json(folder / RESULTS_FILE, results)
-        logging.info("Wrote %s.", folder / PARAMS_FILE)
+        for line in closing_lines(workdir, results, rows):
+            logging.info(line)
     return results
+
+
+def closing_lines(
+    workdir: str, results: Mapping[str, float], rows: Sequence[Mapping[str, float]]
+) -> list[str]:
+    """What is said at the end of a run: how long, how good, where the result is, what comes next.
+
+    `rows`: of `metrics.jsonl`, for the best evaluation before the last one.
+    """
+    took, share = format_seconds(results["seconds"]), results["goodput"]
+    lines = [f"Finished {results['step']:,} steps in {took}, {share:.0%} of it training."]
+    for name, value in results.items():
+        key, _, metric = name.rpartition("/")
+        if not key or metric not in ("accuracy", "mAP"):
+            continue
+        text = f"{name} {number_text(name, value)}"
+        if metric == "accuracy" and (count := results.get(f"{key}/num_examples")):
+            low, high = wilson_interval(value, count)
+            text += f" (95 % interval {100 * low:.1f} to {100 * high:.1f}, {count:,.0f} images)"
+        best = max((row for row in rows if name in row), key=lambda row: row[name], default=None)
+        if best and best[name] > value:
+            text += f"; best {number_text(name, best[name])} at step {best['step']:,}"
+        lines.append(f"{text}.")
+    lines.append(f"Parameters: {to_path(workdir) / PARAMS_FILE}")
+    return [*lines, f"Next: python scripts/report.py {workdir}, or predict.py, or evaluate.py"]
 
 
 def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
@@ -100,14 +128,18 @@ def describe(
         table = parameter_overview.get_parameter_overview(params, include_stats=False)
         write_atomically(folder / PARAMETERS_FILE, table + "\n")
         _write_splits(datasets, folder / "splits.csv")
-    logging.info(
-        f"{workdir}: {counted(count_parameters(params), 'parameter')}, "
-        f"{counted(description.model['num_classes'], 'output')}, "
-        f"{counted(train.num_examples, 'training image')} of "
-        f"{'x'.join(map(str, description.image_shape))}, "
-        f"{counted(total_steps, 'step')} of {batch_size}, "
-        f"{counted(jax.device_count(), 'device')}."
-    )
+    title = MODELS[description.model["name"]].title.partition(" (")[0]
+    epochs = total_steps * batch_size / train.num_examples
+    for line in (
+        f"Work directory: {workdir}",
+        f"Data: {train.name} {train.split}, {counted(train.num_examples, 'image')} of "
+        f"{'x'.join(map(str, description.image_shape))}.",
+        f"Model: {title}, {counted(count_parameters(params), 'parameter')}, "
+        f"{counted(description.model['num_classes'], 'output')}.",
+        f"Training: {counted(total_steps, 'step')} of {batch_size} images ({epochs:.3g} epochs) on "
+        f"{counted(jax.device_count(), 'device')}.",
+    ):
+        logging.info(line)
 
 
 def _write_splits(datasets: Sequence[Any], path: Path) -> None:
@@ -116,8 +148,11 @@ def _write_splits(datasets: Sequence[Any], path: Path) -> None:
     if drawn:
         rows = [[each.split, name] for each in drawn for name in each.source.relative_paths()]
         write_atomically(path, csv_text([["split", "file"], *rows]))
-        counts = ", ".join(f"{each.split} {each.num_examples}" for each in drawn)
-        logging.info("%s has no splits; drawn: %s (see %s).", datasets[0].name, counts, path)
+        held_out, count = (sum(each.num_examples for each in part) for part in (drawn[1:], drawn))
+        logging.info(
+            f"{datasets[0].name} has no train/test folders: held out {held_out} of {count} images "
+            f"(see {path})."
+        )
         labels = [each.source.columns["label"] for each in drawn]
         found = [
             each.sum(axis=0) if each.ndim > 1 else np.bincount(each, minlength=drawn[0].num_classes)
@@ -125,7 +160,7 @@ def _write_splits(datasets: Sequence[Any], path: Path) -> None:
         ]
         shown = zip(drawn[0].class_names, *found, strict=True)
         per_class = (f"{name} {' + '.join(map(str, counts))}" for name, *counts in shown)
-        logging.info("Of each class: %s.", list_names(per_class, 20))
+        logging.info("Images per class: %s.", list_names(per_class, 20))
 
 
 def write_provenance(workdir: str, *, start_step: int) -> None:

@@ -255,7 +255,9 @@ class Profile:
     ):
         self._folder, self._book = to_path(workdir) / "profile", book
         self._recording = contextlib.ExitStack()
-        self._first, self._last = max(steps[0], start_step + 1), steps[1]
+        self._first, self._last = 0, 0
+        if steps[0] < steps[1]:
+            self._first, self._last = max(steps[0], start_step + 1), steps[1]
         if steps[0] < steps[1] and not self._first < min(self._last, total_steps + 1):
             logging.warning(
                 f"log.profile_steps={steps}: no trace, this session makes the updates "

@@ -199,5 +199,5 @@ def fastest(
         name, why = "chunked", "scores stay in the cache"
     else:
         name, why = "xla", "the only one that was tried there"
-    logging.info("Attention on %s, %d tokens: %s (%s).", kind, num_tokens, name, why)
+    logging.debug("Attention on %s, %d tokens: %s (%s).", kind, num_tokens, name, why)
     return name

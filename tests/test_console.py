@@ -1,0 +1,119 @@
+"""What is shown of a run, in a pipe and on a terminal."""
+
+import logging
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from vit_jax import console
+from vit_jax.console import (
+    WIDTH,
+    Progress,
+    ensure_logging,
+    format_seconds,
+    holding_warnings,
+    number_text,
+    start_logging,
+    wilson_interval,
+)
+
+
+@pytest.fixture(autouse=True)
+def own_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+
+
+def test_lines_of_a_pipe_are_wrapped_between_words(capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging()
+    path = "/a" * 60
+    logging.info("%s is %s", path, "long " * 40)
+    logging.warning("odd\x1b[2J")
+    first, second, *rest, last = capsys.readouterr().out.splitlines()
+    assert path in first + second
+    assert all(len(line) <= WIDTH and line.startswith(9 * " ") for line in rest)
+    assert last.endswith(r" warning: odd\x1b[2J")
+
+
+def test_warnings_of_a_start_come_last_even_if_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging()
+
+    def start() -> None:
+        with holding_warnings():
+            logging.warning("first")
+            logging.info("second")
+            raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        start()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines] == ["second", "first"]
+
+
+def test_the_log_is_started_unless_somebody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])  # pytest's
+    ensure_logging()
+    (handler,) = logging.root.handlers
+    ensure_logging()
+    assert logging.root.handlers == [handler]
+
+
+def test_what_takes_long_is_said_and_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "REMINDER_SECONDS", 0.02)
+    monkeypatch.setattr(console, "TICK_SECONDS", 0.01)
+    start_logging()
+    progress = Progress(lambda: ("compiling the update", 3))
+    text = ""
+    while text.count("Still compiling the update (0 s).") < 2:
+        text += capsys.readouterr().out
+    progress.close()
+
+
+def test_a_bar_on_a_terminal_only() -> None:
+    """The same program with a terminal as stderr, and with a pipe."""
+    program = (
+        "import logging, time\n"
+        "from vit_jax.console import Progress, start_logging\n"
+        "start_logging(to_stderr=True)\n"
+        "progress = Progress(lambda: ('updating', 0))\n"
+        "progress.begin(0, 4)\n"
+        "progress.advance(2); progress.show(2, 'loss 1.5'); logging.info('evaluated')\n"
+        "progress._bar and progress._bar.refresh()\n"
+        "progress.close()\n"
+    )
+    command = [sys.executable, "-c", program]
+    pipe = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
+    assert [line.split(maxsplit=1)[1] for line in pipe.splitlines()] == [
+        "step 2/4  loss 1.5",
+        "evaluated",
+    ]
+    ours, theirs = pty.openpty()
+    subprocess.run(command, stderr=theirs, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 10_000)
+    os.close(ours)
+    assert " 50% |" in shown.decode()
+    assert "2/4  loss 1.5" in shown.decode()
+    assert "evaluated" in shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0s"), (42, "42s"), (185, "3m05s"), (7620, "2h07m"), (356400, "4d03h")],
+)
+def test_durations_for_people(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_numbers_for_people() -> None:
+    assert number_text("test/accuracy_top5", 0.93456) == "93.46 %"
+    assert number_text("loss", 0.3142857) == "0.3143"
+    assert number_text("num_examples", 50000) == "50,000"
+    # Wilson's interval of 10 of 20, and of none of 20.
+    assert wilson_interval(0.5, 20) == pytest.approx((0.2993, 0.7007), abs=1e-4)
+    assert wilson_interval(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)

@@ -1,0 +1,190 @@
+"""What a program says while it works: lines in a log, and a bar where a person watches."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import shutil
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from vit_jax.errors import escaped
+
+WIDTH = 100  # columns of a line in a file or pipe
+LIBRARIES = ("absl", "orbax", "jax", "fsspec", "google", "grain", "matplotlib")
+TICK_SECONDS = 1.0
+REMINDER_SECONDS = 15.0  # after which a log says what is going on
+_BAR = "{desc}{percentage:3.0f}% |{bar:10}| {n_fmt}/{total_fmt}"
+# Metrics that are shares, by a part of their names.
+_SHARES = ("accuracy", "mAP", "calibration", "goodput", "mfu", "data_wait", "precision", "recall")
+
+
+class _Lines(logging.Formatter):
+    """One line per record that looks like one: names of files and classes hold anything."""
+
+    def __init__(self, process: str, width: int):
+        super().__init__(f"%(asctime)s {process}%(message)s", "%H:%M:%S")
+        self._wrapper = textwrap.TextWrapper(
+            width, subsequent_indent=9 * " ", break_long_words=False, break_on_hyphens=False
+        )
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if record.levelno >= logging.WARNING:
+            record.message = f"{record.levelname.lower()}: {record.message}"
+        return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = escaped(super().format(record), "\n").splitlines()
+        if not record.exc_info:
+            lines = ["\n".join(self._wrapper.wrap(each)) for each in lines]
+        return "\n  ".join(lines)
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes above the bar; warnings of a start wait until its end, see `holding_warnings`."""
+
+    held: list[logging.LogRecord] | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.held is not None and record.levelno == logging.WARNING:
+            self.held.append(record)
+            return
+        with tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
+
+
+def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> None:
+    """Logs progress to stdout, or to stderr when stdout is for the result; libraries only warn.
+
+    Lines have at most `WIDTH` columns, on a terminal its own.
+    """
+    stream = sys.stderr if to_stderr else sys.stdout
+    width = shutil.get_terminal_size().columns if stream.isatty() else WIDTH
+    handler = _Handler(stream)
+    handler.setFormatter(_Lines("" if process_id is None else f"[{process_id}] ", width))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for name in LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of what it raises
+
+
+def ensure_logging() -> None:
+    """`start_logging` where nobody has set up the log, as in a notebook; absl's handler is none."""
+    if all("absl" in type(each).__module__ for each in logging.root.handlers):
+        start_logging()
+
+
+@contextlib.contextmanager
+def holding_warnings() -> Iterator[None]:
+    """Shows the warnings of a start together at its end, where they are not overlooked."""
+    handlers = [each for each in logging.root.handlers if isinstance(each, _Handler)]
+    for handler in handlers:
+        handler.held = []
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            held, handler.held = handler.held, None
+            for record in held or ():
+                handler.handle(record)
+
+
+def number_text(name: str, value: float) -> str:
+    """A metric's value as people write it: `93.00 %`, `0.3143`, `300`."""
+    if any(part in name for part in _SHARES):
+        return f"{100 * value:.2f} %"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+
+
+def numbers_text(values: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {number_text(name, value)}" for name, value in values.items())
+
+
+def format_seconds(seconds: float) -> str:
+    """`42s`, `3m05s`, `2h07m`, `4d03h`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
+
+
+def wilson_interval(share: float, count: float) -> tuple[float, float]:
+    """95 % interval of a proportion among `count` (Wilson 1927)."""
+    z2 = 1.96**2
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = math.sqrt(share * (1 - share) * z2 / count + (z2 / (2 * count)) ** 2) / (1 + z2 / count)
+    return centre - half, centre + half
+
+
+class Progress:
+    """How far a run is: a bar on a terminal, which is redrawn; in a log, what takes long.
+
+    Args:
+      doing: gives what is being done, and a number that changes whenever that gets somewhere.
+      shown: whether this process shows anything.
+    """
+
+    def __init__(self, doing: Callable[[], tuple[str, int]], *, shown: bool = True):
+        self._doing, self._shown = doing, shown
+        self._bar: Any = None
+        self._total_steps = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def begin(self, start_step: int, total_steps: int) -> None:
+        """Draws the bar, if stderr is a terminal."""
+        self._total_steps = total_steps
+        if self._shown and sys.stderr.isatty():
+            columns, rows = shutil.get_terminal_size()  # also of a terminal that does not tell
+            self._bar = tqdm(
+                total=total_steps,
+                initial=start_step,
+                bar_format=_BAR,
+                ncols=columns,
+                nrows=rows,
+                leave=False,
+            )
+
+    def advance(self, step: int) -> None:
+        """Update `step` has been started."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def show(self, step: int, numbers: str) -> None:
+        """The numbers of an update: behind the bar, else as a line of the log."""
+        if self._bar is not None:
+            self._bar.bar_format = f"{_BAR}  {numbers}"
+        elif self._shown:
+            logging.info("step %d/%d  %s", step, self._total_steps, numbers)
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=5)
+        if self._bar is not None:
+            self._bar.close()
+
+    def _watch(self) -> None:
+        since, before, due = time.monotonic(), self._doing(), REMINDER_SECONDS
+        while not self._stopped.wait(TICK_SECONDS):
+            found, now = self._doing(), time.monotonic()
+            if found != before:
+                since, before, due = now, found, REMINDER_SECONDS
+            elapsed = now - since
+            if self._bar is not None:
+                text = f"{found[0]} ({elapsed:.0f} s) " if elapsed > 2 else ""
+                self._bar.set_description_str(text)
+            elif self._shown and elapsed >= due:
+                due = min(2 * due, due + 60.0)
+                logging.info("Still %s (%.0f s).", found[0], elapsed)
