@@ -1,5 +1,6 @@
 """Measures a model on a labelled dataset: top-1, top-5, loss, calibration, ReaL; mAP.
 
+    python scripts/evaluate.py runs/flowers
     python scripts/evaluate.py MODEL --dataset=imagenet2012 --split=validation
     python scripts/evaluate.py runs/flowers --dataset=photos --split=test --output=report
 
@@ -17,8 +18,12 @@ if __name__ == "__main__":
     launch.use_huge_pages()
     parser = model_flags.create_parser(__doc__, source="what to measure", batch_size=128)
     add = parser.add_argument
-    add("--dataset", required=True, help="TFDS name, image folder, .csv or .parquet, digits")
-    add("--split", default="test", help="such as validation or test[:5%%] (default test)")
+    add(
+        "--dataset",
+        default="",
+        help="TFDS name, image folder, .csv or .parquet, digits (default: the run's own)",
+    )
+    add("--split", default="", help="such as validation or test[:5%%] (default test)")
     model_flags.add_dataset(parser)
     add("--ignore_class_names", action="store_true", help="take label i for output i")
     add(

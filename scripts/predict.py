@@ -17,7 +17,7 @@ if __name__ == "__main__":
     parser = model_flags.create_parser(__doc__, source="what to ask", batch_size=64)
     add = parser.add_argument
     add("images", metavar="IMAGE", nargs="+", help="image files and folders")
-    add("--top", type=int, default=5, metavar="N", help="classes per image (default 5)")
+    add("--top", type=int, default=1, metavar="N", help="classes per image (default 1)")
     add("--loss", default="", help="softmax or sigmoid (default: as trained, if that is known)")
     add("--picture", default="", metavar="FILE", help="draw images and classes into this file")
     add("--json", action="store_true", dest="as_json", help="print one JSON object per image")

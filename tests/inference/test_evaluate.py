@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,24 @@ def test_the_training_loop_measures_the_same(model: Path, photos: Path) -> None:
     results = evaluate(str(model), dataset=str(photos), split="test", batch_size=16)
     for name, value in in_training.items():
         assert results[name] == pytest.approx(value, rel=1e-6)
+
+
+def test_a_run_is_measured_on_what_it_was_tested_on(
+    model: Path, photos: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(model, tmp_path / "run"))
+    own = {"dataset": str(photos), "split": "test[:5]", "data_dir": "", "label_key": ""}
+    training = {"name": "digits", "data_dir": "", "label_key": ""}
+    config = {"dataset": training, "evaluators": {"val": {}, "test": own}}
+    (run / "config.json").write_text(json.dumps(config))
+    found, expected = (
+        evaluate(str(folder), **options, batch_size=4)
+        for folder, options in ((run, {}), (model, {"dataset": str(photos), "split": "test[:5]"}))
+    )
+    for name in ("accuracy", "loss", "num_examples", "dataset", "split"):
+        assert found[name] == expected[name]
+    with pytest.raises(UserError, match="not a run that says what it was tested on: give --data"):
+        evaluate(str(model))
 
 
 def test_few_classes_have_no_top5_and_sigmoids_are_no_softmax(tmp_path: Path) -> None:

@@ -165,7 +165,9 @@ def test_unknown_classes_are_numbered_and_odd_names_printed(tmp_path: Path, fold
     assert best["class"] == f"class {best['output']}"
     row = {"class": "a", "output": 0, "probability": 1.0}
     odd = {"image": "\udce4.jpg", "predictions": [row]}
-    assert as_text(odd).encode() == "\ufffd.jpg\n   100.00 %  a".encode()
+    assert as_text(odd).encode() == "100.00 %  a  \ufffd.jpg".encode()
+    odd["predictions"] = [row, row]
+    assert as_text(odd).splitlines() == ["\ufffd.jpg", *["   100.00 %  a"] * 2]
 
 
 def test_mistakes(model: Model, source: Path, folder: Path, tmp_path: Path) -> None:

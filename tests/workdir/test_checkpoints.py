@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import resource
 import signal
 import socket
@@ -23,7 +24,7 @@ from vit_jax.files import manifest as checksums
 from vit_jax.files.paths import write_json
 from vit_jax.training.step import TrainState
 from vit_jax.workdir import orbax_parts
-from vit_jax.workdir.checkpoints import CheckpointManager, restore_params
+from vit_jax.workdir.checkpoints import CheckpointManager, best_checkpoint, restore_params
 from vit_jax.workdir.orbax_parts import damaged_in, is_disk_error, steps_in
 
 
@@ -185,6 +186,13 @@ def test_keeps_the_latest_and_the_best(tmp_path: Path) -> None:
     options = {"best_metric": "loss", "best_mode": "min", "keep_best": 2}
     save_scores(tmp_path, losses, keep=1, **options)
     assert on_disk(tmp_path) == [14, 15, 17]
+    for metric, mode, best in (("loss", "min", "14"), ("loss", "max", "17")):
+        config = {"checkpoint": {"best_metric": metric, "best_mode": mode}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert best_checkpoint(tmp_path).name == best
+    (tmp_path / "config.json").write_text(json.dumps(config).replace("loss", "f1"))
+    with pytest.raises(UserError, match="no best checkpoint: checkpoint.best_metric='f1'"):
+        best_checkpoint(tmp_path)
 
 
 def item_files(workdir: Path, step: int) -> list[Path]:

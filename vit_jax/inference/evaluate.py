@@ -43,8 +43,8 @@ _ROWS = {
 def evaluate(
     source: str,
     *,
-    dataset: str,
-    split: str,
+    dataset: str = "",
+    split: str = "",
     data_dir: str = "",
     label_key: str = "",
     on_bad_image: str = "",
@@ -61,7 +61,8 @@ def evaluate(
 
     Args:
       source: of the model, see `load_model`, which takes `model_options`.
-      dataset, split, data_dir, label_key: see `create_dataset`.
+      dataset, split, data_dir, label_key: see `create_dataset`; without a dataset what the run was
+        tested on whose work directory `source` is.
       on_bad_image: also there; "" for what the run did whose work directory `source` is.
       batch_size: over all devices; rounded up to what they can share.
       real: path of `real.json`, see `real_labels`.
@@ -86,9 +87,12 @@ def evaluate(
     """
     check_known("--classes", classes, ("all", "present"))
     model = load_model(source, **model_options)
-    data = model.open_dataset(
-        name=dataset, split=split, data_dir=data_dir, label_key=label_key, on_bad_image=on_bad_image
-    )
+    given = {"split": split, "data_dir": data_dir, "label_key": label_key}
+    given = {key: value for key, value in given.items() if value}
+    options = {"name": dataset, "split": "test", "data_dir": "", "label_key": "", **given}
+    options = {**model.test_data(), **given} if not dataset else options
+    data = model.open_dataset(**options, on_bad_image=on_bad_image)
+    dataset, split = options["name"], options["split"]
     if prompts:
         text_options = {"dtype": model_options["dtype"]} if "dtype" in model_options else {}
         texts = load_model(f"{source}#txt", **text_options)

@@ -18,7 +18,7 @@ from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import encode_texts
 from vit_jax.errors import UserError, check_known
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
-from vit_jax.files.paths import read_json
+from vit_jax.files.paths import read_json, reading
 from vit_jax.inference.images import Images, Inputs, input_chain, input_range
 from vit_jax.models.create import family_of
 from vit_jax.models.description import Description
@@ -210,12 +210,38 @@ class Model:
     @property
     def on_bad_image(self) -> str:
         """What the run whose work directory this is did with damaged images; else `error`."""
-        path = Path(os.path.expanduser(self.source.partition("#")[0]))
-        config = (path if path.is_dir() else path.parent) / "config.json"
-        match read_json(config) if config.is_file() else None:
+        match self._run_config():
             case {"dataset": {"on_bad_image": str(setting)}}:
                 return setting
         return "error"
+
+    def test_data(self) -> dict[str, str]:
+        """The data set, for `open_dataset`, that the run whose work directory this is tested on.
+
+        Raises:
+          UserError: it is no work directory, or the run has no evaluator.
+        """
+        match self._run_config():
+            case {"dataset": dict() as training, "evaluators": dict() as evaluators} if evaluators:
+                chosen = evaluators["test" if "test" in evaluators else next(iter(evaluators))]
+                with reading(f"config.json of {self.source}"):
+                    return {
+                        "name": chosen["dataset"] or training["name"],
+                        "split": chosen["split"],
+                        "data_dir": chosen["data_dir"] or training["data_dir"],
+                        "label_key": chosen["label_key"]
+                        or ("" if chosen["dataset"] else training["label_key"]),
+                    }
+        raise UserError(
+            f"{self.source} is not a run that says what it was tested on: give --dataset."
+        )
+
+    def _run_config(self) -> Any:
+        """The config of the run whose work directory this is, or a checkpoint of; else None."""
+        path = Path(os.path.expanduser(self.source.partition("#")[0]))
+        folder = path if path.is_dir() else path.parent  # also of RUN/best
+        config = folder / "config.json"
+        return read_json(config) if config.is_file() else None
 
     def without_head(self) -> Model:
         """The same model up to its representation; UserError: it has no head."""

@@ -24,7 +24,7 @@ def predict(
     source: str,
     images: Iterable[str],
     *,
-    top: int = 5,
+    top: int = 1,
     loss: str = "",
     batch_size: int = 64,
     as_json: bool = False,
@@ -92,11 +92,13 @@ def predict_images(
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """A line for the image and one for each class."""
+    """One line, or for several classes a line for the image and one for each class."""
     rows = [
         f"{100 * row['probability']:9.2f} %  {escaped(row['class'])}"
         for row in found["predictions"]
     ]
+    if len(rows) == 1:
+        return f"{rows[0].strip()}  {printable(found['image'])}"
     return "\n".join([printable(found["image"]), *rows])
 
 
@@ -118,8 +120,11 @@ def draw_predictions(found: list[dict[str, Any]], path: str) -> None:
         pixels = decode_image(Path(each["image"]).read_bytes(), channels=3, exif=True)
         step = max(1, max(pixels.shape[:2]) // 600)  # enough for the sheet, and 48 photographs fit
         axis.imshow(pixels[::step, ::step])
-        _, *lines = as_text(each).splitlines()
         axis.set_title(printable(Path(each["image"]).name)[-34:], **style)
+        lines = (
+            f"{100 * row['probability']:.2f} %  {escaped(row['class'])}"
+            for row in each["predictions"]
+        )
         text = "\n".join(line[:40] for line in lines)
         axis.set_xlabel(text, loc="left", **style)
     figure.savefig(path, dpi=110)

@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError, as_user_error, check_known, counted, list_names
-from vit_jax.files.paths import full_path, local_copy, read_object
+from vit_jax.files.paths import full_path, local_copy, read_object, to_path
 from vit_jax.models.create import MODELS, recognise, variant_defaults
 from vit_jax.models.description import Description, parts_from_json
 from vit_jax.parameters.names import (
@@ -28,8 +28,8 @@ from vit_jax.pretrained.arrays import Arrays, read_arrays
 from vit_jax.pretrained.formats.stored import TORCH_FILE, WEIGHTS_FILE, Stored, check_description
 from vit_jax.pretrained.zoo.entries import ZooEntry
 from vit_jax.pretrained.zoo.resolve import describe_source, resolve
-from vit_jax.workdir.checkpoints import restore_params
-from vit_jax.workdir.description import CHECKPOINTS, MODEL_FILE, PARAMS_FILE
+from vit_jax.workdir.checkpoints import best_checkpoint, restore_params
+from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE, MODEL_FILE, PARAMS_FILE
 
 
 def load_pretrained(
@@ -99,7 +99,8 @@ def read_source(
 
     Args:
       source: a file; a folder of timm, Hugging Face or ours (a work directory gives its finished
-        `params.npz`, or else its newest checkpoint that verifies); or what `resolve` fetches. Of
+        `params.npz`, or else its newest checkpoint that verifies; `RUN/best` the best one by
+        `checkpoint.best_metric`); or what `resolve` fetches. Of
         several models in one file the first, or that after a `#`: `runs/lit#txt`.
       num_heads: of the attention, where the file does not tell (PyTorch's do not).
       default_heads: what to take where `num_heads`, the file and its size do not tell either.
@@ -109,6 +110,9 @@ def read_source(
       UserError: nothing there, no weights, damaged, or not of a model of ours.
     """
     source, part = _split_part(source)
+    run, _, is_best = os.fspath(source).rpartition("/")
+    if is_best == "best" and not to_path(source).exists() and (to_path(run) / CONFIG_FILE).exists():
+        source = best_checkpoint(run)
     path = resolve(source)
     if path.is_dir():
         names = [PARAMS_FILE, f"{WEIGHTS_FILE}.index.json", WEIGHTS_FILE]

@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,10 +24,19 @@ from etils import epath
 
 from vit_jax.errors import UserError, as_user_error, check_known, list_names, one_line
 from vit_jax.files.manifest import read_manifest, write_manifest
-from vit_jax.files.paths import free_name, full_path, make_folder, move, remove
+from vit_jax.files.paths import (
+    free_name,
+    full_path,
+    make_folder,
+    move,
+    read_object,
+    reading,
+    remove,
+    to_path,
+)
 from vit_jax.multihost.agreement import run_on_first_process
 from vit_jax.workdir import orbax_parts
-from vit_jax.workdir.description import CHECKPOINTS
+from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE
 from vit_jax.workdir.orbax_parts import ITEM, newest_intact, steps_in
 
 _LOG = logging.getLogger(__name__)
@@ -194,6 +204,30 @@ class CheckpointManager:
             move(self._folder / str(step), target)
             _LOG.warning("Moved it to %s.", target)
         return intact
+
+
+def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
+    """The step that a run has kept as its best by `checkpoint.best_metric`.
+
+    Raises:
+      UserError: it keeps none, or has not evaluated yet.
+    """
+    folder = to_path(workdir)
+    config = read_object(folder / CONFIG_FILE, checkpoint=dict)["checkpoint"]
+    with reading(str(folder / CONFIG_FILE)):
+        metric, sign = config["best_metric"], 1 if config["best_mode"] == "max" else -1
+    scores = {}
+    for step in steps_in(folder / CHECKPOINTS) if metric else ():
+        manifest = read_manifest(folder / CHECKPOINTS / str(step) / ITEM)
+        value = manifest["note"].get("metrics", {}).get(metric, math.nan) if manifest else math.nan
+        if not math.isnan(value):
+            scores[step] = sign * value
+    if not scores:
+        raise UserError(
+            f"{workdir} has no best checkpoint: checkpoint.best_metric={metric!r}. Set it to an "
+            "evaluation, such as test/accuracy, before training."
+        )
+    return folder / CHECKPOINTS / str(max(scores, key=lambda step: (scores[step], step)))
 
 
 def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
