@@ -13,6 +13,7 @@ from PIL import Image
 import vit_jax
 from tests import tiny
 from tests.saved_models import save_model
+from vit_jax import command_line, config
 from vit_jax.errors import UserError
 
 
@@ -51,8 +52,58 @@ def test_a_variant_is_a_model() -> None:
     expected = vit_jax.create_model(**{**row, "gelu": "exact"}, num_classes=10)
     assert vit_jax.create_model("R50+B/16", num_classes=10, gelu="exact") == expected
     assert vit_jax.create_model("R50x1", num_classes=10).name is None
-    with pytest.raises(UserError, match=r"unknown model variant 'B/17'\. Did you mean"):
+    with pytest.raises(UserError, match=r"unknown model 'B/17'\. Did you mean"):
         vit_jax.create_model("B/17", num_classes=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("vit_base_patch16_224", "B/16"),
+        ("google/vit-base-patch16-224", "B/16"),
+        ("vit_b_16", "B/16"),
+        ("ViT-L_32", "L/32"),
+        ("deit_small_distilled_patch16_224", "DeiT-distilled-S/16"),
+        ("mixer_b16_224.goog_in21k", "Mixer-B/16"),
+        ("resnetv2_50x1_bit.goog_in21k", "R50x1"),
+    ],
+)
+def test_names_of_other_libraries_lead_to_ours(name: str, variant: str) -> None:
+    with pytest.raises(UserError, match=rf"unknown model '{name}'\. Did you mean '{variant}'"):
+        vit_jax.create_model(name, num_classes=10)
+    for known in {name, variant} - {"google/vit-base-patch16-224"}:
+        with pytest.raises(UserError, match=f"--variant={variant}|Did you mean '.*{name}"):
+            vit_jax.load_model(known)
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("lr", "Here it is schedule.learning_rate"),
+        ("optimizer.lr", "Here it is schedule.learning_rate"),
+        ("epochs", "Did you mean 'duration.epochs'"),
+        ("ema", "Here it is train_step.polyak_decay"),
+        ("image_size", "Here it is a number in dataset.preprocess"),
+        ("gradient_accumulation_steps", "Here it is train_step.accumulation_steps"),
+    ],
+)
+def test_keys_of_other_libraries_lead_to_ours(key: str, ours: str) -> None:
+    with pytest.raises(UserError, match=ours):
+        vit_jax.get_config("", f"{key}=1")
+
+
+def test_words_for_keys_are_of_keys_that_exist() -> None:
+    known = config.flatten(vit_jax.get_config())
+    for word, key in command_line._WORDS.items():
+        assert key in known or " " in key, word
+
+
+def test_a_model_says_what_it_is(model: Any) -> None:
+    assert repr(model).startswith("Model(")
+    first, second, third = str(model).splitlines()
+    assert first.startswith("Vision Transformer from ")
+    assert second.endswith("10 outputs: 0, 1, 2 and 7 more")
+    assert third == f"  preprocessing: {model.description.eval_preprocess}"
 
 
 def test_names_of_models() -> None:

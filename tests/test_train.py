@@ -157,7 +157,7 @@ def test_a_stop_during_an_evaluation_is_made_up_for(finished: Path, tmp_path: Pa
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watchdog, "note", stopping)
-        with pytest.raises(PreemptedError, match="Stopped as asked after step 4 of 8"):
+        with pytest.raises(PreemptedError, match="Stopped by SIGTERM at step 4/8"):
             train_and_evaluate(config, str(workdir))
     assert scores_of(workdir, 4) == {}
     assert not any("test/accuracy" in row for row in read_metrics(workdir))

@@ -147,6 +147,42 @@ def load_recipe(spec: str | None) -> Any:
     return get_config(argument) if separator else get_config()
 
 
+# What other libraries call a key.
+_WORDS = {
+    **dict.fromkeys(("lr", "base_lr", "peak_lr"), "schedule.learning_rate"),
+    **dict.fromkeys(("wd", "decay"), "optimizer.weight_decay"),
+    **dict.fromkeys(("num_epochs", "max_epochs", "train_epochs"), "duration.epochs"),
+    **dict.fromkeys(("max_steps", "total_steps", "num_steps", "train_steps"), "duration.steps"),
+    **dict.fromkeys(("bs", "batch", "train_batch_size"), "dataset.batch_size"),
+    **dict.fromkeys(
+        ("image_size", "img_size", "resolution", "input_size", "size"),
+        "a number in dataset.preprocess and dataset.eval_preprocess, as official_train(384)",
+    ),
+    **dict.fromkeys(("ema", "ema_decay", "model_ema", "polyak"), "train_step.polyak_decay"),
+    **dict.fromkeys(("drop_path", "drop_path_rate"), "model.stochastic_depth_rate"),
+    **dict.fromkeys(("dropout", "drop", "drop_rate"), "model.dropout_rate"),
+    **dict.fromkeys(("mixup", "mixup_prob"), "mix.mixup_alpha"),
+    **dict.fromkeys(("cutmix", "cutmix_prob"), "mix.cutmix_alpha"),
+    **dict.fromkeys(("clip_grad", "grad_clip", "max_grad_norm", "clip"), "optimizer.clip_norm"),
+    **dict.fromkeys(("warmup", "warmup_epochs"), "schedule.warmup_steps"),
+    **dict.fromkeys(("workers", "dataloader_num_workers"), "loader.num_workers"),
+    **dict.fromkeys(("amp", "precision", "fp16", "bf16", "mixed_precision"), "model.dtype"),
+    **dict.fromkeys(("gradient_checkpointing", "grad_checkpointing"), "model.remat"),
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "accum", "accum_steps", "accum_freq"),
+        "train_step.accumulation_steps",
+    ),
+    **dict.fromkeys(("smoothing",), "objective.label_smoothing"),
+    **dict.fromkeys(("opt", "optim"), "optimizer.name"),
+    **dict.fromkeys(("data", "data_path", "dataset_name"), "dataset.name"),
+    **dict.fromkeys(
+        ("checkpoint_path", "model_or_filename", "init_from", "weights"), "pretrained.source"
+    ),
+    "num_classes": "given by the data set (or the objective), not by the config",
+    "output_dir": "the flag --workdir",
+}
+
+
 def choose_kinds(config: Any, given: Mapping[str, str]) -> set[str]:
     """Gives each section the kind that the command line names; returns the keys that do."""
     values = schema.flatten(config)
@@ -203,6 +239,10 @@ def _flag_error(error: BaseException, config: Any, arguments: list[str]) -> str:
     leaf = unknown[0].rpartition(".")[2]
     elsewhere = [each for each in known if each.endswith(f".{leaf}")]
     near = nearest(unknown[0], elsewhere or same or known)
+    if leaf in _WORDS and not elsewhere:
+        near = f" Here it is {_WORDS[leaf]}."
+    elif len(elsewhere) == 1:
+        near = f" Did you mean {elsewhere[0]!r}?"
     return f"--config.{unknown[0]} is not a key of {kind}.{near} --help lists all."
 
 

@@ -83,7 +83,7 @@ def main(
 
 def _stop_before_the_start(*_: object) -> NoReturn:
     """Until the loop listens, and where it does no more, there is nothing to save."""
-    os.write(2, b"Stopped as asked; the same command goes on from the last checkpoint.\n")
+    os.write(2, b"Stopped by SIGTERM; the same command resumes from the last checkpoint.\n")
     os._exit(REQUEUE_EXIT_CODE)
 
 

@@ -285,7 +285,8 @@ def stop(step: int, total_steps: int, checkpoints: CheckpointManager, clock: Clo
     with clock.book("checkpoint", "saving", step):
         checkpoints.wait()
     raise PreemptedError(
-        f"Stopped as asked after step {step} of {total_steps}. The same command resumes from there."
+        f"Stopped by SIGTERM at step {step}/{total_steps}; checkpoint saved. The same command "
+        "resumes from there."
     )
 
 

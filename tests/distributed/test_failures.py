@@ -55,7 +55,7 @@ def test_a_run_survives_term_and_kill_bit_for_bit(undisturbed: Path, tmp_path: P
         running.wait_until(lambda: "SIGTERM caught" in running[1].output, "notice")
         running[0].send(signal.SIGCONT)
         assert running.exit_codes() == [REQUEUE_EXIT_CODE] * 2, running.output
-        assert "Stopped as asked after step" in running[0].output
+        assert "Stopped by SIGTERM at step" in running[0].output
     stopped_at = running[0].step
     assert (running.workdir / "checkpoints" / str(stopped_at)).is_dir()
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.preprocess import encode_texts
-from vit_jax.errors import UserError, check_known
+from vit_jax.errors import UserError, check_known, list_names
 from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 from vit_jax.files.paths import read_json, reading
 from vit_jax.inference.images import Images, Inputs, input_chain, input_range
-from vit_jax.models.create import family_of
+from vit_jax.models.create import MODELS, family_of, variant_of
 from vit_jax.models.description import Description
 from vit_jax.models.features import check_features, feature_function
 from vit_jax.models.look import look
@@ -372,13 +372,26 @@ class Model:
         return {}
 
     def __repr__(self) -> str:
+        return f"Model({self.source!r}, {self._sizes()})"
+
+    def __str__(self) -> str:
+        """Three lines: what it is, what it takes and gives, how images are prepared."""
+        model = self.description.model
+        title = f"{MODELS[model['name']].title.partition(' (')[0]} {variant_of(model)}".strip()
+        names = f": {list_names(self.class_names, 3)}" if self.class_names else ""
+        return (
+            f"{title} from {self.source} ({self.format})\n"
+            f"  {self._sizes()}{names}\n"
+            f"  preprocessing: {self.description.eval_preprocess}"
+        )
+
+    def _sizes(self) -> str:
         size, grid = self.description.image_shape, self.description.grid
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         taken = f"texts of {size[0]} tokens"
         if grid is not None:
             taken = f"images {'x'.join(map(str, size))}, tokens {grid[0]}x{grid[1]}"
-        outputs = self.description.model["num_classes"]
-        return f"Model({self.source!r}, {count:,} parameters, {taken}, {outputs} outputs)"
+        return f"{count:,} parameters, {taken}, {self.description.model['num_classes']} outputs"
 
 
 def _is_batch(images: Any) -> bool:

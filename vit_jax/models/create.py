@@ -49,10 +49,9 @@ def create_model(name: str, *, num_classes: int, dtype: str = "float32", **kwarg
     Raises:
       UserError: unknown name, attribute or value.
     """
-    if "/" in name or name in VARIANTS:
+    if name not in MODELS:
         kwargs = {**get_variant(name), **kwargs}
         name = kwargs.pop("name")
-    check_known("model.name", name, MODELS)
     family = MODELS[name]
     check_keys("model", name, kwargs, family.keys)
     for key, field in family.keys.items():
@@ -92,9 +91,34 @@ def get_variant(name: str) -> dict[str, Any]:
         patches = dict.fromkeys(each.partition("/")[2] for each in family.sizes)
         ends = f" with /{', /'.join(patches)}" if any(patches) else ""
         known.append(f"{', '.join(sizes)}{ends}")
-    raise UserError(
-        f"unknown model variant {name!r}.{nearest(name, VARIANTS)} Known: {'; '.join(known)}."
-    )
+    meant = variant_called(name)
+    hint = f" Did you mean {meant!r}?" if meant else nearest(name, VARIANTS)
+    raise UserError(f"unknown model {name!r}.{hint} Known: {'; '.join(known)}.")
+
+
+_SIZES_OF_OTHERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+_SIZES_OF_OTHERS |= {size.lower(): size for size in _SIZES_OF_OTHERS.values()}
+_NAME_OF_OTHERS = re.compile(
+    rf"(?:.*_)?(vit|deit|mixer)_({'|'.join(_SIZES_OF_OTHERS)})_?(distilled_)?(?:patch_?)?(\d+)(?:_.*)?"
+)
+_KINDS_OF_OTHERS = {"vit": "", "deit": "DeiT-", "mixer": "Mixer-"}
+
+
+def variant_called(name: str) -> str:
+    """The variant that timm, torchvision or Hugging Face give such a name; "" without one.
+
+    `vit_base_patch16_224`, `google/vit-base-patch16-224`, `vit_b_16`, `ViT-B_16` -> `B/16`.
+    """
+    text = re.sub("[^a-z0-9]+", "_", name.lower())
+    if match := re.fullmatch(r"(?:.*_)?resnetv2_(\d+x\d)(?:_.*)?", text):
+        found = f"R{match[1]}"
+    elif match := _NAME_OF_OTHERS.fullmatch(text):
+        kind, size, distilled, patch = match.groups()
+        middle = "distilled-" if distilled else ""
+        found = f"{_KINDS_OF_OTHERS[kind]}{middle}{_SIZES_OF_OTHERS[size]}/{patch}"
+    else:
+        return ""
+    return found if found in VARIANTS else ""
 
 
 def variant_defaults(name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from typing import Any
 from vit_jax.data.class_names import class_names
 from vit_jax.errors import UserError, check_known, nearest
 from vit_jax.models import augreg_names
-from vit_jax.models.create import MODELS, get_variant
+from vit_jax.models.create import MODELS, VARIANTS, get_variant, variant_called
 
 AUGREG = "gs://vit_models/augreg"  # 50,000 files
 # Of AugReg's datasets of pre-training (`ds` in its index) and of fine-tuning: classes.
@@ -154,6 +154,13 @@ def get_entry(name: str) -> ZooEntry:
         return augreg_entry(name.removeprefix("augreg/"))  # says what is wrong with it
     # People leave out the family.
     meant = [repr(known) for known in entries() if known.partition("/")[2] == name]
+    has_family = name.partition("/")[0] in {known.partition("/")[0] for known in entries()}
+    size = name if name in VARIANTS else "" if meant or has_family else variant_called(name)
+    if size:
+        raise UserError(
+            f"{name!r} is a model, not weights of one: `python scripts/zoo.py list "
+            f"--variant={size}` lists those, create_model({size!r}, ...) makes a new one."
+        )
     hint = f" Did you mean {' or '.join(meant)}?" if meant else nearest(name, entries())
     raise UserError(f"{name!r} is not in the zoo.{hint} `python scripts/zoo.py list` lists it.")
 
