@@ -112,6 +112,10 @@ if [[ "$version" != 3.1[123] ]]; then
   echo "setup: Python $version is not tested: installing the newest releases"
   constraints=/dev/null
 fi
+# So that nobody waits in silence.
+{ while sleep 10; do echo "setup: installing packages ($SECONDS s; about a minute in all)"; done; } &
+ticker=$!
+trap 'kill "$ticker" 2>/dev/null || true' EXIT
 # Built with the pinned setuptools instead of whatever is newest on the day.
 pip_install -c "$constraints" 'setuptools>=77' 'uv>=0.9'
 # uv takes a sixth of pip's time. Where it cannot, pip tries, and says what is wrong.
@@ -122,8 +126,9 @@ uv_install -c "$constraints" --no-build-isolation -e ".[$extras]" ||
 compile() { env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c "$1" >/dev/null 2>&1 || true; }
 compile "import vit_jax.train, vit_jax.data.pipeline, vit_jax.inference.model, matplotlib.pyplot
 import sklearn.datasets, tensorboardX, tensorflow_datasets" &
+compiling=$!
 [[ "$extras" != *peers* ]] || compile "from tests import peers; peers.import_transformers()"
-wait
+wait "$compiling"
 echo "$wanted" >"$stamp"
 rm "$unfinished"
 if command -v nvidia-smi >/dev/null; then
