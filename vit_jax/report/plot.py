@@ -13,13 +13,14 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.files.paths import full_path
-from vit_jax.report.runs import HOUSEKEEPING, Curve, Run, read_run
+from vit_jax.report.runs import HOUSEKEEPING, Curve, Run, is_share, metric_title, read_run
 
 # Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
 # their yellow. After them the same colours come again, dashed.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":", "-.")
 MARKERS = "osD^vPX"  # one per evaluator
+_FEW = 25  # values of training, each of which is marked
 X_TITLES = {"step": "step", "images": "training images", "hours": "hours"}
 _ABSENT = "(absent)"
 
@@ -90,12 +91,14 @@ def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -
     markers = dict(zip(filter(None, names), itertools.cycle(MARKERS), strict=False))
     looks = itertools.islice(itertools.cycle(itertools.product(LINES, COLORS)), len(runs))
     styles: Any = [{"ls": line, "color": color} for line, color in looks]
+    # Of one run, training and the evaluators differ in colour, too.
+    colors = dict(zip(["", *markers], COLORS, strict=False)) if len(runs) == 1 else {}
     for axis, panel in itertools.zip_longest(axes, panels):
         if panel is None:
             axis.remove()
             continue
         width = 0.0 if panel == "learning_rate" else smooth * end
-        _draw_panel(axis, panel, zip(runs, styles, strict=True), x, width, markers)
+        _draw_panel(axis, panel, zip(runs, styles, strict=True), x, width, markers, colors)
         axis.set_xlim(0, 1.02 * end or 1)
     if len(runs) == 1:
         return figure
@@ -115,32 +118,46 @@ def positions(run: Run, curve: Curve, x: str) -> np.ndarray:
 
 
 def _draw_panel(
-    axis: Any, panel: str, runs: Iterable[Any], x: str, width: float, markers: Mapping[str, str]
+    axis: Any,
+    panel: str,
+    runs: Iterable[Any],
+    x: str,
+    width: float,
+    markers: Mapping[str, str],
+    colors: Mapping[str, str],
 ) -> None:
-    """One metric of `runs` and their styles; training is averaged over `width`, in units of x."""
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import EngFormatter
+    """One metric of `runs` and their styles; training is averaged over `width`, in units of x.
 
-    sources = dict[str, str]()
+    `markers`: of evaluators; `colors`: of training (as "") and evaluators, in place of the run's.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter, PercentFormatter
+
+    sources = dict[str, Any]()
     for run, style in runs:
         for name, curve in run.curves_of(panel).items():
             at, values = positions(run, curve, x), curve.values
             at, values = at[np.isfinite(at)], values[np.isfinite(at)]
             source = name.rpartition("/")[0]
-            sources[source] = marker = markers.get(source, "")
+            marker, color = markers.get(source, ""), colors.get(source, style["color"])
+            line = {**style, "color": color, "clip_on": False}
+            sources[source] = {"marker": marker, "color": color if colors else "0.5"}
             if width and not marker:
-                axis.plot(at, values, **style, lw=0.7, alpha=0.25)
+                axis.plot(at, values, **line, lw=0.7, alpha=0.25)
                 values = smoothed(at, values, width)
-            axis.plot(at, values, **style, lw=1 if marker else 1.6, marker=marker, mec="white")
-    axis.set_title(panel, loc="left", fontsize=11)
+            line |= {"marker": marker or "." * (len(at) <= _FEW)}
+            axis.plot(at, values, **line, lw=1.6 if not marker else 1 if len(at) > 2 else 0)
+    axis.set_title(metric_title(panel), loc="left", fontsize=11)
     axis.set_xlabel(X_TITLES[x])
+    if is_share(panel):
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     if x != "hours":
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250, 10k, 1.5M
-    axis.grid(color="0.92")
+    axis.grid(color="0.5", alpha=0.2)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     if any(sources):
-        handles = [Line2D([], [], marker=marker, color="0.4") for marker in sources.values()]
+        handles = [Line2D([], [], **look) for look in sources.values()]
         labels = [source or "training" for source in sources]
         axis.legend(handles, labels, fontsize=8, frameon=False)
 

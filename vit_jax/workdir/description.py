@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -29,6 +30,7 @@ from vit_jax.files.paths import (
     write_atomically,
     write_json,
 )
+from vit_jax.models.create import MODELS
 from vit_jax.models.description import Description, parts_to_json
 from vit_jax.parameters.names import count_parameters, flatten_names, unstack_blocks
 from vit_jax.workdir.metrics import read_metrics
@@ -66,6 +68,25 @@ def write_results(workdir: str, params: Any, results: dict[str, float]) -> dict[
         write_json(folder / RESULTS_FILE, results)
         logging.info("Wrote %s.", folder / PARAMS_FILE)
     return results
+
+
+def model_name(model: Mapping[str, Any]) -> str:
+    """What readers call a model of these attributes: `ViT-Ti/16`; `ViT/4` where no variant fits."""
+    family = MODELS[model["name"]]
+    plain = {"resnet_layers": None}  # a hybrid has the sizes of its Transformer
+    ours = {key: tuple(v) if isinstance(v, list) else v for key, v in {**plain, **model}.items()}
+    for variant, sizes in family.sizes.items():
+        if all(ours[key] == value for key, value in {**plain, **sizes}.items()):
+            return variant if variant.startswith(family.acronym) else f"{family.acronym}-{variant}"
+    patch = ours.get("patch_size")
+    return f"{family.acronym}/{patch}" if isinstance(patch, int) else family.acronym
+
+
+def read_parameter_count(folder: Path) -> int | None:
+    """How many parameters the model of a run has; None where `describe` has not been called."""
+    path = folder / PARAMETERS_FILE
+    found = re.search(r"^Total: ([\d,]+)", path.read_text() if path.exists() else "", re.MULTILINE)
+    return int(found[1].replace(",", "")) if found else None
 
 
 def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
