@@ -130,7 +130,7 @@ def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> An
     text = 0.15 * max(caption.count("\n") + 2 for caption in captions)
     height = len(images) * lines * (0.85 * _WIDTH / columns * aspect + text) + 0.5
     of = f"{shown} of {maps.shape[1]} heads" if shown < maps.shape[1] else f"{shown} heads"
-    title = f"Attention of the class token in the last block, {of}"
+    title = f"Attention in the last block, {of}"
     figure, axes = _sheet(len(images) * lines, columns, height, title)
     ends = color_range(maps[:, :shown])
     for number, (image, heads) in enumerate(zip(images, maps, strict=True)):
@@ -188,7 +188,7 @@ def _wrapped(name: str, columns: int) -> str:
 
 
 def draw_cka(matrix: np.ndarray, names: tuple[str, str]) -> Any:
-    """Alignment [L, M] of the blocks of two models."""
+    """CKA [L, M] of the blocks of two models."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.5, 4), layout="constrained")

@@ -72,7 +72,7 @@ def visualize(
         raise UserError("--what=cka needs --against=ANOTHER_MODEL.")
     model = load_model(source, **model_options)
     if model.is_text:
-        raise UserError(f"{source} takes texts; the pictures are of models of images.")
+        raise UserError(f"{source} reads text; visualize.py draws models of images.")
     drawings = of_parameters(model)
     if paths:
         drawings |= of_images(model, paths, [Path(path).name for path in paths], batch_size)

@@ -26,28 +26,17 @@ _MISTAKES = 12
 _PIXELS = 224  # of an image's height
 _LOOKED_AT = 32  # images of the attention distance
 _BATCH = 8
-# The title of each picture, and how to read it.
-_TEXTS = {
-    "filters": (
-        "Embedding filters",
-        "The first principal components of the filters that embed a patch, each scaled to its own "
-        "range, with the share of the variance that it explains.",
-    ),
-    "positions": (
-        "Position embeddings",
-        "Each square belongs to one patch, at its row and column: the cosine similarity of its "
-        "position embedding with that of every patch. The scale leaves out the 1 with itself.",
-    ),
-    "attention_distance": (
-        "Attention distance",
-        "How far each head looks, one point per head: the mean over {images}.",
-    ),
-    "rollout": (
-        "Attention rollout",
-        "What the output attends to. Brighter = more attention: the colours run from {low:.2f} "
-        "(dark) to {high:.2f} (bright) times the mean of an image.",
-    ),
+# How to read each picture.
+_CAPTIONS = {
+    "Embedding filters": "The first principal components of the filters that embed a patch, each "
+    "scaled to its own range, with the share of the variance that it explains.",
+    "Position embeddings": "A square per patch, at its row and column: the cosine similarity of "
+    "its embedding to that of every patch. The scale leaves out that to itself, 1.",
+    "Attention distance": "How far each head looks, one point per head: the mean over {images}.",
+    "Attention rollout": "What the output attends to. Brighter = more attention: the colours run "
+    "from {low:.2f} (dark) to {high:.2f} (bright) times the mean of an image.",
 }
+_DRAWINGS = ("filters", "positions", "attention_distance", "rollout")
 
 
 class Sample:
@@ -74,18 +63,18 @@ def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
     Raises one where there are no parameters yet, or they cannot be read.
     """
     if not (run.folder / PARAMS_FILE).exists():
-        raise UserError(f"The run has not written {PARAMS_FILE} yet, which comes at its end.")
+        raise UserError(f"The run has not finished; {PARAMS_FILE} is written at its end.")
     source, config = str(run.folder), run.config
     # Others read features, not what the model answers.
     own = {key: each for key, each in config["evaluators"].items() if "feature" not in each}
     if not own:
-        why = "The config has no evaluator that reads images for this model."
+        why = "No evaluator of the config measures this model on images."
         return load_model(source), UserError(why)
     evaluator = own.get(run.main_metric.partition("/")[0]) or next(iter(own.values()))
     preprocess = evaluator["preprocess"] or config["dataset"]["eval_preprocess"]
     model = load_model(source, preprocess=preprocess)
     if not max_examples:
-        return model, UserError("No examples were asked for (--max_examples=0).")
+        return model, UserError("Skipped by --max_examples=0.")
     is_other, data = bool(evaluator["dataset"]), config["dataset"]
     try:
         opened = model.open_dataset(
@@ -178,7 +167,7 @@ def _mistakes(
     return [tag("div", *figures, class_="mistakes")]
 
 
-def _photo(pixels: np.ndarray, *, alt: str, caption: object, class_: str = "wide") -> Html:
+def _photo(pixels: np.ndarray, *, alt: str, caption: object, class_: str = "picture") -> Html:
     """Pixels [H, W, C] in [0, 1] as a JPEG picture."""
     image: Any = np.asarray(np.round(255 * pixels[..., ::-1]), np.uint8)  # BGR
     scale = min(1.0, _PIXELS / image.shape[0])
@@ -193,10 +182,9 @@ def _rollouts(photos: np.ndarray, maps: np.ndarray, names: list[str]) -> list[Ht
     for photo, weights, name in zip(photos, maps, names, strict=True):
         shown = np.broadcast_to(photo, (*photo.shape[:2], 3))
         pair = np.concatenate([shown, overlay(photo, weights, ends)], axis=1)
-        alt = f"{name}, and the same under its attention"
-        figures.append(_photo(pair, alt=alt, caption=tail(name)))
-    text = _TEXTS["rollout"][1].format(low=ends[0], high=ends[1])
-    return [tag("div", *figures, class_="pairs"), note(text)]
+        figures.append(_photo(pair, alt=f"{name}, plain and by attention", caption=tail(name)))
+    caption = _CAPTIONS["Attention rollout"].format(low=ends[0], high=ends[1])
+    return [tag("div", *figures, class_="pairs"), note(caption)]
 
 
 def inside(model: Model, data: Any) -> list[Html]:
@@ -205,13 +193,13 @@ def inside(model: Model, data: Any) -> list[Html]:
     drawings, content, few = of_parameters(model), list[Html](), list[int]()
     if isinstance(data, UserError):
         reason = str(data).rstrip(".")
-        drawings |= dict.fromkeys(("attention_distance", "rollout"), lambda: reason)
+        drawings |= dict.fromkeys(_DRAWINGS[2:], lambda: reason)
     else:
         few = spread(range(len(data.source)), _LOOKED_AT)
         images = [data.source[i]["image"] for i in few]
         names = [data.source.names[i] for i in few]
         drawings |= of_images(model, images, names, _BATCH, draw_rollout=_rollouts)
-    for name, (title, text) in _TEXTS.items():
+    for name, (title, text) in zip(_DRAWINGS, _CAPTIONS.items(), strict=True):
         figure = drawings[name]()
         content.append(tag("h3", title))
         if isinstance(figure, str):

@@ -47,11 +47,10 @@ def table(
 ) -> Html:
     """A table that scrolls inside its box; the first cell of a row is its header.
 
-    A column that is Html is a `th`, another cell a `td`. A screen reader calls the table by its
-    `label`; `kind` is a CSS class.
+    Another cell that is Html is a `td`. A screen reader calls the table by its `label`; `kind` is a
+    CSS class.
     """
-    titles = [each if isinstance(each, Html) else tag("th", each, scope="col") for each in columns]
-    head = tag("tr", *titles)
+    head = tag("tr", *(tag("th", each, scope="col") for each in columns))
     body = []
     for first, *cells in rows:
         found = [each if isinstance(each, Html) else tag("td", each) for each in cells]
@@ -71,23 +70,14 @@ def details(summary: str, *content: object) -> Html:
     return tag("details", tag("summary", summary), *content)
 
 
-def bar(value: float, interval: tuple[float, float] | None = None) -> Html:
+def bar(value: float, interval: Sequence[float] = ()) -> Html:
     """A cell of a table of kind `bars`: a share in [0, 1], and its interval as a whisker."""
-    ends = dict(zip(("value", "low", "high"), (value, *(interval or ())), strict=False))
-    style = ";".join(f"--{key}:{end:.2%}" for key, end in ends.items())
+    ends = zip(("value", "low", "high"), (value, *interval), strict=False)
+    style = ";".join(f"--{key}:{end:.2%}" for key, end in ends)
     return tag("td", tag("i", style=style), class_="bar whisker" if interval else "bar")
 
 
-def facts(rows: Iterable[tuple[str, object]]) -> Html:
-    """Names, each with what it stands for."""
-    return tag(
-        "dl",
-        *(tag(k, v) for row in rows for k, v in zip(("dt", "dd"), row, strict=True)),
-        class_="facts",
-    )
-
-
-def picture(data: bytes, *, kind: str, alt: str, caption: object, class_: str = "wide") -> Html:
+def picture(data: bytes, *, kind: str, alt: str, caption: object, class_: str = "picture") -> Html:
     """An image of the page itself; `kind` is `svg+xml`, `png` or `jpeg`."""
     source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     return tag("figure", tag("img", src=source, alt=alt), tag("figcaption", caption), class_=class_)
@@ -102,10 +92,8 @@ def chart(figure: Any, *, alt: str, caption: object) -> Html:
     with io.StringIO() as file, mpl.rc_context(style):
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
         _, start, svg = file.getvalue().partition("<svg")
-    first, end, rest = svg.replace("#000000", "currentColor").partition(">")
-    return picture(
-        f"{start}{first}{end}{_INK}{rest}".encode(), kind="svg+xml", alt=alt, caption=caption
-    )
+    svg = start + svg.replace("#000000", "currentColor").replace(">", f">{_INK}", 1)
+    return picture(svg.encode(), kind="svg+xml", alt=alt, caption=caption)
 
 
 def page(

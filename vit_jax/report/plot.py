@@ -87,18 +87,19 @@ def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -
     axes = figure.subplots(rows, columns, squeeze=False).flat
     ends = [positions(run, curve, x) for run in runs for curve in run.curves.values()]
     end = max(map(np.nanmax, ends), default=1.0)
-    names = dict.fromkeys(name.rpartition("/")[0] for run in runs for name in run.curves)
-    markers = dict(zip(filter(None, names), itertools.cycle(MARKERS), strict=False))
+    names = sorted({"", *(name.rpartition("/")[0] for run in runs for name in run.curves)})
+    markers = ["", *itertools.islice(itertools.cycle(MARKERS), len(names))]
+    found = zip(names, markers, itertools.cycle(COLORS), strict=False)
+    own = len(runs) == 1  # the colours of several runs tell the runs apart
+    sources = {k: {"marker": m, "color": c} if own else {"marker": m} for k, m, c in found}
     looks = itertools.islice(itertools.cycle(itertools.product(LINES, COLORS)), len(runs))
     styles: Any = [{"ls": line, "color": color} for line, color in looks]
-    # Of one run, training and the evaluators differ in colour, too.
-    colors = dict(zip(["", *markers], COLORS, strict=False)) if len(runs) == 1 else {}
     for axis, panel in itertools.zip_longest(axes, panels):
         if panel is None:
             axis.remove()
             continue
         width = 0.0 if panel == "learning_rate" else smooth * end
-        _draw_panel(axis, panel, zip(runs, styles, strict=True), x, width, markers, colors)
+        _draw_panel(axis, panel, zip(runs, styles, strict=True), x, width, sources)
         axis.set_xlim(0, 1.02 * end or 1)
     if len(runs) == 1:
         return figure
@@ -118,20 +119,11 @@ def positions(run: Run, curve: Curve, x: str) -> np.ndarray:
 
 
 def _draw_panel(
-    axis: Any,
-    panel: str,
-    runs: Iterable[Any],
-    x: str,
-    width: float,
-    markers: Mapping[str, str],
-    colors: Mapping[str, str],
+    axis: Any, panel: str, runs: Iterable[Any], x: str, width: float, looks: Mapping[str, Any]
 ) -> None:
-    """One metric of `runs` and their styles; training is averaged over `width`, in units of x.
-
-    `markers`: of evaluators; `colors`: of training (as "") and evaluators, in place of the run's.
-    """
+    """One metric of runs; training is averaged over `width` of x; `looks` win over runs' styles."""
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import EngFormatter, PercentFormatter
+    from matplotlib.ticker import EngFormatter, FuncFormatter
 
     sources = dict[str, Any]()
     for run, style in runs:
@@ -139,18 +131,17 @@ def _draw_panel(
             at, values = positions(run, curve, x), curve.values
             at, values = at[np.isfinite(at)], values[np.isfinite(at)]
             source = name.rpartition("/")[0]
-            marker, color = markers.get(source, ""), colors.get(source, style["color"])
-            line = {**style, "color": color, "clip_on": False}
-            sources[source] = {"marker": marker, "color": color if colors else "0.5"}
-            if width and not marker:
+            sources[source] = {"color": "0.5", **looks[source]}
+            line = {**style, **looks[source], "clip_on": False}
+            if width and not source:
                 axis.plot(at, values, **line, lw=0.7, alpha=0.25)
                 values = smoothed(at, values, width)
-            line |= {"marker": marker or "." * (len(at) <= _FEW)}
-            axis.plot(at, values, **line, lw=1.6 if not marker else 1 if len(at) > 2 else 0)
+            line["marker"] = line["marker"] or "." * (len(at) <= _FEW)
+            axis.plot(at, values, **line, lw=1.6 if not source else 1 if len(at) > 2 else 0)
     axis.set_title(metric_title(panel), loc="left", fontsize=11)
     axis.set_xlabel(X_TITLES[x])
     if is_share(panel):
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
     if x != "hours":
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250, 10k, 1.5M
     axis.grid(color="0.5", alpha=0.2)

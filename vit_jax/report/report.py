@@ -10,7 +10,6 @@ import shlex
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from flax.traverse_util import flatten_dict
@@ -25,15 +24,7 @@ from vit_jax.report.runs import HOUSEKEEPING, Run, metric_title, percent, read_r
 from vit_jax.report.summary import devices_text, duration_text, header, result, results, title
 
 _MOST_ROWS = 300  # of training, in the table of numbers
-# What the time was spent on, where its key does not say.
-_KINDS = {
-    "start": "start-up",
-    "compile": "compilation",
-    "checkpoint": "checkpoints",
-    "profile": "profiling",
-    "data_wait": "waiting for data",
-    "lost": "updates repeated after a crash",
-}
+_KINDS = {"compile": "compilation", "data_wait": "waiting for data", "lost": "lost in crashes"}
 
 
 def write_report(
@@ -42,7 +33,7 @@ def write_report(
     output: str = "",
     max_examples: int = 2000,
     recipe: str = "",
-    against: Mapping[str, float] = MappingProxyType({}),
+    against: Mapping[str, float] | None = None,
 ) -> Path:
     """Writes a self-contained HTML page about a run, finished or not; returns the file.
 
@@ -52,8 +43,7 @@ def write_report(
       workdir: of the run, here or at gs://.
       output: file to write; "" is `WORKDIR/report.html`.
       max_examples: of the evaluation data that the model is asked about; 0: none.
-      recipe: that the config started from, such as `configs/finetune.py:B/16,cifar10`; "" is the
-        one of the run's command.
+      recipe: what the config started from, `configs/x.py:argument`; "" is that of the command.
       against: accuracies of others on the same examples as the run's main one, by what they are.
 
     Raises:
@@ -70,7 +60,7 @@ def write_report(
 
     try:
         sections = [
-            ("results", "Results", results(run, against)),
+            ("results", "Results", results(run, against or {})),
             ("curves", "Curves", curves(run)),
             ("time", "Where the time went", time(run)),
             ("predictions", "Predictions", of_model(predictions, run)),
@@ -93,10 +83,11 @@ def curves(run: Run) -> list[Html]:
         return [note("No numbers have been logged yet.")]
     content = []
     for panel in choose_panels([run], ()):
-        shown = {name: each.values[-1] for name, each in run.curves_of(panel).items()}
-        named = {name: name.rpartition("/")[0] or "training" for name in shown}
-        ends = ", ".join(f"{named[name]} {value_text(name, end)}" for name, end in shown.items())
-        ends = ends if len(shown) > 1 else ends.partition(" ")[2]
+        shown = [
+            (k.rpartition("/")[0], each.values[-1]) for k, each in run.curves_of(panel).items()
+        ]
+        ends = ", ".join(f"{k or 'training'} {value_text(panel, end)}" for k, end in shown)
+        ends = ends if len(shown) > 1 else value_text(panel, shown[0][1])
         try:
             figure = draw([run], [panel], x="step", smooth=0.02)
         except UserError as error:
@@ -163,17 +154,14 @@ def provenance(run: Run) -> list[Html]:
     """Each start of the run: when, from where, with what."""
     if not run.starts:
         return [note("The work directory has no provenance.jsonl.")]
-    rows = [
-        (
-            each["time"].replace("T", " ").replace("+00:00", " UTC"),
-            f"{each['start_step']:,}",
-            (each["commit"] or "unknown")[:12] + " (changed)" * bool(each["uncommitted_changes"]),
-            devices_text(each),
-            each["num_processes"],
+    rows = []
+    for each in run.starts:
+        commit = (each["commit"] or "unknown")[:12] + " (changed)" * bool(
+            each["uncommitted_changes"]
         )
-        for each in run.starts
-    ]
-    columns = ["Started", "At step", "Commit", "Devices", "Processes"]
+        at = each["time"][:19].replace("T", " "), f"{each['start_step']:,}"
+        rows.append((*at, commit, devices_text(each), each["num_processes"]))
+    columns = ["Started (UTC)", "At step", "Commit", "Devices", "Processes"]
     last, commands = run.starts[-1], dict.fromkeys(each["command"] for each in run.starts)
     versions = {"platform": last["host"], "python": last["python"], **last["packages"]}
     return [

@@ -169,10 +169,15 @@ def value_text(name: str, value: float, digits: int = 2) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
+def metric_words(name: str) -> str:
+    """A metric in a sentence: `top-5 accuracy` for `test/accuracy_top5`."""
+    metric = name.rpartition("/")[2]
+    return _WORDS.get(metric, metric.replace("_", " "))
+
+
 def metric_title(name: str) -> str:
-    """A metric in words: `Loss`; `Top-5 accuracy, test` for `test/accuracy_top5`."""
-    source, _, metric = name.rpartition("/")
-    text = _WORDS.get(metric, metric.replace("_", " "))
+    """A metric as a title: `Top-5 accuracy, test` for `test/accuracy_top5`."""
+    text, source = metric_words(name), name.rpartition("/")[0]
     return f"{text[:1].upper()}{text[1:]}" + (f", {source}" if source else "")
 
 

@@ -82,11 +82,11 @@ def model_name(model: Mapping[str, Any]) -> str:
     return f"{family.acronym}/{patch}" if isinstance(patch, int) else family.acronym
 
 
-def read_parameter_count(folder: Path) -> int | None:
-    """How many parameters the model of a run has; None where `describe` has not been called."""
+def read_parameter_count(folder: Path) -> int:
+    """How many parameters the model of a run has; 0 where `describe` has not been called."""
     path = folder / PARAMETERS_FILE
     found = re.search(r"^Total: ([\d,]+)", path.read_text() if path.exists() else "", re.MULTILINE)
-    return int(found[1].replace(",", "")) if found else None
+    return int(found[1].replace(",", "")) if found else 0
 
 
 def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
