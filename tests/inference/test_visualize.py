@@ -83,7 +83,8 @@ def test_names_are_whole(model: str) -> None:
     name = "a_long_name_of_a_file_" * 4 + ".jpg"
     drawings = of_images(load_model(model), [np.zeros((16, 24, 3), np.uint8)] * 2, [name] * 2, 2)
     for what in ("rollout", "heads"):
-        texts = [axis.get_xlabel() for axis in drawings[what]().axes]
+        axes = drawings[what]().axes
+        texts = [axis.get_xlabel() for axis in axes] + [t.get_text() for a in axes for t in a.texts]
         shown = [text for text in texts if text]
         assert [text.replace("\n", "") for text in shown] == [name] * 2
         assert all(text.count("\n") > 1 for text in shown)

@@ -224,7 +224,7 @@ def test_others_on_the_same_examples(changed: Path, workdir: Path) -> None:
 def test_the_curves_have_every_row(page: ET.Element, workdir: Path) -> None:
     rows, curves = read_metrics(workdir), section(page, "curves")
     alts = [each.attrib["alt"] for each in curves.iter("img")]
-    ends: Any = dict(alt.split(" by step; at the end: ") for alt in alts)
+    ends: Any = dict(alt.split(" by step; last: ") for alt in alts)
     assert {"Loss", "Accuracy", "Learning rate", "Images per second"} <= set(ends)
     of_training = [f"{row['loss']:.4g}" for row in rows if "loss" in row]
     of_test = [f"{row['test/loss']:.4g}" for row in rows if "test/loss" in row]

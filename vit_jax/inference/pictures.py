@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 _WIDTH = 7.0  # inches, a page's
-_DARKEST = 0.45  # black pixels below the colours of attention
+_DARKEST = 0.6  # of the colours of attention, over black pixels
 _MOST_PLACES = 7  # per side, of which similarities are drawn
 
 
@@ -127,8 +127,8 @@ def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> An
     lines = -(-shown // (columns - 1))
     aspect = images.shape[1] / images.shape[2]
     captions = [_wrapped(name, columns) for name in names]
-    text = 0.15 * max(caption.count("\n") + 2 for caption in captions)
-    height = len(images) * lines * (0.85 * _WIDTH / columns * aspect + text) + 0.5
+    room = 0.15 * (1 if lines > 1 else max(caption.count("\n") + 2 for caption in captions))
+    height = len(images) * lines * (0.85 * _WIDTH / columns * aspect + room) + 0.5
     of = f"{shown} of {maps.shape[1]} heads" if shown < maps.shape[1] else f"{shown} heads"
     title = f"Attention in the last block, {of}"
     figure, axes = _sheet(len(images) * lines, columns, height, title)
@@ -136,7 +136,9 @@ def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> An
     for number, (image, heads) in enumerate(zip(images, maps, strict=True)):
         block = axes[number * lines : (number + 1) * lines]
         _show(block[0, 0], image)
-        block[0, 0].set_xlabel(captions[number], fontsize=8, parse_math=False)
+        place: Any = {"ha": "center", "va": "top", "transform": block[0, 0].transAxes}
+        text = block[0, 0].text(0.5, -0.04, captions[number], **place, fontsize=8, parse_math=False)
+        text.set_in_layout(lines == 1)  # else the cell below has room for it
         for cell in (*block[1:, 0], *block[:, 1:].flat[shown:]):
             cell.remove()
         for head, (cell, weights) in enumerate(zip(block[:, 1:].flat, heads[:shown], strict=False)):

@@ -93,8 +93,8 @@ def curves(run: Run) -> list[Html]:
         except UserError as error:
             return [note(f"Not drawn. {error}"), _numbers(run)]
         figure.set_size_inches(4.4, 3.1)  # as wide as a phone
-        alt = f"{metric_title(panel)} by step; at the end: {ends}"
-        content.append(chart(figure, alt=alt, caption=f"At the end: {ends}"))
+        alt = f"{metric_title(panel)} by step; last: {ends}"
+        content.append(chart(figure, alt=alt, caption=f"Last: {ends}"))
     return [tag("div", *content, class_="charts"), _numbers(run)]
 
 
