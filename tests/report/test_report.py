@@ -212,6 +212,8 @@ def test_others_on_the_same_examples(changed: Path, workdir: Path) -> None:
     rows = rows_of(found, ".//table[@class='bars compared']")
     assert rows[0] == ["Model", "Accuracy", "95 % interval", "0 to 100 %"]
     assert re.fullmatch("This run: fine-tuned from .*/<run> & 1, trained on a & b", rows[1][0])
+    edit(changed, "config.json", lambda c: c["pretrained"].update(source="gs://b/run.npz"))
+    assert "<dd>fine-tuned from gs://b/run.npz</dd>" in summary.header(read_run(changed))[-1]
     assert rows[2][:3] == ["an <SVM>", "50.0 %", "31.4 to 68.6 %"]
     bars = [each.attrib["style"] for each in found.iter("i")]
     assert bars[1] == "--value:50.00%;--low:31.43%;--high:68.57%"

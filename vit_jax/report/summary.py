@@ -91,8 +91,9 @@ def _weights(run: Run) -> str:
     if not source:
         return f"random, seed {run.config['seed']}"
     text = f"fine-tuned from {tail(source)}"
-    with contextlib.suppress(UserError, KeyError, TypeError):  # it need be no run of ours
-        text += f", trained on {data_title(read_run(source).config['dataset']['name'])}"
+    with contextlib.suppress(UserError, OSError, KeyError):  # it need not be a run
+        if "://" not in source:  # a page asks no host
+            text += f", trained on {data_title(read_run(source).config['dataset']['name'])}"
     return text
 
 
