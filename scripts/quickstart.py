@@ -63,7 +63,13 @@ def run_quickstart(workdir: str) -> dict[str, Any]:
     print(table(summary))
     print(f"\nFigures: {root / 'summary.json'}   Predictions: {root / 'predictions.png'}")
     print(f"Parameters for anything else: {root / 'finetune' / 'params.npz'}")
-    print(f"A page about the fine-tuning: {write_report(str(root / 'finetune'))}")
+    against = {
+        "The same model from random weights": summary["scratch"]["accuracy"],
+        "RBF SVM on the pixels of the same 300 scans": summary["svm"]["accuracy"],
+    }
+    recipe = "configs/quickstart.py:finetune"
+    page = write_report(str(root / "finetune"), recipe=recipe, against=against)
+    print(f"A page about the fine-tuning: {page}")
     return summary
 
 

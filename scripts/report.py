@@ -1,11 +1,11 @@
-"""Writes one HTML page about a training run: results, curves, time, mistakes, attention, settings.
+"""Writes one HTML page about a training run: result, curves, time, mistakes, attention, settings.
 
     python scripts/report.py runs/flowers
     python scripts/report.py runs/flowers --output=flowers.html --max_examples=10000
 
-The page holds all that it shows: it opens offline and can be sent by mail. A run that is going on
-has one, too; what a run does not have is said there. The model is asked about evaluation images,
-evenly spread over the split: --max_examples=0 leaves that out.
+The page is one file: it opens offline and can be sent by mail. An unfinished run has one, too;
+the page says what is missing. Mistakes are those on up to --max_examples evaluation images, spread
+evenly over the split.
 """
 
 import argparse
@@ -24,7 +24,7 @@ if __name__ == "__main__":
         type=int,
         default=2000,
         metavar="N",
-        help="evaluation images at most (default 2000; 0: none)",
+        help="evaluation images at most (default 2000; 0 skips them)",
     )
     arguments = vars(parser.parse_args())
     launch.start_logging()

@@ -6,8 +6,8 @@
 
 filters.png: principal components of the embedding filters (figure 7, left). positions.png:
 similarity of position embeddings (centre). attention_distance.png: how far each head looks (right).
-rollout.png: the attention over the image (figure 6). heads.png: where the class token looks
-in the last block, by head. cka.png: alignment of the blocks of two models.
+rollout.png: what the output attends to, over the photo (figure 6). heads.png: what each head of the
+last block attends to from the class token. cka.png: similarity of the blocks of two models.
 
 MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
 hf://owner/name, or a name of scripts/zoo.py list.

@@ -10,7 +10,10 @@ from PIL import Image
 
 from tests.saved_models import save_model
 from vit_jax.errors import UserError
-from vit_jax.inference.visualize import OF_IMAGES, OF_PARAMETERS, visualize
+from vit_jax.inference.load import load_model
+from vit_jax.inference.pictures import color_range, overlay
+from vit_jax.inference.visualize import OF_IMAGES, OF_PARAMETERS, of_images, visualize
+from vit_jax.inference.visualize import photos as photos_of
 
 
 def saved(folder: Path, **model: Any) -> str:
@@ -50,6 +53,43 @@ def test_every_picture(tmp_path: Path, model: str, photos: Path) -> None:
     check(only, ("rollout",))
 
 
+def test_photos_are_finer_than_the_input(model: str, tmp_path: Path) -> None:
+    image = np.zeros((200, 300, 3), np.uint8)
+    image[:, :150] = (255, 128, 0)
+    image[1::2, 150:] = 255  # lines that the 16 x 24 pixels of the input do not have
+    found = photos_of(load_model(model), [image], size=240)
+    assert found.shape == (1, 160, 240, 3)
+    np.testing.assert_allclose(found[0, 80, 60], [1.0, 128 / 255, 0.0], atol=1e-6)
+    assert np.ptp(found[0, :, 180], axis=0).min() > 0.1
+    fixed = saved(tmp_path / "fixed", eval_preprocess="decode")
+    small = np.full((16, 24, 3), 255, np.uint8)
+    np.testing.assert_allclose(photos_of(load_model(fixed), [small]), np.ones((1, 16, 24, 3)))
+
+
+def test_an_overlay_has_the_brightness_of_its_map() -> None:
+    image = np.full((20, 30, 1), 0.5)
+    weights = np.array([[0.0, 1.0, 2.0], [3.0, 4.0, 9.0]])
+    ends = color_range(np.append(np.full(200, 1.0), weights))
+    assert (ends[0], ends[1] < 9) == (0.0, True)
+    shown = overlay(image, weights, (0.0, 4.0))
+    assert shown.shape == (20, 30, 3)
+    bright = shown.mean(axis=-1)[5::10, 5::10].ravel()
+    assert (np.diff(bright) > 0).tolist() == [True, True, True, True, False]  # 9 is off the scale
+    assert 0 <= shown.min() <= shown.max() <= 1
+
+
+def test_names_are_whole(model: str) -> None:
+    """A name that is longer than a picture is wide has several lines."""
+    name = "a_long_name_of_a_file_" * 4 + ".jpg"
+    drawings = of_images(load_model(model), [np.zeros((16, 24, 3), np.uint8)] * 2, [name] * 2, 2)
+    for what in ("rollout", "heads"):
+        axes = drawings[what]().axes
+        texts = [axis.get_xlabel() for axis in axes] + [t.get_text() for a in axes for t in a.texts]
+        shown = [text for text in texts if text]
+        assert [text.replace("\n", "") for text in shown] == [name] * 2
+        assert all(text.count("\n") > 1 for text in shown)
+
+
 def test_without_images(tmp_path: Path, model: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         check(visualize(model, output=str(tmp_path)), OF_PARAMETERS)
@@ -63,9 +103,9 @@ def test_what_a_model_lacks_is_said(
     with caplog.at_level(logging.INFO):
         found = visualize(resnet, [str(photos)], output=str(tmp_path / "a"), against=resnet)
     check(found, ("filters",))
-    assert "No positions.png: it has no learned positions." in caplog.messages
-    assert "No rollout.png: no attention." in caplog.messages
-    with pytest.raises(UserError, match="nothing of heads to draw"):
+    assert "No positions.png: the model has no learned position embeddings." in caplog.messages
+    assert "No rollout.png: the model has no attention." in caplog.messages
+    with pytest.raises(UserError, match="nothing to draw for heads"):
         visualize(resnet, [str(photos)], output=str(tmp_path / "b"), what=["heads"])
     gap = {"classifier": "gap", "position_embedding": "sincos2d", "hidden_size": 32}
     plain = saved(tmp_path / "gap", **gap)

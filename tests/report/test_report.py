@@ -19,14 +19,19 @@ from vit_jax.data.datasets import create_dataset
 from vit_jax.errors import UserError
 from vit_jax.files.paths import to_path
 from vit_jax.inference.load import load_model
+from vit_jax.parameters.names import count_parameters
 from vit_jax.report import model as of_model
+from vit_jax.report import summary
 from vit_jax.report.page import table, tag
+from vit_jax.report.report import settings as settings_of
 from vit_jax.report.report import write_report
+from vit_jax.report.runs import read_run
 from vit_jax.train import train_and_evaluate
 from vit_jax.workdir.description import write_provenance
 from vit_jax.workdir.metrics import read_metrics
 
 SECTIONS = ["results", "curves", "time", "predictions", "inside", "settings", "provenance"]
+CHARTS = 3  # of filters, positions and attention distances
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 CODE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
@@ -50,6 +55,17 @@ def rows_of(element: ET.Element, path: str = ".//table") -> list[list[str]]:
     found = element.find(path)
     assert found is not None
     return [[text_of(cell) for cell in row] for row in found.iter("tr")]
+
+
+def image_of(element: ET.Element) -> tuple[str, bytes]:
+    """Its kind and content."""
+    [(kind, content)] = re.findall(r"^data:image/(.*);base64,(.*)$", element.attrib["src"])
+    return kind, base64.b64decode(content)
+
+
+def facts_of(page: ET.Element) -> dict[str, str]:
+    [facts] = page.findall(".//dl")
+    return {text_of(name): text_of(value) for name, value in facts}
 
 
 def report(workdir: Path, output: Path, **kwargs: Any) -> ET.Element:
@@ -119,27 +135,33 @@ def test_the_page_is_well_formed_and_asks_no_host(page: ET.Element, page_file: P
 def test_nothing_takes_eyes(page: ET.Element) -> None:
     images = list(page.iter("img"))
     assert len(section(page, "curves").findall(".//img")) >= 4
-    assert len(section(page, "inside").findall(".//img")) == 4
+    assert len(section(page, "inside").findall(".//img")) == CHARTS + 8
     for each in images:
         assert len(each.attrib["alt"]) > 20
-        content = base64.b64decode(each.attrib["src"].partition(";base64,")[2])
+        kind, content = image_of(each)
+        if kind == "svg+xml":  # of a chart, whose ink is the page's in light and in dark mode
+            chart = content.decode()
+            assert "prefers-color-scheme:dark" in chart
+            assert "#000000" not in chart
+            assert ET.fromstring(chart).findall(".//{*}text")
+            continue
         pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
         assert min(pixels.shape[:2]) >= 16
         assert np.std(pixels) > 0  # something is on it
     for each in page.iter("table"):
-        assert {cell.get("scope") for cell in each.iterfind("thead/tr/th")} == {"col"}
+        assert {cell.get("scope") for cell in each.iterfind("thead/tr/*")} == {"col"}
         assert all(row[0].get("scope") == "row" for row in each.iterfind("tbody/tr"))
     for each in page.iterfind(".//*[@tabindex='0']"):
         assert each.tag == "pre" or each.attrib["aria-label"]
 
 
 def test_names_are_texts(page: ET.Element, photos: Path) -> None:
-    assert text_of(page.find(".//h1")) == "<run> & 1"
-    assert str(photos) in text_of(page.find(".//p[@class='summary']"))
+    assert text_of(page.find(".//h1")) == f"ViT/8 on {photos.name}"
+    assert facts_of(page)["Run"].endswith("/<run> & 1")
     header, *rows = rows_of(page, ".//table[@class='confusion']")
     assert header[1:] == [row[0] for row in rows]
     assert set(header[1:]) <= {"<b>cat", "dog & 'co'", 'the "owl"'}
-    assert rows_of(section(page, "results"))[1][-1] == "98.7 <by others>"
+    assert facts_of(page)["Published"] == "98.7 <by others>"
     bad = "<script>'\"&\udcff"
     for built in (tag("p", bad), tag("p", title=bad), table([bad], [(bad,)], label=bad)):
         assert built.count("&lt;script&gt;&#x27;&quot;&amp;\ufffd") == built.count("script") > 0
@@ -149,26 +171,69 @@ def test_the_results_are_those_of_the_run(page: ET.Element, workdir: Path) -> No
     results = json.loads((workdir / "results.json").read_text())
     header, row = rows_of(section(page, "results"))
     cells = dict(zip(header, row, strict=True))
-    assert [cells[key] for key in ("evaluator", "step", "num_examples")] == ["test", "8", "24"]
-    assert cells["accuracy"] == f"{100 * results['test/accuracy']:.2f} %"
-    assert cells["loss"] == f"{results['test/loss']:.4g}"
-    times = {row[0]: row[1] for row in rows_of(section(page, "time"))}
-    for kind in ("start", "compile", "evaluation", "checkpoint", "data_wait", "lost"):
-        assert times[kind.replace("_", " ")] == f"{results[f'{kind}_seconds']:,.1f}"
-    assert times["training"] == f"{results['goodput'] * results['seconds']:,.1f}"
+    assert [cells[key] for key in ("Evaluator", "Step", "Examples")] == ["test", "8", "24"]
+    assert cells["Accuracy"] == f"{100 * results['test/accuracy']:.2f} %"
+    assert cells["Loss"] == f"{results['test/loss']:.4g}"
+    times = {row[0]: row[1] for row in rows_of(section(page, "time"))[1:]}
+    assert times.keys() >= {"start", "compilation", "training"}
+    keys = {"compilation": "compile", "waiting for data": "data_wait"}
+    for name, found in times.items():
+        training = results["goodput"] * results["seconds"]
+        seconds = training if name == "training" else results[f"{keys.get(name, name)}_seconds"]
+        assert found == f"{seconds:,.1f} s" != "0.0 s"
+
+
+def test_the_top_says_what_the_run_is(page: ET.Element, workdir: Path, photos: Path) -> None:
+    accuracy = json.loads((workdir / "results.json").read_text())["test/accuracy"]
+    low, high = (100 * end for end in summary.wilson_interval(accuracy, 24))
+    assert text_of(page.find(".//title")) == f"ViT/8 on {photos.name}: {100 * accuracy:.1f} %"
+    top = text_of(page.find(".//p[@class='headline']"))
+    assert top.startswith(f"{100 * accuracy:.1f} %accuracy on 24 examples of {photos.name} test, ")
+    assert top.endswith(f"95 % interval {low:.1f} to {high:.1f} %")
+    facts, count = facts_of(page), count_parameters(load_model(str(workdir)).params)
+    assert facts["Model"] == f"ViT/8, {count / 1000:.0f} k parameters, 2 layers, hidden size 16"
+    assert facts["Weights"] == "random, seed 0"
+    assert facts["Training"].startswith("8 steps of 16 examples, ")
+
+
+def test_the_interval_is_wilsons() -> None:
+    """It solves (p - share)^2 = z^2 p (1 - p) / n, and never leaves [0, 1]."""
+    for share, count in ((0.93, 300), (0.5, 7), (0.0, 10), (1.0, 10)):
+        ends = summary.wilson_interval(share, count)
+        for end in ends:
+            assert (end - share) ** 2 == pytest.approx(1.959964**2 * end * (1 - end) / count)
+        assert 0 <= ends[0] <= share + 1e-12
+        assert share - 1e-12 <= ends[1] <= 1
+
+
+def test_others_on_the_same_examples(changed: Path, workdir: Path) -> None:
+    edit(changed, "config.json", lambda c: c["pretrained"].update(source=str(workdir)))
+    found = read(tag("main", *summary.results(read_run(changed), {"an <SVM>": 0.5})))
+    rows = rows_of(found, ".//table[@class='bars compared']")
+    assert rows[0] == ["Model", "Accuracy", "95 % interval", "0 to 100 %"]
+    assert re.fullmatch("This run: fine-tuned from .*/<run> & 1, trained on a & b", rows[1][0])
+    edit(changed, "config.json", lambda c: c["pretrained"].update(source="gs://b/run.npz"))
+    assert "<dd>fine-tuned from gs://b/run.npz</dd>" in summary.header(read_run(changed))[-1]
+    assert rows[2][:3] == ["an <SVM>", "50.0 %", "31.4 to 68.6 %"]
+    bars = [each.attrib["style"] for each in found.iter("i")]
+    assert bars[1] == "--value:50.00%;--low:31.43%;--high:68.57%"
+    edit(changed, "config.json", lambda c: c["checkpoint"].update(best_metric="test/loss"))
+    run = read_run(changed)
+    assert "compared" not in "".join(summary.results(run, {"an <SVM>": 0.5}))
+    assert re.fullmatch(r"loss \d\.\d+", summary.result(run))
 
 
 def test_the_curves_have_every_row(page: ET.Element, workdir: Path) -> None:
     rows, curves = read_metrics(workdir), section(page, "curves")
     alts = [each.attrib["alt"] for each in curves.iter("img")]
-    ends: Any = dict(alt.split(" over the steps; at the end ") for alt in alts)
-    assert {"loss", "accuracy", "learning_rate", "images_per_second"} <= set(ends)
+    ends: Any = dict(alt.split(" by step; last: ") for alt in alts)
+    assert {"Loss", "Accuracy", "Learning rate", "Images per second"} <= set(ends)
     of_training = [f"{row['loss']:.4g}" for row in rows if "loss" in row]
     of_test = [f"{row['test/loss']:.4g}" for row in rows if "test/loss" in row]
     assert [len(of_training), len(of_test)] == [8, 2]
-    assert ends["loss"] == f"loss {of_training[-1]}, test/loss {of_test[-1]}"
+    assert ends["Loss"] == f"training {of_training[-1]}, test {of_test[-1]}"
     header, *numbers = rows_of(curves)
-    for name, values in (("loss", of_training), ("test/loss", of_test)):
+    for name, values in (("Loss", of_training), ("Loss, test", of_test)):
         column = header.index(name)
         assert [row[column] for row in numbers if row[column]] == values
 
@@ -183,17 +248,16 @@ def test_the_confusion_matrix_is_that_of_the_model(
         logits = model.logits(data.source[i]["image"])
         counts[data.source[i]["label"], logits[0].argmax()] += 1
     _, *rows = rows_of(page, ".//table[@class='confusion']")
-    found = [[int(cell) for cell in row[1:]] for row in rows]
+    assert not any(cell == "0" for row in rows for cell in row)
+    found = [[int(cell or 0) for cell in row[1:]] for row in rows]
     seen = [i for i in range(3) if counts[i].any() or counts[:, i].any()]
     assert found == counts[np.ix_(seen, seen)].tolist()
     wrong = int(counts.sum() - counts.trace())
     text = text_of(section(page, "predictions"))
-    assert (
-        f"On 24 of 24 examples of {photos} test, evenly spread, the model is wrong {wrong}" in text
-    )
+    assert f"gets {wrong} of 24 examples wrong: {100 * wrong / 24:.1f} % of a & b test." in text
     mistakes = page.findall(".//figure[@class='mistake']")
     assert len(mistakes) == min(wrong, 12) > 0
-    shares = [float(re.search(r"([\d.]+)%", text_of(each))[1]) for each in mistakes]  # type: ignore[index]
+    shares = [float(re.search(r"([\d.]+) %", text_of(each))[1]) for each in mistakes]  # type: ignore[index]
     assert shares == sorted(shares, reverse=True)
 
 
@@ -206,17 +270,20 @@ def test_what_differs_from_the_defaults_or_the_recipe(
     path, recipe = changed / "provenance.jsonl", "configs/quickstart.py:scratch"
     command = f"python scripts/train.py --config=/elsewhere/{recipe}"
     start = {**json.loads(path.read_text()), "command": command}
+    start |= {"commit": "0123456789abcdef", "uncommitted_changes": True}
     path.write_text(json.dumps(start) + '\n{"torn')
     page = report(changed, tmp_path, max_examples=0)
     settings, provenance = section(page, "settings"), section(page, "provenance")
-    assert f"What differs from {recipe}:" in text_of(settings)
+    assert f"Differences from {recipe}:" in text_of(settings)
     rows = {row[0]: row[1:] for row in rows_of(settings)}
     assert rows["dataset.batch_size"] == ["16", "48"]
     assert rows["evaluators.validation.split"] == ["absent", '"train[300:600]"']
     assert "checkpoint.keep" not in rows
     (row,) = rows_of(provenance)[1:]
-    assert row[:3] == [start["time"], "0", start["commit"] or "unknown"]
-    assert text_of(provenance.find("pre")) == start["command"]
+    assert row[1:3] == ["0", f"{start['commit'][:12]} (changed)"]
+    assert text_of(provenance.find("pre")) == start["command"].replace(" --", " \\ --")
+    other = read(tag("main", *settings_of(read_run(changed), "configs/quickstart.py:pretrain")))
+    assert "Differences from configs/quickstart.py:pretrain:" in text_of(other)
 
 
 def test_a_run_without_data_and_one_without_evaluators(changed: Path, tmp_path: Path) -> None:
@@ -229,7 +296,7 @@ def test_a_run_without_data_and_one_without_evaluators(changed: Path, tmp_path: 
     edit(changed, "config.json", lambda config: config.update(evaluators={}))
     page = report(changed, tmp_path)
     assert text_of(section(page, "results")) == "ResultsThe config has no evaluators."
-    assert "Not drawn: The config has no evaluator" in text_of(section(page, "inside"))
+    assert "Not drawn: No evaluator of the config" in text_of(section(page, "inside"))
 
 
 def test_a_run_that_is_going_on(changed: Path, tmp_path: Path) -> None:
@@ -238,17 +305,18 @@ def test_a_run_that_is_going_on(changed: Path, tmp_path: Path) -> None:
     lines = (changed / "metrics.jsonl").read_text().splitlines(keepends=True)
     (changed / "metrics.jsonl").write_text("".join(lines[:6]) + '{"step": 7, "lo')
     page = report(changed, tmp_path)
-    assert "step 5 of 8, not ended" in text_of(page.find(".//p[@class='summary']"))
-    assert "last evaluations so far" in text_of(section(page, "results"))
-    assert rows_of(section(page, "results"))[1][-3] == "4"
-    assert "has not written params.npz yet" in text_of(section(page, "predictions"))
+    assert "step 5 of 8, not finished" in text_of(page.find(".//p[@class='status']"))
+    assert "latest evaluations" in text_of(section(page, "results"))
+    assert rows_of(section(page, "results"))[1][-1] == "4"
+    assert "params.npz is written at its end" in text_of(section(page, "predictions"))
     (changed / "metrics.jsonl").write_text("")
     edit(changed, "config.json", lambda config: config["duration"].update(steps=None, epochs=90.0))
     page = report(changed, tmp_path)
-    assert "step 0 of 90 epochs, not ended" in text_of(page.find(".//p[@class='summary']"))
+    assert "step 0 of 90 epochs, not finished" in text_of(page.find(".//p[@class='status']"))
+    assert text_of(page.find(".//title")) == "ViT/8 on a & b"
     assert "No numbers have been logged yet." in text_of(section(page, "curves"))
     assert "No times have been logged yet." in text_of(section(page, "time"))
-    assert rows_of(section(page, "results"))[1][-3] == "not yet"
+    assert rows_of(section(page, "results"))[1][-1] == "not yet"
 
 
 @pytest.mark.parametrize("objective", ["masked_patch", "multi_label"])
@@ -257,10 +325,10 @@ def test_a_run_without_one_label_per_image(changed: Path, tmp_path: Path, object
     if objective == "masked_patch":  # its outputs are no classes
         edit(changed, "model.json", lambda model: model.update(class_names=[]))
     page = report(changed, tmp_path, max_examples=8)
-    text = f"There is no confusion matrix: objective.name='{objective}' has no one label."
+    text = f"A confusion matrix needs one label per image, which objective.name='{objective}'"
     assert text in text_of(section(page, "predictions"))
     assert "over 8 images" in text_of(section(page, "inside"))
-    assert len(section(page, "inside").findall(".//img")) == 4
+    assert len(section(page, "inside").findall(".//img")) == CHARTS + 8
 
 
 def test_some_examples_many_classes_and_no_matplotlib(
@@ -273,12 +341,13 @@ def test_some_examples_many_classes_and_no_matplotlib(
         assert "needs the package matplotlib" in text_of(section(page, name))
     assert len(rows_of(section(page, "curves"))) == 1 + 8 + 2
     text = text_of(section(page, "predictions"))
-    assert "On 9 of 24 examples of" in text
+    assert "of 9 examples wrong" in text
+    assert "spread evenly over all 24" in text
     header, *rows = rows_of(section(page, "predictions"))
-    assert header == ["label", "taken for", "times", "images of the label"]
+    assert header == ["Label", "Predicted", "Times", "Images of this label"]
     times = [int(row[2]) for row in rows]
     assert times == sorted(times, reverse=True)
-    assert f"the model is wrong {sum(times)} times" in text
+    assert f"gets {sum(times)} of" in text
     assert sum({row[0]: int(row[3]) for row in rows}.values()) <= 9
 
 
@@ -288,7 +357,7 @@ def test_a_run_in_a_bucket(workdir: Path, bucket: str) -> None:
         (folder / name).write_bytes((workdir / name).read_bytes())
     path = write_report(f"{bucket}/run")
     assert str(path) == f"{bucket}/run/report.html"
-    assert "Not shown. The run has not written params.npz" in text_of(read(path.read_text()))
+    assert "Not shown. The run has not finished; params.npz" in text_of(read(path.read_text()))
 
 
 def test_the_script(changed: Path, script: tiny.Script) -> None:

@@ -1,6 +1,7 @@
-"""What a run says of its data: the splits that it has drawn."""
+"""What a run says of its data and its model."""
 
 import csv
+import json
 import logging
 import re
 from pathlib import Path
@@ -9,7 +10,10 @@ import pytest
 
 from tests import tiny
 from tests.fixtures_data import write_folder
+from vit_jax.config import section
+from vit_jax.models.create import MODELS, VARIANTS
 from vit_jax.train import train_and_evaluate
+from vit_jax.workdir.description import model_name
 
 
 def test_splits_that_were_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -33,3 +37,18 @@ def test_splits_that_were_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture
     counts = [sum(row["split"] == name for row in rows) for name in ("train", "test")]
     assert f"{photos} has no train/test folders: held out {counts[1]} of 20 images" in caplog.text
     assert re.search(r"Images per class: cat \d \+ \d, dog \d \+ \d\.", caplog.text)
+
+
+def test_models_are_called_by_their_variant() -> None:
+    for variant, row in VARIANTS.items():
+        found = model_name(json.loads(json.dumps(section("model", **row).to_dict())))
+        # DeiT's plain models are a ViT's sizes, with another GELU.
+        size = variant.removeprefix("DeiT-") if row["name"] == "vit" else variant
+        assert found in (size, f"{MODELS[row['name']].acronym}-{size}")
+    ti = section("model", **VARIANTS["Ti/16"]).to_dict()
+    assert model_name(ti) == "ViT-Ti/16"
+    assert (
+        model_name(ti | {"num_layers": 4}) == model_name(ti | {"resnet_layers": (1,)}) == "ViT/16"
+    )
+    assert model_name(ti | {"patch_size": (8, 16)}) == "ViT"
+    assert model_name(section("model", **VARIANTS["R50x1"]).to_dict()) == "BiT-R50x1"

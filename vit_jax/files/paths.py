@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 
@@ -238,8 +238,8 @@ def wrong_keys(value: Mapping[str, Any], kinds: Mapping[str, type | UnionType]) 
     """Keys that are missing or of another kind; a bool is no number, nor is 2^63."""
 
     def is_of(found: Any, kind: type | UnionType) -> bool:
-        if type(found) is bool and kind is not bool:
-            return False
+        if type(found) is bool:
+            return bool in (kind, *get_args(kind))
         return isinstance(found, kind) and not (type(found) is int and abs(found) >= 2**63)
 
     return [key for key, kind in kinds.items() if not is_of(value.get(key, wrong_keys), kind)]

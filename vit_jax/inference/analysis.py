@@ -70,7 +70,7 @@ def mean_distance(
 
 
 def uniform_distance(grid: tuple[int, int], pixels: tuple[int, int]) -> float:
-    """`mean_distance` of a head that looks everywhere alike."""
+    """`mean_distance` of uniform attention."""
     return float(np.mean(_distances(grid, pixels)))
 
 

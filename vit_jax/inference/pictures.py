@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 _WIDTH = 7.0  # inches, a page's
+_DARKEST = 0.6  # of the colours of attention, over black pixels
 _MOST_PLACES = 7  # per side, of which similarities are drawn
 
 
@@ -19,7 +21,10 @@ def _sheet(rows: int, columns: int, height: float, title: str = "") -> tuple[Any
     if title:
         figure.suptitle(title, fontsize=10)
     bare: dict[str, Any] = {"xticks": [], "yticks": []}
-    return figure, figure.subplots(rows, columns, squeeze=False, subplot_kw=bare)
+    axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=bare)
+    for axis in axes.flat:
+        axis.spines[:].set_visible(False)
+    return figure, axes
 
 
 def draw_filters(components: np.ndarray, shares: np.ndarray) -> Any:
@@ -33,103 +38,169 @@ def draw_filters(components: np.ndarray, shares: np.ndarray) -> Any:
     for axis, component, share in zip(axes.flat, components, shares, strict=False):
         shown = 0.5 + component / (2 * np.abs(component).max() or 1.0)
         grey = shown.shape[-1] != 3
-        axis.imshow(shown.mean(axis=-1) if grey else shown, cmap="gray", vmin=0, vmax=1)
-        axis.set_xlabel(f"{share:.1%}", fontsize=8)
+        axis.imshow(
+            shown.mean(axis=-1) if grey else shown,
+            cmap="gray",
+            vmin=0,
+            vmax=1,
+            interpolation="none",
+        )
+        axis.set_xlabel(f"{100 * share:.1f} %", fontsize=8)
     return figure
 
 
 def draw_positions(similarity: np.ndarray) -> Any:
-    """Similarities [R, C, R, C]: for some of the places, those with all others."""
+    """Similarities [R, C, R, C]: for some of the places, those with all others.
+
+    The colours end at the highest similarity of two places: every place has 1 with itself.
+    """
     rows, columns = (
         np.unique(np.linspace(0, size - 1, min(size, _MOST_PLACES)).round().astype(int))
         for size in similarity.shape[:2]
     )
     cell = (_WIDTH - 1) / len(columns) * similarity.shape[2] / similarity.shape[3]
-    title = "Cosine similarity of position embeddings, by row and column"
-    figure, axes = _sheet(len(rows), len(columns), min(len(rows) * cell + 0.8, 10), title)
+    title = "Cosine similarity of the position embeddings"
+    figure, axes = _sheet(len(rows), len(columns), min(len(rows) * cell + 0.9, 10), title)
+    count = similarity.shape[0] * similarity.shape[1]
+    others = similarity.reshape(count, count)[~np.eye(count, dtype=bool)]
+    ends = {"vmin": others.min(initial=1), "vmax": others.max(initial=-1)}
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
-            shown = axes[i, j].imshow(similarity[row, column], vmin=-1, vmax=1, cmap="viridis")
+            shown = axes[i, j].imshow(
+                similarity[row, column], **ends, cmap="viridis", interpolation="none"
+            )
         axes[i, 0].set_ylabel(row + 1, fontsize=8)
     for j, column in enumerate(columns):
         axes[-1, j].set_xlabel(column + 1, fontsize=8)
-    figure.colorbar(shown, ax=axes, shrink=0.6)
+    figure.supxlabel("column of the patch", fontsize=9)
+    figure.supylabel("row of the patch", fontsize=9)
+    figure.colorbar(shown, ax=axes, shrink=0.6, extend="max")
     return figure
 
 
 def draw_distances(distances: np.ndarray, uniform: float) -> Any:
-    """Mean attention distances [L, H] in pixels, a point for each head.
+    """Mean attention distances [L, H] in pixels, a point per head.
 
-    `uniform` is that of a head that looks everywhere alike.
+    `uniform` is the distance of uniform attention.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.5, 3.4), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, 3.4), layout="constrained")
     axis = figure.subplots()
     layers = np.repeat(np.arange(1, len(distances) + 1), distances.shape[1])
-    axis.scatter(layers, distances.ravel(), s=16, color="#0072b2", alpha=0.7, linewidths=0)
-    axis.axhline(uniform, color="0.4", ls="--", lw=1, label="looks everywhere alike")
+    axis.scatter(layers, distances.ravel(), s=20, color="#0072b2", linewidths=0)
+    axis.axhline(uniform, color="0.5", ls="--", lw=1, label="uniform attention")
     axis.legend(loc="lower right", fontsize=8, frameon=False)
     axis.set_xlabel("block")
     axis.set_ylabel("mean attention distance (pixels)")
     axis.set_ylim(0, 1.08 * max(uniform, distances.max()))
     axis.locator_params(axis="x", integer=True)
-    axis.grid(alpha=0.3)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+    axis.grid(color="0.5", alpha=0.2)
+    axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def draw_rollout(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> Any:
-    """Images [B, H, W, C] in [0, 1], each beside itself below its map [B, rows, columns]."""
+    """Images [B, H, W, C] in [0, 1], each beside its overlay with a map [B, rows, columns]."""
     pairs = 1 if len(images) == 1 else 2
     rows = -(-len(images) // pairs)
     aspect = images.shape[1] / images.shape[2]
-    title = "Attention from the output to the image (rollout)"
-    height = rows * (_WIDTH / (2 * pairs) * aspect + 0.3) + 0.5
-    figure, axes = _sheet(rows, 2 * pairs, height, title)
-    cells = axes.reshape(-1, 2)
+    captions = [_wrapped(name, pairs * 2) for name in names]
+    lines = max(caption.count("\n") + 1 for caption in captions)
+    height = rows * (0.85 * _WIDTH / (2 * pairs) * aspect + 0.15 * lines + 0.1) + 0.5
+    figure, axes = _sheet(rows, 2 * pairs, height, "Attention rollout: what the output attends to")
+    cells, ends = axes.reshape(-1, 2), color_range(maps)
     for cell in cells[len(images) :].flat:
         cell.remove()
-    for (plain, masked), image, weights, name in zip(cells, images, maps, names, strict=False):
+    for (plain, masked), image, weights, text in zip(cells, images, maps, captions, strict=False):
         _show(plain, image)
-        plain.set_xlabel(name[-28:], fontsize=8, parse_math=False)
-        _show(masked, image)
-        masked.imshow(_smooth(weights, image.shape[:2]), cmap="inferno", alpha=0.65)
+        plain.set_xlabel(text, fontsize=8, parse_math=False)
+        masked.imshow(overlay(image, weights, ends))
+    _add_scale(figure, axes, ends, "times the mean of the image")
     return figure
 
 
-def draw_heads(images: np.ndarray, maps: np.ndarray) -> Any:
-    """Images [B, H, W, C] in [0, 1], each with the maps of its heads [B, heads, rows, columns]."""
+def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> Any:
+    """Images [B, H, W, C] in [0, 1], each with overlays of its heads [B, heads, rows, columns]."""
     shown = min(maps.shape[1], 12)
     columns = min(shown, 6) + 1
     lines = -(-shown // (columns - 1))
     aspect = images.shape[1] / images.shape[2]
-    title = f"Attention of the class token in the last block, {shown} heads"
-    height = len(images) * lines * (_WIDTH / columns * aspect + 0.1) + 0.5
+    captions = [_wrapped(name, columns) for name in names]
+    room = 0.15 * (1 if lines > 1 else max(caption.count("\n") + 2 for caption in captions))
+    height = len(images) * lines * (0.85 * _WIDTH / columns * aspect + room) + 0.5
+    of = f"{shown} of {maps.shape[1]} heads" if shown < maps.shape[1] else f"{shown} heads"
+    title = f"Attention in the last block, {of}"
     figure, axes = _sheet(len(images) * lines, columns, height, title)
+    ends = color_range(maps[:, :shown])
     for number, (image, heads) in enumerate(zip(images, maps, strict=True)):
         block = axes[number * lines : (number + 1) * lines]
         _show(block[0, 0], image)
-        for cell in block[1:, 0]:
+        place: Any = {"ha": "center", "va": "top", "transform": block[0, 0].transAxes}
+        text = block[0, 0].text(0.5, -0.04, captions[number], **place, fontsize=8, parse_math=False)
+        text.set_in_layout(lines == 1)  # else the cell below has room for it
+        for cell in (*block[1:, 0], *block[:, 1:].flat[shown:]):
             cell.remove()
-        for cell, weights in zip(block[:, 1:].flat, heads[:shown], strict=False):
-            cell.imshow(weights, cmap="viridis", vmin=0)
-        for cell in block[:, 1:].flat[shown:]:
-            cell.remove()
+        for head, (cell, weights) in enumerate(zip(block[:, 1:].flat, heads[:shown], strict=False)):
+            cell.imshow(overlay(image, weights, ends))
+            cell.set_title(f"head {head + 1}", fontsize=8, pad=2)
+    _add_scale(figure, axes, ends, "times uniform attention")
     return figure
 
 
+def color_range(maps: np.ndarray) -> tuple[float, float]:
+    """What the darkest and the brightest colour of overlays stand for; 1 % may be brighter."""
+    low, high = np.percentile(maps, (0, 99))
+    return float(low), float(max(high, low + 1e-6))
+
+
+def overlay(image: np.ndarray, weights: np.ndarray, ends: tuple[float, float]) -> np.ndarray:
+    """A grey image in the colours of its map.
+
+    Args:
+      image: [H, W, C] in [0, 1].
+      weights: [rows, columns].
+      ends: see `color_range`.
+
+    Returns:
+      [H, W, 3] in [0, 1].
+    """
+    colors = _scale(ends).to_rgba(_smooth(weights, image.shape[:2]))[..., :3]
+    return np.asarray(colors * (_DARKEST + (1 - _DARKEST) * image.mean(axis=-1, keepdims=True)))
+
+
+def _scale(ends: tuple[float, float]) -> Any:
+    """Roots, so that one peak does not leave all else dark."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import PowerNorm
+
+    return ScalarMappable(PowerNorm(0.5, *ends, clip=True), "inferno")
+
+
+def _add_scale(figure: Any, axes: Any, ends: tuple[float, float], label: str) -> None:
+    shown = [axis for axis in axes.flat if axis.figure]
+    bar = figure.colorbar(_scale(ends), ax=shown, shrink=0.6, extend="max", aspect=30)
+    bar.set_label(f"attention, {label}", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+
+
+def _wrapped(name: str, columns: int) -> str:
+    """A name in lines that fit below one of so many pictures."""
+    return "\n".join(textwrap.wrap(name, int(0.85 * _WIDTH / columns / 0.08)))
+
+
 def draw_cka(matrix: np.ndarray, names: tuple[str, str]) -> Any:
-    """Alignment [L, M] of the blocks of two models."""
+    """CKA [L, M] of the blocks of two models."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.5, 4), layout="constrained")
     axis = figure.subplots()
     edges = (0.5, matrix.shape[1] + 0.5, 0.5, matrix.shape[0] + 0.5)
-    shown = axis.imshow(matrix, origin="lower", vmin=0, vmax=1, cmap="viridis", extent=edges)
-    axis.set_xlabel(f"block of {names[1][-36:]}", parse_math=False)
-    axis.set_ylabel(f"block of {names[0][-36:]}", parse_math=False)
+    shown = axis.imshow(
+        matrix, origin="lower", vmin=matrix.min(), vmax=1, cmap="viridis", extent=edges
+    )
+    axis.set_xlabel("\n".join(textwrap.wrap(f"block of {names[1]}", 40)), parse_math=False)
+    axis.set_ylabel("\n".join(textwrap.wrap(f"block of {names[0]}", 40)), parse_math=False)
     axis.locator_params(integer=True)
     figure.colorbar(shown, label="linear CKA, unbiased", shrink=0.8)
     return figure

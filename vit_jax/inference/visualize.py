@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from vit_jax.inference.analysis import (
     rollout,
     uniform_distance,
 )
-from vit_jax.inference.images import find_images, input_range
+from vit_jax.inference.images import at_image_size, find_images, input_range
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.models.look import can_show
@@ -71,7 +72,7 @@ def visualize(
         raise UserError("--what=cka needs --against=ANOTHER_MODEL.")
     model = load_model(source, **model_options)
     if model.is_text:
-        raise UserError(f"{source} takes texts; the pictures are of models of images.")
+        raise UserError(f"{source} reads text; visualize.py draws models of images.")
     drawings = of_parameters(model)
     if paths:
         drawings |= of_images(model, paths, [Path(path).name for path in paths], batch_size)
@@ -93,7 +94,7 @@ def visualize(
         figure.savefig(written[-1], dpi=150)
         logging.info("Wrote %s.", written[-1])
     if not written:
-        raise UserError(f"{source} has nothing of {', '.join(what) or 'this'} to draw.")
+        raise UserError(f"{source}: nothing to draw for {', '.join(what) or 'this model'}.")
     return written
 
 
@@ -108,7 +109,7 @@ def of_parameters(model: Model) -> dict[str, Drawing]:
     def filters() -> Any:
         name = image_kernel(flat)
         if not name:
-            return "no convolution reads the image"
+            return "the model has no convolution that reads the image"
         # A ResNet convolves with the standardised weights.
         is_resnet = role_of(name) == "image"
         kernel = weight_standardize(flat[name]) if is_resnet else flat[name]
@@ -117,7 +118,7 @@ def of_parameters(model: Model) -> dict[str, Drawing]:
     def positions() -> Any:
         names = with_role("positions", flat)
         if not names:
-            return "it has no learned positions"
+            return "the model has no learned position embeddings"
         similarity = position_similarity(flat[names[0]][0], model.description.grid)
         return pictures.draw_positions(similarity)
 
@@ -125,25 +126,29 @@ def of_parameters(model: Model) -> dict[str, Drawing]:
 
 
 def of_images(
-    model: Model, images: Sequence[Any], names: Sequence[str], batch_size: int
+    model: Model,
+    images: Sequence[Any],
+    names: Sequence[str],
+    batch_size: int,
+    draw_rollout: Callable[..., Any] = pictures.draw_rollout,
 ) -> dict[str, Drawing]:
     """The drawings of `OF_IMAGES` that take one model, of images as `Model` takes them."""
     if "attention" not in can_show(model.module):
-        return dict.fromkeys(("attention_distance", "rollout", "heads"), lambda: "no attention")
+        missing = "the model has no attention"
+        return dict.fromkeys(("attention_distance", "rollout", "heads"), lambda: missing)
     grid = model.description.grid
 
-    def drawn(name: str) -> tuple[np.ndarray, np.ndarray]:
-        inputs = model.preprocess(spread(images, _DRAWN[name]))
-        return pixels_of(model, inputs), model.attention(inputs, batch_size=batch_size)
-
     def flow() -> Any:
-        shown, weights = drawn("rollout")
-        few = spread(names, _DRAWN["rollout"])
-        return pictures.draw_rollout(shown, rollout(weights, grid), few)
+        few = spread(images, _DRAWN["rollout"])
+        maps = rollout(model.attention(few, batch_size=batch_size), grid)
+        maps /= maps.mean(axis=(1, 2), keepdims=True)
+        return draw_rollout(photos(model, few), maps, spread(names, _DRAWN["rollout"]))
 
     def heads() -> Any:
-        shown, weights = drawn("heads")
-        return pictures.draw_heads(shown, class_token_attention(weights, grid))
+        few = spread(images, _DRAWN["heads"])
+        weights = model.attention(few, batch_size=batch_size)
+        maps = class_token_attention(weights, grid) * weights.shape[-1]
+        return pictures.draw_heads(photos(model, few), maps, spread(names, _DRAWN["heads"]))
 
     def distances() -> Any:
         return pictures.draw_distances(*head_distances(model, images, batch_size))
@@ -154,7 +159,7 @@ def of_images(
 def head_distances(
     model: Model, images: Sequence[Any], batch_size: int
 ) -> tuple[np.ndarray, float]:
-    """How far each head looks, [L, H] pixels, and how far one that looks everywhere alike."""
+    """How far each head looks, [L, H] pixels, and the distance of uniform attention."""
     grid = model.description.grid
     pixels = model.module.pixels_per_token
     found = [  # a batch at a time: the weights of 128 images would fill the memory
@@ -164,17 +169,29 @@ def head_distances(
     return np.sum(found, axis=0) / len(images), uniform_distance(grid, pixels)
 
 
-def pixels_of(model: Model, inputs: np.ndarray) -> np.ndarray:
-    """What `Model.preprocess` gave, as pixels in [0, 1]: both are [B, H, W, C]."""
+def photos(model: Model, images: Sequence[Any], size: int = 256) -> np.ndarray:
+    """What the model sees of images, [B, H, W, C] in [0, 1], finer where its input is small.
+
+    Args:
+      images: as `Model` takes them.
+      size: of the longer side in pixels, roughly.
+    """
+    height, width, _ = model.description.image_shape
+    scale = max(1, round(size / max(height, width)))
+    try:
+        large = at_image_size(model.description, (scale * height, scale * width))
+        inputs = dataclasses.replace(model, description=large).preprocess(images)
+    except UserError:  # its preprocessing has no other size
+        inputs = model.preprocess(images)
     black, white = input_range(model.description)
     return np.clip((inputs - black) / (white - black), 0, 1)
 
 
 def _cka(model: Model, other: Model, paths: list[str], batch_size: int) -> Any:
     if not all("tokens" in can_show(each.module) for each in (model, other)):
-        return "a model has no blocks"
+        return "one of the models has no blocks"
     if len(paths) < 4:
-        return "it takes four images or more"
+        return "CKA needs at least four images"
     layers = [_layers(each, paths, batch_size) for each in (model, other)]
     return pictures.draw_cka(cka_of_layers(*layers), (model.source, other.source))
 

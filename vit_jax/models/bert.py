@@ -181,6 +181,7 @@ def check(model: Any) -> None:
 FAMILY = Family(
     module=Bert,
     title="BERT (arXiv 1810.04805)",
+    acronym="BERT",
     input="text",
     rows=(
         Row(_VOCABULARY, ("vocabulary", "embed"), FIRST, role="vocabulary"),

@@ -196,6 +196,7 @@ def check(model: BiTResNet) -> None:
 FAMILY = Family(
     module=BiTResNet,
     title="pre-activation ResNet (BiT, arXiv 1912.11370)",
+    acronym="BiT",
     rows=(
         Row(STEM, (None, None, None, "features"), FIRST, role="image"),
         *resnet.UNIT_ROWS,

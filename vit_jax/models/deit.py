@@ -51,6 +51,7 @@ FAMILY = dataclasses.replace(
     vit.FAMILY,
     module=DistilledVisionTransformer,
     title="distilled Vision Transformer (DeiT, arXiv 2012.12877)",
+    acronym="DeiT",
     rows=(
         *vit.FAMILY.rows,
         Row("dist", (None, None, "embed"), FIRST, role="token", title="distillation token"),

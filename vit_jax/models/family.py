@@ -61,6 +61,7 @@ class Family:
       input: the key of an example that it is called with: `image`, or `text` (int32 [B, T], without
         the attributes above but `prefix_tokens`, `head_input` and `logits_per_token`).
       title: for model cards.
+      acronym: what a variant is called by, as in ViT-B/16.
       rows: of all parameters.
       sizes: attributes by the name of a variant, such as `B/16`.
       infer: the attributes that the shapes of a foreign file's arrays tell, in our names; None for
@@ -78,6 +79,7 @@ class Family:
 
     module: type[nn.Module]
     title: str
+    acronym: str
     input: str = "image"
     rows: tuple[Row, ...]
     sizes: Mapping[str, Mapping[str, Any]]

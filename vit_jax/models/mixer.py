@@ -181,6 +181,7 @@ def infer(shapes: Shapes) -> dict[str, Any]:
 FAMILY = Family(
     module=MlpMixer,
     title="MLP-Mixer (arXiv 2105.01601)",
+    acronym="Mixer",
     rows=(
         Row("stem/kernel", (None, None, None, "embed"), FIRST, role="patches"),
         Row("stem/bias", ("embed",), FIRST),

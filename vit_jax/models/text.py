@@ -105,6 +105,7 @@ def infer(shapes: Shapes) -> dict[str, Any]:
 FAMILY = Family(
     module=TextTransformer,
     title="text Transformer (arXiv 2111.07991)",
+    acronym="text",
     input="text",
     rows=(
         Row(EMBEDDING, ("vocabulary", "embed"), FIRST, role="vocabulary"),

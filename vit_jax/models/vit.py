@@ -416,6 +416,7 @@ def check(model: VisionTransformer) -> None:
 FAMILY = Family(
     module=VisionTransformer,
     title="Vision Transformer (arXiv 2010.11929)",
+    acronym="ViT",
     rows=(
         Row("cls", (None, None, "embed"), FIRST, role="token", title="class token"),
         Row("mask_embedding", (None, None, "embed"), FIRST, role="training"),

@@ -14,25 +14,29 @@ from vit_jax.inference.evaluate import confusion_matrix, measure_examples
 from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
-from vit_jax.inference.visualize import of_images, of_parameters, pixels_of, spread
-from vit_jax.report.page import Html, figure_picture, note, picture, table, tag
-from vit_jax.report.runs import Run
+from vit_jax.inference.pictures import color_range, overlay
+from vit_jax.inference.visualize import of_images, of_parameters, photos, spread
+from vit_jax.report.page import Html, chart, note, picture, table, tag
+from vit_jax.report.runs import Run, data_title, percent, tail
 from vit_jax.workdir.description import PARAMS_FILE
 
 MOST_CLASSES = 30  # of a confusion matrix; with more, a list of pairs
 _PAIRS = 20
 _MISTAKES = 12
-_PIXELS = 160  # of an image's longer side
+_PIXELS = 224  # of an image's height
 _LOOKED_AT = 32  # images of the attention distance
 _BATCH = 8
 # How to read each picture.
 _CAPTIONS = {
-    "filters": "Principal components of the embedding filters, each in a range of its own, and "
-    "the share of the variance that it explains.",
-    "positions": "Of some places the similarity of their embedding with those of all places.",
-    "attention_distance": "How far each head looks, and (dashed) one that looks everywhere alike.",
-    "rollout": "What the output sees of evaluation images: bright is more.",
+    "Embedding filters": "The first principal components of the filters that embed a patch, each "
+    "scaled to its own range, with the share of the variance that it explains.",
+    "Position embeddings": "A square per patch, at its row and column: the cosine similarity of "
+    "its embedding to that of every patch. The scale leaves out that to itself, 1.",
+    "Attention distance": "How far each head looks, one point per head: the mean over {images}.",
+    "Attention rollout": "What the output attends to. Brighter = more attention: the colours run "
+    "from {low:.2f} (dark) to {high:.2f} (bright) times the mean of an image.",
 }
+_DRAWINGS = ("filters", "positions", "attention_distance", "rollout")
 
 
 class Sample:
@@ -59,18 +63,18 @@ def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
     Raises one where there are no parameters yet, or they cannot be read.
     """
     if not (run.folder / PARAMS_FILE).exists():
-        raise UserError(f"The run has not written {PARAMS_FILE} yet, which comes at its end.")
+        raise UserError(f"The run has not finished; {PARAMS_FILE} is written at its end.")
     source, config = str(run.folder), run.config
     # Others read features, not what the model answers.
     own = {key: each for key, each in config["evaluators"].items() if "feature" not in each}
     if not own:
-        why = "The config has no evaluator that reads images for this model."
+        why = "No evaluator of the config measures this model on images."
         return load_model(source), UserError(why)
     evaluator = own.get(run.main_metric.partition("/")[0]) or next(iter(own.values()))
     preprocess = evaluator["preprocess"] or config["dataset"]["eval_preprocess"]
     model = load_model(source, preprocess=preprocess)
     if not max_examples:
-        return model, UserError("No examples were asked for (--max_examples=0).")
+        return model, UserError("Skipped by --max_examples=0.")
     is_other, data = bool(evaluator["dataset"]), config["dataset"]
     try:
         opened = model.open_dataset(
@@ -93,7 +97,9 @@ def predictions(run: Run, model: Model, data: Any) -> list[Html]:
     """Confusion matrix and surest mistakes; a UserError without examples, or any of one label."""
     name = run.config["objective"]["name"]
     if not model.class_names or name == "multi_label":
-        raise UserError(f"There is no confusion matrix: objective.name={name!r} has no one label.")
+        raise UserError(
+            f"A confusion matrix needs one label per image, which objective.name={name!r} lacks."
+        )
     if isinstance(data, UserError):
         raise data
     num_outputs = model.description.model["num_classes"]
@@ -101,10 +107,13 @@ def predictions(run: Run, model: Model, data: Any) -> list[Html]:
     arrays = measure_examples(model, data, outputs)
     labels, guesses = arrays["label"], arrays["prediction"]
     wrong, sample = np.flatnonzero(labels != guesses), data.source
-    used = f"{len(labels):,} of {counted(sample.of, 'example')} of {data.name} {data.split}"
-    times = f"{counted(len(wrong), 'time')} ({len(wrong) / len(labels):.2%})"
+    source, share = f"{data_title(data.name)} {data.split}", percent(len(wrong) / len(labels))
+    text = f"The model gets {len(wrong):,} of {counted(len(labels), 'example')} wrong: "
+    text += f"{share} of {source}."
+    if len(labels) < sample.of:
+        text += f" They are spread evenly over all {sample.of:,}."
     return [
-        tag("p", f"On {used}, evenly spread, the model is wrong {times}."),
+        tag("p", text),
         tag("h3", "Confusion matrix"),
         *_confusion(labels, guesses, model.class_names),
         tag("h3", "Most confident mistakes"),
@@ -121,13 +130,13 @@ def _confusion(labels: np.ndarray, guesses: np.ndarray, names: tuple[str, ...]) 
     shades = np.sqrt(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
 
     def cell(i: int, j: int) -> Html:
-        kind = "none" if not counts[i, j] else "right" if i == j else "wrong"
-        return tag("td", counts[i, j], class_=kind, style=f"--share:{shades[i, j]:.2f}")
+        kind = "right" if i == j else "wrong"
+        return tag("td", counts[i, j] or "", class_=kind, style=f"--share:{shades[i, j]:.2f}")
 
     rows = [(name, *(cell(i, j) for j in range(len(found)))) for i, name in enumerate(classes)]
-    text = "A row is a class, a column what its images were taken for; blue is right."
-    label = "Confusion matrix"
-    return [note(text), table(["label", *classes], rows, label=label, kind="confusion")]
+    text = "Rows are labels, columns predictions; blue is correct, orange a mistake."
+    columns = ["Label", *classes]
+    return [note(text), table(columns, rows, label="Confusion matrix", kind="confusion")]
 
 
 def _pairs(counts: np.ndarray, classes: list[str]) -> list[Html]:
@@ -136,8 +145,8 @@ def _pairs(counts: np.ndarray, classes: list[str]) -> list[Html]:
     order = np.argsort(-apart, axis=None, kind="stable")[:_PAIRS]
     pairs = [np.unravel_index(i, counts.shape) for i in order if apart.flat[i]]
     rows = [(classes[i], classes[j], int(apart[i, j]), int(counts[i].sum())) for i, j in pairs]
-    columns = ["label", "taken for", "times", "images of the label"]
-    text = f"The most frequent of {len(classes)} classes' confusions."
+    columns = ["Label", "Predicted", "Times", "Images of this label"]
+    text = f"The most frequent mistakes among {len(classes)} classes."
     return [note(text), table(columns, rows, label="Confusions")]
 
 
@@ -146,42 +155,59 @@ def _mistakes(
 ) -> list[Html]:
     surest = wrong[np.argsort(-arrays["confidence"][wrong], kind="stable")][:_MISTAKES]
     if not len(surest):
-        return [note("There is none.")]
-    shown = pixels_of(model, model.preprocess([sample[i]["image"] for i in surest]))
+        return [note("The model made no mistake.")]
+    shown = photos(model, [sample[i]["image"] for i in surest])
     figures = []
     for i, pixels in zip(surest, shown, strict=True):
         label, guess = (model.class_names[arrays[k][i]] for k in ("label", "prediction"))
-        sure = f"{arrays['confidence'][i]:.1%}"
-        alt = f"{sample.names[i]}: label {label}, predicted {guess} with {sure}"
-        texts = ("label ", tag("b", label), ", predicted ", tag("b", guess), f", {sure}")
-        image: Any = np.asarray(np.round(255 * pixels[..., ::-1]), np.uint8)  # BGR
-        scale = min(1.0, _PIXELS / max(image.shape[:2]))
-        image = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
-        data, caption = cv2.imencode(".jpg", image)[1].tobytes(), tag("span", *texts)
-        figures.append(picture(data, kind="jpeg", alt=alt, caption=caption, class_="mistake"))
+        sure = percent(arrays["confidence"][i])
+        alt = f"{sample.names[i]}: {label}, predicted {guess} with {sure}"
+        caption = tag("span", tag("b", label), ", predicted ", tag("b", guess), f" ({sure})")
+        figures.append(_photo(pixels, alt=alt, caption=caption, class_="mistake"))
     return [tag("div", *figures, class_="mistakes")]
+
+
+def _photo(pixels: np.ndarray, *, alt: str, caption: object, class_: str = "picture") -> Html:
+    """Pixels [H, W, C] in [0, 1] as a JPEG picture."""
+    image: Any = np.asarray(np.round(255 * pixels[..., ::-1]), np.uint8)  # BGR
+    scale = min(1.0, _PIXELS / image.shape[0])
+    image = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 80])[1].tobytes()
+    return picture(data, kind="jpeg", alt=alt, caption=caption, class_=class_)
+
+
+def _rollouts(photos: np.ndarray, maps: np.ndarray, names: list[str]) -> list[Html]:
+    """Photos [B, H, W, C] in [0, 1], each beside its overlay with a map [B, rows, columns]."""
+    ends, figures = color_range(maps), []
+    for photo, weights, name in zip(photos, maps, names, strict=True):
+        shown = np.broadcast_to(photo, (*photo.shape[:2], 3))
+        pair = np.concatenate([shown, overlay(photo, weights, ends)], axis=1)
+        figures.append(_photo(pair, alt=f"{name}, plain and by attention", caption=tail(name)))
+    caption = _CAPTIONS["Attention rollout"].format(low=ends[0], high=ends[1])
+    return [tag("div", *figures, class_="pairs"), note(caption)]
 
 
 def inside(model: Model, data: Any) -> list[Html]:
     """The pictures that the model has; those of images only where there are examples."""
     import_extra("A picture of the model", "matplotlib", "embedded")
-    drawings, content = of_parameters(model), list[Html]()
+    drawings, content, few = of_parameters(model), list[Html](), list[int]()
     if isinstance(data, UserError):
         reason = str(data).rstrip(".")
-        drawings |= dict.fromkeys(("attention_distance", "rollout"), lambda: reason)
+        drawings |= dict.fromkeys(_DRAWINGS[2:], lambda: reason)
     else:
-        sample = data.source
-        few = spread(range(len(sample)), _LOOKED_AT)
-        images = [sample[i]["image"] for i in few]
-        drawings |= of_images(model, images, [sample.names[i] for i in few], _BATCH)
-        content.append(note(f"Attention distances are means over {counted(len(few), 'image')}."))
-    for name, caption in _CAPTIONS.items():
-        title, figure = name.capitalize().replace("_", " "), drawings[name]()
+        few = spread(range(len(data.source)), _LOOKED_AT)
+        images = [data.source[i]["image"] for i in few]
+        names = [data.source.names[i] for i in few]
+        drawings |= of_images(model, images, names, _BATCH, draw_rollout=_rollouts)
+    for name, (title, text) in zip(_DRAWINGS, _CAPTIONS.items(), strict=True):
+        figure = drawings[name]()
         content.append(tag("h3", title))
         if isinstance(figure, str):
             content.append(note(f"Not drawn: {figure}."))
-            continue
-        kind = "jpeg" if name == "rollout" else "png"  # photos would be a megabyte
-        alt = f"{title} of this model, as a picture"
-        content.append(figure_picture(figure, kind=kind, alt=alt, caption=caption))
+        elif isinstance(figure, list):
+            content += figure
+        else:
+            figure.suptitle("")  # the page has it
+            caption = text.format(images=counted(len(few), "image"))
+            content.append(chart(figure, alt=f"{title}. {caption}", caption=caption))
     return content

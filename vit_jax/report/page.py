@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 _VOID = ("img", "meta")
+_FONTS = ["DejaVu Sans", "sans-serif"]  # the first is matplotlib's own
+# Of a chart, which cannot read the page's colours.
+_INK = """<style>svg{color:#16191d}text{fill:currentColor}
+@media(prefers-color-scheme:dark){svg{color:#e9ecf0}}</style>"""
 
 
 class Html(str):
@@ -66,27 +70,42 @@ def details(summary: str, *content: object) -> Html:
     return tag("details", tag("summary", summary), *content)
 
 
-def picture(data: bytes, *, kind: str, alt: str, caption: object, class_: str = "wide") -> Html:
-    """An image of the page itself; `kind` is `png` or `jpeg`."""
+def bar(value: float, interval: Sequence[float] = ()) -> Html:
+    """A cell of a table of kind `bars`: a share in [0, 1], and its interval as a whisker."""
+    ends = zip(("value", "low", "high"), (value, *interval), strict=False)
+    style = ";".join(f"--{key}:{end:.2%}" for key, end in ends)
+    return tag("td", tag("i", style=style), class_="bar whisker" if interval else "bar")
+
+
+def picture(data: bytes, *, kind: str, alt: str, caption: object, class_: str = "picture") -> Html:
+    """An image of the page itself; `kind` is `svg+xml`, `png` or `jpeg`."""
     source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     return tag("figure", tag("img", src=source, alt=alt), tag("figcaption", caption), class_=class_)
 
 
-def figure_picture(figure: Any, *, kind: str = "png", alt: str, caption: object) -> Html:
-    """A figure of matplotlib as a `picture`."""
-    with io.BytesIO() as file:
-        figure.savefig(file, format=kind, dpi=110)
-        return picture(file.getvalue(), kind=kind, alt=alt, caption=caption)
+def chart(figure: Any, *, alt: str, caption: object) -> Html:
+    """A figure of matplotlib as a `picture` whose black is the ink of a light or a dark page."""
+    import matplotlib as mpl
+
+    # Texts stay texts, and ids the same each time.
+    style = {"svg.fonttype": "none", "svg.hashsalt": "page", "font.sans-serif": _FONTS}
+    with io.StringIO() as file, mpl.rc_context(style):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        _, start, svg = file.getvalue().partition("<svg")
+    svg = start + svg.replace("#000000", "currentColor").replace(">", f">{_INK}", 1)
+    return picture(svg.encode(), kind="svg+xml", alt=alt, caption=caption)
 
 
-def page(title: str, summary: str, sections: Sequence[tuple[str, str, Iterable[object]]]) -> str:
+def page(
+    title: str, header: Iterable[object], sections: Sequence[tuple[str, str, Iterable[object]]]
+) -> str:
     """The whole document, which asks no host for anything; `sections`: id, title and content."""
     style = Html(Path(__file__).with_name("page.css").read_text(encoding="utf-8"))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{title}: training report"),
+        tag("title", title),
         tag("style", style),
     )
     links = [tag("li", tag("a", heading, href=f"#{key}")) for key, heading, _ in sections]
@@ -97,7 +116,7 @@ def page(title: str, summary: str, sections: Sequence[tuple[str, str, Iterable[o
     body = tag(
         "body",
         tag("a", "Skip to the results", href="#main", class_="skip"),
-        tag("header", tag("h1", title), tag("p", summary, class_="summary")),
+        tag("header", *header),
         tag("nav", tag("ul", *links), aria_label="Sections"),
         tag("main", *elements, id="main", tabindex=-1),
     )

@@ -13,13 +13,14 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.files.paths import full_path
-from vit_jax.report.runs import HOUSEKEEPING, Curve, Run, read_run
+from vit_jax.report.runs import HOUSEKEEPING, Curve, Run, is_share, metric_title, read_run
 
 # Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
 # their yellow. After them the same colours come again, dashed.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":", "-.")
 MARKERS = "osD^vPX"  # one per evaluator
+_FEW = 25  # values of training, each of which is marked
 X_TITLES = {"step": "step", "images": "training images", "hours": "hours"}
 _ABSENT = "(absent)"
 
@@ -86,8 +87,11 @@ def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -
     axes = figure.subplots(rows, columns, squeeze=False).flat
     ends = [positions(run, curve, x) for run in runs for curve in run.curves.values()]
     end = max(map(np.nanmax, ends), default=1.0)
-    names = dict.fromkeys(name.rpartition("/")[0] for run in runs for name in run.curves)
-    markers = dict(zip(filter(None, names), itertools.cycle(MARKERS), strict=False))
+    names = sorted({"", *(name.rpartition("/")[0] for run in runs for name in run.curves)})
+    markers = ["", *itertools.islice(itertools.cycle(MARKERS), len(names))]
+    found = zip(names, markers, itertools.cycle(COLORS), strict=False)
+    own = len(runs) == 1  # the colours of several runs tell the runs apart
+    sources = {k: {"marker": m, "color": c} if own else {"marker": m} for k, m, c in found}
     looks = itertools.islice(itertools.cycle(itertools.product(LINES, COLORS)), len(runs))
     styles: Any = [{"ls": line, "color": color} for line, color in looks]
     for axis, panel in itertools.zip_longest(axes, panels):
@@ -95,7 +99,7 @@ def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -
             axis.remove()
             continue
         width = 0.0 if panel == "learning_rate" else smooth * end
-        _draw_panel(axis, panel, zip(runs, styles, strict=True), x, width, markers)
+        _draw_panel(axis, panel, zip(runs, styles, strict=True), x, width, sources)
         axis.set_xlim(0, 1.02 * end or 1)
     if len(runs) == 1:
         return figure
@@ -115,32 +119,36 @@ def positions(run: Run, curve: Curve, x: str) -> np.ndarray:
 
 
 def _draw_panel(
-    axis: Any, panel: str, runs: Iterable[Any], x: str, width: float, markers: Mapping[str, str]
+    axis: Any, panel: str, runs: Iterable[Any], x: str, width: float, looks: Mapping[str, Any]
 ) -> None:
-    """One metric of `runs` and their styles; training is averaged over `width`, in units of x."""
+    """One metric of runs; training is averaged over `width` of x; `looks` win over runs' styles."""
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, FuncFormatter
 
-    sources = dict[str, str]()
+    sources = dict[str, Any]()
     for run, style in runs:
         for name, curve in run.curves_of(panel).items():
             at, values = positions(run, curve, x), curve.values
             at, values = at[np.isfinite(at)], values[np.isfinite(at)]
             source = name.rpartition("/")[0]
-            sources[source] = marker = markers.get(source, "")
-            if width and not marker:
-                axis.plot(at, values, **style, lw=0.7, alpha=0.25)
+            sources[source] = {"color": "0.5", **looks[source]}
+            line = {**style, **looks[source], "clip_on": False}
+            if width and not source:
+                axis.plot(at, values, **line, lw=0.7, alpha=0.25)
                 values = smoothed(at, values, width)
-            axis.plot(at, values, **style, lw=1 if marker else 1.6, marker=marker, mec="white")
-    axis.set_title(panel, loc="left", fontsize=11)
+            line["marker"] = line["marker"] or "." * (len(at) <= _FEW)
+            axis.plot(at, values, **line, lw=1.6 if not source else 1 if len(at) > 2 else 0)
+    axis.set_title(metric_title(panel), loc="left", fontsize=11)
     axis.set_xlabel(X_TITLES[x])
+    if is_share(panel):
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
     if x != "hours":
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 250, 10k, 1.5M
-    axis.grid(color="0.92")
+    axis.grid(color="0.5", alpha=0.2)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     if any(sources):
-        handles = [Line2D([], [], marker=marker, color="0.4") for marker in sources.values()]
+        handles = [Line2D([], [], **look) for look in sources.values()]
         labels = [source or "training" for source in sources]
         axis.legend(handles, labels, fontsize=8, frameon=False)
 

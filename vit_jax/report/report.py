@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import json
 import math
 import shlex
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,25 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.command_line import ROOT, get_config
 from vit_jax.errors import UserError, counted
-from vit_jax.files.paths import full_path, to_path, write_atomically
+from vit_jax.files.paths import to_path, write_atomically
 from vit_jax.report.model import inside, load_subject, predictions
-from vit_jax.report.page import Html, details, figure_picture, note, page, table, tag
+from vit_jax.report.page import Html, bar, chart, details, note, page, table, tag
 from vit_jax.report.plot import choose_panels, draw
-from vit_jax.report.runs import HOUSEKEEPING, Run, read_run
+from vit_jax.report.runs import HOUSEKEEPING, Run, metric_title, percent, read_run, value_text
+from vit_jax.report.summary import devices_text, duration_text, header, result, results, title
 
 _MOST_ROWS = 300  # of training, in the table of numbers
+_KINDS = {"compile": "compilation", "data_wait": "waiting for data", "lost": "lost in crashes"}
 
 
-def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) -> Path:
+def write_report(
+    workdir: str,
+    *,
+    output: str = "",
+    max_examples: int = 2000,
+    recipe: str = "",
+    against: Mapping[str, float] | None = None,
+) -> Path:
     """Writes a self-contained HTML page about a run, finished or not; returns the file.
 
     What the run does not have is said in a sentence in its place.
@@ -35,6 +43,8 @@ def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) ->
       workdir: of the run, here or at gs://.
       output: file to write; "" is `WORKDIR/report.html`.
       max_examples: of the evaluation data that the model is asked about; 0: none.
+      recipe: what the config started from, `configs/x.py:argument`; "" is that of the command.
+      against: accuracies of others on the same examples as the run's main one, by what they are.
 
     Raises:
       UserError: it is no work directory, or one of another version of the code.
@@ -50,15 +60,15 @@ def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) ->
 
     try:
         sections = [
-            ("results", "Results", results(run)),
+            ("results", "Results", results(run, against or {})),
             ("curves", "Curves", curves(run)),
             ("time", "Where the time went", time(run)),
             ("predictions", "Predictions", of_model(predictions, run)),
             ("inside", "Inside the model", of_model(inside)),
-            ("settings", "Settings", settings(run)),
+            ("settings", "Settings", settings(run, recipe)),
             ("provenance", "Provenance", provenance(run)),
         ]
-        text = page(full_path(workdir).name, summary(run), sections)
+        text = page(": ".join(filter(None, [title(run), result(run)])), header(run), sections)
     except KeyError as error:
         message = f"{workdir} has no {error}: another version of the code has written it."
         raise UserError(message) from error
@@ -67,64 +77,25 @@ def write_report(workdir: str, *, output: str = "", max_examples: int = 2000) ->
     return path
 
 
-def summary(run: Run) -> str:
-    """One line: model, data, how far, how good, when, on what."""
-    model, data = run.config["model"], run.config["dataset"]
-    sizes = [f"{key} {n}" for key, n in model.items() if type(n) in (int, list)]
-    parts = [
-        f"{model['name']} ({', '.join(sizes)})",
-        f"{run.config['objective']['name']} on {data['name']} {data['split']}",
-        f"step {run.step:,} of {run.length}" + ("" if run.results else ", not ended"),
-    ]
-    if (name := run.main_metric) in run.evaluations:
-        parts.append(f"{name} {value_text(name, run.evaluations[name][1])}")
-    if run.starts:
-        day = run.starts[0]["time"].replace("T", " ")[:16]
-        parts.append(f"begun {day} UTC on {_devices(run.starts[-1])}")
-    return " · ".join(parts)
-
-
-def results(run: Run) -> list[Html]:
-    """A row per evaluator; a published number in that of the main metric."""
-    evaluators, data = run.config["evaluators"], run.config["dataset"]
-    if not evaluators:
-        return [note("The config has no evaluators.")]
-    found, published = run.evaluations, run.config["sweep"]["published"]
-    metrics = list(dict.fromkeys(name.partition("/")[2] for name in found))
-    rows = []
-    for key, each in evaluators.items():
-        steps = [step for name, (step, _) in found.items() if name.startswith(f"{key}/")]
-        names = [f"{key}/{metric}" for metric in metrics]
-        values = [value_text(name, found[name][1]) if name in found else "" for name in names]
-        is_main = run.main_metric.startswith(f"{key}/")
-        source = f"{each['dataset'] or data['name']} {each['split']}"
-        step = f"{steps[0]:,}" if steps else "not yet"
-        rows.append([key, *values, step, source, published if is_main else ""])
-    columns = ["evaluator", *metrics, "step", "data", "published"]
-    content = [table(columns, rows, label="Results", kind="numbers results")]
-    if not run.results:
-        content.append(note("The run has not ended: these are its last evaluations so far."))
-    if not published:
-        content.append(note("The recipe states no published number to compare with."))
-    return content
-
-
 def curves(run: Run) -> list[Html]:
     """A picture per metric, of training and of all evaluators, and the numbers."""
     if not run.curves:
         return [note("No numbers have been logged yet.")]
     content = []
     for panel in choose_panels([run], ()):
-        shown = run.curves_of(panel).items()
-        ends = ", ".join(f"{name} {value_text(name, each.values[-1])}" for name, each in shown)
+        shown = [
+            (k.rpartition("/")[0], each.values[-1]) for k, each in run.curves_of(panel).items()
+        ]
+        ends = ", ".join(f"{k or 'training'} {value_text(panel, end)}" for k, end in shown)
+        ends = ends if len(shown) > 1 else value_text(panel, shown[0][1])
         try:
             figure = draw([run], [panel], x="step", smooth=0.02)
         except UserError as error:
             return [note(f"Not drawn. {error}"), _numbers(run)]
         figure.set_size_inches(4.4, 3.1)  # as wide as a phone
-        alt = f"{panel} over the steps; at the end {ends}"
-        content.append(figure_picture(figure, alt=alt, caption=f"At the end {ends}."))
-    return [tag("div", *content, class_="grid-of"), _numbers(run)]
+        alt = f"{metric_title(panel)} by step; last: {ends}"
+        content.append(chart(figure, alt=alt, caption=f"Last: {ends}"))
+    return [tag("div", *content, class_="charts"), _numbers(run)]
 
 
 def _numbers(run: Run) -> Html:
@@ -134,16 +105,8 @@ def _numbers(run: Run) -> Html:
         for i, row in enumerate(run.rows)
         if i % every == 0 or any("/" in name for name in row)
     ]
-    label = "Metrics by step"
-    return details("Numbers", table(["step", *run.curves], rows, label=label, kind="numbers"))
-
-
-def value_text(name: str, value: float) -> str:
-    """A metric's value: `93.00 %`, `0.3143`, `300`."""
-    shares = ("accuracy", "mAP", "calibration", "goodput", "mfu")
-    if any(part in name for part in shares):
-        return f"{100 * value:.2f} %"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+    columns = ["Step", *map(metric_title, run.curves)]
+    return details("Numbers", table(columns, rows, label="Metrics by step", kind="numbers"))
 
 
 def time(run: Run) -> list[Html]:
@@ -154,64 +117,67 @@ def time(run: Run) -> list[Html]:
     elapsed = times["elapsed_seconds"]
     parts = {"training": times["goodput"] * elapsed}
     for key, seconds in times.items():
-        if key.endswith("_seconds") and key != "elapsed_seconds":
-            parts[key.removesuffix("_seconds").replace("_", " ")] = seconds
-    rows = [(kind, f"{each:,.1f}", f"{each / elapsed:.1%}") for kind, each in parts.items()]
-    duration = datetime.timedelta(seconds=round(elapsed))
-    text = f"{duration} in all; {times['goodput']:.1%} of it trained (goodput)."
+        kind = key.removesuffix("_seconds")
+        if kind not in (key, "elapsed"):
+            parts[_KINDS.get(kind, kind)] = seconds
+    rows = [
+        (kind, f"{each:,.1f} s", percent(each / elapsed), bar(each / elapsed))
+        for kind, each in sorted(parts.items(), key=lambda part: -part[1])
+        if round(each, 1)
+    ]
+    text = f"{duration_text(elapsed)} in all."
     medians = {name: statistics.median(curve.values) for name, curve in run.curves.items()}
     if speed := medians.get("images_per_second"):
-        text += f" Training went at {speed:,.0f} images per second (median)."
+        text += f" Training ran at {speed:,.0f} images per second (median)."
     if mfu := medians.get("mfu"):
-        text += f" Of the chips' peak it used {mfu:.1%} (mfu)."
-    columns, label = ["spent on", "seconds", "share"], "Where the time went"
-    return [tag("p", text), table(columns, rows, label=label, kind="numbers")]
+        text += f" It used {percent(mfu)} of the peak FLOP/s (MFU)."
+    columns, label = ["Spent on", "Time", "Share", "0 to 100 %"], "Where the time went"
+    return [tag("p", text), table(columns, rows, label=label, kind="bars")]
 
 
-def settings(run: Run) -> list[Html]:
+def settings(run: Run, recipe: str) -> list[Html]:
     """What differs from the recipe, or from the defaults; the whole config on demand."""
     ours = flatten_dict(run.config, sep=".")
-    basis, theirs = _basis(run)
+    basis, theirs = _basis(run, recipe)
     keys = [key for key in {**ours, **theirs} if _json(ours, key) != _json(theirs, key)]
     keys.sort(key=lambda key: key.startswith(HOUSEKEEPING))
-    content = [tag("p", f"What differs from {basis}:" if keys else f"The same as {basis}.")]
+    content = [tag("p", f"Differences from {basis}:" if keys else f"As in {basis}.")]
     if keys:
         rows = [(key, _json(ours, key), _json(theirs, key)) for key in keys]
-        columns = ["key", "this run", "recipe" if basis.startswith("configs/") else "default"]
-        content.append(table(columns, rows, label="Differing settings", kind="settings"))
+        columns = ["Key", "This run", "Recipe" if basis.startswith("configs/") else "Default"]
+        content.append(table(columns, rows, label="Settings that differ", kind="settings"))
     text = json.dumps(run.config, indent=2, ensure_ascii=False)
-    return [*content, details("The whole config", tag("pre", text, tabindex=0))]
+    return [*content, details("Full config", tag("pre", text, tabindex=0))]
 
 
 def provenance(run: Run) -> list[Html]:
     """Each start of the run: when, from where, with what."""
     if not run.starts:
         return [note("The work directory has no provenance.jsonl.")]
-    keys = ("time", "start_step", "commit", "uncommitted_changes", "num_processes", "host")
-    rows = [
-        [*("unknown" if each[key] is None else each[key] for key in keys), _devices(each)]
-        for each in run.starts
-    ]
-    columns = [*(key.replace("_", " ") for key in keys), "devices"]
-    versions = {"python": run.starts[-1]["python"], **run.starts[-1]["packages"]}
+    rows = []
+    for each in run.starts:
+        commit = (each["commit"] or "unknown")[:12] + " (changed)" * bool(
+            each["uncommitted_changes"]
+        )
+        at = each["time"][:19].replace("T", " "), f"{each['start_step']:,}"
+        rows.append((*at, commit, devices_text(each), each["num_processes"]))
+    columns = ["Started (UTC)", "At step", "Commit", "Devices", "Processes"]
+    last, commands = run.starts[-1], dict.fromkeys(each["command"] for each in run.starts)
+    versions = {"platform": last["host"], "python": last["python"], **last["packages"]}
     return [
         tag("p", f"The run was started {counted(len(rows), 'time')}."),
         table(columns, rows, label="Starts"),
-        *(tag("pre", each, tabindex=0) for each in dict.fromkeys(x["command"] for x in run.starts)),
-        details("Versions", table(["package", "version"], versions.items(), label="Versions")),
+        *(tag("pre", each.replace(" --", " \\\n  --"), tabindex=0) for each in commands),
+        details("Versions", table(["Package", "Version"], versions.items(), label="Versions")),
     ]
 
 
-def _devices(start: dict[str, Any]) -> str:
-    return f"{start['num_devices']} x {', '.join(start['devices'])}"
-
-
-def _basis(run: Run) -> tuple[str, dict[str, Any]]:
+def _basis(run: Run, recipe: str) -> tuple[str, dict[str, Any]]:
     """What the config is compared with, and its values by dotted keys."""
     command = run.starts[-1]["command"] if run.starts else ""
     words = shlex.split(command.replace("--config ", "--config="))
     spec = next((each for each in words if each.startswith("--config=")), "")
-    path, separator, argument = spec.removeprefix("--config=").partition(":")
+    path, separator, argument = (recipe or spec.removeprefix("--config=")).partition(":")
     recipe = f"configs/{Path(path).name}"
     # Only recipes of this clone: a command of someone else's is not run.
     if Path(path).parent.name == "configs" and (ROOT / recipe).is_file():

@@ -27,6 +27,13 @@ HOUSEKEEPING = (
 # Which metric stands for a run: the first of these that an evaluator has, else any.
 _MAIN = ("accuracy", "mAP", "loss")
 
+_SHARES = ("accuracy", "mAP", "calibration", "goodput", "mfu", "data_wait")
+_WORDS = {
+    "mAP": "mean average precision",
+    "mfu": "MFU",
+    "accuracy_top5": "top-5 accuracy",
+    "num_examples": "examples",
+}
 
 # Of a config's values as JSON has them; keys that not all kinds have may be anything.
 _KINDS: dict[type, Any] = {bool: bool, int: int | float, float: int | float, str: str, tuple: list}
@@ -143,6 +150,46 @@ class Run:
         if self.results:
             return {**self.results, "elapsed_seconds": self.results["seconds"]}
         return next((row for row in reversed(self.rows) if "elapsed_seconds" in row), {})
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric is in [0, 1] and shown in percent."""
+    return any(part in name for part in _SHARES)
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """`93.0 %`, which is not broken into two lines."""
+    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
+
+
+def value_text(name: str, value: float, digits: int = 2) -> str:
+    """A metric's value: `93.00 %`, `0.3143`, `300`."""
+    if is_share(name):
+        return percent(value, digits)
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+
+
+def metric_words(name: str) -> str:
+    """A metric in a sentence: `top-5 accuracy` for `test/accuracy_top5`."""
+    metric = name.rpartition("/")[2]
+    return _WORDS.get(metric, metric.replace("_", " "))
+
+
+def metric_title(name: str) -> str:
+    """A metric as a title: `Top-5 accuracy, test` for `test/accuracy_top5`."""
+    text, source = metric_words(name), name.rpartition("/")[0]
+    return f"{text[:1].upper()}{text[1:]}" + (f", {source}" if source else "")
+
+
+def data_title(name: str) -> str:
+    """A data set without its folders and options: `photos`, `glyphs`."""
+    is_path = name.startswith(("/", ".", "~")) or "://" in name
+    return name.rstrip("/").rpartition("/")[2] if is_path else name.partition("(")[0]
+
+
+def tail(path: str | Path) -> str:
+    """The end of an absolute path, which says enough; anything else as it is."""
+    return "/".join(Path(path).parts[-2:]) if str(path).startswith("/") else str(path)
 
 
 def read_run(workdir: str | Path) -> Run:

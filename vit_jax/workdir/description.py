@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -96,6 +97,25 @@ def closing_lines(
     return [*lines, f"Next: python scripts/report.py {workdir}, or predict.py, or evaluate.py"]
 
 
+def model_name(model: Mapping[str, Any]) -> str:
+    """What readers call a model of these attributes: `ViT-Ti/16`; `ViT/4` where no variant fits."""
+    family = MODELS[model["name"]]
+    plain = {"resnet_layers": None}  # a hybrid has the sizes of its Transformer
+    ours = {key: tuple(v) if isinstance(v, list) else v for key, v in {**plain, **model}.items()}
+    for variant, sizes in family.sizes.items():
+        if all(ours[key] == value for key, value in {**plain, **sizes}.items()):
+            return variant if variant.startswith(family.acronym) else f"{family.acronym}-{variant}"
+    patch = ours.get("patch_size")
+    return f"{family.acronym}/{patch}" if isinstance(patch, int) else family.acronym
+
+
+def read_parameter_count(folder: Path) -> int:
+    """How many parameters the model of a run has; 0 where `describe` has not been called."""
+    path = folder / PARAMETERS_FILE
+    found = re.search(r"^Total: ([\d,]+)", path.read_text() if path.exists() else "", re.MULTILINE)
+    return int(found[1].replace(",", "")) if found else 0
+
+
 def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
     """What a run of that length wrote when it ended; None if it has not."""
     folder = to_path(workdir)
@@ -128,13 +148,12 @@ def describe(
         table = parameter_overview.get_parameter_overview(params, include_stats=False)
         write_atomically(folder / PARAMETERS_FILE, table + "\n")
         _write_splits(datasets, folder / "splits.csv")
-    title = MODELS[description.model["name"]].title.partition(" (")[0]
     epochs = total_steps * batch_size / train.num_examples
     for line in (
         f"Work directory: {workdir}",
         f"Data: {train.name} {train.split}, {counted(train.num_examples, 'image')} of "
         f"{'x'.join(map(str, description.image_shape))}.",
-        f"Model: {title}, {counted(count_parameters(params), 'parameter')}, "
+        f"Model: {model_name(description.model)}, {counted(count_parameters(params), 'parameter')}, "
         f"{counted(description.model['num_classes'], 'output')}.",
         f"Training: {counted(total_steps, 'step')} of {batch_size} images ({epochs:.3g} epochs) on "
         f"{counted(jax.device_count(), 'device')}.",
