@@ -16,7 +16,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.data.preprocess import Chain, evaluate_calls, parse
+from vit_jax.data.preprocess import Chain, PythonOp, evaluate_calls, parse
 from vit_jax.data.sources import ArraySpec, SlicedSource, Source, check_columns, resolve_split
 from vit_jax.errors import UserError, as_user_error, check_known, list_names, missing_package
 
@@ -137,6 +137,9 @@ def create_dataset(
     """
     check_known("dataset.on_bad_image", on_bad_image, ("error", "skip"))
     chain = parse(preprocess)
+    for op in chain.ops:
+        if isinstance(op, PythonOp):
+            op.load()  # a misspelt name is said before all images are read
     source, class_names = _open(name, split, data_dir, label_key, needs_label, chain.columns)
     return Dataset(name, split, source, chain, class_names, on_bad_image)
 
