@@ -17,7 +17,14 @@ import cv2
 import numpy as np
 
 from vit_jax.data.preprocess import Chain, PythonOp, evaluate_calls, parse
-from vit_jax.data.sources import ArraySpec, SlicedSource, Source, check_columns, resolve_split
+from vit_jax.data.sources import (
+    ArraySpec,
+    SlicedSource,
+    Source,
+    check_columns,
+    map_threads,
+    resolve_split,
+)
 from vit_jax.errors import UserError, as_user_error, check_known, list_names, missing_package
 
 DIGITS = tuple("0123456789")  # the classes of `digit_splits`
@@ -33,6 +40,7 @@ class Dataset:
     preprocess: Chain
     class_names: tuple[str, ...]  # in the order of the labels; () where there are no labels
     on_bad_image: str = "error"  # or "skip": what `check` does with images that do not decode
+    balance: float = 0.0  # see `balanced`
 
     @property
     def num_classes(self) -> int:
@@ -89,6 +97,29 @@ class Dataset:
         for line in (self.split, str(self.num_examples), *self.class_names, *identity):
             digest.update(line.encode(errors="surrogateescape") + b"\0")
         return digest.hexdigest()
+
+    def labels(self) -> np.ndarray:
+        """Of all examples, [N] or [N, K]; where they are not at hand each record is read."""
+        if (known := getattr(self.source, "columns", {}).get("label")) is not None:
+            return known
+        read = map_threads(lambda index: self.source[index]["label"], range(self.num_examples))
+        return np.array(list(read))
+
+    def balanced(self, balance: float) -> Dataset:
+        """The dataset whose classes training draws more equally, see balance.py.
+
+        UserError for an exponent out of range, or unless an example has one label.
+        """
+        if not 0 <= balance <= 1:
+            found = f"dataset.balance={balance} must be from 0 (as stored)"
+            raise UserError(f"{found} to 1 (all classes equally often).")
+        if balance and getattr(self.element_spec.get("label"), "shape", None) != ():
+            has = "several labels" if "label" in self.element_spec else "no label that is read"
+            raise UserError(
+                f"dataset.balance={balance} needs one label per image, dataset.name={self.name!r} "
+                f"has {has}; set it to 0."
+            )
+        return dataclasses.replace(self, balance=balance)
 
     def check(self) -> Dataset:
         """Looks for damaged files before the training does; returns the dataset to train on.
