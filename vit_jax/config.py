@@ -35,7 +35,10 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "epochs": (float, "passes over dataset.split"),
     },
     "dataset": {
-        "name": ("glyphs", "TFDS name | path of an image folder or table | digits | glyphs(...)"),
+        "name": (
+            "glyphs",
+            "TFDS name | path of images, see data/datasets.py | digits | glyphs(...)",
+        ),
         "data_dir": ("", "where TFDS sets are prepared; '' is TFDS_DATA_DIR or its default"),
         "split": ("train", "training split, such as train[:98%]"),
         "label_key": ("", "feature that holds the label; '' finds it; vtab_... computes it"),

@@ -27,6 +27,7 @@ from vit_jax.data.sources import (
 )
 from vit_jax.errors import UserError, as_user_error, check_known, list_names, missing_package
 
+_OF_ARROW = ("state.json", "dataset_dict.json")  # of a folder that `datasets` has saved
 DIGITS = tuple("0123456789")  # the classes of `digit_splits`
 
 
@@ -156,12 +157,13 @@ def create_dataset(
 
     Args:
       name: `digits`; `glyphs` or `glyphs(size=32, ...)`; the path of an image folder
-        (`folder.LAYOUT`), a table (`table.py`) or a prepared directory; else a TFDS name with
+        (`folder.LAYOUT`), a table (`table.py`), tars of WebDataset (`tars.py`), a folder saved by
+        Hugging Face `datasets` (`arrow.py`) or a prepared directory; else a TFDS name with
         optional config and version (`cifar10`, `imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`).
       split, preprocess, data_dir: see `sources.resolve_split`, preprocess.py, `data_root`.
       on_bad_image: `error` or `skip`; for image folders.
-      label_key: the class label to learn of a TFDS set, also a key of `COMPUTED_LABELS`; "" for
-        the usual one.
+      label_key: the class label to learn of a set of TFDS or `datasets`, of TFDS also a key of
+        `COMPUTED_LABELS`; "" for the usual one.
       needs_label: False: a set without labels will do; without class names, examples have none.
 
     UserError for a mistake in an argument or in how the data are laid out.
@@ -182,15 +184,25 @@ def _open(
         raise UserError("dataset.name is empty; set it to a dataset or to an image folder's path.")
     path = os.path.expanduser(name)
     is_embedded = name.partition("(")[0].strip() in ("digits", "glyphs")
+    if any(os.path.isfile(os.path.join(path, file)) for file in _OF_ARROW):
+        from vit_jax.data.arrow import open_saved
+
+        return open_saved(path, split, label_key, needs_label=needs_label, columns=columns)
     is_prepared = os.path.isfile(os.path.join(path, "dataset_info.json"))
     is_table = path.lower().endswith((".csv", ".parquet"))
     is_folder = not is_prepared and not is_table and _is_image_folder(name)
-    if label_key and (is_embedded or is_folder or is_table):
+    is_tar = path.lower().endswith(".tar")
+    if label_key and (is_embedded or is_folder or is_table or is_tar):
         raise UserError(f"dataset.label_key={label_key!r} is for TFDS names, not for {name!r}.")
     if is_table:
         from vit_jax.data.table import open_table
 
         return open_table(path, split, needs_label=needs_label, columns=columns)
+    if is_folder or is_tar:
+        from vit_jax.data.tars import find_tars, open_tars
+
+        if tars := find_tars(path):
+            return open_tars(path, tars, split, needs_label=needs_label, columns=columns)
     check_columns(name, columns, ["caption"] if is_embedded and name != "digits" else [])
     if is_embedded:
         sources, names = (digit_splits(), DIGITS) if name == "digits" else _glyphs(name)
