@@ -25,7 +25,8 @@ pathlib.Path(__file__).with_name("imported").touch()
 
 def noise(most, *, offset=0):
     def op(image, rng):
-        return image + np.uint8(offset) + rng.integers(0, most, image.shape, np.uint8)
+        image += np.uint8(offset)
+        return image + rng.integers(0, most, image.shape, np.uint8)
     return op
 
 def three():
@@ -65,6 +66,7 @@ def test_a_function_of_the_current_folder_is_an_op(module, tmp_path):
     one, other = (chain({"image": image}, np.random.default_rng(s))["image"] for s in (0, 1))
     assert one.shape == (6, 6, 3)
     assert one.min() >= 2
+    assert image.max() == 0  # the function works on a copy
     assert not np.array_equal(one, other)
     again = pickle.loads(pickle.dumps(chain))  # after the function was made
     assert again == chain

@@ -16,7 +16,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.data.preprocess import Chain, PythonOp, evaluate_calls, parse
+from vit_jax.data.preprocess import Chain, PythonOp, evaluate_calls, load_function, parse
 from vit_jax.data.sources import (
     ArraySpec,
     SlicedSource,
@@ -25,7 +25,14 @@ from vit_jax.data.sources import (
     map_threads,
     resolve_split,
 )
-from vit_jax.errors import UserError, as_user_error, check_known, list_names, missing_package
+from vit_jax.errors import (
+    UserError,
+    as_user_error,
+    check_known,
+    counted,
+    list_names,
+    missing_package,
+)
 
 _OF_ARROW = ("state.json", "dataset_dict.json")  # of a folder that `datasets` has saved
 DIGITS = tuple("0123456789")  # the classes of `digit_splits`
@@ -103,6 +110,8 @@ class Dataset:
         """Of all examples, [N] or [N, K]; where they are not at hand each record is read."""
         if (known := getattr(self.source, "columns", {}).get("label")) is not None:
             return known
+        count = counted(self.num_examples, "example")
+        logging.getLogger(__name__).info("%s: reading the labels of %s.", self.name, count)
         read = map_threads(lambda index: self.source[index]["label"], range(self.num_examples))
         return np.array(list(read))
 
@@ -172,7 +181,7 @@ def create_dataset(
     chain = parse(preprocess)
     for op in chain.ops:
         if isinstance(op, PythonOp):
-            op.load()  # a misspelt name is said before all images are read
+            load_function(op.call)  # a misspelt name is said before all images are read
     source, class_names = _open(name, split, data_dir, label_key, needs_label, chain.columns)
     return Dataset(name, split, source, chain, class_names, on_bad_image)
 

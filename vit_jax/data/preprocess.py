@@ -15,7 +15,6 @@ import functools
 import importlib
 import inspect
 import os
-import re
 import sys
 import types
 import typing
@@ -129,7 +128,7 @@ class PythonOp(ImageOp):
     call: str
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        made = self.load()(image, rng)
+        made = load_function(self.call)(image.copy(), rng)  # theirs to write into
         if not isinstance(made, np.ndarray):
             raise UserError(f"preprocess: {self.call} gives no image, but {type(made).__name__}.")
         if made.ndim != 3 or made.dtype not in (np.uint8, np.float32):
@@ -137,16 +136,10 @@ class PythonOp(ImageOp):
             raise UserError(f"{found}; images are uint8 or float32 [H, W, C].")
         return made
 
-    def load(self) -> Callable[..., Any]:
-        """The function; UserError where it cannot be imported or made."""
-        return _load_function(self.call)
-
-
-_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-
 
 @functools.cache  # once per process
-def _load_function(call: str) -> Callable[..., Any]:
+def load_function(call: str) -> Callable[..., Any]:
+    """The function of a PythonOp; UserError where it cannot be imported or made."""
     name, args, kwargs = _read_call("preprocess", ast.parse(call, mode="eval").body)
     module, _, attribute = name.rpartition(".")
     if (here := os.getcwd()) not in sys.path:  # as for `python -m`; scripts/ has its own folder
@@ -248,7 +241,7 @@ def _read_call(where: str, node: ast.expr) -> tuple[str, list[Any], dict[str, An
     """Name and arguments of `a.b(1, c=2)` or `a.b`."""
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     name, text = ast.unparse(call.func), ast.unparse(node)
-    if not isinstance(call.func, ast.Name) and not _DOTTED.fullmatch(name):
+    if not all(map(str.isidentifier, name.split("."))):
         raise UserError(f"{where}: {text!r} is not a name, with or without (arguments).")
     try:
         args = [ast.literal_eval(value) for value in call.args]
