@@ -43,6 +43,8 @@ EXTRAS_REQUIRE = {
     "hf": ["huggingface_hub>=2.4"],
     # Vocabularies of text towers (LiT, SigLIP): WordPiece and tokenizer.json, SentencePiece.
     "text": ["sentencepiece>=0.2.1", "tokenizers>=0.22"],
+    # Photographs of phones: .heic.
+    "heic": ["pillow-heif>=1.0"],
     # scripts/export.py: the container of StableHLO files; ONNX files and the check of them.
     "export": ["flatbuffers>=25.12", "onnx>=1.23", "onnxruntime>=1.31"],
     # Accelerators: the extras of jax itself.

@@ -86,7 +86,7 @@ uv_install() {
 
 case "${1:-}" in
   "") ;;
-  --tests) extras+=,dev,gcs,peers,text ;;
+  --tests) extras+=,dev,gcs,heic,peers,text ;;
   -h | --help) exec sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' scripts/setup.sh ;;
   *) die "unknown argument '$1'; known: --tests, --help" ;;
 esac

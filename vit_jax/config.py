@@ -35,12 +35,16 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "epochs": (float, "passes over dataset.split"),
     },
     "dataset": {
-        "name": ("glyphs", "TFDS name | path of an image folder or table | digits | glyphs(...)"),
+        "name": (
+            "glyphs",
+            "TFDS name | path of images, see data/datasets.py | digits | glyphs(...)",
+        ),
         "data_dir": ("", "where TFDS sets are prepared; '' is TFDS_DATA_DIR or its default"),
         "split": ("train", "training split, such as train[:98%]"),
         "label_key": ("", "feature that holds the label; '' finds it; vtab_... computes it"),
         "batch_size": (512, "examples per update over all devices and hosts"),
         "repeated_augmentation": (1, "draws of each example in a batch (DeiT: 3)"),
+        "balance": (0.0, "0: classes as stored; to 1: all drawn equally often in training"),
         "preprocess": ("official_train(224)", "ops for training, see data/preprocess.py"),
         "eval_preprocess": ("official_eval(224)", "ops for evaluators without their own"),
         "on_bad_image": ("error", "error | skip: files that cannot be decoded"),

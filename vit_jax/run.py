@@ -317,6 +317,7 @@ def _open_data(
     keys = ("name", "data_dir", "split", "label_key", "preprocess", "on_bad_image")
     options = {key: config.dataset[key] for key in keys}
     dataset = open_dataset(**options, needs_label=_reads_labels(config))
+    dataset = dataset.balanced(config.dataset.balance)
     dataset.check_keys(f"objective.name={name!r}", OBJECTIVES[name].example_keys)
     eval_data = open_eval_data(
         sections, dict(config.dataset), open_dataset, dataset.image_shape, OBJECTIVES[name]

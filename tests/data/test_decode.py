@@ -1,6 +1,7 @@
 """Image files to pixels, unusual and damaged ones too."""
 
 import io
+import sys
 import zlib
 
 import cv2
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.fixtures_data import broken_images, encoded, picture
+from vit_jax.data import decode as decode_module
 from vit_jax.data.decode import decode_image, decodes, doubts
 from vit_jax.data.preprocess import parse
 from vit_jax.errors import UserError
@@ -129,3 +131,33 @@ def test_remarks_in_a_png_file_change_nothing(kind, content, capfd):
     assert decodes(with_remark)
     assert capfd.readouterr().err == ""
     assert not decodes(with_remark[: start + 6])
+
+
+# Red over blue, 64 x 32; `orientation` is that of the file's Exif.
+def heic(**options):
+    package = pytest.importorskip("pillow_heif")  # of the extra `heic`
+    pixels = np.zeros((64, 32, 3), np.uint8)
+    pixels[:32, :, 0], pixels[32:, :, 2] = 220, 220
+    file = io.BytesIO()
+    package.from_pillow(Image.fromarray(pixels)).save(file, quality=-1, **options)
+    return pixels, file.getvalue()
+
+
+def test_heic_is_decoded_and_damage_is_seen():
+    pixels, data = heic()
+    # Lossless but for the chroma of YCbCr, which is shared by four pixels.
+    np.testing.assert_allclose(decode(data).astype(int), pixels, atol=8)
+    assert decode(data, channels=1).shape == (64, 32, 1)
+    assert decodes(data)
+    assert not decodes(data[:-20])
+    with pytest.raises(ValueError, match="the HEIC image cannot be decoded"):
+        decode(data[:100])
+
+
+def test_without_its_package_heic_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    decode_module._register_heic.cache_clear()
+    header = b"\0\0\0\x1cftypmif1\0\0\0\0mif1heic"
+    for function in (decode, decodes):
+        with pytest.raises(UserError, match=r"a HEIC image needs .*pillow_heif: .*'\.\[heic\]'"):
+            function(header)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests import fixtures_data
+from vit_jax.data import folder
 from vit_jax.data.datasets import create_dataset
 from vit_jax.data.folder import FolderSource, open_folder
 from vit_jax.errors import UserError
@@ -95,7 +96,7 @@ def test_order_depends_on_relative_names_only(tmp_path):
 
 def test_extensions_in_any_case_and_hidden_files(tmp_path, caplog):
     touch_folder(tmp_path, {"a": 1, "b": 1})
-    for name in ("x.JPG", "y.Jpeg", "z.PNG", "w.WebP", "ä ö.jpg", "t.heic", ".hidden.jpg", "no"):
+    for name in ("x.JPG", "y.Jpeg", "z.PNG", "w.WebP", "ä ö.jpg", "t.psd", ".hidden.jpg", "no"):
         (tmp_path / "train" / "a" / name).touch()
     (tmp_path / "train" / ".DS_Store").touch()
     (tmp_path / ".git" / "a").mkdir(parents=True)
@@ -103,8 +104,22 @@ def test_extensions_in_any_case_and_hidden_files(tmp_path, caplog):
         source, classes = open_folder(str(tmp_path), "train")
     assert classes == ("a", "b")
     assert np.bincount(labels(source)).tolist() == [6, 1]
-    assert "not used: 1 .heic, 1 no" in caplog.text
+    assert "not used: 1 .psd, 1 no\n" in caplog.text
     assert any("ä ö.jpg" in source.describe(i) for i in range(len(source)))
+
+
+def test_heic_is_an_image_where_it_can_be_read(tmp_path, caplog, monkeypatch):
+    touch_folder(tmp_path, {"a": 1, "b": 1})
+    for name in ("x.HEIC", "y.heif"):
+        (tmp_path / "train" / "a" / name).touch()
+    plain = tuple(each for each in folder.EXTENSIONS if each not in folder.HEIC)
+    monkeypatch.setattr(folder, "EXTENSIONS", plain)
+    assert len(open_folder(str(tmp_path), "train")[0]) == 2
+    assert "1 .HEIC, 1 .heif; .heic is read with pip install -e '.[heic]'" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(folder, "EXTENSIONS", plain + folder.HEIC)
+    assert len(open_folder(str(tmp_path), "train")[0]) == 4
+    assert not caplog.text
 
 
 def test_a_folder_of_classes_alone_is_split(tmp_path):
@@ -162,7 +177,7 @@ def test_layout_errors(tmp_path):
     fails("one", "only one class, 'cat'")
     touch_folder(tmp_path / "bare", {"cat": 2, "dog": 0})
     fails("bare", "no image in 'train/dog'")
-    (tmp_path / "bare/train/dog/x.heic").touch()
+    (tmp_path / "bare/train/dog/x.psd").touch()
     fails("bare", "no image in 'train/dog' or below .but 1 other files.; it takes.*jpg")
     touch_folder(tmp_path / "more", {"cat": 2, "dog": 2})
     touch_folder(tmp_path / "more", {"cow": 1}, "test")

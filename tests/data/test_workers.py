@@ -21,6 +21,7 @@ class Noise:
 
     broken: int = -1
     num_examples: int = 40
+    balance: float = 0.0
 
     @property
     def element_spec(self):

@@ -16,10 +16,25 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.data.preprocess import Chain, evaluate_calls, parse
-from vit_jax.data.sources import ArraySpec, SlicedSource, Source, check_columns, resolve_split
-from vit_jax.errors import UserError, as_user_error, check_known, list_names, missing_package
+from vit_jax.data.preprocess import Chain, PythonOp, evaluate_calls, load_function, parse
+from vit_jax.data.sources import (
+    ArraySpec,
+    SlicedSource,
+    Source,
+    check_columns,
+    map_threads,
+    resolve_split,
+)
+from vit_jax.errors import (
+    UserError,
+    as_user_error,
+    check_known,
+    counted,
+    list_names,
+    missing_package,
+)
 
+_OF_ARROW = ("state.json", "dataset_dict.json")  # of a folder that `datasets` has saved
 DIGITS = tuple("0123456789")  # the classes of `digit_splits`
 
 
@@ -33,6 +48,7 @@ class Dataset:
     preprocess: Chain
     class_names: tuple[str, ...]  # in the order of the labels; () where there are no labels
     on_bad_image: str = "error"  # or "skip": what `check` does with images that do not decode
+    balance: float = 0.0  # see `balanced`
 
     @property
     def num_classes(self) -> int:
@@ -90,6 +106,31 @@ class Dataset:
             digest.update(line.encode(errors="surrogateescape") + b"\0")
         return digest.hexdigest()
 
+    def labels(self) -> np.ndarray:
+        """Of all examples, [N] or [N, K]; where they are not at hand each record is read."""
+        if (known := getattr(self.source, "columns", {}).get("label")) is not None:
+            return known
+        count = counted(self.num_examples, "example")
+        logging.getLogger(__name__).info("%s: reading the labels of %s.", self.name, count)
+        read = map_threads(lambda index: self.source[index]["label"], range(self.num_examples))
+        return np.array(list(read))
+
+    def balanced(self, balance: float) -> Dataset:
+        """The dataset whose classes training draws more equally, see balance.py.
+
+        UserError for an exponent out of range, or unless an example has one label.
+        """
+        if not 0 <= balance <= 1:
+            found = f"dataset.balance={balance} must be from 0 (as stored)"
+            raise UserError(f"{found} to 1 (all classes equally often).")
+        if balance and getattr(self.element_spec.get("label"), "shape", None) != ():
+            has = "several labels" if "label" in self.element_spec else "no label that is read"
+            raise UserError(
+                f"dataset.balance={balance} needs one label per image, dataset.name={self.name!r} "
+                f"has {has}; set it to 0."
+            )
+        return dataclasses.replace(self, balance=balance)
+
     def check(self) -> Dataset:
         """Looks for damaged files before the training does; returns the dataset to train on.
 
@@ -125,18 +166,22 @@ def create_dataset(
 
     Args:
       name: `digits`; `glyphs` or `glyphs(size=32, ...)`; the path of an image folder
-        (`folder.LAYOUT`), a table (`table.py`) or a prepared directory; else a TFDS name with
+        (`folder.LAYOUT`), a table (`table.py`), tars of WebDataset (`tars.py`), a folder saved by
+        Hugging Face `datasets` (`arrow.py`) or a prepared directory; else a TFDS name with
         optional config and version (`cifar10`, `imagenet2012:5.1.0`, `cifar10_corrupted/fog_1`).
       split, preprocess, data_dir: see `sources.resolve_split`, preprocess.py, `data_root`.
       on_bad_image: `error` or `skip`; for image folders.
-      label_key: the class label to learn of a TFDS set, also a key of `COMPUTED_LABELS`; "" for
-        the usual one.
+      label_key: the class label to learn of a set of TFDS or `datasets`, of TFDS also a key of
+        `COMPUTED_LABELS`; "" for the usual one.
       needs_label: False: a set without labels will do; without class names, examples have none.
 
     UserError for a mistake in an argument or in how the data are laid out.
     """
     check_known("dataset.on_bad_image", on_bad_image, ("error", "skip"))
     chain = parse(preprocess)
+    for op in chain.ops:
+        if isinstance(op, PythonOp):
+            load_function(op.call)  # a misspelt name is said before all images are read
     source, class_names = _open(name, split, data_dir, label_key, needs_label, chain.columns)
     return Dataset(name, split, source, chain, class_names, on_bad_image)
 
@@ -148,15 +193,25 @@ def _open(
         raise UserError("dataset.name is empty; set it to a dataset or to an image folder's path.")
     path = os.path.expanduser(name)
     is_embedded = name.partition("(")[0].strip() in ("digits", "glyphs")
+    if any(os.path.isfile(os.path.join(path, file)) for file in _OF_ARROW):
+        from vit_jax.data.arrow import open_saved
+
+        return open_saved(path, split, label_key, needs_label=needs_label, columns=columns)
     is_prepared = os.path.isfile(os.path.join(path, "dataset_info.json"))
     is_table = path.lower().endswith((".csv", ".parquet"))
     is_folder = not is_prepared and not is_table and _is_image_folder(name)
-    if label_key and (is_embedded or is_folder or is_table):
+    is_tar = path.lower().endswith(".tar")
+    if label_key and (is_embedded or is_folder or is_table or is_tar):
         raise UserError(f"dataset.label_key={label_key!r} is for TFDS names, not for {name!r}.")
     if is_table:
         from vit_jax.data.table import open_table
 
         return open_table(path, split, needs_label=needs_label, columns=columns)
+    if is_folder or is_tar:
+        from vit_jax.data.tars import find_tars, open_tars
+
+        if tars := find_tars(path):
+            return open_tars(path, tars, split, needs_label=needs_label, columns=columns)
     check_columns(name, columns, ["caption"] if is_embedded and name != "digits" else [])
     if is_embedded:
         sources, names = (digit_splits(), DIGITS) if name == "digits" else _glyphs(name)

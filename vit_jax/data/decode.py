@@ -2,13 +2,15 @@
 
 Grayscale, palette and CMYK images are converted to the channels asked for; transparency is dropped,
 not blended, as TensorFlow's decoders do; of 16-bit samples the high byte is kept, floats and signed
-integers are refused; of animations the first frame is taken. The `pillow_...` methods of `resize`
-have antialiasing: timm, DeiT and Hugging Face evaluate on such images.
+integers are refused; of animations the first frame is taken. HEIC needs the extra `heic` and is
+always upright, as its decoder applies its rotation. The `pillow_...` methods of `resize` have
+antialiasing: timm, DeiT and Hugging Face evaluate on such images.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import sys
@@ -20,6 +22,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.sources import describe
+from vit_jax.errors import UserError, import_extra
 
 # One image is too little work to share among threads; the pipeline's threads take whole batches.
 cv2.setNumThreads(1)
@@ -43,6 +46,7 @@ _MAX_PIXELS = 2**28
 # TIFF, PNM and JPEG 2000 may have samples of more than 8 bits, as PNG may.
 _DEEP = (b"II*\0", b"MM\0*", b"P2", b"P3", b"P5", b"P6", b"\0\0\0\x0cjP")
 _AVIF = (b"ftypavif", b"ftypavis")
+_HEIC = (b"heic", b"heix", b"hevc")  # among the brands that an image may be read as
 
 _COLOR = {1: cv2.IMREAD_GRAYSCALE, 3: cv2.IMREAD_COLOR_RGB}
 
@@ -55,8 +59,8 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
     """
     if isinstance(image, np.ndarray):
         return _with_channels(image, channels)
-    if image[4:12] in _AVIF:  # whose rotation OpenCV does not know
-        return _with_channels(_avif_pixels(image, exif=exif), channels)
+    if _is_for_pillow(image):
+        return _with_channels(_read_by_pillow(image, exif=exif), channels)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
     if reason := _refused_samples(_deep_pixels(image)):
         raise ValueError(reason)
@@ -66,14 +70,31 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
     return pixels if channels == 3 else pixels[:, :, None]  # [H, W, channels]
 
 
-def _avif_pixels(image: bytes, *, exif: bool) -> np.ndarray:
+def _is_heic(data: bytes) -> bool:
+    return data[4:8] == b"ftyp" and any(brand in data[8:40] for brand in _HEIC)
+
+
+def _is_for_pillow(data: bytes) -> bool:
+    """AVIF, whose rotation OpenCV does not know, and HEIC, which it does not read."""
+    return data[4:12] in _AVIF or _is_heic(data)
+
+
+@functools.cache
+def _register_heic() -> None:
+    import_extra("a HEIC image", "pillow_heif", "heic").register_heif_opener()
+
+
+def _read_by_pillow(image: bytes, *, exif: bool) -> np.ndarray:
     from PIL import Image
 
+    if _is_heic(image):
+        _register_heic()
     try:
         with Image.open(io.BytesIO(image)) as picture:
             return pillow_pixels(picture, exif=exif)
     except OSError as error:
-        raise ValueError(f"the AVIF image cannot be decoded ({error})") from error
+        kind = "HEIC" if _is_heic(image) else "AVIF"
+        raise ValueError(f"the {kind} image cannot be decoded ({error})") from error
 
 
 @contextlib.contextmanager
@@ -143,11 +164,17 @@ def doubts(data: bytes) -> str:
 
 
 def decodes(data: bytes) -> bool:
-    """Whether the whole image file can be decoded: a JPEG at 1/8 scale, which reads all of it."""
-    if data[4:12] in _AVIF:
-        with contextlib.suppress(ValueError):
-            return bool(_avif_pixels(data, exif=False).size)
-        return False
+    """Whether the whole image file can be decoded: a JPEG at 1/8 scale, which reads all of it.
+
+    UserError where that takes a package that is missing.
+    """
+    if _is_for_pillow(data):
+        try:
+            return bool(_read_by_pillow(data, exif=False).size)
+        except UserError:
+            raise
+        except ValueError:
+            return False
     # OpenCV refuses that of other files with a side below 8 pixels.
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
     return not _refused_samples(_deep_pixels(data)) and _imdecode(data, flags) is not None

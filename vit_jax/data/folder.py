@@ -18,6 +18,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,9 @@ from vit_jax.errors import UserError, list_names
 from vit_jax.files.manifest import read_or_none
 
 _EXTENSIONS = ".jpg .jpeg .jpe .jp2 .png .webp .gif .avif .bmp .dib .tif .tiff .pbm .pgm .ppm .pnm"
-EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split())  # what OpenCV decodes
+HEIC = (".heic", ".heif")  # for which the extra `heic` is needed
+# What OpenCV, and Pillow if it has that extra, decode.
+EXTENSIONS = tuple(f"{_EXTENSIONS} .ras .sr".split()) + (HEIC if find_spec("pillow_heif") else ())
 LAYOUT = "CLASS_NAME/IMAGE.jpg or train/CLASS_NAME/IMAGE.jpg"
 # Where one of them is asked for and another is there, that is taken.
 HELD_OUT = ("test", "validation", "val", "valid", "dev")
@@ -223,7 +226,9 @@ def say_others(where: str, others: Mapping[str, int]) -> None:
     """Warns of files that are not used, by their endings."""
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items())[:5])
-        logging.getLogger(__name__).warning("%s: not used: %s", where, kinds)
+        unread = any(kind.lower() in HEIC for kind in others if kind.lower() not in EXTENSIONS)
+        hint = f"; {HEIC[0]} is read with pip install -e '.[heic]'" if unread else ""
+        logging.getLogger(__name__).warning("%s: not used: %s%s", where, kinds, hint)
 
 
 def _list_files(root: str, folders: Sequence[str], numbers: Mapping[str, int]) -> list[Files]:
@@ -234,6 +239,7 @@ def _list_files(root: str, folders: Sequence[str], numbers: Mapping[str, int]) -
         images, others = find_below(f"{root}/{folder}")
         ignored.update(others)
         if not images:
+            say_others(root, ignored)
             found = f"no image in {folder!r} or below (but {others.total()} other files)"
             raise UserError(f"dataset.name={root!r}: {found}; it takes {', '.join(EXTENSIONS)}.")
         label = numbers.get(os.path.basename(folder), 0)

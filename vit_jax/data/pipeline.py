@@ -31,6 +31,7 @@ Batch = dict[str, np.ndarray]
 Batches = contextlib.AbstractContextManager[Iterator[Batch]]
 DeviceBatch = dict[str, jax.Array]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
+Picks = Callable[[np.ndarray], np.ndarray]  # the examples at positions of a run
 _ROUNDS = 8
 
 
@@ -44,6 +45,13 @@ class Examples(Protocol):
     def element_spec(self) -> Mapping[str, ArraySpec]: ...
 
     def example(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]: ...
+
+
+class TrainingExamples(Examples, Protocol):
+    @property
+    def balance(self) -> float: ...
+
+    def labels(self) -> np.ndarray: ...
 
 
 def order(seed: int, num_examples: int, position: np.ndarray) -> np.ndarray:
@@ -98,13 +106,16 @@ def example_rng(seed: int, position: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
-def _train_rows(
-    num_examples: int, batch_size: int, rows: np.ndarray, seed: int, repeats: int, step: int
-) -> Rows:
+def _balanced(balance: Any, seed: int, position: np.ndarray) -> np.ndarray:
+    """`order` of balance.Balance: its slots, and the examples that these stand for."""
+    slots = order(seed, balance.num_slots, position)
+    return balance.examples(position // balance.num_slots, slots)
+
+
+def _train_rows(pick: Picks, batch_size: int, rows: np.ndarray, repeats: int, step: int) -> Rows:
     """The examples of a batch [n], the positions that their random numbers belong to, a mask."""
-    positions = step * batch_size + rows
-    distinct = batch_size // repeats
-    indices = order(seed, num_examples, step * distinct + rows % distinct)
+    positions, distinct = step * batch_size + rows, batch_size // repeats
+    indices = pick(step * distinct + rows % distinct)
     return indices, positions, np.ones(len(rows), np.float32)
 
 
@@ -185,7 +196,7 @@ def check_repeated_augmentation(repeats: int, batch_size: int) -> None:
 
 
 def train_batches(
-    dataset: Examples,
+    dataset: TrainingExamples,
     *,
     batch_size: int,
     seed: int,
@@ -198,7 +209,8 @@ def train_batches(
     """The batches that update parameters, `start_step` .. `total_steps` - 1.
 
     Row r of batch t is at position i = t * batch_size + r of the run: epoch i // N, where every
-    example comes once per epoch. The example and its augmentation depend on (seed, i) only.
+    example comes once per epoch, or as balance.py says if `dataset.balance` is set. The example and
+    its augmentation depend on (seed, i) only.
 
     With `repeated_augmentation` = m (1901.09335; DeiT has 3) a batch holds B / m examples in m
     augmentations each, B / m rows apart, so that mixup's neighbours are different examples. An
@@ -209,9 +221,13 @@ def train_batches(
     UserError where an example cannot be read, or arrays differ in shape.
     """
     rows = np.arange(batch_size) if rows is None else rows
-    draw = functools.partial(
-        _train_rows, dataset.num_examples, batch_size, rows, seed, repeated_augmentation
-    )
+    pick: Picks = functools.partial(order, seed, dataset.num_examples)
+    if dataset.balance:
+        from vit_jax.data.balance import Balance  # needed by few runs
+
+        balance = Balance(dataset.labels(), dataset.balance, seed)
+        pick = functools.partial(_balanced, balance, seed)
+    draw = functools.partial(_train_rows, pick, batch_size, rows, repeated_augmentation)
     return host_batches(dataset, seed, draw, range(start_step, total_steps), **loader)
 
 

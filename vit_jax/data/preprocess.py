@@ -1,8 +1,9 @@
 """Preprocessing as a string of ops: `decode|inception_crop(224)|flip_lr`.
 
-The grammar is Python's: `|` puts ops in a row, each a row of OPS, or of PIPELINES for several.
-Images stay uint8: the train step scales them to [-1, 1] on the device. Published accuracies were
-measured without turning photographs upright, `exif=False`.
+The grammar is Python's: `|` puts ops in a row, each a row of OPS, or of PIPELINES for several, or
+any Python function, `my_package.my_op(3)`, see `PythonOp`. Images stay uint8: the train step
+scales them to [-1, 1] on the device. Published accuracies were measured without turning photographs
+upright, `exif=False`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
+import importlib
 import inspect
+import os
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +23,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vit_jax.data import ops
+from vit_jax.data import ops, torchvision_ops
 from vit_jax.data.augment import RandAug, RandomErasing
-from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, Example, Op, Size, pair
+from vit_jax.data.ops import IMAGENET_MEAN, IMAGENET_STD, Example, ImageOp, Op, Size, pair
+from vit_jax.data.sources import describe
 from vit_jax.data.text import Tokenize
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, nearest, one_line
 
 Channels = float | tuple[float, float, float]
 
@@ -81,8 +87,9 @@ def _scaling(mean: Channels, std: Channels) -> str:
     return "" if mean in half and std in half else f"|normalize({mean}, {std})"
 
 
-_PIPELINES = official_train, official_eval, big_vision_eval, timm_eval, deit_eval, huggingface_eval
-PIPELINES: dict[str, Callable[..., str]] = {each.__name__: each for each in _PIPELINES}
+_TRAIN = official_train, torchvision_ops.deit3_train, torchvision_ops.dino_train
+_EVAL = official_eval, big_vision_eval, timm_eval, deit_eval, huggingface_eval
+PIPELINES: dict[str, Callable[..., str]] = {each.__name__: each for each in (*_TRAIN, *_EVAL)}
 
 OPS: dict[str, Callable[..., Any]] = {
     "decode": ops.Decode,
@@ -92,14 +99,75 @@ OPS: dict[str, Callable[..., Any]] = {
     "corner_crop": ops.CornerCrop,
     "random_crop": ops.RandomCrop,
     "inception_crop": ops.InceptionCrop,
+    "random_resized_crop": torchvision_ops.RandomResizedCrop,
     "flip_lr": ops.FlipLr,
     "random_affine": ops.RandomAffine,
     "randaug": RandAug,
     "random_erasing": RandomErasing,
+    "color_jitter": torchvision_ops.ColorJitter,
+    "gaussian_blur": torchvision_ops.GaussianBlur,
+    "grayscale": torchvision_ops.Grayscale,
+    "solarize": torchvision_ops.Solarize,
+    "three_augment": torchvision_ops.ThreeAugment,
     "value_range": ops.ValueRange,
     "normalize": ops.Normalize,
     "tokenize": Tokenize,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class PythonOp(ImageOp):
+    """`my_package.my_op(3)`, which gives a function of (image uint8 [H, W, C], rng) -> image.
+
+    The image that it gives is uint8 or float32 [H, W, C]; all that is random in it must come from
+    `rng`, a NumPy Generator, so that batches stay a function of (seed, step). The module is looked
+    for as Python does, and in the current folder. Files that describe a model cannot name one: see
+    `check_no_code`.
+    """
+
+    call: str
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        made = load_function(self.call)(image.copy(), rng)  # theirs to write into
+        if not isinstance(made, np.ndarray):
+            raise UserError(f"preprocess: {self.call} gives no image, but {type(made).__name__}.")
+        if made.ndim != 3 or made.dtype not in (np.uint8, np.float32):
+            found = f"preprocess: {self.call} gives {describe(made)}"
+            raise UserError(f"{found}; images are uint8 or float32 [H, W, C].")
+        return made
+
+
+@functools.cache  # once per process
+def load_function(call: str) -> Callable[..., Any]:
+    """The function of a PythonOp; UserError where it cannot be imported or made."""
+    name, args, kwargs = _read_call("preprocess", ast.parse(call, mode="eval").body)
+    module, _, attribute = name.rpartition(".")
+    if (here := os.getcwd()) not in sys.path:  # as for `python -m`; scripts/ has its own folder
+        sys.path.append(here)
+    try:
+        function = getattr(importlib.import_module(module), attribute)(*args, **kwargs)
+    except Exception as error:  # whatever their code raises
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(
+            f"preprocess: {call} cannot be used ({reason}); module {module!r} is looked for in "
+            f"{here} and on PYTHONPATH."
+        ) from error
+    if not callable(function):
+        found = f"preprocess: {call} gives {type(function).__name__}"
+        raise UserError(f"{found}, not a function of (image, rng) that gives an image.")
+    return function
+
+
+def check_no_code(where: str, spec: str) -> None:
+    """Raises a UserError where ops that a file names are Python functions: anyone may write it."""
+    calls = []
+    with contextlib.suppress(UserError):  # said where images are read; texts have no ops
+        calls = [op.call for op in parse(spec).ops if isinstance(op, PythonOp)]
+    if calls:
+        raise UserError(
+            f"{where}: its preprocessing runs Python code, {calls[0]}, which no file may; if you "
+            f'trust it, give it yourself: --preprocess="{spec}" (preprocess= in Python).'
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +193,10 @@ class Chain:
 def parse(spec: str) -> Chain:
     """Builds the ops that `spec` names; UserError: see `evaluate_calls`."""
     chain: list[Op] = []
-    for name, made in evaluate_calls("preprocess", spec, {**OPS, **PIPELINES}):
+    table = {**OPS, **PIPELINES}
+    for name, made in evaluate_calls("preprocess", spec, table, dotted=PythonOp):
         try:
-            chain += [made] if name in OPS else parse(made).ops
+            chain += [made] if isinstance(made, Op) else parse(made).ops
         except UserError as error:
             raise UserError(f"preprocess {spec!r}: {name} stands for {error}") from None
     return Chain(tuple(chain))
@@ -146,11 +215,15 @@ def encode_texts(spec: str, texts: Sequence[str]) -> np.ndarray:
 
 
 def evaluate_calls(
-    key: str, text: str, table: Mapping[str, Callable[..., Any]]
+    key: str,
+    text: str,
+    table: Mapping[str, Callable[..., Any]],
+    dotted: Callable[[str], Any] | None = None,
 ) -> list[tuple[str, Any]]:
     """Calls what the terms of `a|b(1, c=2)` name in `table`; gives (name, result) for each.
 
-    UserError for bad syntax, an unknown name, or an unknown, missing or impossible argument.
+    `dotted` is called with the text of a term such as `d.e(3)`. UserError for bad syntax, an
+    unknown name, or an unknown, missing or impossible argument.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -160,25 +233,36 @@ def evaluate_calls(
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         terms.append(node.right)
         node = node.left
-    return [_evaluate(f"{key} {text!r}", each, table) for each in [node, *reversed(terms)]]
+    where = f"{key} {text!r}"
+    return [_evaluate(where, each, table, dotted) for each in [node, *reversed(terms)]]
+
+
+def _read_call(where: str, node: ast.expr) -> tuple[str, list[Any], dict[str, Any]]:
+    """Name and arguments of `a.b(1, c=2)` or `a.b`."""
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    name, text = ast.unparse(call.func), ast.unparse(node)
+    if not all(map(str.isidentifier, name.split("."))):
+        raise UserError(f"{where}: {text!r} is not a name, with or without (arguments).")
+    try:
+        args = [ast.literal_eval(value) for value in call.args]
+        return name, args, {str(e.arg): ast.literal_eval(e.value) for e in call.keywords}
+    except ValueError:
+        raise UserError(f"{where}: {text!r}: arguments must be literals.") from None
 
 
 def _evaluate(
-    where: str, node: ast.expr, table: Mapping[str, Callable[..., Any]]
+    where: str,
+    node: ast.expr,
+    table: Mapping[str, Callable[..., Any]],
+    dotted: Callable[[str], Any] | None,
 ) -> tuple[str, Any]:
-    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    name, args, kwargs = _read_call(where, node)
     text = ast.unparse(node)
-    if not isinstance(call.func, ast.Name):
-        raise UserError(f"{where}: {text!r} is not a name, with or without (arguments).")
-    name = call.func.id
+    if dotted and "." in name:
+        return name, dotted(text)
     if name not in table:
         known = ", ".join(table)
         raise UserError(f"{where}: unknown op {name!r}.{nearest(name, table)} Known: {known}.")
-    try:
-        args = [ast.literal_eval(value) for value in call.args]
-        kwargs = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-    except ValueError:
-        raise UserError(f"{where}: {text!r}: arguments must be literals.") from None
     function = table[name]
     signature, hints = inspect.signature(function), typing.get_type_hints(function)
     try:

@@ -85,7 +85,7 @@ def open_table(
             _filled(where, names, cells, "label", "labels")
         given = cells["labels" if several else "label"]
         naming = rows["train"] if "train" in rows else range(len(files))
-        classes, labels = _number(where, given, naming, multi_label=several)
+        classes, labels = number_labels(where, given, naming, multi_label=several)
         told["label"] = labels
     check_classes(where, classes, len(files))
     split = known_split(path, split, rows)
@@ -154,7 +154,7 @@ def _texts(where: str, value: Any, *, several: bool) -> list[str]:
     return [text for text in texts if text]
 
 
-def _number(
+def number_labels(
     where: str, given: Sequence[Sequence[str]], naming: Iterable[int], *, multi_label: bool
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Class names, of the rows `naming`, and labels of all: int32 [N] or uint8 [N, K]."""

@@ -23,7 +23,7 @@ from vit_jax.data.ops import (
     ResizeSmall,
     ValueRange,
 )
-from vit_jax.data.preprocess import OPS, Chain, parse
+from vit_jax.data.preprocess import OPS, Chain, PythonOp, parse
 from vit_jax.data.sources import ArraySpec, Source, describe
 from vit_jax.errors import UserError
 from vit_jax.models.create import create_model
@@ -108,6 +108,8 @@ def at_image_size(description: Description, size: tuple[int, int]) -> Descriptio
 
 def spell(op: Any) -> str:
     """An op as `parse` reads it: `resize(height=224, width=224, method='bilinear')`."""
+    if isinstance(op, PythonOp):
+        return op.call
     name = next(name for name, row in OPS.items() if row is type(op))
     fields = ((field.name, getattr(op, field.name)) for field in dataclasses.fields(op))
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in fields)})"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from vit_jax.data.preprocess import check_no_code
 from vit_jax.errors import UserError, as_user_error, unsigned
 from vit_jax.files.paths import reading
 from vit_jax.inference.class_order import match_classes
@@ -53,7 +54,8 @@ def load_model(
       preprocess: ops from an image to the input, in place of the weights' own.
 
     Raises:
-      UserError: see `read_source`; also if arrays are missing, or sizes contradict each other.
+      UserError: see `read_source`; also if arrays are missing, sizes contradict each other, or
+        the weights' own ops are Python functions: no file makes us run code.
     """
     stored = read_source(source, num_heads=num_heads, grid=grid)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -69,6 +71,8 @@ def load_model(
             eval_preprocess=description.eval_preprocess
             or (f"official_eval({image_shape[:2]})" if grid else ""),
         )
+        if not preprocess:
+            check_no_code(str(source), description.eval_preprocess)
         if size is not None and grid is None:
             raise UserError(f"--image_size={size}: {source} takes texts.")
         if size is not None and size != image_shape[:2]:

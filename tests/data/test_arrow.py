@@ -1,0 +1,166 @@
+"""Folders of Hugging Face `datasets`: what is read of them, and what is refused.
+
+`datasets` is not here: the files are written by pyarrow in the layout that `save_to_disk` of
+`datasets` 5.2 was seen to write (read by hand in that version's folders too).
+"""
+
+import json
+import pickle
+
+import cv2
+import numpy as np
+import pyarrow
+import pytest
+
+from vit_jax.data.arrow import open_saved
+from vit_jax.data.datasets import create_dataset
+from vit_jax.data.pipeline import eval_batches
+from vit_jax.errors import UserError
+
+NAMES = ["cat", "dog", "emu"]
+FEATURES = {
+    "image": {"_type": "Image"},
+    "label": {"names": NAMES, "_type": "ClassLabel"},
+    "caption": {"dtype": "string", "_type": "Value"},
+    "code": {"dtype": "int64", "_type": "Value"},
+}
+IMAGE = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+
+
+def png(value):
+    return cv2.imencode(".png", np.full((6, 6, 3), value, np.uint8))[1].tobytes()
+
+
+def columns(count, first=0):
+    rows = range(first, first + count)
+    return {
+        "image": [{"bytes": png(i), "path": f"{i}.png"} for i in rows],
+        "label": [i % 3 for i in rows],
+        "caption": [f"a {i}" for i in rows],
+        "code": [10 * (i % 3) for i in rows],
+    }
+
+
+def save(folder, columns, shards=1, features=FEATURES, split="train"):
+    """One split; each file of several record batches, as larger ones are."""
+    folder.mkdir(parents=True)
+    kinds = {key: IMAGE if key == "image" else None for key in columns}
+    table = pyarrow.table({k: pyarrow.array(v, kinds[k]) for k, v in columns.items()})
+    told = json.dumps({"info": {"features": features}})
+    table = table.replace_schema_metadata({"huggingface": told})
+    names = [f"data-{i:05}-of-{shards:05}.arrow" for i in range(shards)]
+    size = -(-len(table) // shards)
+    for i, name in enumerate(names):
+        with pyarrow.ipc.new_stream(str(folder / name), table.schema) as writer:
+            writer.write_table(table.slice(i * size, size), max_chunksize=3)
+    state = {"_data_files": [{"filename": name} for name in names], "_split": split}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
+    return str(folder)
+
+
+def save_splits(folder, **splits):
+    for name, each in splits.items():
+        save(folder / name, each, shards=2, split=name)
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": list(splits)}))
+    return str(folder)
+
+
+def values(dataset):
+    """(label, grey value) of all examples."""
+    with eval_batches(dataset, batch_size=4, num_threads=2) as opened:
+        batches = list(opened)
+    rows = [np.stack([b["label"], b["image"][:, 0, 0, 0]], 1)[b["mask"] > 0] for b in batches]
+    return np.concatenate(rows).tolist()
+
+
+def test_all_splits_and_files_are_read_in_order(tmp_path):
+    name = save_splits(tmp_path / "d", train=columns(17), validation=columns(5, 50))
+    options = {"name": name, "preprocess": "decode"}
+    dataset = create_dataset(**options, split="train[2:]+test").check()
+    assert dataset.class_names == tuple(NAMES)
+    expected = [[i % 3, i] for i in (*range(2, 17), *range(50, 55))]
+    assert values(pickle.loads(pickle.dumps(dataset))) == expected
+    assert dataset.labels().tolist() == [label for label, _ in expected]
+    assert dataset.source.describe(16) == "validation[1]"
+    other = save_splits(tmp_path / "e", train=columns(17, 1), validation=columns(5, 50))
+    again = create_dataset(**{**options, "name": other}, split="train")
+    assert again.fingerprint != create_dataset(**options, split="train").fingerprint
+
+
+def test_a_single_split_is_called_what_it_was(tmp_path):
+    name = save(tmp_path / "d", columns(5), split="test")
+    assert len(values(create_dataset(name=name, split="test", preprocess="decode"))) == 5
+    with pytest.raises(UserError, match=r"unknown split 'train'; known splits: test\."):
+        open_saved(name, "train")
+
+
+def test_columns_of_text_are_for_ops_and_labels_need_not_be_there(tmp_path):
+    given = columns(3) | {"caption": ["to", None, "be"]}
+    name = save(tmp_path / "d", {k: v for k, v in given.items() if k != "label"})
+    options = {"name": name, "split": "train", "needs_label": False}
+    dataset = create_dataset(**options, preprocess="decode|tokenize(length=4)")
+    assert set(dataset.element_spec) == {"image", "text"}
+    texts = [dataset.example(i, np.random.default_rng(0))["text"].tolist() for i in range(3)]
+    assert texts[1] == [1, 1, 1, 1]
+    assert texts[0] != texts[2]
+    with pytest.raises(UserError, match="no column 'code', but caption; preprocess reads it"):
+        create_dataset(**options, preprocess="decode|tokenize('code')")
+
+
+@pytest.mark.parametrize(
+    ("key", "names"), [("code", ("0", "10", "20")), ("caption", tuple(f"a {i}" for i in range(6)))]
+)
+def test_numbers_and_text_are_classes_by_their_value(tmp_path, key, names):
+    source, found = open_saved(save(tmp_path / "d", columns(6)), "train", key)
+    assert found == names
+    assert source.columns["label"].tolist() == [i % len(names) for i in range(6)]
+
+
+def test_an_image_may_be_a_path(tmp_path):
+    given = columns(3)
+    given["image"] = [{"bytes": None, "path": "a.png"}, {"bytes": None, "path": None}, None]
+    dataset = create_dataset(
+        name=save(tmp_path / "d", given), split="train", preprocess="decode", label_key="label"
+    )
+    (tmp_path / "d" / "a.png").write_bytes(png(7))
+    rng = np.random.default_rng(0)
+    assert dataset.example(0, rng)["image"][0, 0, 0] == 7
+    for index in (1, 2):
+        message = rf"example {index} of .* \(train\[{index}\]\): there is no image"
+        with pytest.raises(UserError, match=message):
+            dataset.example(index, rng)
+
+
+@pytest.mark.parametrize(
+    ("change", "label_key", "message"),
+    [
+        ({"label": [0, -1, 2]}, "", r"1 example of 'train' without 'label'; choose a split"),
+        ({"label": [0, None, 2]}, "", r"1 example of 'train' without 'label'"),
+        ({"label": [0, 1, 3]}, "", "label 3 has no name; there are 3"),
+        ({"code": [5, 5, 5]}, "code", "code: 1 class; a classifier needs two"),
+        ({}, "image", "label_key='image' is no label; set .* one of label, caption, code"),
+        ({}, "lable", "label_key='lable' is no label"),
+    ],
+)
+def test_labels_that_are_none_are_refused(tmp_path, change, label_key, message):
+    with pytest.raises(UserError, match=message):
+        open_saved(save(tmp_path / "d", columns(3) | change), "train", label_key)
+
+
+def test_damaged_folders_are_named(tmp_path):
+    name = save_splits(tmp_path / "d", train=columns(5), test=columns(5))
+    file = tmp_path / "d" / "test" / "data-00001-of-00002.arrow"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(UserError, match="data-00001-of-00002.arrow is no Arrow stream"):
+        open_saved(name, "train")
+    (tmp_path / "d" / "test" / "state.json").write_text("{}")
+    with pytest.raises(UserError, match=r"state.json.*_data_files"):
+        open_saved(name, "train")
+    features = {"label": FEATURES["label"]}
+    bare = save(tmp_path / "e", {"label": [0, 1]}, features=features)
+    with pytest.raises(UserError, match="no feature of the type Image; its columns: label"):
+        open_saved(bare, "train")
+    plain = save(tmp_path / "f", columns(3), features={})
+    with pytest.raises(UserError, match="no feature of the type Image"):
+        open_saved(plain, "train")

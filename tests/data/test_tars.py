@@ -1,0 +1,166 @@
+"""WebDataset tars: names, splits, labels, columns, the index in the cache, and what is refused."""
+
+import io
+import json
+import os
+import pickle
+import tarfile
+
+import cv2
+import numpy as np
+import pytest
+
+from vit_jax.data import tars
+from vit_jax.data.datasets import create_dataset
+from vit_jax.data.pipeline import eval_batches
+from vit_jax.data.tars import find_tars, open_tars
+from vit_jax.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+
+
+def png(value):
+    return cv2.imencode(".png", np.full((6, 6, 3), value, np.uint8))[1].tobytes()
+
+
+def sample(number, label):
+    return {"png": png(number), "cls": str(label).encode(), "txt": f"a {number}".encode()}
+
+
+def write(path, samples):
+    """A tar of {key: {ending: bytes}}."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for key, members in samples.items():
+            for ending, content in members.items():
+                member = tarfile.TarInfo(f"{key}.{ending}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two tars of 5 images for training, one of 4 to hold out; classes 0, 2 and 10."""
+    labels = [0, 2, 10]
+    for name, first, count in (("train-000", 0, 5), ("train-001", 5, 5), ("val-000", 50, 4)):
+        samples = {f"d/{i:03}": sample(i, labels[i % 3]) for i in range(first, first + count)}
+        write(tmp_path / "data" / f"{name}.tar", samples)
+    return tmp_path / "data"
+
+
+def values(dataset):
+    """(label, grey value) of all examples."""
+    with eval_batches(dataset, batch_size=4, num_threads=2) as opened:
+        batches = list(opened)
+    rows = [np.stack([b["label"], b["image"][:, 0, 0, 0]], 1)[b["mask"] > 0] for b in batches]
+    return np.concatenate(rows).tolist()
+
+
+@pytest.mark.parametrize("pattern", ["", "/{train,val}-{000..001}.tar"])
+def test_all_tars_are_read_in_order(root, pattern):
+    if pattern:
+        write(root / "val-001.tar", {})
+    options = {"name": f"{root}{pattern}", "preprocess": "decode"}
+    dataset = create_dataset(**options, split="train[2:]+test").check()
+    assert dataset.class_names == ("0", "2", "10")
+    expected = [[i % 3, i] for i in (*range(2, 10), *range(50, 54))]
+    assert values(pickle.loads(pickle.dumps(dataset))) == expected
+    assert dataset.labels().tolist() == [label for label, _ in expected]
+    assert dataset.source.describe(4) == f"{root}/train-001.tar: d/006.png"
+    before = dataset.fingerprint
+    os.utime(root / "train-000.tar", (1, 1))
+    assert create_dataset(**options, split="train[2:]+test").fingerprint == before
+    write(root / "train-001.tar", {f"d/{i:03}": sample(i, [2, 10, 0][i % 3]) for i in range(5, 10)})
+    assert create_dataset(**options, split="train[2:]+test").fingerprint != before
+
+
+def test_headers_are_read_once(root, monkeypatch):
+    first = create_dataset(name=str(root), split="train", preprocess="decode")
+    scanned = []
+    scan = tars._scan
+    monkeypatch.setattr(tars, "_scan", lambda tar: scanned.append(tar) or scan(tar))
+    again = create_dataset(name=str(root), split="train", preprocess="decode")
+    assert values(again) == values(first)
+    assert scanned == []
+    os.utime(root / "train-000.tar", (1, 1))
+    [kept, *_] = sorted((root.parent / "cache" / "tars").iterdir())
+    kept.write_bytes(b"damaged")
+    assert values(create_dataset(name=str(root), split="train", preprocess="decode"))
+    assert f"{root}/train-000.tar" in scanned
+    assert len(scanned) in (1, 2)  # the damaged one may be of the tar that was touched
+
+
+def test_names_and_json_are_labels_and_columns_too(tmp_path):
+    given = [("ant", {"label": "ant", "title": "x"}), ("bee", {"label": "bee", "title": "y"})]
+    samples = {
+        f"{i}": {"JSON": json.dumps(fields).encode(), "PNG": png(i)}
+        for i, (_, fields) in enumerate(given)
+    }
+    path = str(write(tmp_path / "a.tar", samples))
+    dataset = create_dataset(
+        name=path, split="train", preprocess="decode|tokenize('title', length=2)"
+    )
+    assert dataset.class_names == ("ant", "bee")
+    texts = [dataset.example(i, np.random.default_rng(0))["text"].tolist() for i in range(2)]
+    assert texts[0][0] + 1 == texts[1][0]  # x, y
+    unlabelled = write(tmp_path / "b.tar", {"1": {"png": png(1), "txt": b"x"}})
+    dataset = create_dataset(
+        name=str(unlabelled),
+        split="train",
+        preprocess="decode|tokenize('txt', length=2)",
+        needs_label=False,
+    )
+    assert dataset.element_spec.keys() == {"image", "text"}
+    assert dataset.example(0, np.random.default_rng(0))["text"].tolist() == texts[0]
+
+
+def test_which_folders_hold_tars(root, tmp_path):
+    assert len(find_tars(str(root))) == 3
+    for split in ("train", "val"):
+        write(tmp_path / "deep" / split / "0.tar", {})
+    found = find_tars(str(tmp_path / "deep"))
+    assert [tars._split_of(each) for each in found] == ["train", "val"]
+    (tmp_path / "deep" / "train" / "ant").mkdir()  # a folder of images beside its archive
+    assert find_tars(str(tmp_path / "deep")) == []
+    assert find_tars(str(tmp_path / "nowhere")) == []
+    assert find_tars("/x/{08..11}{a,b}.tar")[::3] == ["/x/08a.tar", "/x/09b.tar", "/x/11a.tar"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ({"1": {"txt": b"x"}}, r"no image in 1 tar \(.*/a.tar\)"),
+        ({"1": sample(1, 0), "2": {"png": png(1)}}, r"1 image without KEY.cls or 'label' .* 2.png"),
+        ({"1": sample(1, 0), "2": sample(2, 0)}, "1 class; a classifier needs two"),
+        ({"1": sample(1, 0), "2": sample(2, "a\nb")}, "must be a name of one line"),
+    ],
+)
+def test_samples_that_are_none_are_refused(tmp_path, samples, message):
+    path = str(write(tmp_path / "a.tar", samples))
+    with pytest.raises(UserError, match=message):
+        open_tars(path, [path], "train")
+
+
+def test_damaged_and_missing_tars_are_named(root):
+    with pytest.raises(UserError, match=r"train-002.tar cannot be read: No such file"):
+        create_dataset(name=f"{root}/train-{{000..002}}.tar", split="train", preprocess="decode")
+    write(root / "more.tar", {"1": {"png": png(1)}, "2": {"png": png(2)}})
+    with pytest.raises(UserError, match="2 images without KEY.caption or 'caption' in KEY.json"):
+        create_dataset(
+            name=f"{root}/more.tar", split="train", preprocess="decode|tokenize", needs_label=False
+        )
+    (root / "train-001.tar").write_bytes(b"x" * 2000)
+    with pytest.raises(UserError, match=r"train-001.tar cannot be read: .*(header|read)"):
+        create_dataset(name=str(root), split="train", preprocess="decode")
+
+
+def test_a_tar_that_became_shorter_is_an_error_of_its_example(root):
+    dataset = create_dataset(name=str(root), split="train", preprocess="decode")
+    tar = root / "train-000.tar"
+    tar.write_bytes(tar.read_bytes()[:600])
+    with pytest.raises(UserError, match=r"example 4 of .*d/004.png\): the tar ends in it"):
+        dataset.example(4, np.random.default_rng(0))

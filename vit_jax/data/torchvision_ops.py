@@ -1,0 +1,205 @@
+"""torchvision's random transforms of Pillow images: its arguments, its distributions, its pixels.
+
+Pillow computes the pixels, as it does there: equal factors give equal images. They are uint8
+[H, W, 3], or [H, W, 1] without a colour to change. DINO is 2104.14294 (its `main_dino.py`),
+DeiT III is 2204.07118 (its `augment.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import numpy as np
+
+from vit_jax.data.decode import Method, resize
+from vit_jax.data.ops import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ImageOp,
+    Size,
+    check_range,
+    check_sides,
+    pair,
+)
+
+_NORMALIZE = f"normalize({IMAGENET_MEAN}, {IMAGENET_STD})"
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomResizedCrop(ImageOp):
+    """Cuts a random box and scales it to `size`.
+
+    Unlike inception_crop the box's share of the image is uniform in `area`, and its width / height
+    log-uniform in `ratio`; after 10 draws that do not fit it is the largest central box.
+    """
+
+    size: Size
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    method: Method = "pillow_bilinear"
+
+    def __post_init__(self) -> None:
+        check_sides(size=self.size)
+        check_range("area", self.area, 1.0)
+        check_range("ratio", self.ratio)
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        top, left, height, width = self.sample_box(rng, *image.shape[:2])
+        box = image[top : top + height, left : left + width]
+        return resize(np.ascontiguousarray(box), *pair(self.size), self.method)
+
+    def sample_box(
+        self, rng: np.random.Generator, height: int, width: int
+    ) -> tuple[int, int, int, int]:
+        """A random box (top, left, height, width) inside an image of height x width."""
+        low, high = self.ratio
+        for _ in range(10):
+            pixels = rng.uniform(*self.area) * height * width
+            aspect = math.exp(rng.uniform(math.log(low), math.log(high)))
+            box_width = round(math.sqrt(pixels * aspect))
+            box_height = round(math.sqrt(pixels / aspect))
+            if 0 < box_width <= width and 0 < box_height <= height:
+                top = int(rng.integers(0, height - box_height, endpoint=True))
+                left = int(rng.integers(0, width - box_width, endpoint=True))
+                return top, left, box_height, box_width
+        box_height = max(1, min(height, round(width / low)))
+        box_width = max(1, min(width, round(height * high)))
+        return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+class PillowOp(ImageOp):
+    """An op on Pillow images that is applied with probability `p`."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise ValueError(f"p={self.p!r} must be in [0, 1]")
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        from PIL import Image
+
+        if image.dtype != np.uint8:
+            raise ValueError(f"{self} takes uint8: put it before value_range or normalize")
+        if rng.random() >= self.p:
+            return image
+        picture = Image.fromarray(image if image.shape[2] > 1 else image[:, :, 0])
+        return np.asarray(self.change(picture, rng)).reshape(image.shape)
+
+    def change(self, picture: Any, rng: np.random.Generator) -> Any:
+        """Another Pillow image of the same mode, RGB or L."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class ColorJitter(PillowOp):
+    """Brightness, contrast, saturation and hue in random order, as in `ColorJitter`.
+
+    The first three are scaled by factors that are uniform within +-x of 1 (and not negative), the
+    hue is turned by up to +-`hue` of a full turn.
+    """
+
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+    p: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.brightness, self.contrast, self.saturation) < 0 or not 0 <= self.hue <= 0.5:
+            raise ValueError(f"{self} must have no negative amount, and hue at most 0.5")
+
+    def change(self, picture: Any, rng: np.random.Generator) -> Any:
+        from PIL import ImageEnhance
+
+        kinds = ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color
+        amounts = self.brightness, self.contrast, self.saturation
+        factors = [rng.uniform(max(0.0, 1 - amount), 1 + amount) for amount in amounts]
+        turn = rng.uniform(-self.hue, self.hue)
+        for i in rng.permutation(4).tolist():
+            if i < 3 and amounts[i]:
+                picture = kinds[i](picture).enhance(factors[i])
+            elif i == 3 and self.hue and picture.mode == "RGB":  # HSV and back changes pixels
+                picture = _turn_hue(picture, turn)
+        return picture
+
+
+def _turn_hue(picture: Any, turn: float) -> Any:
+    from PIL import Image
+
+    bands = np.array(picture.convert("HSV"))
+    bands[:, :, 0] += np.uint8(int(turn * 255) % 256)  # wraps around
+    return Image.frombytes("HSV", picture.size, bands.tobytes()).convert("RGB")
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianBlur(PillowOp):
+    """Pillow's Gaussian blur, its radius uniform in `sigma`, in pixels (DINO, DeiT III)."""
+
+    p: float
+    sigma: tuple[float, float] = (0.1, 2.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("sigma", self.sigma)
+
+    def change(self, picture: Any, rng: np.random.Generator) -> Any:
+        from PIL import ImageFilter
+
+        return picture.filter(ImageFilter.GaussianBlur(rng.uniform(*self.sigma)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Grayscale(PillowOp):
+    """Luma in every channel, as in `RandomGrayscale`."""
+
+    p: float
+
+    def change(self, picture: Any, _rng: np.random.Generator) -> Any:
+        return picture.convert("L").convert(picture.mode)
+
+
+@dataclasses.dataclass(frozen=True)
+class Solarize(PillowOp):
+    """Inverts values from `threshold` on, as in `RandomSolarize`."""
+
+    p: float
+    threshold: int = 128
+
+    def change(self, picture: Any, _rng: np.random.Generator) -> Any:
+        from PIL import ImageOps
+
+        return ImageOps.solarize(picture, self.threshold)
+
+
+@dataclasses.dataclass(frozen=True)
+class ThreeAugment(ImageOp):
+    """DeiT III's 3-Augment (section 2.2): grayscale, solarize or blur alike, then colour jitter."""
+
+    color_jitter: float = 0.3  # of brightness, contrast and saturation
+
+    def __post_init__(self) -> None:
+        if self.color_jitter < 0:
+            raise ValueError(f"color_jitter={self.color_jitter!r} must not be negative")
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        chosen = (Grayscale(1.0), Solarize(1.0), GaussianBlur(1.0))[int(rng.integers(3))]
+        jitter = ColorJitter(*[self.color_jitter] * 3)
+        return jitter.apply(chosen.apply(image, rng), rng)
+
+
+def deit3_train(size: Size, exif: bool = True) -> str:
+    """DeiT III's training with 3-Augment."""
+    crop = f"random_resized_crop({size}, method='pillow_bicubic')"
+    return f"decode(exif={exif})|{crop}|flip_lr|three_augment|{_NORMALIZE}"
+
+
+def dino_train(size: Size, view: Literal[1, 2] = 1, exif: bool = True) -> str:
+    """One of DINO's two global views."""
+    crop = f"random_resized_crop({size}, (0.4, 1), method='pillow_bicubic')"
+    color = "color_jitter(0.4, 0.4, 0.2, 0.1, p=0.8)|grayscale(0.2)"
+    last = "gaussian_blur(1)" if view == 1 else "gaussian_blur(0.1)|solarize(0.2)"
+    return f"decode(exif={exif})|{crop}|flip_lr|{color}|{last}|{_NORMALIZE}"
