@@ -12,6 +12,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 project = "vit_jax"
 html_title = project
 html_theme = "furo"  # system fonts, nothing from another server
+html_static_path = html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
 exclude_patterns = ["site", "launch.md"]
@@ -27,7 +28,6 @@ myst_url_schemes = {"http": None, "https": None, "url": "{{path}}#{{fragment}}"}
 default_role = "code"  # as in Markdown, which docstrings are written in
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
-# Of Furo, which warns of no more than these.
 pygments_style, pygments_dark_style = "friendly", "monokai"
 
 source_pages_contents = {

@@ -64,12 +64,26 @@ def _link(match: re.Match[str]) -> str:
 
 
 def _listings(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """A page for each file that a page links to, whose lines have the anchors L-1, L-2, ..."""
-    from pygments import formatters, highlight, lexers
-
-    formatter = formatters.HtmlFormatter(linenos="inline", lineanchors="L", wrapcode=True)
+    """A page for each file that a page links to."""
     files = set().union(*(each.get("files", ()) for each in app.env.metadata.values()))
     for path in sorted(files):
         text = (ROOT / path).read_text(encoding="utf-8")
-        code = highlight(text, lexers.get_lexer_for_filename(path), formatter)
-        yield f"source/{path}", {"title": path, "body": f"<h1>{path}</h1>{code}"}, "page.html"
+        body = _rendered(text) if path.endswith(".md") else f"<h1>{path}</h1>{_code(path, text)}"
+        yield f"source/{path}", {"title": path, "body": body}, "page.html"
+
+
+def _code(path: str, text: str) -> str:
+    """HTML, in which lines have the anchors L-1, L-2, ..."""
+    from pygments import formatters, highlight, lexers
+
+    formatter = formatters.HtmlFormatter(linenos="inline", lineanchors="L", wrapcode=True)
+    return str(highlight(text, lexers.get_lexer_for_filename(path), formatter))
+
+
+def _rendered(text: str) -> str:
+    """Markdown as HTML, with the classes that the theme knows."""
+    from markdown_it import MarkdownIt
+
+    html = MarkdownIt().enable("table").render(text).replace("<pre>", '<pre class="highlight">')
+    html = html.replace("<table>", '<div class="table-wrapper"><table class="docutils">')
+    return str(html).replace("</table>", "</table></div>")
