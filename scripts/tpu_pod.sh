@@ -10,7 +10,7 @@
 #   scripts/tpu_pod.sh ssh NAME ZONE COMMAND  runs a command on all workers
 #   scripts/tpu_pod.sh delete NAME ZONE       gives the slice back: the bill ends here
 #
-# DRY_RUN=1 prints the commands and runs none. A walk through it: docs/launch.md.
+# DRY_RUN=1 prints the commands and runs none. A walk through it: docs/pods.md.
 set -euo pipefail
 
 die() {

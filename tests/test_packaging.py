@@ -92,13 +92,6 @@ def test_third_party_imports_are_declared() -> None:
     assert undeclared - ours_or_of_clones - sys.stdlib_module_names == set()
 
 
-def test_every_file_the_readme_names_exists() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"\b(?:scripts|configs|benchmarks)/[\w.]+\.(?:py|sh)\b", text))
-    assert {"scripts/quickstart.sh", "scripts/test.sh"} <= named
-    assert not [name for name in sorted(named) if not (ROOT / name).exists()]
-
-
 # Builds vit_jax in place of setuptools; says that it was asked, and may hang or fail.
 BACKEND = """
 import pathlib, shutil, time

@@ -96,9 +96,14 @@ def holding_warnings() -> Iterator[None]:
                 handler.handle(record)
 
 
+def is_share(name: str) -> bool:
+    """Whether a metric is in [0, 1] and shown in percent."""
+    return any(part in name for part in _SHARES)
+
+
 def number_text(name: str, value: float) -> str:
     """A metric's value as people write it: `93.00 %`, `0.3143`, `300`."""
-    if any(part in name for part in _SHARES):
+    if is_share(name):
         return f"{100 * value:.2f} %"
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
@@ -120,11 +125,10 @@ def format_seconds(seconds: float) -> str:
 
 
 def wilson_interval(share: float, count: float) -> tuple[float, float]:
-    """95 % interval of a proportion among `count` (Wilson 1927)."""
-    z2 = 1.96**2
-    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = math.sqrt(share * (1 - share) * z2 / count + (z2 / (2 * count)) ** 2) / (1 + z2 / count)
-    return centre - half, centre + half
+    """95 % score interval of a share of `count` examples (Wilson, 1927), both in [0, 1]."""
+    z2 = 1.959964**2 / count
+    middle, half = share + z2 / 2, math.sqrt(z2 * (share * (1 - share) + z2 / 4))
+    return max(0.0, (middle - half) / (1 + z2)), min(1.0, (middle + half) / (1 + z2))
 
 
 class Progress:

@@ -35,16 +35,15 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def create_model(name: str, *, num_classes: int, dtype: str = "float32", **kwargs: Any) -> Any:
-    """Builds a module without parameters.
+    """Builds a linen module without parameters.
+
+    `module.apply({"params": params}, images, train=False)` gives logits.
 
     Args:
       name: of a kind of model, or of a variant, such as `B/16`.
       num_classes: number of logits.
       dtype: of the computation, `float32` or `bfloat16` (or the type itself).
       **kwargs: attributes of the module; they replace those of the variant.
-
-    Returns:
-      A linen module; `module.apply({"params": p}, images, train=False)` gives logits.
 
     Raises:
       UserError: unknown name, attribute or value.

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from vit_jax.console import is_share
 from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.files.paths import full_path
-from vit_jax.report.runs import HOUSEKEEPING, Curve, Run, is_share, metric_title, read_run
+from vit_jax.report.runs import HOUSEKEEPING, Curve, Run, metric_title, read_run
 
 # Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
 # their yellow. After them the same colours come again, dashed.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.command_line import get_config
+from vit_jax.console import is_share
 from vit_jax.errors import UserError
 from vit_jax.files.paths import read_object, to_path, wrong_keys
 from vit_jax.workdir.description import CONFIG_FILE, PROVENANCE_FILE, RESULTS_FILE
@@ -27,7 +28,6 @@ HOUSEKEEPING = (
 # Which metric stands for a run: the first of these that an evaluator has, else any.
 _MAIN = ("accuracy", "mAP", "loss")
 
-_SHARES = ("accuracy", "mAP", "calibration", "goodput", "mfu", "data_wait")
 _WORDS = {
     "mAP": "mean average precision",
     "mfu": "MFU",
@@ -150,11 +150,6 @@ class Run:
         if self.results:
             return {**self.results, "elapsed_seconds": self.results["seconds"]}
         return next((row for row in reversed(self.rows) if "elapsed_seconds" in row), {})
-
-
-def is_share(name: str) -> bool:
-    """Whether a metric is in [0, 1] and shown in percent."""
-    return any(part in name for part in _SHARES)
 
 
 def percent(share: float, digits: int = 1) -> str:

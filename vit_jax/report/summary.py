@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.console import is_share, wilson_interval
 from vit_jax.errors import UserError, counted
 from vit_jax.files.paths import full_path
 from vit_jax.report.page import Html, bar, note, table, tag
 from vit_jax.report.runs import (
     Run,
     data_title,
-    is_share,
     metric_title,
     metric_words,
     percent,
@@ -22,13 +21,6 @@ from vit_jax.report.runs import (
     value_text,
 )
 from vit_jax.workdir.description import model_name, read_parameter_count
-
-
-def wilson_interval(share: float, count: int) -> tuple[float, float]:
-    """95 % score interval of a share of `count` examples (Wilson, 1927), both in [0, 1]."""
-    z2 = 1.959964**2 / count
-    middle, half = share + z2 / 2, math.sqrt(z2 * (share * (1 - share) + z2 / 4))
-    return max(0.0, (middle - half) / (1 + z2)), min(1.0, (middle + half) / (1 + z2))
 
 
 def title(run: Run) -> str:
