@@ -8,6 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from vit_jax.data.preprocess import check_no_code
 from vit_jax.errors import UserError, counted, import_extra
 from vit_jax.inference.class_order import match_classes
 from vit_jax.inference.evaluate import confusion_matrix, measure_examples
@@ -18,7 +19,7 @@ from vit_jax.inference.pictures import color_range, overlay
 from vit_jax.inference.visualize import of_images, of_parameters, photos, spread
 from vit_jax.report.page import Html, chart, note, picture, table, tag
 from vit_jax.report.runs import Run, data_title, percent, tail
-from vit_jax.workdir.description import PARAMS_FILE
+from vit_jax.workdir.description import CONFIG_FILE, PARAMS_FILE
 
 MOST_CLASSES = 30  # of a confusion matrix; with more, a list of pairs
 _PAIRS = 20
@@ -72,6 +73,7 @@ def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
         return load_model(source), UserError(why)
     evaluator = own.get(run.main_metric.partition("/")[0]) or next(iter(own.values()))
     preprocess = evaluator["preprocess"] or config["dataset"]["eval_preprocess"]
+    check_no_code(str(run.folder / CONFIG_FILE), preprocess)
     model = load_model(source, preprocess=preprocess)
     if not max_examples:
         return model, UserError("Skipped by --max_examples=0.")

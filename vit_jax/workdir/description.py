@@ -153,7 +153,8 @@ def describe(
         f"Work directory: {workdir}",
         f"Data: {train.name} {train.split}, {counted(train.num_examples, 'image')} of "
         f"{'x'.join(map(str, description.image_shape))}.",
-        f"Model: {model_name(description.model)}, {counted(count_parameters(params), 'parameter')}, "
+        f"Model: {model_name(description.model)}, "
+        f"{counted(count_parameters(params), 'parameter')}, "
         f"{counted(description.model['num_classes'], 'output')}.",
         f"Training: {counted(total_steps, 'step')} of {batch_size} images ({epochs:.3g} epochs) on "
         f"{counted(jax.device_count(), 'device')}.",
