@@ -166,7 +166,7 @@ def test_marked_blocks_run(
         cv2.imwrite(str(path), rng.integers(0, 256, (40, 40, 3), np.uint8))
     cv2.imwrite("new.jpg", np.full((30, 40, 3), 128, np.uint8))
     order = sorted(DOCS.glob("*.md"), key=lambda path: path.name != "photos.md")
-    smaller = [f"--config.{override}" for override in SMALLER]
+    smaller = ["--distributed=off", *(f"--config.{override}" for override in SMALLER)]
     count = 0
     for page in order:
         names: dict[str, object] = {}
