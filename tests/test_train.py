@@ -127,9 +127,10 @@ def test_an_interrupted_run_goes_on_bit_for_bit(finished: Path, tmp_path: Path) 
     assert losses(workdir) == losses(finished)
 
 
-def test_so_does_one_with_another_attention_and_repeated_images(tmp_path: Path) -> None:
+def test_so_does_one_with_another_attention_optimizer_and_repeated_images(tmp_path: Path) -> None:
     """In bfloat16, with dropout, whose random words are the update's own."""
     config = tiny.config(
+        optimizer__name="muon",
         model__attention="pallas",
         model__dtype="bfloat16",
         model__dropout_rate=0.1,
