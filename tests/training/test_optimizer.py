@@ -10,12 +10,7 @@ from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.parameters.groups import decay_factors
-from vit_jax.parameters.names import (
-    flatten_names,
-    stack_blocks,
-    unflatten_names,
-    unstack_blocks,
-)
+from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names, unstack_blocks
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.schedule import SCHEDULES, create_schedule, to_steps
 
@@ -141,7 +136,7 @@ def test_clipping_comes_before_momentum() -> None:
 
 
 def test_momentum_dtype_reaches_the_state() -> None:
-    for name in ("sgd", "adamw", "lion", "lamb", "muon"):
+    for name in ("sgd", "adamw", "lion", "lamb"):
         for dtype in ("float32", "bfloat16"):
             tx = create_optimizer(name, schedule=lambda _: 0.1, momentum_dtype=dtype)
             dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(tx.init(PARAMS))}
@@ -240,3 +235,8 @@ def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
         for key, value in two_updates(tx, form).items():
             # Five iterations of products of float32 matrices.
             np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-5, err_msg=key)
+
+
+def test_muon_without_a_matrix_is_refused() -> None:
+    with pytest.raises(UserError, match="finds no kernel of a block; use 'adamw'"):
+        create_optimizer("muon", schedule=lambda _: 0.1).init(PARAMS)

@@ -13,9 +13,8 @@ import jax
 import optax
 
 from vit_jax.errors import UserError, check_known
-from vit_jax.models.family import BLOCK
 from vit_jax.parameters.groups import add_multiplied_decay, freeze_parameters, scale_by_layer
-from vit_jax.parameters.names import parameter_row, path_name
+from vit_jax.parameters.names import is_stacked, parameter_row, path_name
 from vit_jax.training.preconditioners import (
     scale_by_factored_rms,
     scale_by_muon,
@@ -127,9 +126,9 @@ def muon(
 
     Muon (Jordan et al., https://kellerjordan.github.io/posts/muon) by Newton-Schulz iterations.
     Updates are scaled by 0.2 * sqrt(max(inputs, outputs)), which gives them the size of AdamW's, so
-    both share its rate and decay (Liu et al., 2502.16982, section 2.2). Patch embedding, head and
-    vectors are Adam's. Heads are orthogonalised together, convolutions as matrices of their
-    outputs.
+    both share its rate and decay (Liu et al., 2502.16982, section 2.2). Patch embedding, stem, head
+    and vectors are Adam's. The heads of an attention are one matrix. `init` raises a UserError
+    where no kernel of a block is trained.
 
     Args:
       momentum: of Muon, as Nesterov's.
@@ -140,10 +139,14 @@ def muon(
 
     def is_matrix(path: Any, _: Any) -> bool:
         name = path_name(path)
-        return name.endswith("/kernel") and parameter_row(name).row.depth == BLOCK
+        in_block = is_stacked(name) or parameter_row(name).block is not None
+        return in_block and name.endswith("/kernel")
 
     def matrices(tree: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(is_matrix, tree)
+        found = jax.tree_util.tree_map_with_path(is_matrix, tree)
+        if not any(jax.tree.leaves(found)):
+            raise UserError("optimizer.name='muon' finds no kernel of a block; use 'adamw'.")
+        return found
 
     def others(tree: Any) -> Any:
         return jax.tree.map(lambda each: not each, matrices(tree))
