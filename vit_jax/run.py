@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import check_config
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation
-from vit_jax.errors import UserError, as_user_error, check_known, unsigned
+from vit_jax.errors import UserError, as_user_error, check_known, counted, unsigned
 from vit_jax.evaluators.create import OF_OUTPUTS, Evaluation, create_evaluations, open_eval_data
 from vit_jax.models.create import create_model, family_of
 from vit_jax.models.description import Description
@@ -376,7 +377,17 @@ def _task(config: ConfigDict, dataset: Dataset) -> Task:
         load_teacher=load_teacher,
         load_tower=load_tower,
         eval_preprocess=config.dataset.eval_preprocess,
+        read_labels=functools.partial(_read_labels, dataset.source),
     )
+
+
+def _read_labels(source: Any) -> np.ndarray:
+    """Of every example, [N, ...]; takes reading all records where no table has them."""
+    columns = getattr(source, "columns", {})
+    if "label" in columns:
+        return columns["label"]
+    logging.info("Reading %s for their labels.", counted(len(source), "example"))
+    return np.array([source[i]["label"] for i in range(len(source))])
 
 
 def _feature(

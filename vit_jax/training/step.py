@@ -178,7 +178,7 @@ def make_train_step(
 
     Args:
       objective: has `loss({**params, **constants}, batch, rng) -> (scalar, metrics)`; one that
-        `spans_batch` is accumulated by its `embed` and `loss_of`.
+        `spans_batch` is accumulated by its `embed` and `loss_of`; and `prepare`, for whole batches.
       seed: all randomness of update t is a function of (seed, t).
       accumulation_steps: parts that the batch is cut into.
       polyak_decay: d of average = d * average + (1 - d) * params; 0 for no average.
@@ -194,6 +194,7 @@ def make_train_step(
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         if mixing is not None:
             batch = mixing(batch, jax.random.fold_in(rng, MIXING_STREAM))
+        batch = objective.prepare(batch)
         (loss, metrics), grads = gradient(value_and_grad, state.params, batch, rng)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
