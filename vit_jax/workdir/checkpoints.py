@@ -23,10 +23,11 @@ from etils import epath
 
 from vit_jax.errors import UserError, as_user_error, check_known, list_names, one_line
 from vit_jax.files.manifest import read_manifest, write_manifest
-from vit_jax.files.paths import free_name, full_path, make_folder, move, remove
+from vit_jax.files.paths import free_name, full_path, make_folder, move, read_object, remove
 from vit_jax.multihost.agreement import run_on_first_process
+from vit_jax.parameters.names import flatten_names
 from vit_jax.workdir import orbax_parts
-from vit_jax.workdir.description import CHECKPOINTS
+from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE
 from vit_jax.workdir.orbax_parts import ITEM, newest_intact, steps_in
 
 _LOG = logging.getLogger(__name__)
@@ -199,6 +200,8 @@ class CheckpointManager:
 def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The parameters of one of our checkpoints, averaged where the run kept an average: numpy.
 
+    Adapters are merged, by the scale that the run's config states.
+
     `path` is a workdir, its `checkpoints` folder (the newest intact step is taken) or one step.
 
     Raises:
@@ -222,4 +225,9 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     target = {name: tree[name]}
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
     args = ocp.args.PyTreeRestore(item=target, restore_args=as_numpy, partial_restore=True)
-    return handler.restore(item, args=args)[name]
+    params = handler.restore(item, args=args)[name]
+    if not any(each.endswith("/lora_a") for each in flatten_names(params)):
+        return params
+    from vit_jax.parameters.lora import Lora  # needed by few runs
+
+    return Lora(**read_object(folder.parent / CONFIG_FILE, lora=dict)["lora"]).merge(params)
