@@ -13,6 +13,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from tests import fixtures_data, tiny
+from tests.saved_models import save_model
 from vit_jax import train as train_module
 from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.files.manifest import read_manifest, write_manifest
@@ -127,10 +128,11 @@ def test_an_interrupted_run_goes_on_bit_for_bit(finished: Path, tmp_path: Path) 
     assert losses(workdir) == losses(finished)
 
 
-def test_so_does_one_with_another_attention_optimizer_and_repeated_images(tmp_path: Path) -> None:
+def test_so_does_one_with_another_attention_adapters_and_repeated_images(tmp_path: Path) -> None:
     """In bfloat16, with dropout, whose random words are the update's own."""
     config = tiny.config(
-        optimizer__name="muon",
+        pretrained__source=str(save_model(tmp_path / "source", num_classes=3, mlp_dim=16)),
+        lora__rank=2,
         model__attention="pallas",
         model__dtype="bfloat16",
         model__dropout_rate=0.1,
