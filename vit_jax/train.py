@@ -178,10 +178,15 @@ def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] |
 
 
 def _on_first_process(callback: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Calls it on process 0, and gives all its answer or error; None: does nothing."""
+    """Calls it on process 0, and gives its error or dict to all; None: does nothing."""
     if callback is None:
         return lambda *_: None
-    return lambda *args: run_on_first_process(lambda: callback(*args))
+
+    def call(*args: Any) -> dict[str, float] | None:
+        answer = callback(*args)
+        return answer if isinstance(answer, dict) else None  # others may not travel
+
+    return lambda *args: run_on_first_process(functools.partial(call, *args))
 
 
 def _ending(
