@@ -1,4 +1,4 @@
-"""Measures a model on a labelled dataset: top-1, top-5, loss, calibration, ReaL; mAP.
+"""Measures a model on a labelled dataset: top-1, top-5, per class, loss, calibration, ReaL; mAP.
 
     python scripts/evaluate.py runs/flowers
     python scripts/evaluate.py MODEL --dataset=imagenet2012 --split=validation
@@ -42,14 +42,15 @@ if __name__ == "__main__":
         metavar="TEXT",
         help="zero-shot, by a text such as 'a photo of a {}.'; may be given several times",
     )
-    add("--output", default="", metavar="DIR", help="write evaluation.json and a CSV file there")
+    add("--output", default="", metavar="DIR", help="write evaluation.json and CSV files there")
     add("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = vars(parser.parse_args())
     as_json = arguments.pop("json")
     if not as_json:
         launch.start_logging()
     with launch.one_line_errors():
-        from vit_jax.inference.evaluate import evaluate, table
+        from vit_jax.inference.evaluate import evaluate
+        from vit_jax.inference.evaluation_tables import table
 
         results = evaluate(**arguments)
         print(json.dumps(results) if as_json else table(results))

@@ -22,6 +22,7 @@ PRETRAINING: dict[str, Any] = {
     "per_example": False,
     "name": "classification",
     "loss": "sigmoid",
+    "class_weights": "",
     "label_smoothing": 0.0,
     "optimizer": "adamw",
     "b1": 0.9,

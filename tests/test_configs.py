@@ -247,5 +247,7 @@ def test_help_lists_every_key_with_its_meaning(script: Script) -> None:
             for key in keys:
                 assert f"  {section}.{key} = " in text
     assert "duration.steps = None  # updates" in text
-    assert "optimizer.momentum = 0.9  # (sgd, adafactor) decay of the sum of gradients" in text
+    assert (
+        "optimizer.momentum = 0.9  # (sgd, adafactor, muon) decay of the sum of gradients" in text
+    )
     assert "evaluators.NAME.every_steps = 0  # between two evaluations; 0 is only after" in text

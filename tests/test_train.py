@@ -13,6 +13,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from tests import fixtures_data, tiny
+from tests.saved_models import save_model
 from vit_jax import train as train_module
 from vit_jax.errors import PreemptedError, TrainingDivergedError, UserError
 from vit_jax.files.manifest import read_manifest, write_manifest
@@ -127,9 +128,11 @@ def test_an_interrupted_run_goes_on_bit_for_bit(finished: Path, tmp_path: Path) 
     assert losses(workdir) == losses(finished)
 
 
-def test_so_does_one_with_another_attention_and_repeated_images(tmp_path: Path) -> None:
+def test_so_does_one_with_another_attention_adapters_and_repeated_images(tmp_path: Path) -> None:
     """In bfloat16, with dropout, whose random words are the update's own."""
     config = tiny.config(
+        pretrained__source=str(save_model(tmp_path / "source", num_classes=3, mlp_dim=16)),
+        lora__rank=2,
         model__attention="pallas",
         model__dtype="bfloat16",
         model__dropout_rate=0.1,
@@ -334,6 +337,9 @@ BAD_CONFIGS = {
     "heads": ({"model__num_heads": 0}, r"model.num_heads=0"),
     "dropout": ({"model__dropout_rate": 1.0}, r"dropout_rate=1.0"),
     "metric": ({"checkpoint__best_metric": "tset/accuracy"}, r"Did you mean 'test/accuracy'"),
+    "stop": ({"early_stopping__metric": "tset/loss"}, r"Did you mean 'test/loss'"),
+    "stop late": ({"early_stopping__metric": "test/loss"}, r"set evaluators.test.every_steps"),
+    "patience": ({"early_stopping__patience": 0}, r"early_stopping.patience=0 must be at least 1"),
     "infinite": ({"mix__mixup_alpha": float("inf")}, r"mix.mixup_alpha=inf"),
     "decay": ({"optimizer__weight_decay": -0.1}, r"weight_decay=-0.1"),
     "seed": ({"seed": 2**32}, r"seed=4294967296 must be from 0 to 4294967295"),

@@ -83,6 +83,11 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "best_mode": ("max", "max | min"),
         "keep_best": (1, "how many of the best"),
     },
+    "early_stopping": {  # ends the run before its duration; see training/early_stopping.py
+        "metric": ("", "such as test/accuracy, of an evaluator with every_steps; '' is off"),
+        "patience": (5, "evaluations in a row without an improvement that end the run"),
+        "min_delta": (0.0, "a gain up to this is no improvement; accuracies are from 0 to 1"),
+    },
     "pretrained": {
         "source": ("", "file, folder, gs://, https://, hf:// or zoo name; '': scratch"),
         "keep": ((), "keys as model.gelu that stay where the source states otherwise"),
@@ -92,6 +97,10 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "resize_patches": (False, "allow another patch size, by pseudo-inverse"),
         "channels": ("", "another number of input channels: sum | mean | tile"),
         "class_token": ("", "class token in one of both only: add | drop"),
+    },
+    "lora": {  # low-rank adapters of query and value; see parameters/lora.py
+        "rank": (0, "of adapters that are trained with the head, and all else is frozen; 0: none"),
+        "alpha": (16.0, "adapters are multiplied by alpha / rank"),
     },
     "sweep": {  # read by scripts/sweep.py alone
         "learning_rates": ((), "to choose from; with one there is nothing to choose"),
@@ -140,13 +149,14 @@ HANDED_OVER = ("num_classes", "total_steps", "schedule", "task", "objective")
 # Lowest value of the keys that nothing below would check in time.
 AT_LEAST = {
     r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds": 0,
-    r"loader\.prefetch|log\.every_steps": 1,
+    r"early_stopping\.min_delta|lora\.rank": 0,
+    r"loader\.prefetch|log\.every_steps|early_stopping\.patience": 1,
 }
 LARGEST_FLOAT = 3.4e38
 # The first that matches counts: beyond these, sizes of arrays overflow.
 AT_MOST = {
     r"model\.num_layers|model\.resnet_layers": 10_000,
-    r"model\..+|.+\.batch_size|loader\..+|mesh\..+|train_step\..+": 2**20,
+    r"model\..+|.+\.batch_size|loader\..+|mesh\..+|train_step\..+|lora\..+": 2**20,
     r".+": 2**53,
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import check_config
 from vit_jax.data.datasets import Dataset, create_dataset
 from vit_jax.data.pipeline import batch_spec, check_repeated_augmentation
-from vit_jax.errors import UserError, as_user_error, check_known, unsigned
+from vit_jax.errors import UserError, as_user_error, check_known, counted, unsigned
 from vit_jax.evaluators.create import OF_OUTPUTS, Evaluation, create_evaluations, open_eval_data
 from vit_jax.models.create import create_model, family_of
 from vit_jax.models.description import Description
@@ -69,6 +70,7 @@ class Run:
     # The parameters of `pretrained.source` in this model's shapes and form, with shapes where a
     # random array is wanted (a new head); None without a source.
     load_params: Callable[[], Any] | None
+    lora: Any  # `Lora`, or None
     descriptions: Mapping[str, Description]  # what users of each model need to know, by its prefix
 
     @property
@@ -102,6 +104,14 @@ class Run:
         """The same of the objective's constants."""
         constants = jax.eval_shape(lambda: self.objective.constants)
         return with_shardings(constants, parameter_shardings(constants, self.mesh))
+
+    @functools.cached_property
+    def merge(self) -> Callable[[Any], Any]:
+        """From the parameters of the state to those of the model, on the devices."""
+        if self.lora is None:
+            return lambda params: params
+        shapes = jax.eval_shape(self.lora.merge, self.initial.shapes)
+        return jax.jit(self.lora.merge, out_shardings=parameter_shardings(shapes, self.mesh))
 
     def result(self, params: Any) -> Any:
         """`params` with the constants that belong to the result: a tower that was not trained."""
@@ -213,10 +223,13 @@ def create_run(
     schedule = create_schedule(
         **{**config.schedule, "warmup_steps": warmup_steps}, total_steps=total_steps
     )
-    tx = create_optimizer(**config.optimizer, schedule=schedule)
-    initial = trace_initial(
-        lambda rng: objective.init(rng, optax.tree.zeros_like(batch_spec(dataset, 1)))
-    )
+    lora = _create_lora(config)
+    initial = trace_initial(lambda rng: _init(objective, lora, rng, batch_spec(dataset, 1)))
+    shapes, freeze = initial.shapes, config.optimizer.freeze
+    if lora is not None:
+        freeze = lora.frozen(shapes, objective.own_parameters, freeze)
+        shapes = jax.eval_shape(lora.merge, shapes)
+    tx = create_optimizer(**{**config.optimizer, "freeze": freeze}, schedule=schedule)
     evaluations = create_evaluations(
         _evaluators(config),
         eval_data,
@@ -224,18 +237,15 @@ def create_run(
         mesh=mesh,
         batch_size=batch_size,
         loader=config.loader,
-        feature_of=functools.partial(_feature, objective, dataset.image_shape, initial.shapes),
+        feature_of=functools.partial(_feature, objective, dataset.image_shape, shapes),
         with_classes=functools.partial(_with_classes, objective.class_names),
     )
-    if best := config.checkpoint.best_metric:
-        metrics = {key: each.evaluator.metric_names for key, each in evaluations.items()}
-        known = [f"{key}/{name}" for key, names in metrics.items() for name in names]
-        check_known("checkpoint.best_metric", best, known)
+    _check_metrics(config, evaluations)
     return Run(
         mesh=mesh,
         batch_size=batch_size,
         total_steps=total_steps,
-        freezes=bool(config.optimizer.freeze),
+        freezes=bool(freeze),
         passes=GRADIENTS[config.gradient.name].passes,
         dataset=dataset,
         objective=objective,
@@ -246,17 +256,19 @@ def create_run(
             tx,
             seed=config.seed,
             gradient=create_gradient(**config.gradient),
-            freeze=config.optimizer.freeze,
+            freeze=freeze,
             mixing=mixing,
+            **({} if lora is None else {"merge": lora.merge}),
             **config.train_step,
         ),
         initial=initial,
         start_state=functools.partial(
             create_train_state, tx=tx, polyak_decay=config.train_step.polyak_decay
         ),
-        load_params=functools.partial(_load_params, config, initial.shapes, objective.prefix, grid)
+        load_params=functools.partial(_load_params, config, shapes, objective.prefix, grid)
         if config.pretrained.source
         else None,
+        lora=lora,
         descriptions=objective.describe(
             Description(
                 model={**config.model, "num_classes": objective.num_outputs},
@@ -268,6 +280,27 @@ def create_run(
             )
         ),
     )
+
+
+def _create_lora(config: ConfigDict) -> Any:
+    """The adapters of a run, None without; UserError where there is nothing to adapt."""
+    keys = dict(config.lora)
+    if not keys["rank"]:
+        return None
+    if not config.pretrained.source:
+        raise UserError(
+            f"lora.rank={keys['rank']} adapts pre-trained weights, which would stay random; name "
+            "pretrained.source."
+        )
+    from vit_jax.parameters.lora import Lora  # needed by few runs
+
+    return Lora(**keys)
+
+
+def _init(objective: Any, lora: Any, rng: jax.Array, spec: Any) -> Any:
+    """Random parameters, with adapters where there are any."""
+    params = objective.init(rng, optax.tree.zeros_like(spec))
+    return params if lora is None else lora.add(params, rng)
 
 
 def to_plain(config: ConfigDict) -> dict[str, Any]:
@@ -329,6 +362,22 @@ def _open_data(
     return dataset, eval_data
 
 
+def _check_metrics(config: ConfigDict, evaluations: Mapping[str, Evaluation]) -> None:
+    """Raises UserError for a metric that is never measured, or too late to end the run early."""
+    metrics = {key: each.evaluator.metric_names for key, each in evaluations.items()}
+    known = [f"{key}/{name}" for key, names in metrics.items() for name in names]
+    if best := config.checkpoint.best_metric:
+        check_known("checkpoint.best_metric", best, known)
+    if stops := config.early_stopping.metric:
+        check_known("early_stopping.metric", stops, known)
+        key = stops.rpartition("/")[0]
+        if not config.evaluators[key].every_steps:
+            raise UserError(
+                f"early_stopping.metric={stops!r} is measured after the last step only; set "
+                f"evaluators.{key}.every_steps."
+            )
+
+
 def _evaluators(config: ConfigDict) -> dict[str, dict[str, Any]]:
     return {key: dict(section) for key, section in config.evaluators.items()}
 
@@ -377,7 +426,17 @@ def _task(config: ConfigDict, dataset: Dataset) -> Task:
         load_teacher=load_teacher,
         load_tower=load_tower,
         eval_preprocess=config.dataset.eval_preprocess,
+        read_labels=functools.partial(_read_labels, dataset.source),
     )
+
+
+def _read_labels(source: Any) -> np.ndarray:
+    """Of every example, [N, ...]; takes reading all records where no table has them."""
+    columns = getattr(source, "columns", {})
+    if "label" in columns:
+        return columns["label"]
+    logging.info("Reading %s for their labels.", counted(len(source), "example"))
+    return np.array([source[i]["label"] for i in range(len(source))])
 
 
 def _feature(

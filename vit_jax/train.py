@@ -37,7 +37,11 @@ from vit_jax.workdir.metrics import (
     check_wandb,
     earlier_times,
     evaluations_of,
+    read_metrics,
 )
+
+# Of a step and its metrics by name.
+Callback = Callable[[int, dict[str, float]], Any]
 
 
 def train_and_evaluate(
@@ -46,6 +50,8 @@ def train_and_evaluate(
     *,
     dataset: Mapping[str, Any] | None = None,
     resume: str = "auto",
+    on_log: Callback | None = None,
+    on_evaluation: Callback | None = None,
 ) -> dict[str, float]:
     """Trains the model that `config` describes, from where `workdir` stands, and evaluates it.
 
@@ -59,10 +65,16 @@ def train_and_evaluate(
       dataset: splits of your own, for which `config.dataset.name` stands; see
         `data.memory.open_given`. Every process gives the same.
       resume: `auto` refuses a work directory of another config; `force` resumes it.
+      on_log: called with the step and its metrics after each row of training metrics.
+      on_evaluation: called with the step and `{NAME/METRIC: value}` after its evaluations, and
+        again for the step that a resumed run starts from. If it returns "stop" the run ends there,
+        as by `early_stopping`. Every process gives both; they run on process 0, and their errors
+        end all processes.
 
     Returns:
       What `results.json` holds: `step`, `seconds`, `images_per_second`, where the time went
-      (`Clock.totals`), and the last evaluations as `NAME/METRIC` for each evaluator.
+      (`Clock.totals`), the last evaluations as `NAME/METRIC` for each evaluator, and of a run that
+      has ended early `planned_steps`, see `training.early_stopping.create_ending`.
 
     Raises:
       UserError: anything that the user can put right, before anything is compiled.
@@ -93,7 +105,7 @@ def train_and_evaluate(
         stack.callback(release_workdir, workdir)
         results = _claim(run, config, workdir, resume)
         if results is not None:
-            logging.info("%s: this run has ended at step %d.", workdir, run.total_steps)
+            logging.info("%s: this run has ended at step %d.", workdir, results["step"])
             return results
 
         watchdog.note("making or restoring the state")
@@ -157,9 +169,11 @@ def train_and_evaluate(
             clock=clock,
             profile=profile,
             notice=notice,
+            on_log=_on_first_process(on_log),
+            ends=_on_first_process(_ending(run, config, workdir, start_step, on_evaluation)),
         )
         watchdog.note("writing the results")
-        return write_results(workdir, run.result(to_host(state.eval_params)), results)
+        return write_results(workdir, run.result(to_host(run.merge(state.eval_params))), results)
 
 
 def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] | None:
@@ -169,6 +183,34 @@ def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] |
     from vit_jax.data.memory import open_given  # needed by few runs
 
     return open_given(splits, name)
+
+
+def _on_first_process(callback: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Calls it on process 0, and gives its error or dict to all; None: does nothing."""
+    if callback is None:
+        return lambda *_: None
+
+    def call(*args: Any) -> dict[str, float] | None:
+        answer = callback(*args)
+        return answer if isinstance(answer, dict) else None  # others may not travel
+
+    return lambda *args: run_on_first_process(functools.partial(call, *args))
+
+
+def _ending(
+    run: Run, config: ConfigDict, workdir: str, start_step: int, on_evaluation: Callback | None
+) -> Callable[..., Any] | None:
+    """What decides whether the run ends early; None where nothing does."""
+    keys = dict(config.early_stopping)
+    if not keys["metric"] and on_evaluation is None:
+        return None
+    from vit_jax.training.early_stopping import create_ending  # needed by few runs
+
+    rows = [row for row in read_metrics(workdir) if row["step"] <= start_step]
+    earlier = {row["step"]: row[keys["metric"]] for row in rows if keys["metric"] in row}
+    return create_ending(
+        **keys, earlier=earlier, total_steps=run.total_steps, on_evaluation=on_evaluation
+    )
 
 
 def _claim(run: Run, config: ConfigDict, workdir: str, resume: str) -> dict[str, float] | None:
@@ -213,11 +255,16 @@ def train(
     clock: Clock,
     profile: Profile,
     notice: PreemptionNotice,
+    on_log: Callable[..., Any] = lambda *_: None,
+    ends: Callable[..., Any] = lambda *_: None,
 ) -> tuple[TrainState, dict[str, float]]:
     """Updates `state` up to the last step; returns it with the results of the run.
 
     Args:
       done: evaluations of `state` that an earlier session has finished.
+      on_log: see `train_and_evaluate`.
+      ends: called with a step and its evaluations; what the results say of an end before the last
+        step, or nothing.
 
     Raises:
       TrainingDivergedError: see `check_finite`.
@@ -227,6 +274,7 @@ def train(
     constants, step_fn = run.place_constants(), run.jit_train_step()
     learning_rate = jax.jit(run.schedule)
     learning_rate(0)  # compiled now: the first speed would include it
+    ending: dict[str, float] = {}  # what `ends` has said
 
     def save(step: int, results: Mapping[str, float]) -> None:
         with clock.book("checkpoint", "saving", step):
@@ -241,8 +289,17 @@ def train(
             stop(step, total_steps, checkpoints, clock)
 
     def evaluate_due(step: int, done: Mapping[str, float]) -> dict[str, float]:
-        params = {**state.eval_params, **constants}
-        return evaluate(run, step, params, done, checkpoints, writer, clock, stop_if_asked)
+        """Where the run ends early, also what is due after the last step."""
+        nonlocal ending
+        params = {**run.merge(state.eval_params), **constants}
+        parts = run, step, params, checkpoints, writer, clock, stop_if_asked
+        found = evaluate(*parts, total_steps=total_steps, done=done)
+        if done or found:
+            ending = ends(step, {**done, **found}) or {}
+        if ending and (rest := evaluate(*parts, total_steps=step, done={**done, **found})):
+            ends(step, rest)  # the callback hears of all
+            found |= rest
+        return found
 
     if notice.reached():
         stop(start_step, total_steps, checkpoints, clock)
@@ -251,7 +308,9 @@ def train(
         checkpoints.add_metrics(start_step, results)
 
     pending: list[tuple[int, dict[str, jax.Array]]] = []  # metrics that are not fetched
-    for step in range(start_step + 1, total_steps + 1):
+    step = start_step
+    while step < total_steps and not ending:
+        step += 1
         with clock.waiting_for_data(step):
             batch = next(batches)
         profile.before(step, state)
@@ -265,19 +324,19 @@ def train(
         saves = checkpoints.should_save(step, total_steps, evaluates) or stops
         if clock.is_line_due(step) or evaluates or saves or last:
             rate = learning_rate(step - 1)  # the one that this update used
-            log(pending, rate, checkpoints, writer, clock)
+            on_log(step, log(pending, rate, checkpoints, writer, clock))
         found = evaluate_due(step, {}) if evaluates and not stops else {}
-        if saves:
+        if saves or ending:
             save(step, found)
         if stops:
             stop(step, total_steps, checkpoints, clock)
         results = found or results
 
-    with clock.book("checkpoint", "saving", total_steps):
+    with clock.book("checkpoint", "saving", step):
         checkpoints.wait()
     totals = clock.totals()
     seconds = totals.pop("elapsed_seconds")
-    return state, {"step": total_steps, "seconds": seconds, **totals, **results}
+    return state, {"step": step, "seconds": seconds, **ending, **totals, **results}
 
 
 def stop(step: int, total_steps: int, checkpoints: CheckpointManager, clock: Clock) -> NoReturn:
@@ -296,8 +355,10 @@ def log(
     checkpoints: CheckpointManager,
     writer: MetricWriter,
     clock: Clock,
-) -> None:
+) -> dict[str, float]:
     """Fetches the metrics of all updates since the last line, checks all, writes the last.
+
+    Returns the row of the last.
 
     Raises:
       TrainingDivergedError: names the first step with a loss, gradient or parameter that is not
@@ -317,23 +378,26 @@ def log(
     row = {**fetched[-1][1], "learning_rate": float(learning_rate), **speed}
     writer.write(step, row)
     clock.show(step, row, eta_seconds)
+    return row
 
 
 def evaluate(
     run: Run,
     step: int,
     params: Any,
-    done: Mapping[str, float],
     checkpoints: CheckpointManager,
     writer: MetricWriter,
     clock: Clock,
     on_batch: Callable[[int], None],
+    *,
+    total_steps: int,
+    done: Mapping[str, float],
 ) -> dict[str, float]:
     """Runs the evaluators that are due at `step`, less those in `done`: `{NAME/METRIC: value}`."""
     known = {name.partition("/")[0] for name in done}
     results: dict[str, float] = {}
     for key, evaluation in run.evaluations.items():
-        if key in known or not evaluation.is_due(step, run.total_steps):
+        if key in known or not evaluation.is_due(step, total_steps):
             continue
         doing = f"evaluating {key}"
 

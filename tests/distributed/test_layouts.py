@@ -14,7 +14,12 @@ from vit_jax.evaluators.create import OF_FEATURES
 pytestmark = pytest.mark.slow
 
 RUN = (
-    "--config.duration.steps=20",
+    "--config.duration.steps=30",  # of which 20 are made
+    "--config.early_stopping.metric=test/loss",
+    "--config.early_stopping.patience=1",
+    "--config.early_stopping.min_delta=100.0",  # never gained
+    "--config.evaluators.test.every_steps=10",
+    "--config.objective.class_weights=balanced",
     "--config.checkpoint.every_steps=20",
     "--config.model.dropout_rate=0.1",
     "--config.model.attention_dropout_rate=0.1",

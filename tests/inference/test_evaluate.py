@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.metrics import f1_score, precision_recall_fscore_support
 
 from tests import fixtures_data, tiny
 from tests.saved_models import save_model
@@ -22,7 +23,8 @@ from vit_jax.evaluators.classification import calibration_error, real_accuracy
 from vit_jax.evaluators.create import EVALUATORS
 from vit_jax.evaluators.stream import Reader
 from vit_jax.inference.class_order import match_classes
-from vit_jax.inference.evaluate import evaluate, table
+from vit_jax.inference.evaluate import evaluate
+from vit_jax.inference.evaluation_tables import per_class_scores, table
 from vit_jax.inference.load import load_model
 from vit_jax.inference.real_labels import real_labels
 from vit_jax.objectives.classification import Classification
@@ -94,6 +96,35 @@ def test_every_number_by_its_definition(model: Path, photos: Path, tmp_path: Pat
             assert int(count) == same.sum()
     assert sum(int(count) for _, *row in counts for count in row) == 27
     assert f"top-1 accuracy     {results['accuracy']:9.2%}\n" in table(results)
+
+    precision, recall, f1, images = precision_recall_fscore_support(
+        labels, prediction, labels=range(7), zero_division=0
+    )
+    assert results["macro_f1"] == pytest.approx(
+        f1_score(labels, prediction, average="macro", zero_division=0)
+    )
+    with open(tmp_path / "out" / "classes.csv", newline="") as file:
+        of_classes = list(csv.DictReader(file))
+    assert [row["class"] for row in of_classes] == list(CLASSES)
+    assert [int(row["images"]) for row in of_classes] == images.tolist()
+    for name, expected in (("accuracy", recall), ("precision", precision), ("f1", f1)):
+        assert [row[f"{name}_percent"] for row in of_classes] == [
+            f"{100 * x:.2f}" for x in expected
+        ]
+    a = f"a           3 {recall[0]:9.2%} {precision[0]:10.2%} {f1[0]:8.2%}\n"
+    assert f"class  images  accuracy  precision       F1\n{a}b " in table(results)
+
+
+def test_of_many_classes_the_worst_are_shown() -> None:
+    """And none of them for having no image."""
+    labels = np.repeat(np.arange(1, 25), 24)
+    prediction = np.where(np.arange(576) % 24 < labels, labels, 0)  # 1 of 24 right, 2 of 24, ...
+    scores = per_class_scores({1: "first"}, {"label": labels, "prediction": prediction})
+    assert (len(scores), scores[0]["images"], scores[3]["accuracy"]) == (25, 0, 3 / 24)
+    results = {"num_examples": 576, "dataset": "x", "split": "test", "per_class": scores}
+    lines = table(results).splitlines()[2:]
+    assert lines[0].startswith("worst of 25 classes  images")
+    assert [line.split()[0] for line in lines[1:]] == ["first", *map(str, range(2, 11))]
 
 
 def test_the_training_loop_measures_the_same(model: Path, photos: Path) -> None:

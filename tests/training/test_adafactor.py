@@ -123,19 +123,20 @@ def test_a_bfloat16_momentum_is_all_that_is_as_large_as_the_parameters() -> None
     assert max(leaf.size for leaf in jax.tree.leaves(without.init(params))) == 400
 
 
-def test_it_works_with_freezing_and_layer_decay() -> None:
+@pytest.mark.parametrize("name", ["adafactor", "lion", "lamb", "muon"])
+def test_it_works_with_freezing_and_layer_decay(name: str) -> None:
     params, grad = unflatten_names(arrays(0)), unflatten_names(arrays(1))
     kwargs = {"schedule": lambda _: jnp.float32(RATE), "weight_decay": 0.03}
-    plain, _ = trained(create_optimizer("adafactor", **kwargs), params, [grad])
-    tx = create_optimizer("adafactor", **kwargs, freeze=f"{BLOCK}0/.*", layer_decay=0.5)
+    plain, _ = trained(create_optimizer(name, **kwargs), params, [grad])
+    tx = create_optimizer(name, **kwargs, freeze=f"{BLOCK}0/.*", layer_decay=0.5)
     both, _ = trained(tx, params, [grad])
-    for name, before in flatten_names(params).items():
-        moved = flatten_names(both)[name] - before
-        factor = 0.0 if f"{BLOCK}0" in name else 0.5 if f"{BLOCK}1" in name else 1.0
-        expected = factor * (flatten_names(plain)[name] - before)
+    for key, before in flatten_names(params).items():
+        moved = flatten_names(both)[key] - before
+        factor = 0.0 if f"{BLOCK}0" in key else 0.5 if f"{BLOCK}1" in key else 1.0
+        expected = factor * (flatten_names(plain)[key] - before)
         # Differences of float32 numbers, which are 4e-6 apart between 32 and 64.
         assert np.abs(before).max() < 64
-        np.testing.assert_allclose(moved, expected, rtol=0, atol=8e-6, err_msg=name)
+        np.testing.assert_allclose(moved, expected, rtol=0, atol=8e-6, err_msg=key)
 
 
 def test_an_exponent_that_is_none() -> None:

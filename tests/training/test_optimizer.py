@@ -10,7 +10,7 @@ from tests import golden
 from vit_jax.errors import UserError
 from vit_jax.models.create import VARIANTS, create_model
 from vit_jax.parameters.groups import decay_factors
-from vit_jax.parameters.names import flatten_names
+from vit_jax.parameters.names import flatten_names, stack_blocks, unflatten_names, unstack_blocks
 from vit_jax.training.optimizer import create_optimizer
 from vit_jax.training.schedule import SCHEDULES, create_schedule, to_steps
 
@@ -136,7 +136,7 @@ def test_clipping_comes_before_momentum() -> None:
 
 
 def test_momentum_dtype_reaches_the_state() -> None:
-    for name in ("sgd", "adamw"):
+    for name in ("sgd", "adamw", "lion", "lamb"):
         for dtype in ("float32", "bfloat16"):
             tx = create_optimizer(name, schedule=lambda _: 0.1, momentum_dtype=dtype)
             dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(tx.init(PARAMS))}
@@ -152,9 +152,91 @@ def test_momentum_dtype_reaches_the_state() -> None:
         ("sgd", {"clip_norm": 0.0}, "clip_norm"),
         ("adamw", {"eps": 0.0}, "eps=0.0 must be positive"),
         ("adamw", {"b2": 2.0}, "optimizer.b2=2.0 must be in"),
+        ("lion", {"b2": 1.0}, "optimizer.b2=1.0 must be in"),
+        ("muon", {"momentum": 1.0}, "optimizer.momentum=1.0 must be in"),
+        ("muon", {"eps": -1.0}, "eps=-1.0 must be positive"),
         ("adamw", {"decay_multipliers": (("head/kernel", 2.0),)}, "which is 0"),
     ],
 )
 def test_optimizer_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_optimizer(name, schedule=lambda _: 0.1, **kwargs)
+
+
+BLOCK = "Transformer/encoderblock_"
+SHAPES = {
+    f"{BLOCK}{block}/{name}": shape
+    for block in range(2)
+    for name, shape in {
+        "MultiHeadDotProductAttention_0/query/kernel": (6, 2, 3),
+        "MultiHeadDotProductAttention_0/out/kernel": (2, 3, 6),
+        "MlpBlock_0/Dense_0/kernel": (6, 9),
+        "MlpBlock_0/Dense_0/bias": (9,),
+    }.items()
+} | {"embedding/kernel": (2, 2, 3, 6), "head/kernel": (6, 4)}
+
+
+def draw(seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    # Blocks of different norms, or they could be scaled together.
+    return unflatten_names(
+        {
+            name: np.float32(rng.normal(size=shape) * (5.0 if f"{BLOCK}1" in name else 1.0))
+            for name, shape in SHAPES.items()
+        }
+    )
+
+
+def two_updates(tx: optax.GradientTransformation, form: Any) -> dict[str, Any]:
+    """Of parameters in a form; the result in the loop form."""
+
+    @jax.jit
+    def update(params: Any, state: Any, grads: Any) -> Any:
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = form(draw(0))
+    state = tx.init(params)
+    for seed in (1, 2):
+        params, state = update(params, state, form(draw(seed)))
+    return flatten_names(unstack_blocks(params))
+
+
+def optax_muon(**kwargs: Any) -> optax.GradientTransformation:
+    """Its matrices told by hand."""
+    axes = {"query": (0, (1, 2)), "out": ((0, 1), 2), "Dense_0": (0, 1)}
+    matrices = {
+        name: optax.contrib.MuonDimensionNumbers(*axes[name.split("/")[-2]])
+        if name.startswith(BLOCK) and name.endswith("kernel")
+        else None
+        for name in SHAPES
+    }
+    return optax.contrib.muon(
+        muon_weight_dimension_numbers=lambda _: unflatten_names(matrices),
+        consistent_rms=0.2,
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"), [("lion", optax.lion), ("lamb", optax.lamb), ("muon", optax_muon)]
+)
+def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
+    name: str, theirs: Any
+) -> None:
+    schedule = optax.linear_schedule(0.1, 0.05, 2)
+    tx = create_optimizer(name, schedule=schedule, weight_decay=0.3, decay_parameters="all")
+    kwargs: Any = {"learning_rate": schedule, "weight_decay": 0.3}
+    expected = two_updates(theirs(**kwargs), lambda tree: tree)
+    if name == "muon":  # its Adam is Nesterov's
+        adam = two_updates(optax.adamw(**kwargs), lambda tree: tree)
+        expected |= {key: adam[key] for key in SHAPES if BLOCK not in key or "bias" in key}
+    for form in (lambda tree: tree, stack_blocks):
+        for key, value in two_updates(tx, form).items():
+            # Five iterations of products of float32 matrices.
+            np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-5, err_msg=key)
+
+
+def test_muon_without_a_matrix_is_refused() -> None:
+    with pytest.raises(UserError, match="finds no kernel of a block; use 'adamw'"):
+        create_optimizer("muon", schedule=lambda _: 0.1).init(PARAMS)

@@ -22,6 +22,7 @@ from tests import forks, tiny
 from vit_jax.errors import PassingError, UserError
 from vit_jax.files import manifest as checksums
 from vit_jax.files.paths import write_json
+from vit_jax.training.optimizer import OPTIMIZERS, create_optimizer
 from vit_jax.training.step import TrainState
 from vit_jax.workdir import orbax_parts
 from vit_jax.workdir.checkpoints import CheckpointManager, best_checkpoint, restore_params
@@ -114,6 +115,23 @@ def test_roundtrip_is_bitwise_on_any_mesh(
         _, restored = manager.restore(abstract(state, mesh))
         kernel = restored.params["dense"]["kernel"]
         assert kernel.sharding == sharding_of(kernel, mesh)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_so_is_the_state_of_every_optimizer(tmp_path: Path, name: str) -> None:
+    """With what it does not keep of frozen parameters."""
+    rng = np.random.default_rng(0)
+    dense, head = ({"kernel": jnp.asarray(rng.normal(size=(8, 4)), jnp.float32)} for _ in range(2))
+    params = {"MixerBlock_0": {"channel_mixing": {"Dense_0": dense}}, "head": head}
+    tx = create_optimizer(name, schedule=lambda _: 0.1, momentum_dtype="bfloat16", freeze="head/.*")
+    _, opt_state = tx.update(params, tx.init(params), params)
+    state = TrainState(step=jnp.int32(1), params=params, opt_state=opt_state)
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(opt_state) if leaf.dtype == jnp.bfloat16)
+    with managing(tmp_path) as manager:
+        manager.save(
+            1, jax.device_put(state, jax.tree.map(lambda x: sharding_of(x, mesh_of(4, 2)), state))
+        )
+        assert_restores(manager, state, 4, 2)
 
 
 def test_a_step_is_saved_every_so_often_and_at_the_end(tmp_path: Path) -> None:

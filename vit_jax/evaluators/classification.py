@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,7 +64,8 @@ class ClassificationEvaluator(_OfExamples):
 
         super().__init__(outputs, reader)
         top5 = ("accuracy_top5",) if objective.num_outputs > 5 else ()
-        self.metric_names = ("loss", "accuracy", *top5, "calibration_error", "num_examples")
+        own = ("calibration_error", "macro_f1", "num_examples")
+        self.metric_names = ("loss", "accuracy", *top5, *own)
 
     def __call__(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
@@ -84,14 +85,43 @@ def check_losses(losses: np.ndarray) -> None:
 
 
 def summarize(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Means over the examples, in float64, and the calibration error."""
+    """Means over the examples, in float64, the calibration error, and the mean F1 of classes."""
     means = {
         name: float(np.mean(values, dtype=np.float64))
         for name, values in arrays.items()
         if name not in ("label", "prediction", "confidence")
     }
     error = calibration_error(arrays["confidence"], arrays["accuracy"])
-    return {**means, "calibration_error": error, "num_examples": len(arrays["loss"])}
+    f1 = float(np.mean(class_scores(arrays["label"], arrays["prediction"]).f1))
+    count = len(arrays["loss"])
+    return {**means, "calibration_error": error, "macro_f1": f1, "num_examples": count}
+
+
+class ClassScores(NamedTuple):
+    """Of the classes among labels or predictions, [K] each; 0 where nothing could be right."""
+
+    classes: np.ndarray
+    images: np.ndarray  # that have the class as their label
+    accuracy: np.ndarray  # of these, or recall
+    precision: np.ndarray  # share of the predictions of the class that are right
+    f1: np.ndarray  # harmonic mean of both
+
+
+def class_scores(labels: np.ndarray, predictions: np.ndarray) -> ClassScores:
+    """The scores of each class from labels and predictions, [N] each."""
+    classes, places = np.unique(np.stack([labels, predictions]), return_inverse=True)
+    label, prediction = places.reshape(2, -1)
+    right = label[label == prediction]
+    images, predicted, hits = (
+        np.bincount(each, minlength=len(classes)) for each in (label, prediction, right)
+    )
+    return ClassScores(
+        classes,
+        images,
+        accuracy=hits / np.maximum(images, 1),
+        precision=hits / np.maximum(predicted, 1),
+        f1=2 * hits / (images + predicted),
+    )
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:

@@ -4,40 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from vit_jax.data.datasets import Dataset
-from vit_jax.errors import UserError, check_known, counted
+from vit_jax.errors import UserError, check_known
 from vit_jax.evaluators.classification import (
     AveragePrecisionEvaluator,
     ClassificationEvaluator,
-    average_precisions,
     real_accuracy,
     summarize,
     summarize_ranking,
 )
-from vit_jax.files.paths import csv_text, to_path, write_json
+from vit_jax.files.paths import to_path, write_json
 from vit_jax.inference.class_order import match_classes, relabel
+from vit_jax.inference.evaluation_tables import (
+    per_class_scores,
+    write_average_precisions,
+    write_classes,
+    write_confusion,
+    write_examples,
+)
 from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model
 from vit_jax.inference.real_labels import real_labels
 from vit_jax.objectives.classification import Classification, MultiLabel
 from vit_jax.objectives.objective import Task
-
-_ROWS = {
-    "mAP": "mAP                {:9.2%}",
-    "accuracy": "top-1 accuracy     {:9.2%}",
-    "accuracy_top5": "top-5 accuracy     {:9.2%}",
-    "accuracy_real": "ReaL accuracy      {:9.2%}",
-    "calibration_error": "calibration error  {:9.2%}",
-    "loss": "mean loss          {:9.4f}",
-}
 
 
 def evaluate(
@@ -74,13 +70,14 @@ def evaluate(
         for what its description says, else softmax.
       prompts: texts with {} for a class's name: a tower of images tells the classes by them, with
         the tower of texts in the same file (zero-shot); its loss and calibration mean nothing.
-      output: folder for `evaluation.json`, `examples.csv` (one line per example) and
-        `confusion.csv`; or `classes.csv` (one per class) where images have several labels.
+      output: folder for `evaluation.json`, `classes.csv` (one line per class), and where images
+        have one label `examples.csv` (one per example) and `confusion.csv`.
 
     Returns:
       `accuracy`, `accuracy_top5` (with more than 5 outputs), `loss`, `calibration_error`,
-      `num_examples`, with ReaL labels `accuracy_real` and `num_examples_real`, and what was
-      measured on what. Where images have several labels `mAP`, `loss` and `num_examples`.
+      `macro_f1`, `per_class` (see `per_class_scores`), `num_examples`, with ReaL labels
+      `accuracy_real` and `num_examples_real`, and what was measured on what. Where images have
+      several labels `mAP`, `loss` and `num_examples`.
 
     Raises:
       UserError: model and dataset do not go together, a file is missing or damaged.
@@ -129,6 +126,10 @@ def evaluate(
     if prompts:
         results = {k: v for k, v in results.items() if k not in ("loss", "calibration_error")}
         results["prompts"] = list(prompts)
+    names = dict(zip(outputs.tolist(), data.class_names, strict=True))
+    names |= dict(enumerate(model.description.class_names))
+    if not several:
+        results["per_class"] = per_class_scores(names, arrays)
     results |= {
         "model": model.source,
         "format": model.format,
@@ -142,10 +143,9 @@ def evaluate(
     if output:
         write_json(folder / "evaluation.json", results)
         if several:
-            write_classes(folder, data.class_names, outputs, arrays)
+            write_average_precisions(folder, data.class_names, outputs, arrays)
         else:
-            names = dict(zip(outputs.tolist(), data.class_names, strict=True))
-            names |= dict(enumerate(model.description.class_names))
+            write_classes(folder, results["per_class"])
             write_examples(folder, example_names(data.source), names, arrays)
             write_confusion(folder, names, arrays)
     return results
@@ -196,76 +196,3 @@ def measure_examples(
     objective = _OfSomeClasses(task, kept, loss=loss or model.description.probabilities_by)
     arrays = ClassificationEvaluator(objective, reader).examples(model.placed_params)
     return arrays | {name: kept[arrays[name]] for name in ("label", "prediction")}
-
-
-def write_examples(
-    folder: Path, examples: Sequence[str], names: Mapping[int, str], arrays: dict[str, np.ndarray]
-) -> None:
-    """`examples.csv`, one line per example.
-
-    Args:
-      examples: what each is called, in the order of `arrays`.
-      names: of the model's outputs; those without one go by their number.
-      arrays: see `ClassificationEvaluator.examples`.
-    """
-    columns = [arrays[key].tolist() for key in ("label", "prediction", "confidence", "loss")]
-    rows = [
-        [example, *(names.get(n, n) for n in (label, found)), f"{confidence:.6f}", f"{loss:.6g}"]
-        for example, label, found, confidence, loss in zip(examples, *columns, strict=True)
-    ]
-    header = ["example", "label", "prediction", "confidence", "loss"]
-    _write_csv(folder / "examples.csv", [header, *rows])
-
-
-def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The classes [K] among labels or predictions [N], and int [K, K]: row i was taken for j."""
-    found, places = np.unique(np.stack([labels, predictions]), return_inverse=True)
-    rows, columns = places.reshape(2, -1)
-    cells = np.bincount(rows * len(found) + columns, minlength=len(found) ** 2)
-    return found, cells.reshape(len(found), len(found))
-
-
-def write_confusion(folder: Path, names: Mapping[int, str], arrays: dict[str, np.ndarray]) -> None:
-    """`confusion.csv`, a row per class and a column per prediction; see `confusion_matrix`.
-
-    Classes that are neither a label nor a prediction are left out.
-    """
-    found, counts = confusion_matrix(arrays["label"], arrays["prediction"])
-    columns = [names.get(number, number) for number in found.tolist()]
-    rows = [[name, *row] for name, row in zip(columns, counts.tolist(), strict=True)]
-    _write_csv(folder / "confusion.csv", [["label \\ prediction", *columns], *rows])
-
-
-def write_classes(
-    folder: Path, class_names: Sequence[str], outputs: np.ndarray, arrays: dict[str, np.ndarray]
-) -> None:
-    """`classes.csv`: each class, how many images have it, and its average precision.
-
-    Args:
-      class_names: of the dataset.
-      outputs: of the model, [K].
-      arrays: see `AveragePrecisionEvaluator.examples`.
-    """
-    precisions = average_precisions(arrays["logits"], arrays["label"])[outputs]
-    counts = arrays["label"].sum(axis=0)[outputs]
-    rows = [
-        [name, int(count), f"{precision:.6f}" if count else ""]
-        for name, count, precision in zip(class_names, counts, precisions, strict=True)
-    ]
-    _write_csv(folder / "classes.csv", [["class", "images", "average_precision"], *rows])
-
-
-def _write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Names of files are any bytes."""
-    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(csv_text(rows))
-
-
-def table(results: dict[str, Any]) -> str:
-    """The results as text."""
-    count = counted(results["num_examples"], "example")
-    lines = [f"{count} of {results['dataset']} {results['split']}"]
-    lines += [text.format(results[key]) for key, text in _ROWS.items() if key in results]
-    if "num_examples_real" in results:
-        lines.append(f"(ReaL over the {results['num_examples_real']} images that have labels)")
-    return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,7 +31,17 @@ PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 class _OfLabels(Objective):
     """What both kinds share: a model that gives a logit per class and image."""
 
-    def __init__(self, task: Task):
+    def __init__(self, task: Task, *, class_weights: str | Sequence[Any] = ""):
+        """
+        Args:
+          task: its model gives logits [B, K] of images.
+          class_weights: balanced (by how rare each class is), a number per class in the order of
+            the classes, or pairs such as (("cat", 2.0),). See `create_class_weights`, and the class
+            for how they enter the loss; evaluations do not use them.
+
+        Raises:
+          UserError: wrong weights, or a model without one row of logits per image.
+        """
         super().__init__()
         self.class_names = task.class_names
         self.num_outputs = len(task.class_names)
@@ -41,6 +51,12 @@ class _OfLabels(Objective):
                 f"model.classifier={self.model.classifier!r} gives logits per token; "
                 "classification needs one of token, gap, map."
             )
+        self._class_weights: Any = None  # [1, K]
+        if class_weights:
+            from vit_jax.objectives.class_weights import create_class_weights  # of few runs
+
+            weights = create_class_weights(class_weights, task.class_names, task.read_labels)
+            self._class_weights = weights[None]
 
     def train_logits(self, params: Any, batch: Batch, rng: jax.Array) -> jax.Array:
         """Logits [B, K], with dropout."""
@@ -61,22 +77,30 @@ class Classification(_OfLabels):
     L(label) + (1 - label_weight) * L(other_label) with both labels smoothed, as in timm; losses are
     linear in the targets, so we take one loss of mixed targets. Accuracy is that of the heavier
     label.
+
+    With class weights w, the share of each class in the targets counts w times, and the sum over
+    the batch is divided by the sum of the weights of its labels, as by PyTorch's
+    `CrossEntropyLoss(weight=w, label_smoothing=s)`. The batch is the global one, over all devices
+    and parts of an accumulation.
     """
 
     measures = ("loss", "accuracy")
 
-    def __init__(self, task: Task, *, loss: str = "softmax", label_smoothing: float = 0.0):
+    def __init__(
+        self, task: Task, *, loss: str = "softmax", label_smoothing: float = 0.0, **kwargs: Any
+    ):
         """
         Args:
           task: its model gives logits [B, K] of images.
           loss: `softmax`, or `sigmoid` summed over the classes.
           label_smoothing: mass taken from the label and spread over all classes.
+          **kwargs: class_weights.
 
         Raises:
-          UserError: unknown loss, smoothing outside [0, 1), or a model without one row of logits
-            per image.
+          UserError: unknown loss, smoothing outside [0, 1), wrong weights, or a model without one
+            row of logits per image.
         """
-        super().__init__(task)
+        super().__init__(task, **kwargs)
         check_known("objective.loss", loss, LOSSES)
         if not 0.0 <= label_smoothing < 1.0:
             raise UserError(f"objective.label_smoothing={label_smoothing} must be in [0, 1).")
@@ -85,10 +109,18 @@ class Classification(_OfLabels):
         self._probabilities = PROBABILITIES[loss]
         self._label_smoothing = label_smoothing
 
+    def prepare(self, batch: Batch) -> Batch:
+        """With class weights, adds their mean over the labels of the batch, `mean_weight` [B]."""
+        if self._class_weights is None or "mean_weight" in batch:
+            return batch
+        targets, _ = _targets(batch, self.num_outputs, label_smoothing=0.0)
+        mean = masked_mean(jnp.sum(targets * self._class_weights, axis=-1), batch["mask"])
+        return {**batch, "mean_weight": jnp.full_like(batch["mask"], mean)}
+
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean loss over the real examples, and `accuracy`; both scalars."""
         logits = self.train_logits(params, batch, rng)
-        values = self.values(logits, batch, label_smoothing=self._label_smoothing)
+        values = self.train_values(logits, batch)
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
         return means.pop("loss"), means
 
@@ -112,6 +144,17 @@ class Classification(_OfLabels):
         prediction = jnp.argmax(logits, axis=-1)
         values["prediction"] = jnp.asarray(prediction, jnp.int32)
         values["confidence"] = jnp.max(self._probabilities(logits), axis=-1)
+        return values
+
+    def train_values(self, logits: jax.Array, batch: Batch) -> Metrics:
+        """`values` with label smoothing and class weights, whose mean is that of the batch."""
+        values = self.values(logits, batch, label_smoothing=self._label_smoothing)
+        if self._class_weights is not None:
+            targets, _ = _targets(batch, logits.shape[-1], self._label_smoothing)
+            shares = targets * self._class_weights  # [B, K]
+            total = jnp.sum(shares, axis=-1)  # [B]
+            loss = total * self._loss(logits, shares / total[:, None])
+            values["loss"] = loss / self.prepare(batch)["mean_weight"]
         return values
 
     def values(self, logits: jax.Array, batch: Batch, *, label_smoothing: float = 0.0) -> Metrics:
@@ -138,6 +181,8 @@ class MultiLabel(_OfLabels):
 
     A batch holds `image` [B, H, W, C], `label` [B, K] of 0 and 1, and `mask` [B]. A mixed batch
     also has `other_label` [B, K] and `label_weight` [B]: its targets are mixed by that weight.
+    Class weights multiply the loss of the images that have a class, as `pos_weight` of PyTorch's
+    `BCEWithLogitsLoss`.
     """
 
     several_labels = True
@@ -150,7 +195,11 @@ class MultiLabel(_OfLabels):
         if "other_label" in batch:
             weight = batch["label_weight"][:, None]
             targets = weight * targets + (1.0 - weight) * batch["other_label"]
-        return masked_mean(sigmoid_cross_entropy(logits, targets), batch["mask"]), {}
+        losses = sigmoid_cross_entropy(logits, targets)  # [B]
+        if self._class_weights is not None:
+            having = -targets * jax.nn.log_sigmoid(logits)  # [B, K]
+            losses += jnp.sum((self._class_weights - 1.0) * having, axis=-1)
+        return masked_mean(losses, batch["mask"]), {}
 
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
         """`loss` [B]."""

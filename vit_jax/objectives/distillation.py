@@ -58,7 +58,7 @@ class Distillation(Classification):
         logits = outputs.get("class_logits", mean)  # [B, K]
         student = outputs.get("distillation_logits", mean)  # [B, K]
         answers = jax.lax.stop_gradient(self._teacher_logits(params["teacher"], images))
-        values = self.values(logits, batch, label_smoothing=self._label_smoothing)
+        values = self.train_values(logits, batch)
         values["distillation_loss"] = self._distill(student, answers)
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
         label_loss = means.pop("loss")

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 Batch = dict[str, jax.Array]
@@ -25,6 +26,7 @@ class Task:
     load_teacher: Callable[[str], tuple[Callable[..., jax.Array], Any]] | None = None
     load_tower: Callable[[str], Any] | None = None  # from a source, or the name of a variant
     eval_preprocess: str = ""  # ops of the evaluation; some may read texts
+    read_labels: Callable[[], np.ndarray] | None = None  # all of the training's, [N, ...]
 
     @classmethod
     def of(cls, model: Any) -> Task:
@@ -72,6 +74,13 @@ class Objective:
     def init(self, rng: jax.Array, batch: Batch) -> Any:
         """Random parameters for batches of this shape."""
         return self.model.init(rng, scale_images(batch["image"]), train=False)["params"]
+
+    def prepare(self, batch: Batch) -> Batch:
+        """A whole training batch, mixed, before it is cut for accumulation.
+
+        What the loss of an example needs to know of the others is added here, as an array [B, ...].
+        """
+        return batch
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         """The scalar to minimise on a training batch, and scalars to report.

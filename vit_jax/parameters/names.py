@@ -183,10 +183,20 @@ def all_rows() -> tuple[Row, ...]:
 def parameter_row(name: str) -> Found:
     """The row of the parameter called `name`, whole or below any prefix (`student/head/kernel`).
 
+    An adapter (parameters/lora.py) has the row of its kernel, with its own axes.
+
     Raises:
       ValueError: no row, or more than one, matches.
     """
-    return _find(name, all_rows())
+    parent, _, last = name.rpartition("/")
+    if last not in ("lora_a", "lora_b"):
+        return _find(name, all_rows())
+    found = _find(f"{parent}/kernel", all_rows())
+    first, *others = found.row.axes
+    row = dataclasses.replace(
+        found.row, axes=(first, None) if last == "lora_a" else (None, *others)
+    )
+    return dataclasses.replace(found, row=row, general=found.general.removesuffix("kernel") + last)
 
 
 @functools.cache

@@ -66,6 +66,9 @@ def planned_run(
         noise = Noise(count, np.zeros(classes, np.uint8) if several else 0, chain.columns)
         return Dataset(name, split, noise, chain, tuple(named))
 
+    if "class_weights" in config.objective:  # cost nothing, and may ask for all labels
+        config = config.copy_and_resolve_references()
+        config.objective.class_weights = ""
     mesh = create_mesh(**config.mesh, devices=topology_devices(topology))
     return create_run(config, mesh, open_dataset), origin
 

@@ -11,7 +11,8 @@ import numpy as np
 from vit_jax.data.preprocess import check_no_code
 from vit_jax.errors import UserError, counted, import_extra
 from vit_jax.inference.class_order import match_classes
-from vit_jax.inference.evaluate import confusion_matrix, measure_examples
+from vit_jax.inference.evaluate import measure_examples
+from vit_jax.inference.evaluation_tables import confusion_matrix
 from vit_jax.inference.images import example_names
 from vit_jax.inference.load import load_model
 from vit_jax.inference.model import Model

@@ -10,12 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from vit_jax.errors import UserError, check_known
 from vit_jax.parameters.groups import add_multiplied_decay, freeze_parameters, scale_by_layer
-from vit_jax.parameters.names import is_stacked, path_name
+from vit_jax.parameters.names import is_stacked, parameter_row, path_name
+from vit_jax.training.preconditioners import (
+    scale_by_factored_rms,
+    scale_by_muon,
+    scale_by_trust_ratio,
+)
 from vit_jax.training.schedule import Schedule
 
 DECAY_MASKS = {
@@ -79,10 +83,87 @@ def adafactor(
     return optax.chain(scale, ema)
 
 
+def lion(
+    *, b1: float = 0.9, b2: float = 0.99, momentum_dtype: str = "float32"
+) -> optax.GradientTransformation:
+    """The sign of a momentum (Chen et al., 2302.06675, algorithm 2).
+
+    Its rate is 3 to 10 times smaller than AdamW's, its decay as much larger (section 5).
+
+    Args:
+      b1, b2: the update is the sign of b1 * m + (1 - b1) * g, and b2 is the decay of the momentum
+        m.
+      momentum_dtype: float32, or bfloat16, in which momentum is stored.
+    """
+    _check_fractions(b1=b1, b2=b2)
+    return optax.scale_by_lion(b1, b2, mu_dtype=momentum_dtype)
+
+
+def lamb(
+    *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, momentum_dtype: str = "float32"
+) -> optax.GradientTransformation:
+    """Adam for large batches (You et al., 1904.00962, algorithm 2).
+
+    `create_optimizer` scales the update of each array, after the decay, to the norm of its
+    parameters.
+
+    Args:
+      b1, b2, eps: of Adam.
+      momentum_dtype: float32, or bfloat16, in which the first moment is stored.
+    """
+    return adamw(b1=b1, b2=b2, eps=eps, momentum_dtype=momentum_dtype)
+
+
+def muon(
+    *,
+    momentum: float = 0.95,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    momentum_dtype: str = "float32",
+) -> optax.GradientTransformation:
+    """Orthogonalised momentum for the kernels of blocks, Adam for all other parameters.
+
+    Muon (Jordan et al., https://kellerjordan.github.io/posts/muon) by Newton-Schulz iterations.
+    Updates are scaled by 0.2 * sqrt(max(inputs, outputs)), which gives them the size of AdamW's, so
+    both share its rate and decay (Liu et al., 2502.16982, section 2.2). Patch embedding, stem, head
+    and vectors are Adam's. The heads of an attention are one matrix. `init` raises a UserError
+    where no kernel of a block is trained.
+
+    Args:
+      momentum: of Muon, as Nesterov's.
+      b1, b2, eps: of Adam.
+      momentum_dtype: float32, or bfloat16, in which momentum and first moment are stored.
+    """
+    _check_fractions(momentum=momentum)
+
+    def is_matrix(path: Any, _: Any) -> bool:
+        name = path_name(path)
+        in_block = is_stacked(name) or parameter_row(name).block is not None
+        return in_block and name.endswith("/kernel")
+
+    def matrices(tree: Any) -> Any:
+        found = jax.tree_util.tree_map_with_path(is_matrix, tree)
+        if not any(jax.tree.leaves(found)):
+            raise UserError("optimizer.name='muon' finds no kernel of a block; use 'adamw'.")
+        return found
+
+    def others(tree: Any) -> Any:
+        return jax.tree.map(lambda each: not each, matrices(tree))
+
+    orthogonal = scale_by_muon(momentum, momentum_dtype)
+    adam = adamw(b1=b1, b2=b2, eps=eps, momentum_dtype=momentum_dtype)
+    # optax.contrib.muon would put its labels into the paths of the moments, see freeze_parameters.
+    return optax.chain(optax.masked(orthogonal, matrices), optax.masked(adam, others))
+
+
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "adamw": adamw,
     "sgd": sgd,
     "adafactor": adafactor,
+    "lion": lion,
+    "lamb": lamb,
+    "muon": muon,
 }
 
 
@@ -138,6 +219,8 @@ def create_optimizer(
     if weight_decay:
         pattern = DECAY_MASKS[decay_parameters]
         steps.append(add_multiplied_decay(weight_decay, pattern, decay_multipliers))
+    if name == "lamb":
+        steps.append(scale_by_trust_ratio())
     steps.append(optax.scale_by_learning_rate(schedule))
     tx = optax.chain(*steps)
     if freeze:
@@ -156,57 +239,3 @@ def _check_positive(**values: float) -> None:
     for key, value in values.items():
         if not value > 0.0:
             raise UserError(f"optimizer.{key}={value} must be positive.")
-
-
-# Of Adafactor: smaller matrices keep a second moment per entry; big_vision's value.
-MIN_FACTORED_SIZE = 32
-
-
-def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTransformation:
-    """Divides gradients by the root of a second moment that is kept as a row and a column.
-
-    In update t = 1, 2, ... the moment decays by min(decay_cap, 1 - t ** -decay): the first update
-    has no history, and the cap keeps late ones from freezing the moment (2106.04560, section 3.4).
-    For gradients G with squares S = G^2 + 1e-30, the two largest axes are factored if both are at
-    least MIN_FACTORED_SIZE: R and C are the averages of S along each of them, and the update is
-    G / sqrt(R C / mean(R)). No relative step sizes, clipping or scaling by the parameter.
-
-    The scan form is factored block by block, like the loop form. Each part of the state is a tree
-    like the parameters, so a moment's path ends in its parameter's; an unused part is one number
-    (per layer).
-    """
-
-    def moment_decay(step: jax.Array, exponent: float) -> jax.Array:
-        return jnp.minimum(decay_cap, 1.0 - (step + 1.0) ** -exponent)
-
-    one = optax.scale_by_factored_rms(
-        decay_rate=decay, min_dim_size_to_factor=MIN_FACTORED_SIZE, decay_rate_fn=moment_decay
-    )
-    per_layer = optax.FactoredState(count=None, v_row=0, v_col=0, v=0)
-
-    def gather(treedef: Any, states: Any, count: jax.Array) -> optax.FactoredState:
-        """The states of all leaves as one state of trees."""
-        parts = zip(*((state.v_row, state.v_col, state.v) for state in states), strict=True)
-        return optax.FactoredState(count, *(treedef.unflatten(part) for part in parts))
-
-    def init(params: Any) -> optax.FactoredState:
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
-        stacked = jax.vmap(one.init, out_axes=per_layer)
-        states = [(stacked if is_stacked(path_name(p)) else one.init)(leaf) for p, leaf in leaves]
-        return gather(treedef, states, jnp.zeros([], jnp.int32))
-
-    def update(updates: Any, state: Any, _params: Any = None) -> tuple[Any, Any]:
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
-        stacked = jax.vmap(one.update, in_axes=(0, per_layer, 0), out_axes=(0, per_layer))
-        moments = [jax.tree.leaves(part) for part in (state.v_row, state.v_col, state.v)]
-        found = []
-        for (path, gradient), *parts in zip(leaves, *moments, strict=True):
-            leaf_update = stacked if is_stacked(path_name(path)) else one.update
-            # Of the parameter, only shape and type are asked for: the gradient has them too.
-            leaf_state = optax.FactoredState(state.count, *parts)
-            found.append(leaf_update(gradient, leaf_state, gradient))
-        new_updates, states = zip(*found, strict=True)
-        count = optax.safe_increment(state.count)
-        return jax.tree.unflatten(treedef, new_updates), gather(treedef, states, count)
-
-    return optax.GradientTransformation(init, update)

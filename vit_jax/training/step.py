@@ -82,10 +82,10 @@ def initial_state(
       start_state: parameters -> the state before their first update; pure.
       abstract_state: shapes with shardings.
       seed: of the random parameters.
-      loaded: a tree of host arrays to start from, with shapes where a random array is wanted (a
-        new head); None: all are random.
+      loaded: a tree of host arrays to start from, with shapes or nothing where a random array is
+        wanted (a new head); None: all are random.
     """
-    arrays = flatten_names(initial.shapes if loaded is None else loaded)
+    arrays = flatten_names(initial.shapes) | flatten_names(loaded)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
     places = flatten_names(shardings.params)
     new = [name for name in places if isinstance(arrays[name], jax.ShapeDtypeStruct)]
@@ -173,27 +173,32 @@ def make_train_step(
     polyak_decay: float = 0.0,
     freeze: str = "",
     mixing: Mixing | None = None,
+    merge: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[[TrainState, Any, Batch], tuple[TrainState, Metrics]]:
     """Returns `train_step(state, constants, batch) -> (state, metrics)`.
 
     Args:
       objective: has `loss({**params, **constants}, batch, rng) -> (scalar, metrics)`; one that
-        `spans_batch` is accumulated by its `embed` and `loss_of`.
+        `spans_batch` is accumulated by its `embed` and `loss_of`; and `prepare`, for whole batches.
       seed: all randomness of update t is a function of (seed, t).
       accumulation_steps: parts that the batch is cut into.
       polyak_decay: d of average = d * average + (1 - d) * params; 0 for no average.
       freeze: of the optimizer; frozen parameters get no gradient and do not count in `grad_norm`.
       mixing: from `create_mixing`; applied before the batch is cut into parts.
+      merge: from the parameters of the state to those of the objective, see `Lora.merge`.
 
     Metrics are float32 scalars: `loss`, `grad_norm` (before clipping), `param_norm` (after the
     update) and the objective's own.
     """
 
     def train_step(state: TrainState, constants: Any, batch: Batch) -> tuple[TrainState, Metrics]:
-        value_and_grad = _value_and_grad(objective, constants, freeze, accumulation_steps)
+        value_and_grad = _value_and_grad(
+            objective, constants, freeze, merge, num_steps=accumulation_steps
+        )
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         if mixing is not None:
             batch = mixing(batch, jax.random.fold_in(rng, MIXING_STREAM))
+        batch = objective.prepare(batch)
         (loss, metrics), grads = gradient(value_and_grad, state.params, batch, rng)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -207,14 +212,16 @@ def make_train_step(
     return train_step
 
 
-def _value_and_grad(objective: Any, constants: Any, freeze: str, num_steps: int) -> ValueAndGrad:
+def _value_and_grad(
+    objective: Any, constants: Any, freeze: str, merge: Callable[[Any], Any], *, num_steps: int
+) -> ValueAndGrad:
     """Of the loss with respect to the parameters that learn, over `num_steps` parts of a batch."""
 
     def call(method: Callable[..., Any], params: Any, *args: Any) -> Any:
         if freeze:
             params = stop_frozen_gradients(params, freeze)
         with keep_batch_sharding():
-            return method({**params, **constants}, *args)
+            return method({**merge(params), **constants}, *args)
 
     value_and_grad = jax.value_and_grad(partial(call, objective.loss), has_aux=True)
     if num_steps == 1:

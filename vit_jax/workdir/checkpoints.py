@@ -35,6 +35,7 @@ from vit_jax.files.paths import (
     to_path,
 )
 from vit_jax.multihost.agreement import run_on_first_process
+from vit_jax.parameters.names import flatten_names
 from vit_jax.workdir import orbax_parts
 from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE
 from vit_jax.workdir.orbax_parts import ITEM, newest_intact, steps_in
@@ -233,6 +234,8 @@ def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
 def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The parameters of one of our checkpoints, averaged where the run kept an average: numpy.
 
+    Adapters are merged, by the scale that the run's config states.
+
     `path` is a workdir, its `checkpoints` folder (the newest intact step is taken) or one step.
 
     Raises:
@@ -256,4 +259,9 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
     target = {name: tree[name]}
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
     args = ocp.args.PyTreeRestore(item=target, restore_args=as_numpy, partial_restore=True)
-    return handler.restore(item, args=args)[name]
+    params = handler.restore(item, args=args)[name]
+    if not any(each.endswith("/lora_a") for each in flatten_names(params)):
+        return params
+    from vit_jax.parameters.lora import Lora  # needed by few runs
+
+    return Lora(**read_object(folder.parent / CONFIG_FILE, lora=dict)["lora"]).merge(params)

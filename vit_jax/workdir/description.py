@@ -117,12 +117,12 @@ def read_parameter_count(folder: Path) -> int:
 
 
 def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
-    """What a run of that length wrote when it ended; None if it has not."""
+    """What a run of that length wrote when it ended, if early; None if it has not."""
     folder = to_path(workdir)
     if not (folder / RESULTS_FILE).exists() or not (folder / PARAMS_FILE).exists():
         return None
     results = read_object(folder / RESULTS_FILE)
-    return results if results.get("step") == total_steps else None
+    return results if results.get("planned_steps", results.get("step")) == total_steps else None
 
 
 def describe(

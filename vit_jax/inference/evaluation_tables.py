@@ -1,0 +1,142 @@
+"""What an evaluation writes, one CSV file per point of view, and prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import counted
+from vit_jax.evaluators.classification import average_precisions, class_scores
+from vit_jax.files.paths import csv_text
+
+_ROWS = {
+    "mAP": "mAP                {:9.2%}",
+    "accuracy": "top-1 accuracy     {:9.2%}",
+    "accuracy_top5": "top-5 accuracy     {:9.2%}",
+    "accuracy_real": "ReaL accuracy      {:9.2%}",
+    "macro_f1": "mean F1 of classes {:9.2%}",
+    "calibration_error": "calibration error  {:9.2%}",
+    "loss": "mean loss          {:9.4f}",
+}
+
+
+def write_examples(
+    folder: Path, examples: Sequence[str], names: Mapping[int, str], arrays: dict[str, np.ndarray]
+) -> None:
+    """`examples.csv`, one line per example.
+
+    Args:
+      examples: what each is called, in the order of `arrays`.
+      names: of the model's outputs; those without one go by their number.
+      arrays: see `ClassificationEvaluator.examples`.
+    """
+    columns = [arrays[key].tolist() for key in ("label", "prediction", "confidence", "loss")]
+    rows = [
+        [example, *(names.get(n, n) for n in (label, found)), f"{confidence:.6f}", f"{loss:.6g}"]
+        for example, label, found, confidence, loss in zip(examples, *columns, strict=True)
+    ]
+    header = ["example", "label", "prediction", "confidence", "loss"]
+    _write_csv(folder / "examples.csv", [header, *rows])
+
+
+def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The classes [K] among labels or predictions [N], and int [K, K]: row i was taken for j."""
+    found, places = np.unique(np.stack([labels, predictions]), return_inverse=True)
+    rows, columns = places.reshape(2, -1)
+    cells = np.bincount(rows * len(found) + columns, minlength=len(found) ** 2)
+    return found, cells.reshape(len(found), len(found))
+
+
+def write_confusion(folder: Path, names: Mapping[int, str], arrays: dict[str, np.ndarray]) -> None:
+    """`confusion.csv`, a row per class and a column per prediction; see `confusion_matrix`.
+
+    Classes that are neither a label nor a prediction are left out.
+    """
+    found, counts = confusion_matrix(arrays["label"], arrays["prediction"])
+    columns = [names.get(number, number) for number in found.tolist()]
+    rows = [[name, *row] for name, row in zip(columns, counts.tolist(), strict=True)]
+    _write_csv(folder / "confusion.csv", [["label \\ prediction", *columns], *rows])
+
+
+def per_class_scores(
+    names: Mapping[int, str], arrays: dict[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    """`class`, `images`, `accuracy` (recall), `precision` and `f1` of each class.
+
+    See `class_scores`; of `names` and `arrays` see `write_examples`.
+    """
+    scores = class_scores(arrays["label"], arrays["prediction"])
+    columns = [each.tolist() for each in scores]
+    return [
+        {"class": str(names.get(number, number)), **dict(zip(scores._fields[1:], row, strict=True))}
+        for number, *row in zip(*columns, strict=True)
+    ]
+
+
+def write_classes(folder: Path, scores: Sequence[Mapping[str, Any]]) -> None:
+    """`classes.csv`: `per_class_scores`, in percent."""
+    measures = ("accuracy", "precision", "f1")
+    rows = [
+        [each["class"], each["images"], *(f"{each[name]:.2%}"[:-1] for name in measures)]
+        for each in scores
+    ]
+    header = ["class", "images", *(f"{name}_percent" for name in measures)]
+    _write_csv(folder / "classes.csv", [header, *rows])
+
+
+def write_average_precisions(
+    folder: Path, class_names: Sequence[str], outputs: np.ndarray, arrays: dict[str, np.ndarray]
+) -> None:
+    """`classes.csv`: each class, how many images have it, and its average precision.
+
+    Args:
+      class_names: of the dataset.
+      outputs: of the model, [K].
+      arrays: see `AveragePrecisionEvaluator.examples`.
+    """
+    precisions = average_precisions(arrays["logits"], arrays["label"])[outputs]
+    counts = arrays["label"].sum(axis=0)[outputs]
+    rows = [
+        [name, int(count), f"{precision:.6f}" if count else ""]
+        for name, count, precision in zip(class_names, counts, precisions, strict=True)
+    ]
+    _write_csv(folder / "classes.csv", [["class", "images", "average_precision"], *rows])
+
+
+def _write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Names of files are any bytes."""
+    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(csv_text(rows))
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as text."""
+    count = counted(results["num_examples"], "example")
+    lines = [f"{count} of {results['dataset']} {results['split']}"]
+    lines += [text.format(results[key]) for key, text in _ROWS.items() if key in results]
+    if "num_examples_real" in results:
+        lines.append(f"(ReaL over the {results['num_examples_real']} images that have labels)")
+    if "per_class" in results:
+        lines += ["", *_class_lines(results["per_class"])]
+    return "\n".join(lines)
+
+
+def _class_lines(scores: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line per class; of more than 20 the 10 of lowest accuracy."""
+    shown, title = list(scores), "class"
+    if len(shown) > 20:
+        having = [each for each in shown if each["images"]]
+        shown = sorted(having, key=lambda each: (each["accuracy"], -each["images"]))[:10]
+        title = f"worst of {len(scores)} classes"
+    width = max(len(title), *(min(len(each["class"]), 30) for each in shown))
+    return [
+        f"{title:{width}}  images  accuracy  precision       F1",
+        *(
+            f"{each['class'][:30]:{width}} {each['images']:7} {each['accuracy']:9.2%} "
+            f"{each['precision']:10.2%} {each['f1']:8.2%}"
+            for each in shown
+        ),
+    ]

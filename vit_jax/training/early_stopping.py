@@ -1,0 +1,74 @@
+"""Whether a run ends before its last step: its metric no longer improves, or a callback asks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Results = Mapping[str, float]  # evaluations by NAME/METRIC
+
+LOWER_IS_BETTER = ("loss", "calibration_error")
+STOP = "stop"  # what a callback returns to end the run
+
+
+def create_ending(
+    *,
+    metric: str,
+    patience: int,
+    min_delta: float,
+    earlier: Mapping[int, float],
+    total_steps: int,
+    on_evaluation: Callable[[int, dict[str, float]], Any] | None,
+) -> Callable[[int, Results], dict[str, float]]:
+    """To be called with each evaluated step; gives {} where the run goes on.
+
+    Where it ends: `planned_steps`, and `early_stopping_best_step` if the metric is the reason.
+
+    Args:
+      metric, patience, min_delta: see `stalled_since`; no metric: the callback alone decides.
+      earlier: values of the metric by step, of earlier sessions: a resumed run decides the same.
+      total_steps: of the whole run.
+      on_evaluation: see `train_and_evaluate`.
+    """
+    values = dict(earlier)
+
+    def ending(step: int, results: Results) -> dict[str, float]:
+        asked = on_evaluation is not None and on_evaluation(step, dict(results)) == STOP
+        best = None
+        if metric in results:
+            values[step] = results[metric]
+            best = stalled_since(values, metric=metric, patience=patience, min_delta=min_delta)
+        if step == total_steps or not (asked or best is not None):
+            return {}
+        reason = "on_evaluation asks for it"
+        if best is not None:
+            reason = f"{metric} has not improved on {values[best]:.4f} of step {best}"
+        logging.info("The run ends at step %d of %d: %s.", step, total_steps, reason)
+        found: dict[str, float] = {"planned_steps": total_steps}
+        return found if best is None else {**found, "early_stopping_best_step": best}
+
+    return ending
+
+
+def stalled_since(
+    values: Mapping[int, float], *, metric: str, patience: int, min_delta: float
+) -> int | None:
+    """The best step, where the last `patience` evaluations have not improved on it; else None.
+
+    Early stopping as in Goodfellow et al., "Deep Learning", algorithm 7.1.
+
+    Args:
+      values: of all evaluations, by step.
+      metric: `NAME/METRIC`; lower is better for `LOWER_IS_BETTER`.
+      patience: number of evaluations, at least 1.
+      min_delta: a gain up to this is no improvement.
+    """
+    sign = -1.0 if metric.rpartition("/")[2] in LOWER_IS_BETTER else 1.0
+    best: int | None = None
+    waited = 0
+    for step, value in sorted(values.items()):
+        waited += 1
+        if best is None or sign * (value - values[best]) > min_delta:
+            best, waited = step, 0
+    return best if waited >= patience else None
