@@ -15,7 +15,7 @@ html_theme = "furo"  # system fonts, nothing from another server
 html_static_path = html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
-exclude_patterns = ["site", "launch.md"]
+exclude_patterns = ["site"]
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
