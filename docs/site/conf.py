@@ -36,6 +36,7 @@ source_pages_contents = {
         "fine_tuning",
         "pre_training",
         "data",
+        "preprocessing",
         "runs",
         "pods",
         "weights",
