@@ -1,6 +1,10 @@
 """The package and its dependencies: lower bounds here, tested exact versions in constraints.txt."""
 
+import shutil
+from pathlib import Path
+
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 # The oldest versions we know to work. Upper bounds live in constraints.txt only, so that
 # this package can be installed next to others and still be installed exactly as tested.
@@ -73,14 +77,26 @@ EXTRAS_REQUIRE = {
     "peers": ["timm>=1.0.31", "torch>=2.13", "transformers>=5.23"],
 }
 
+
+class BuildWithRecipes(build_py):
+    """Puts configs/ and scripts/ into the package, where `vit` finds them without a clone."""
+
+    def run(self):
+        super().run()
+        for folder in () if self.editable_mode else ("configs", "scripts"):
+            for path in Path(folder).glob("*.py"):
+                target = Path(self.build_lib, "vit_jax/root", path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+
+
 setup(
     name="vit_jax",
-    version="0.1.0",
+    version="1.0.0",
     description="Vision Transformers in JAX and Flax: pre-training, fine-tuning, analysis.",
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    # configs/, scripts/ and benchmarks/ stay where they are: recipes are loaded by path.
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
         "vit_jax": ["py.typed"],
@@ -89,6 +105,8 @@ setup(
         "vit_jax.export": ["cards/*"],
         "vit_jax.report": ["page.css"],
     },
+    cmdclass={"build_py": BuildWithRecipes},
+    entry_points={"console_scripts": ["vit = vit_jax.cli:main"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
 )

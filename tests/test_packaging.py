@@ -2,6 +2,7 @@
 and uv, a package index of tiny wheels, and no network."""
 
 import ast
+import functools
 import importlib.metadata
 import os
 import re
@@ -131,6 +132,37 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "python").write_text(PYTHON.replace("VERSION", THIS_PYTHON))
     (folder / "python").chmod(0o755)
     return folder / "python"
+
+
+def test_a_wheel_brings_recipes_and_scripts(tmp_path: Path) -> None:
+    """Built from an sdist, installed elsewhere and used without the repository."""
+    source = tmp_path / "source"
+    kept = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__", "tests")
+    shutil.copytree(ROOT, source, ignore=kept)
+    build = (
+        "import os, sys; from setuptools import build_meta; os.chdir(sys.argv[1])\n"
+        "getattr(build_meta, sys.argv[2])('dist')"
+    )
+    run = functools.partial(subprocess.run, check=True, capture_output=True)
+    run([sys.executable, "-c", build, str(source), "build_sdist"])
+    [archive] = (source / "dist").glob("vit_jax-*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "sdist", filter="data")
+    [unpacked] = (tmp_path / "sdist").iterdir()
+    run([sys.executable, "-c", build, str(unpacked), "build_wheel"])
+    [wheel] = (unpacked / "dist").glob("*.whl")
+    shutil.unpack_archive(wheel, tmp_path / "site", format="zip")
+    program = (
+        "import sys; from vit_jax.cli import main\n"
+        "from vit_jax.command_line import load_recipe\n"
+        "print(load_recipe('finetune:B/16,cifar10').model.hidden_size)\n"
+        "sys.argv = ['vit', 'zoo', 'list', '--variant=B/16']; main()"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "JAX_PLATFORMS": "cpu"}
+    output = run([sys.executable, "-c", program], env=env, cwd=tmp_path, text=True).stdout
+    assert output.startswith("768\n")
+    assert "imagenet21k/ViT-B_16" in output
+    [entries] = (tmp_path / "site").glob("vit_jax-*/entry_points.txt")
+    assert entries.read_text() == "[console_scripts]\nvit = vit_jax.cli:main\n"
 
 
 class Clone:

@@ -9,16 +9,14 @@ import re
 import runpy
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
 
 from vit_jax import config as schema
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import ROOT, UserError, nearest
 
-ROOT = Path(__file__).resolve().parent.parent
 FLAGS = flags.FLAGS
 
 
@@ -125,7 +123,8 @@ def get_config(recipe: str = "", *overrides: str) -> Any:
 def load_recipe(spec: str | None) -> Any:
     """The config of `PATH[:ARGUMENT]`; None for None or "".
 
-    PATH may be relative to the repository too.
+    PATH may be relative to the repository too, or the name of a recipe: `finetune` for
+    `configs/finetune.py`.
 
     Raises:
       UserError: no such file, no `get_config` in it, or raised by the recipe itself.
@@ -133,9 +132,11 @@ def load_recipe(spec: str | None) -> Any:
     if not spec:
         return None
     path, separator, argument = spec.partition(":")
-    found = path if os.path.isfile(path) else str(ROOT / path)
-    if not os.path.isfile(found):
-        raise UserError(f"--config: there is no recipe {path!r}.")
+    places = [path, str(ROOT / path), str(ROOT / f"configs/{path}.py")]
+    found = next(filter(os.path.isfile, places), "")
+    if not found:
+        known = [each.stem for each in (ROOT / "configs").glob("*.py")]
+        raise UserError(f"--config: there is no recipe {path!r}.{nearest(path, known)}")
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))  # recipes import each other as `configs.pretrain`
     try:

@@ -30,8 +30,8 @@ from vit_jax.errors import (
     may_pass,
     one_line,
 )
+from vit_jax.errors import ROOT as ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 FLAGS = flags.FLAGS
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
