@@ -55,6 +55,7 @@ def test_warnings_of_a_start_come_last_even_if_it_fails(capsys: pytest.CaptureFi
 
 def test_the_log_is_started_unless_somebody_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.root, "handlers", [])  # pytest's
+    logging.basicConfig()  # as absl.logging.log does, which Orbax calls
     ensure_logging()
     (handler,) = logging.root.handlers
     ensure_logging()

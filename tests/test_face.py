@@ -70,7 +70,9 @@ def test_a_variant_is_a_model() -> None:
 )
 def test_names_of_other_libraries_lead_to_ours(name: str, variant: str) -> None:
     with pytest.raises(UserError, match=rf"unknown model '{name}'\. Did you mean '{variant}'"):
-        vit_jax.create_model(name, num_classes=10)
+        vit_jax.create_model(name)
+    with pytest.raises(UserError, match="create_model needs num_classes"):
+        vit_jax.create_model(variant)
     for known in {name, variant} - {"google/vit-base-patch16-224"}:
         with pytest.raises(UserError, match=f"--variant={variant}|Did you mean '.*{name}"):
             vit_jax.load_model(known)

@@ -76,8 +76,17 @@ def start_logging(process_id: int | None = None, *, to_stderr: bool = False) -> 
 
 
 def ensure_logging() -> None:
-    """`start_logging` where nobody has set up the log, as in a notebook; absl's handler is none."""
-    if all("absl" in type(each).__module__ for each in logging.root.handlers):
+    """`start_logging` where the user has not set up the log, as in a notebook.
+
+    Importing absl or Orbax leaves a handler with the default format, which does not count.
+    """
+
+    def is_default(handler: logging.Handler) -> bool:
+        layout = getattr(handler.formatter, "_fmt", logging.BASIC_FORMAT)
+        is_plain = type(handler) is logging.StreamHandler and layout == logging.BASIC_FORMAT
+        return is_plain or "absl" in type(handler).__module__
+
+    if logging.root.level == logging.WARNING and all(map(is_default, logging.root.handlers)):
         start_logging()
 
 

@@ -34,14 +34,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-def create_model(name: str, *, num_classes: int, dtype: str = "float32", **kwargs: Any) -> Any:
+def create_model(
+    name: str, *, num_classes: int | None = None, dtype: str = "float32", **kwargs: Any
+) -> Any:
     """Builds a linen module without parameters.
 
     `module.apply({"params": params}, images, train=False)` gives logits.
 
     Args:
       name: of a kind of model, or of a variant, such as `B/16`.
-      num_classes: number of logits.
+      num_classes: number of logits; must be given.
       dtype: of the computation, `float32` or `bfloat16` (or the type itself).
       **kwargs: attributes of the module; they replace those of the variant.
 
@@ -51,6 +53,8 @@ def create_model(name: str, *, num_classes: int, dtype: str = "float32", **kwarg
     if name not in MODELS:
         kwargs = {**get_variant(name), **kwargs}
         name = kwargs.pop("name")
+    if num_classes is None:
+        raise UserError("create_model needs num_classes, the number of outputs (0: no head).")
     family = MODELS[name]
     check_keys("model", name, kwargs, family.keys)
     for key, field in family.keys.items():
