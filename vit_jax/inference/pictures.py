@@ -180,6 +180,8 @@ def _scale(ends: tuple[float, float]) -> Any:
 def _add_scale(figure: Any, axes: Any, ends: tuple[float, float], label: str) -> None:
     shown = [axis for axis in axes.flat if axis.figure]
     bar = figure.colorbar(_scale(ends), ax=shown, shrink=0.6, extend="max", aspect=30)
+    ticks = ends[0] + (ends[1] - ends[0]) * np.linspace(0, 1, 5) ** 2  # evenly far apart
+    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
     bar.set_label(f"attention, {label}", fontsize=8)
     bar.ax.tick_params(labelsize=8)
 
