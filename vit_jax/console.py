@@ -27,7 +27,7 @@ _SHARES = ("accuracy", "mAP", "calibration", "goodput", "mfu", "data_wait", "pre
 
 
 class _Lines(logging.Formatter):
-    """One line per record that looks like one: names of files and classes hold anything."""
+    """Nothing in a record passes for another one: names of files and classes hold anything."""
 
     def __init__(self, process: str, width: int):
         super().__init__(f"%(asctime)s {process}%(message)s", "%H:%M:%S")
@@ -42,7 +42,7 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         lines = escaped(super().format(record), "\n").splitlines()
-        if not record.exc_info:
+        if record.levelno < logging.WARNING:  # others stay one line: people look for them by words
             lines = ["\n".join(self._wrapper.wrap(each)) for each in lines]
         return "\n  ".join(lines)
 

@@ -108,6 +108,7 @@ def train_and_evaluate(
             logging.info("%s: this run has ended at step %d.", workdir, results["step"])
             return results
 
+        start.close()
         watchdog.note("making or restoring the state")
         checkpoints = CheckpointManager(workdir, **config.checkpoint)
         stack.callback(checkpoints.close)
@@ -156,7 +157,6 @@ def train_and_evaluate(
             total_steps=run.total_steps,
             **config.loader,
         )
-        start.close()
         # Usually done before the checkpoint; not at the start, nor if a notice came first.
         done = run_on_first_process(lambda: evaluations_of(workdir, start_step))
         state, results = train(

@@ -95,7 +95,7 @@ def get_variant(name: str) -> dict[str, Any]:
         ends = f" with /{', /'.join(patches)}" if any(patches) else ""
         known.append(f"{', '.join(sizes)}{ends}")
     meant = variant_called(name)
-    hint = f" Did you mean {meant!r}?" if meant else nearest(name, VARIANTS)
+    hint = f" Did you mean {meant!r}?" if meant else nearest(name, [*MODELS, *VARIANTS])
     raise UserError(f"unknown model {name!r}.{hint} Known: {'; '.join(known)}.")
 
 
