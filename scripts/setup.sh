@@ -112,8 +112,10 @@ if [[ "$version" != 3.1[123] ]]; then
   echo "setup: Python $version is not tested: installing the newest releases"
   constraints=/dev/null
 fi
-# So that nobody waits in silence.
-{ while sleep 10; do echo "setup: installing packages ($SECONDS s; about a minute in all)"; done; } &
+# So that nobody waits in silence. What is left sleeping holds neither our output nor the lock.
+{ while sleep 10 >/dev/null 2>&1 3>&- 9>&-; do
+  echo "setup: installing packages ($SECONDS s; about a minute in all)"
+done; } 9>&- &
 ticker=$!
 trap 'kill "$ticker" 2>/dev/null || true' EXIT
 # Built with the pinned setuptools instead of whatever is newest on the day.
