@@ -254,7 +254,7 @@ def test_a_two_tower_file_of_big_vision_is_read_by_its_parts(workdir: Path, tmp_
     ("overrides", "message"),
     [
         ({"objective__image": ""}, "config.objective.image is missing"),
-        ({"objective__image": "B/16"}, "is a new model, which objective.lock_image=True"),
+        ({"objective__image": "B/16"}, "has random weights, which lock_image=True"),
         ({"objective__temperature": 0.0}, "objective.temperature=0.0 must be positive"),
         ({"dataset__preprocess": IMAGES, "dataset__eval_preprocess": IMAGES}, "text"),
     ],

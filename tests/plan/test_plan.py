@@ -104,7 +104,7 @@ def test_what_the_fast_compile_cannot_tell(
     verdict = report_text(plan).rpartition("Verdict")[2]
     assert plan.fits is (words == "It fits")
     assert words in verdict
-    assert plan.too_close is ("--full_compile tells" in verdict)
+    assert plan.too_close is ("use --full_compile" in verdict)
     assert plan_json(plan)["too_close"] is plan.too_close
 
 

@@ -238,5 +238,5 @@ def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
 
 
 def test_muon_without_a_matrix_is_refused() -> None:
-    with pytest.raises(UserError, match="finds no kernel of a block; use 'adamw'"):
+    with pytest.raises(UserError, match="finds no kernel in a block; use 'adamw'"):
         create_optimizer("muon", schedule=lambda _: 0.1).init(PARAMS)

@@ -1,7 +1,7 @@
 """BERT (arXiv 1810.04805), the text tower of LiT's B16B, B16B_2 and L16L (2111.07991).
 
-Parameters have the names and shapes of flaxformer's `BertEncoder`, as in those published files.
-Unlike in a Vision Transformer, norms come after the sums, and padding (id 0) is not attended to.
+Parameters have the names and shapes of flaxformer's `BertEncoder`, as in the published files.
+Unlike in a Vision Transformer, layer norms follow the residual sums, and padding (id 0) is masked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INIT = nn.initializers.truncated_normal(0.02)
 
 
 class Scope(nn.Module):
-    """The layers that a function applies, below a name of their own."""
+    """Applies a function in a module scope of its own, to name the parameters below it."""
 
     function: Callable[..., jax.Array]
 
@@ -45,7 +45,7 @@ class Scope(nn.Module):
 class BertBlock(nn.Module):
     """z' = LN(z + MSA(z)); z = LN(z' + MLP(z')), [B, T, D] -> [B, T, D]."""
 
-    mask: jax.Array  # [B, 1, 1, T], True for tokens that are attended to
+    mask: jax.Array  # [B, 1, 1, T], True for tokens to attend to
     mlp_dim: int
     dropout_rate: float = 0.0
     gelu: str = "tanh"
@@ -86,11 +86,11 @@ class Bert(nn.Module):
 
     Attributes:
       num_classes: width of the embedding; 0 returns the representation instead, [B, hidden_size].
-      vocab_size: number of ids that a token may have; 0 is padding.
-      hidden_size, num_layers, mlp_dim: table of section 3; there are hidden_size / 64 heads.
-      max_length: of a text, in tokens.
-      dropout_rate: after the embeddings, and of what each branch adds.
-      gelu: `tanh` as flaxformer, or `exact` as the original.
+      vocab_size: number of token ids; 0 is padding.
+      hidden_size, num_layers, mlp_dim: table of section 3; the model has hidden_size / 64 heads.
+      max_length: maximum length of a text, in tokens.
+      dropout_rate: after the embeddings and at the end of each residual branch.
+      gelu: `tanh` as in flaxformer, or `exact` as in the original.
       remat: one of `REMAT_POLICIES`.
       scan: compile the blocks as one loop.
       dtype: of the computation; parameters, softmax, norms' statistics and the result are float32.
@@ -151,7 +151,7 @@ class Bert(nn.Module):
 
         x = Scope(encoder, name="BertEncoder_0")()[:, 0]
         x = jnp.asarray(IdentityLayer(name="pre_logits")(x), jnp.float32)  # [B, D]
-        # Not zero at first: a zero embedding has no direction.
+        # Not initialized to zero: a zero embedding has no direction.
         return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
 
 
@@ -175,7 +175,7 @@ def infer(shapes: Shapes) -> dict[str, Any]:
 
 def check(model: Any) -> None:
     if model.hidden_size > HEAD_DIM and model.hidden_size % HEAD_DIM:
-        raise UserError(f"model.hidden_size={model.hidden_size} is no multiple of {HEAD_DIM}.")
+        raise UserError(f"model.hidden_size={model.hidden_size} is not a multiple of {HEAD_DIM}.")
 
 
 FAMILY = Family(

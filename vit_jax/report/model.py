@@ -144,10 +144,10 @@ def _confusion(labels: np.ndarray, guesses: np.ndarray, names: tuple[str, ...]) 
 
 def _pairs(counts: np.ndarray, classes: list[str]) -> list[Html]:
     """The most frequent confusions of many classes."""
-    apart = counts * (1 - np.eye(len(counts), dtype=int))
-    order = np.argsort(-apart, axis=None, kind="stable")[:_PAIRS]
-    pairs = [np.unravel_index(i, counts.shape) for i in order if apart.flat[i]]
-    rows = [(classes[i], classes[j], int(apart[i, j]), int(counts[i].sum())) for i, j in pairs]
+    mistakes = counts * (1 - np.eye(len(counts), dtype=int))
+    order = np.argsort(-mistakes, axis=None, kind="stable")[:_PAIRS]
+    pairs = [np.unravel_index(i, counts.shape) for i in order if mistakes.flat[i]]
+    rows = [(classes[i], classes[j], int(mistakes[i, j]), int(counts[i].sum())) for i, j in pairs]
     columns = ["Label", "Predicted", "Times", "Images of this label"]
     text = f"The most frequent mistakes among {len(classes)} classes."
     return [note(text), table(columns, rows, label="Confusions")]
