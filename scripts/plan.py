@@ -68,7 +68,7 @@ def main():
     flags.DEFINE_float("hbm_gib", None, "Of a device, if not the chip's.", lower_bound=1e-6)
     command_line.define_flags()
     with launch.one_line_errors():
-        if command_line.asks_for_help():
+        if command_line.help_requested():
             # A plan accepts the flags of training, but does not use them.
             ignored = tuple(f"  --{flag.name}: " for flag in command_line.own_flags())
             lines = command_line.help_text(__doc__).splitlines()

@@ -113,7 +113,7 @@ def test_a_key_of_another_type_does_not_keep_its_value() -> None:
     config = switched(default.get_config(), "evaluators.test.name=linear_probe")
     assert switched(config, "evaluators.test.name=few_shot").evaluators.test.l2 == 1024.0
     hybrid = switched(config, "model.name=R50+B/16")
-    with pytest.raises(UserError, match=r"model.resnet_layers; give what is missing, or a variant"):
+    with pytest.raises(UserError, match=r"model.resnet_layers; set what is missing, or a variant"):
         switched(hybrid, "model.name=bit")
     given = "model.resnet_layers=(1, 2)"
     assert switched(hybrid, given, "model.name=bit").model.resnet_layers == (1, 2)

@@ -74,7 +74,7 @@ def test_the_suites_are_the_papers() -> None:
     assert no_variant["published"] == ""
     assert no_variant["settings"]["config"].model.mlp_dim == 8
     assert no_variant["settings"]["config"].dataset.eval_preprocess == "official_eval(64)"
-    with pytest.raises(UserError, match="--image_size=60 does not divide into tokens of 16"):
+    with pytest.raises(UserError, match="--image_size=60 is not divisible by tokens of 16"):
         suites.tasks("vtab", model, (), 60)
     with pytest.raises(UserError, match="VTAB task='dtt' is unknown. Did you mean 'dtd'"):
         suites.tasks("vtab", model, ["dtt"], None)
