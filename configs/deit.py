@@ -14,7 +14,7 @@ DATASET is a TFDS name or the path of an image folder with the splits `train` an
 scans, a minute on two cores.
 
 TEACHER is whatever --config.pretrained.source takes: a work directory, a file of any format,
-hf://, a name of `scripts/zoo.py list`. It must have the same classes, in any order. It is
+hf://, a name from `scripts/zoo.py list`. It must have the same classes, in any order. It is
 resized to the student's image size, sees the student's images as augmented and mixed, and is
 not in checkpoints; a resumed run notices if it changed. The paper's teacher, RegNetY-16GF (82.9 %),
 is not among our models.
