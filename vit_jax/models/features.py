@@ -5,14 +5,14 @@ B: batch, T: tokens (class and distillation token first, then the grid row by ro
 | feature          | shape  | what it is                                                      |
 |------------------|--------|-----------------------------------------------------------------|
 | `logits`         | [K]    | the head's answer                                               |
- `pre_logits`     | [D]    | the head's input: pooled tokens after the last layer norm; for  |
-                  |        | models with a pre-training head, its tanh layer, [R]            |
+| `pre_logits`     | [D]    | the head's input: pooled tokens after the last layer norm; for  |
+|                  |        | models with a pre-training head, its tanh layer, [R]            |
 | `cls`, `dist`    | [D]    | class and distillation token after the last layer norm          |
 | `gap`            | [D]    | mean over the grid's tokens after the last layer norm           |
 | `tokens`         | [T, D] | all tokens after the last layer norm                            |
 | `block_3_tokens` | [T, D] | all tokens after block 3, counted from 0: the residual stream,  |
-                  |        | before the next layer norm                                      |
- `block_3`        | [D]    | the class token of these, or the mean if there is none          |
+|                  |        | before the next layer norm                                      |
+| `block_3`        | [D]    | the class token of these, or the mean if there is none          |
 
 A model without tokens (a ResNet) has `logits`, `pre_logits` and `gap`, its mean over the feature
 map, which is the head's input; one without blocks of equal shape has no `block_3`.

@@ -5,10 +5,10 @@ hidden size, d: width of a head.
 
 | name                    | shape             | what it is                                       |
 |-------------------------|-------------------|--------------------------------------------------|
- `attention`             | [L, B, heads, N, N] | softmax(q k^T / sqrt(d)): a row for each query |
+| `attention`             | [L, B, heads, N, N] | softmax(q k^T / sqrt(d)): a row for each query |
 | `query`, `key`, `value` | [L, B, N, heads, d] | of equation 5, with their biases               |
 | `tokens`                | [L, B, N, D]      | after each block: the residual stream, before    |
-                         |                   | the next layer norm                              |
+|                         |                   | the next layer norm                              |
 """
 
 from __future__ import annotations
