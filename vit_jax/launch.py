@@ -52,7 +52,7 @@ def main(
     """
     use_huge_pages()
     if workdir and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _stop_before_the_start)
+        signal.signal(signal.SIGTERM, _exit_on_sigterm)
     # Tracing creates millions of long-lived objects: scanning them took 7 % of the start.
     gc.set_threshold(50_000, 10, 10)
     from vit_jax import command_line
@@ -81,7 +81,7 @@ def main(
         watchdog.leave()
 
 
-def _stop_before_the_start(*_: object) -> NoReturn:
+def _exit_on_sigterm(*_: object) -> NoReturn:
     """Before and after the training loop there is nothing to save."""
     os.write(2, b"Stopped by SIGTERM; the same command resumes from the last checkpoint.\n")
     os._exit(REQUEUE_EXIT_CODE)
@@ -121,8 +121,8 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
             peers.leave()
         sys.exit(REQUEUE_EXIT_CODE)
     except KeyboardInterrupt:
-        way_on = " The same command resumes from the last checkpoint." if resumes else ""
-        _end(f"Interrupted.{way_on}", 130)
+        resume_hint = " The same command resumes from the last checkpoint." if resumes else ""
+        _end(f"Interrupted.{resume_hint}", 130)
     except TrainingDivergedError as error:
         _end(f"error: {error}", 1)
     except Exception as error:
@@ -196,7 +196,7 @@ def start_processes(
     try:
         if distributed != "off":
             heartbeat = timeouts["heartbeat_timeout_seconds"]
-            _find_each_other(arrival_timeout_seconds, heartbeat, flags_of_process)
+            _connect(arrival_timeout_seconds, heartbeat, flags_of_process)
     except ValueError as error:
         names = f"--{', --'.join(flags_of_process)}"
         if given:
@@ -213,7 +213,7 @@ def start_processes(
         start_logging(watchdog.process_id)
 
 
-def _find_each_other(arrival_timeout: int, heartbeat_timeout: float, flags: dict[str, Any]) -> None:
+def _connect(arrival_timeout: int, heartbeat_timeout: float, flags: dict[str, Any]) -> None:
     """Calls jax.distributed.initialize, whose own timeouts abort silently: ours come first.
 
     A ValueError means that flags contradict each other or, without flags, that there is no cluster.

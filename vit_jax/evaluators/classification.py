@@ -15,7 +15,7 @@ from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 LOG_EVERY_SECONDS = 30
 
 
-class _OfExamples:
+class _ExampleEvaluator:
     """Computes metrics of every example on the devices; a subclass summarises them on the host."""
 
     example_keys: tuple[str, ...] = ()  # the objective's
@@ -48,7 +48,7 @@ class _OfExamples:
         return arrays
 
 
-class ClassificationEvaluator(_OfExamples):
+class ClassificationEvaluator(_ExampleEvaluator):
     """`Classification.measure` of every example, and `label`: [N] each."""
 
     def __init__(self, objective: Any, reader: Reader):
@@ -150,7 +150,7 @@ def real_accuracy(predictions: np.ndarray, labels: Sequence[Sequence[int]]) -> t
     return sum(hits) / len(hits), len(hits)
 
 
-class AveragePrecisionEvaluator(_OfExamples):
+class AveragePrecisionEvaluator(_ExampleEvaluator):
     """Ranks all images by their logit for each class: `label`, `logits` [N, K], `loss` [N]."""
 
     metric_names = ("mAP", "loss", "num_examples")

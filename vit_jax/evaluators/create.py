@@ -36,7 +36,7 @@ OF_FEATURES: dict[str, Any] = {
 }
 EVALUATORS = {**OF_OUTPUTS, **OF_FEATURES}
 # Keys of an evaluator that determine its data, besides `train_split`.
-_OF_DATA = ("dataset", "data_dir", "split", "label_key", "preprocess")
+_DATA_KEYS = ("dataset", "data_dir", "split", "label_key", "preprocess")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ def create_evaluations(
             if feature not in steps:
                 function = feature_of(feature, f"evaluators.{key}.feature")
                 steps[feature] = feature_step(function, mesh)
-            data = feature, keys, batch, own["train_split"], *(section[name] for name in _OF_DATA)
+            data = feature, keys, batch, own["train_split"], *(section[name] for name in _DATA_KEYS)
             if data not in features:
                 readers = [
                     Reader(each, mesh, batch, dict(loader), keys, on_wait)

@@ -55,7 +55,7 @@ class BertBlock(nn.Module):
     def __call__(self, x: jax.Array, _: Any = None, *, train: bool) -> jax.Array:
         dense = functools.partial(Dense, dtype=self.dtype, kernel_init=_INIT)
 
-        def close(x: jax.Array, y: jax.Array) -> jax.Array:
+        def add_and_norm(x: jax.Array, y: jax.Array) -> jax.Array:
             y = dense(x.shape[-1], name="dense_layer")(y)
             y = Dropout(self.dropout_rate)(y, deterministic=not train)
             return LayerNorm(epsilon=1e-12, dtype=self.dtype, name="layer_norm")(x + y)
@@ -70,11 +70,11 @@ class BertBlock(nn.Module):
             return jnp.reshape(attended, x.shape)
 
         def attention_block(x: jax.Array) -> jax.Array:
-            return close(x, Scope(attend, name="attention_layer")(x))
+            return add_and_norm(x, Scope(attend, name="attention_layer")(x))
 
         def mlp_block(x: jax.Array) -> jax.Array:
             y = Scope(lambda x: dense(self.mlp_dim, name="dense_layer")(x), name="mlp")(x)
-            return close(x, gelu(y, self.gelu))
+            return add_and_norm(x, gelu(y, self.gelu))
 
         x = Scope(attention_block, name="attention_block")(x)
         x = Scope(mlp_block, name="mlp_block")(x)

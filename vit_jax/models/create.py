@@ -95,12 +95,12 @@ def get_variant(name: str) -> dict[str, Any]:
     raise UserError(f"unknown model {name!r}.{hint} Known: {'; '.join(known)}.")
 
 
-_SIZES_OF_OTHERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
-_SIZES_OF_OTHERS |= {size.lower(): size for size in _SIZES_OF_OTHERS.values()}
-_NAME_OF_OTHERS = re.compile(
-    rf"(?:.*_)?(vit|deit|mixer)_({'|'.join(_SIZES_OF_OTHERS)})_?(distilled_)?(?:patch_?)?(\d+)(?:_.*)?"
+_FOREIGN_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+_FOREIGN_SIZES |= {size.lower(): size for size in _FOREIGN_SIZES.values()}
+_FOREIGN_NAME = re.compile(
+    rf"(?:.*_)?(vit|deit|mixer)_({'|'.join(_FOREIGN_SIZES)})_?(distilled_)?(?:patch_?)?(\d+)(?:_.*)?"
 )
-_KINDS_OF_OTHERS = {"vit": "", "deit": "DeiT-", "mixer": "Mixer-"}
+_FOREIGN_KINDS = {"vit": "", "deit": "DeiT-", "mixer": "Mixer-"}
 
 
 def variant_called(name: str) -> str:
@@ -111,10 +111,10 @@ def variant_called(name: str) -> str:
     text = re.sub("[^a-z0-9]+", "_", name.lower())
     if match := re.fullmatch(r"(?:.*_)?resnetv2_(\d+x\d)(?:_.*)?", text):
         found = f"R{match[1]}"
-    elif match := _NAME_OF_OTHERS.fullmatch(text):
+    elif match := _FOREIGN_NAME.fullmatch(text):
         kind, size, distilled, patch = match.groups()
         middle = "distilled-" if distilled else ""
-        found = f"{_KINDS_OF_OTHERS[kind]}{middle}{_SIZES_OF_OTHERS[size]}/{patch}"
+        found = f"{_FOREIGN_KINDS[kind]}{middle}{_FOREIGN_SIZES[size]}/{patch}"
     else:
         return ""
     return found if found in VARIANTS else ""

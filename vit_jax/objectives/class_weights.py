@@ -33,7 +33,7 @@ def create_class_weights(
         assert read_labels is not None
         weights = balanced_weights(read_labels(), len(class_names))
     else:
-        weights = _stated_weights(given, class_names)
+        weights = _explicit_weights(given, class_names)
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights > 0)))
     if len(bad):
         raise UserError(
@@ -57,7 +57,7 @@ def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:
         return (len(labels) - counts) / counts
 
 
-def _stated_weights(given: Sequence[Any], class_names: Sequence[str]) -> np.ndarray:
+def _explicit_weights(given: Sequence[Any], class_names: Sequence[str]) -> np.ndarray:
     try:
         if all(isinstance(each, tuple | list) for each in given):
             pairs = {str(name): float(value) for name, value in given}

@@ -28,7 +28,7 @@ PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-class _OfLabels(Objective):
+class _LabelObjective(Objective):
     """Common to both kinds: a model with a logit per class and image."""
 
     def __init__(self, task: Task, *, class_weights: str | Sequence[Any] = ""):
@@ -68,7 +68,7 @@ class _OfLabels(Objective):
         return self.model.apply({"params": params}, scale_images(batch["image"]), train=False)
 
 
-class Classification(_OfLabels):
+class Classification(_LabelObjective):
     """One label per image.
 
     A batch holds `image` [B, H, W, C] (uint8, or float scaled by the preprocessing), `label` [B]
@@ -176,7 +176,7 @@ def _targets(batch: Batch, num_classes: int, label_smoothing: float) -> tuple[ja
     return mixed, jnp.where(weight >= 0.5, label, other_label)
 
 
-class MultiLabel(_OfLabels):
+class MultiLabel(_LabelObjective):
     """Binary cross-entropy of every class, summed over the classes.
 
     A batch holds `image` [B, H, W, C], `label` [B, K] of 0 and 1, and `mask` [B]. A mixed batch

@@ -17,7 +17,7 @@ from jax.experimental import mesh_utils
 from vit_jax.errors import PassingError, UserError
 
 # Another process still holds the device, or its driver is not up yet.
-_DEVICE_MAY_COME = re.compile(r"(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE): ")
+_RETRYABLE_ERROR = re.compile(r"(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE): ")
 
 
 def all_devices() -> list[Any]:
@@ -33,7 +33,7 @@ def all_devices() -> list[Any]:
             devices = jax.devices()
     except RuntimeError as error:
         message = f"cannot initialize the devices: {' '.join(str(error).split())}"
-        kind = PassingError if _DEVICE_MAY_COME.search(message) else UserError
+        kind = PassingError if _RETRYABLE_ERROR.search(message) else UserError
         raise kind(message) from error
     asked = os.environ.get("JAX_PLATFORMS", "")
     first = asked.partition(",")[0]

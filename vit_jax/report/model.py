@@ -26,7 +26,7 @@ MOST_CLASSES = 30  # of a confusion matrix; with more, a list of pairs
 _PAIRS = 20
 _MISTAKES = 12
 _PIXELS = 224  # of an image's height
-_LOOKED_AT = 32  # images for the attention distance
+_ATTENTION_IMAGES = 32  # images for the attention distance
 _BATCH = 8
 # How to read each picture.
 _CAPTIONS = {
@@ -198,7 +198,7 @@ def inside(model: Model, data: Any) -> list[Html]:
         reason = str(data).rstrip(".")
         drawings |= dict.fromkeys(_DRAWINGS[2:], lambda: reason)
     else:
-        few = spread(range(len(data.source)), _LOOKED_AT)
+        few = spread(range(len(data.source)), _ATTENTION_IMAGES)
         images = [data.source[i]["image"] for i in few]
         names = [data.source.names[i] for i in few]
         drawings |= of_images(model, images, names, _BATCH, draw_rollout=_rollouts)

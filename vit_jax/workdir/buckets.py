@@ -79,9 +79,9 @@ class BucketLock:
             elif not holder or generation == awaited or self._is_dead(holder):
                 self._write(generation)
             elif awaited or holder.get("machine") == self._machine:
-                raise in_use(self._folder, _who(holder))
+                raise in_use(self._folder, _holder_name(holder))
             else:
-                awaited, deadline = generation, start_waiting(self._folder, _who(holder))
+                awaited, deadline = generation, start_waiting(self._folder, _holder_name(holder))
             generation, holder = self._read()
         self._generation = generation
         self._renew_once()  # fails if the bucket forbids overwriting (a retention policy)
@@ -126,7 +126,7 @@ class BucketLock:
         self._write(self._generation)
         generation, holder = self._read()
         if holder.get("token") != self._token:
-            return _who(holder)
+            return _holder_name(holder)
         self._generation = generation
         return ""
 
@@ -160,7 +160,7 @@ def _started(pid: Any) -> str:
         return ""
 
 
-def _who(holder: dict[str, Any]) -> str:
+def _holder_name(holder: dict[str, Any]) -> str:
     return f"pid {holder.get('pid', '?')} on {holder.get('machine', 'an unknown host')}"
 
 

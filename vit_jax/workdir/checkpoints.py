@@ -99,14 +99,14 @@ class CheckpointManager:
         """
         self.wait()  # the handler still needs the metrics of the save in progress
         self._handler.note = {"step": step, "metrics": metrics or {}}
-        with self._errors_of_saving(step):
+        with self._saving_errors(step):
             args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
             self._orbax.save(self._folder / str(step), args=args)
         self._saving = self._thread.submit(self._finish_save, step)
 
     def _finish_save(self, step: int) -> None:
         """Waits for Orbax's threads, then deletes the steps that are not to be kept."""
-        with self._errors_of_saving(step):
+        with self._saving_errors(step):
             self._orbax.wait_until_finished()
             if jax.process_index() == 0:
                 steps = steps_in(self._folder)
@@ -146,7 +146,7 @@ class CheckpointManager:
             self.wait()
 
     @contextlib.contextmanager
-    def _errors_of_saving(self, step: int) -> Iterator[None]:
+    def _saving_errors(self, step: int) -> Iterator[None]:
         """Turns an error that the user can fix into a UserError."""
         try:
             yield

@@ -152,7 +152,7 @@ def _take_over(
 
     After a start that failed before the first update, the config may change.
     """
-    results = [name for name in _RESULTS if _holds_something(folder / name)]
+    results = [name for name in _RESULTS if _is_nonempty(folder / name)]
     known = (folder / CONFIG_FILE).exists()
     if results and not known and resume == "auto":
         raise UserError(
@@ -178,7 +178,7 @@ def _take_over(
             write_json(path, value)
 
 
-def _holds_something(path: Path) -> bool:
+def _is_nonempty(path: Path) -> bool:
     if is_bucket(path):
         return bool(paths.names_below(path))
     if path.is_dir():

@@ -83,7 +83,7 @@ class MetricWriter:
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Writes scalars by name; UserError if the disk is full or gone."""
         if self._file is not None:
-            with self._errors_of_writing():
+            with self._writing_errors():
                 self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         if self._summary is not None:
             for name, value in metrics.items():
@@ -98,7 +98,7 @@ class MetricWriter:
     def flush(self) -> None:
         """Returns when all rows are in `metrics.jsonl`; called before a checkpoint is written."""
         if self._file is not None:
-            with self._errors_of_writing():
+            with self._writing_errors():
                 self._file.flush()
                 if self._upload is not None:
                     self._upload.copy(METRICS_FILE)
@@ -125,7 +125,7 @@ class MetricWriter:
         self._tell_wandb(lambda run: run.finish(exit_code=exit_code))
 
     @contextlib.contextmanager
-    def _errors_of_writing(self) -> Iterator[None]:
+    def _writing_errors(self) -> Iterator[None]:
         """Adds the file name, which errors of writing to an open file lack."""
         try:
             yield

@@ -52,7 +52,7 @@ class ChecksummedHandler(ocp.PyTreeCheckpointHandler):
 
 
 @functools.cache
-def _hush() -> None:
+def _silence_duplicate_errors() -> None:
     """Silences duplicate reports of a failed save.
 
     Otherwise Orbax logs it from each of its threads with a traceback, and TensorStore reports
@@ -79,7 +79,7 @@ def async_checkpointer(handler: ChecksummedHandler) -> ocp.AsyncCheckpointer:
     Not ocp.CheckpointManager: if a save fails on one process, its threads and those of the other
     processes wait for each other, and the error is never raised.
     """
-    _hush()
+    _silence_duplicate_errors()
     options = ocp.options.AsyncOptions(
         # Otherwise a save that fails early leaves threads that wait minutes for its folder.
         create_directories_asynchronously=False,

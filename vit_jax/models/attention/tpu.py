@@ -114,7 +114,7 @@ def _is_own(own: slice, num_lanes: int) -> jax.Array:
     return (lane >= own.start) & (lane < own.stop)
 
 
-def _of_rows(x: jax.Array, weights: jax.Array, own: slice) -> jax.Array:
+def _weighted_rows(x: jax.Array, weights: jax.Array, own: slice) -> jax.Array:
     """x^T weights, transposed: [rows, lanes], [keys, queries] -> float32 [queries, lanes].
 
     Only a head's own lanes are multiplied if they are whole tiles. Rows without keys count as 0.
@@ -154,7 +154,7 @@ def _attention_forward(heads: _Heads, q_ref: Any, k_ref: Any, v_ref: Any, o_ref:
             queries = _masked(heads.load(q_ref, rows, lanes), _is_own(own, lanes.size))
             exp, total = heads.exp_scores(keys, queries)
             weights = (exp * (1.0 / total)).astype(values.dtype)
-            _store(o_ref, rows, lanes, own, _of_rows(values, weights, own))
+            _store(o_ref, rows, lanes, own, _weighted_rows(values, weights, own))
             return carry
 
         jax.lax.fori_loop(0, heads.rows // heads.tile, tile, None)
@@ -188,7 +188,7 @@ def _attention_backward(
             change = weights * d_weights
             d_scores = change - weights * jnp.sum(change, axis=0, keepdims=True)
             d_scores = d_scores.astype(keys.dtype)
-            _store(dq_ref, rows, lanes, own, _of_rows(keys, d_scores, own))
+            _store(dq_ref, rows, lanes, own, _weighted_rows(keys, d_scores, own))
             dk = _product(d_scores, queries, 1, 0)
             dv = _product(weights.astype(d_out.dtype), d_out, 1, 0)
             return carry[0] + dk, carry[1] + dv
