@@ -48,7 +48,7 @@ def test_a_section_has_the_keys_of_its_kind_only() -> None:
     assert config.optimizer.weight_decay == 0.25
     with pytest.raises(UserError, match="schedule.linear_end is not a key of schedule.name='cos"):
         default.section("schedule", "cosine", linear_end=0.1)
-    with pytest.raises(UserError, match="has no default for model.resnet_layers; give"):
+    with pytest.raises(UserError, match="has no default for model.resnet_layers; set"):
         default.section("model", "bit")
     with config.unlocked():
         config.optimizer.b1 = 0.9
@@ -248,6 +248,7 @@ def test_help_lists_every_key_with_its_meaning(script: Script) -> None:
                 assert f"  {section}.{key} = " in text
     assert "duration.steps = None  # updates" in text
     assert (
-        "optimizer.momentum = 0.9  # (sgd, adafactor, muon) decay of the sum of gradients" in text
+        "optimizer.momentum = 0.9  # (sgd, adafactor, muon) decay of the accumulated gradient"
+        in text
     )
-    assert "evaluators.NAME.every_steps = 0  # between two evaluations; 0 is only after" in text
+    assert "evaluators.NAME.every_steps = 0  # steps between evaluations; 0: only after" in text

@@ -136,7 +136,7 @@ def test_large_models_are_fine_tuned_with_dropout(variant: str) -> None:
         (finetune, "B/17,cifar10", "Did you mean"),
         (finetune, "B/16,vtab/clevr-count", "Did you mean 'clevr_count'"),
         (finetune, "H/14,imagenet2012,512", "512 pixels .* 14 pixels wide; use 504 or 518"),
-        (finetune, "R+Ti/16,cifar10,400", "take 384 or 416"),
+        (finetune, "R+Ti/16,cifar10,400", "use 384 or 416"),
         (augreg, "B/16", r"configs/augreg\.py:B/16 must be VARIANT"),
         (augreg, "B/16,cifar100,384,500", "cifar100 are 2500 and 10000 steps"),
         (transfer, "B/32", r"VARIANT,DATASET\[,CROP\]"),

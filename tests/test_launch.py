@@ -87,7 +87,7 @@ def start_processes(distributed: str = "auto", **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_processes": 2}, "go together: coordinator_address should be defined"),
+        ({"num_processes": 2}, "given together: coordinator_address should be defined"),
         ({"coordinator_address": "a:1", "num_processes": 2}, "process id .* must be defined"),
         (dict(zip(FLAGS, ("a:1", 2, 2), strict=True)), "Got process_id=2, num_processes=2"),
         (dict(zip(FLAGS, ("a", 2, 0), strict=True)), "--coordinator_address=a must be HOST:PORT"),

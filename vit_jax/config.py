@@ -86,7 +86,7 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
     "early_stopping": {  # ends the run before its duration; see training/early_stopping.py
         "metric": ("", "such as test/accuracy, of an evaluator with every_steps; '' is off"),
         "patience": (5, "consecutive evaluations without improvement before the run ends"),
-        "min_delta": (0.0, "smaller gains are not improvements; accuracies are from 0 to 1"),
+        "min_delta": (0.0, "gains up to this are not improvements; accuracies are from 0 to 1"),
     },
     "pretrained": {
         "source": ("", "file, folder, gs://, https://, hf:// or zoo name; '': from scratch"),

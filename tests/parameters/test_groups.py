@@ -265,7 +265,7 @@ def test_what_is_frozen_does_not_decay() -> None:
     ("multipliers", "message"),
     [
         ((("haed/kernel", 2.0),), "'haed/kernel' matches no .*Did you mean 'head/kernel'"),
-        ((("head/bias", 2.0),), "'head/bias' matches no full name of a parameter that decays"),
+        ((("head/bias", 2.0),), "'head/bias' matches no full name of a decayed parameter"),
         ((("head/kernel", -1.0),), "'head/kernel' has the factor -1.0"),
         ((("head/kernel", float("nan")),), "factor nan"),
         ((("head/(kernel", 1.0),), "pairs of a regular expression"),

@@ -155,7 +155,7 @@ def test_momentum_dtype_reaches_the_state() -> None:
         ("lion", {"b2": 1.0}, "optimizer.b2=1.0 must be in"),
         ("muon", {"momentum": 1.0}, "optimizer.momentum=1.0 must be in"),
         ("muon", {"eps": -1.0}, "eps=-1.0 must be positive"),
-        ("adamw", {"decay_multipliers": (("head/kernel", 2.0),)}, "which is 0"),
+        ("adamw", {"decay_multipliers": (("head/kernel", 2.0),)}, "it is 0"),
     ],
 )
 def test_optimizer_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:
