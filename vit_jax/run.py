@@ -210,7 +210,7 @@ def create_run(
     model = objective.model
     if (given := family_of(model).input) not in objective.example_keys:
         raise UserError(
-            f"model.name={config.model.name!r} takes a {given}, objective.name="
+            f"model.name={config.model.name!r} takes a {given}, but objective.name="
             f"{config.objective.name!r} reads {', '.join(objective.example_keys)}."
         )
     for op in dataset.preprocess.ops:
@@ -289,7 +289,7 @@ def _create_lora(config: ConfigDict) -> Any:
         return None
     if not config.pretrained.source:
         raise UserError(
-            f"lora.rank={keys['rank']} adapts pre-trained weights, which would stay random; name "
+            f"lora.rank={keys['rank']} adapts pre-trained weights, but the weights are random; set "
             "pretrained.source."
         )
     from vit_jax.parameters.lora import Lora  # few runs need it
@@ -390,8 +390,8 @@ def _check_labels(name: str, dataset: Dataset) -> None:
         if not several:
             has, hint = "several labels", "objective.name='multi_label'"
         raise UserError(
-            f"dataset.name={dataset.name!r} has {has} per image, objective.name={name!r} is for "
-            f"{'several' if several else 'one'}; set {hint}."
+            f"dataset.name={dataset.name!r} has {has} per image; objective.name={name!r} is for "
+            f"{'several' if several else 'one'}; use {hint}."
         )
 
 

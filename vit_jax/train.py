@@ -83,7 +83,7 @@ def train_and_evaluate(
     """
     began = time.monotonic()
     if not workdir:
-        raise UserError("workdir='' is not a folder; name one for this run.")
+        raise UserError("workdir='' is not a folder; give one for this run.")
     workdir = os.path.expanduser(workdir)
     ensure_logging()
     with contextlib.ExitStack() as stack:

@@ -137,7 +137,7 @@ def open_eval_data(
                 raise as_user_error(message, error) from error
             if dataset.image_shape != image_shape:
                 raise UserError(
-                    f"evaluators.{key} reads images of {dataset.image_shape}, training of "
+                    f"evaluators.{key} reads images of {dataset.image_shape}, but training uses "
                     f"{image_shape}; make dataset.eval_preprocess="
                     f"{training['eval_preprocess']!r} produce the same size."
                 )

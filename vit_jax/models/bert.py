@@ -117,7 +117,7 @@ class Bert(nn.Module):
         """Token ids, int32 [B, T] -> embeddings [B, E] float32, not normalised."""
         if texts.shape[1] > self.max_length:
             length = texts.shape[1]
-            raise UserError(f"texts of {length} tokens: model.max_length is {self.max_length}.")
+            raise UserError(f"texts of {length} tokens exceed model.max_length={self.max_length}.")
 
         def embedder() -> jax.Array:
             embed = functools.partial(

@@ -171,7 +171,7 @@ def _gpus(topology: Topology, chip: Chip) -> list[Any]:
     if not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
         raise UserError(
             f"--topology={topology.name} needs the GPU compiler, which runs without a GPU: "
-            "in a separate environment (without a driver it makes every other command warn), "
+            "in a separate environment (without a driver it makes every command warn), "
             f"pip install -e . jax=={jax.__version__} && pip install --no-deps "
             f"jax-cuda13-plugin=={jax.__version__} jax-cuda13-pjrt=={jax.__version__}; or plan for "
             f"cpu:{topology.num_devices}."
