@@ -112,13 +112,13 @@ def vector_feature(
     """`(params, images) -> float32 [B, D]`, see `feature_function`.
 
     Args:
+      module, name: see there.
       image_shape: [H, W, C].
       params: of the module; shapes suffice.
       key: flag or config key for error messages.
-      key: for errors.
 
-    UserError: unknown feature, or not one vector per image.
-      UserError: it is unknown, or not one vector per image.
+    Raises:
+      UserError: unknown feature, or not one vector per image.
     """
     check_features(module, [name], key)
     function = feature_function(module, [name])
