@@ -26,7 +26,7 @@ def main():
         "--image_size", type=pair, help="pixels, or HEIGHT,WIDTH: interpolate positions"
     )
     parser.add_argument("--num_heads", type=int, help="if it cannot be inferred from the file")
-    parser.add_argument("--grid", type=pair, help="ROWS,COLUMNS of the file's tokens, if no square")
+    parser.add_argument("--grid", type=pair, help="ROWS,COLUMNS of the file's tokens if not square")
     parser.add_argument("--drop_head", action="store_true", help="omit head and pre_logits")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     arguments = vars(parser.parse_args())

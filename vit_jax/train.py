@@ -157,7 +157,7 @@ def train_and_evaluate(
             **config.loader,
         )
         start.close()
-        # Usually done before the checkpoint; not at the start, nor if a notice came first.
+        # Usually done before the checkpoint, but not at the start or after a notice.
         done = run_on_first_process(lambda: evaluations_of(workdir, start_step))
         state, results = train(
             run,

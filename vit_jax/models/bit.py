@@ -83,7 +83,7 @@ class ResidualUnit(nn.Module):
     """Pre-activation bottleneck: [B, H, W, C] -> [B, H/s, W/s, 4 * features] for stride s.
 
     a = relu(gn1(x)); out = shortcut + conv3(relu(gn3(conv2(relu(gn2(conv1(a))))))), where the
-    shortcut is x, or a projection of a where the shape changes.
+    shortcut is x, or a projection of a if the shape changes.
     """
 
     features: int

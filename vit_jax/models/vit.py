@@ -331,7 +331,7 @@ class VisionTransformer(nn.Module):
         return x
 
     def _classify(self, x: jax.Array) -> jax.Array:
-        """[..., D] -> [..., K] float32; the representation where num_classes is 0."""
+        """[..., D] -> [..., K] float32; the representation if num_classes is 0."""
         if self.representation_size is None:
             x = IdentityLayer(name="pre_logits")(x)
         else:

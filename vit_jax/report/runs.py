@@ -192,7 +192,7 @@ def read_run(workdir: str | Path) -> Run:
     folder = to_path(workdir)
     if not (folder / METRICS_FILE).is_file():
         below = sorted(path.parent.name for path in folder.glob(f"*/{METRICS_FILE}"))
-        found = f"Runs below it: {', '.join(below[:8])}." if below else "It is no run's --workdir."
+        found = f"Runs below it: {', '.join(below[:8])}." if below else "Not a run's --workdir."
         raise UserError(f"{workdir} holds no {METRICS_FILE}. {found}")
     path = folder / CONFIG_FILE
     config = read_object(path)

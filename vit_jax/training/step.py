@@ -259,7 +259,7 @@ def accumulate_embeddings(
     """The gradient of the whole batch, although `embed` sees one part at a time (see `Objective`).
 
     As in GradCache (2101.06983): first the embeddings of all parts, then the gradient of the loss
-    with respect to them, then each part again, which passes its rows of that on to the parameters.
+    with respect to them, then each part again to backpropagate its rows to the parameters.
     """
 
     def embed_part(params: Any, part: tuple[Batch, jax.Array]) -> Any:
