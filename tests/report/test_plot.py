@@ -132,7 +132,7 @@ def test_the_moving_average_is_the_mean_over_the_window() -> None:
 
 MISTAKES: dict[str, dict[str, Any]] = {
     "holds no metrics.jsonl. Runs below it: a, b": {"workdirs": ["."]},
-    "nowhere holds no metrics.jsonl. It is no run's --workdir": {"workdirs": ["nowhere"]},
+    "nowhere holds no metrics.jsonl. Not a run's --workdir": {"workdirs": ["nowhere"]},
     "foreign/config.json cannot be read": {"workdirs": ["foreign"]},
     "no metric to plot in numberless": {"workdirs": ["numberless"]},
     "Did you mean 'accuracy'": {"metrics": ["acuracy"]},
