@@ -9,55 +9,55 @@
 
 Pre-training
 ------------
-The argument is the name of a published file without `.npz`, which is its recipe (with what follows
-`--`, that of the fine-tuning, starting from the published weights); or
+The argument is the name of a published file without `.npz`, which encodes its recipe (a suffix
+`--...` selects its fine-tuning, starting from the published weights); or
 `pretrain,VARIANT,DATASET[,300ep][,AUGMENTATION][,wd_0.1][,do_0.1][,sd_0.1][,lr_0.001]`:
   VARIANT       as below.
-  DATASET       imagenet2012 (trained on 99 %, the rest validates), imagenet21k (the parts of
+  DATASET       imagenet2012 (trained on 99 %, the rest validates), imagenet21k (the splits of
                 configs/pretrain.py); any other TFDS name or the path of an image folder, with the
-                splits `train` and `test`: otherwise as ImageNet.
+                splits `train` and `test`, with ImageNet's settings.
   300ep         epochs: 300 on ImageNet, 30 and 300 on ImageNet-21k in the paper; default 300.
   AUGMENTATION  none, light1, light2, medium1, medium2, strong1, strong2: RandAugment's layers and
-                magnitude, and mixup's alpha, see `augreg_grid.py`. light1 is not nothing: at
+                magnitude, and mixup's alpha, see `augreg_grid.py`. light1 is not a no-op: at
                 magnitude 0 some of RandAugment's operations still change the image. Files have
-                light0 and light1 where the paper's table has light1 and light2; we read them in
+                light0 and light1 where the paper's table has light1 and light2; we map them in
                 that order.
-  wd, do, sd    weight decay 0.1 or 0.03; dropout and stochastic depth, which the paper has both at
-                0.0 or both at 0.1: they are given together or left out together.
-What is left out is as in the checkpoint that the official README recommends (ImageNet-21k), or as
-in big_vision's configs/vit_i1k.py with decay 0.1 (ImageNet); other models take what B/16 has. The
+  wd, do, sd    weight decay 0.1 or 0.03; dropout and stochastic depth, which in the paper are both
+                0.0 or both 0.1: give both or neither.
+Defaults are those of the checkpoint that the official README recommends (ImageNet-21k), or of
+big_vision's configs/vit_i1k.py with decay 0.1 (ImageNet); other models use those of B/16. The
 paper's grid of 28 is 7 augmentations x 2 decays x (neither or both of dropout and depth).
 
-Batch 4096, 224 pixels (the official code's crop and mirroring, then RandAugment), Adam with b1 0.9,
+Batch 4096, 224 pixels (the official code's crop and flip, then RandAugment), Adam with b1 0.9,
 b2 0.999 and the first moment in bfloat16 (big_vision), peak rate 0.001, 10,000 steps of warm-up,
-cosine to 0, clipping at norm 1. Weight decay is decoupled, multiplied by the learning rate, and of
-kernels only (big_vision's 1e-4 is our 0.1). Stochastic depth rises on a line from 0 to the last
-block; mixup draws one coefficient per batch. Loss: sigmoid cross-entropy summed over classes,
-without smoothing; bias of the head -10 on ImageNet-21k, -6.9 = -ln(1000) on all other data,
+cosine to 0, clipping at norm 1. Weight decay is decoupled, multiplied by the learning rate, and
+for kernels only (big_vision's 1e-4 is our 0.1). Stochastic depth increases linearly from 0 to the
+last block; mixup draws one coefficient per batch. Loss: sigmoid cross-entropy summed over classes,
+without smoothing; head bias -10 on ImageNet-21k, -6.9 = -ln(1000) on all other data,
 whatever their number of classes. No hidden layer before the head on ImageNet-21k; on all other data
-the one with tanh, as big_vision has it on ImageNet (of the published files some have it). The class
-token is read, as in all published files (big_vision's configs/vit_i21k.py averages tokens). For the
-launch, see configs/pretrain.py.
+a tanh layer, as in big_vision on ImageNet (some of the published files have it). The class
+token is used, as in all published files (big_vision's configs/vit_i21k.py averages tokens). For
+launching, see configs/pretrain.py.
 
 Expected accuracy: `config.sweep.published` has the paper's table 3, the best of the grid, for the
-recipe unchanged. Hours are not published; scripts/plan.py predicts them.
+unchanged recipe. Hours are not published; scripts/plan.py predicts them.
 
 Fine-tuning (table 4)
 ---------------------
 The argument is VARIANT,DATASET[,RESOLUTION[,STEPS]]:
   VARIANT     Ti/16, S/32, S/16, B/32, B/16, B/8, L/16, R+Ti/16, R26+S/32, R50+L/32 were published;
-              any key of `models.create.VARIANTS` will do.
+              any key of `models.create.VARIANTS` works.
   DATASET     imagenet2012, cifar100, oxford_iiit_pet, resisc45, kitti (distance to the nearest
               vehicle, as in VTAB); any other TFDS name, or the path of an image folder.
   RESOLUTION  384 (default; 224 for B/8, published at 224 only) or 224 pixels in the paper.
-  STEPS       one of the dataset's schedules, see `TASKS`; the longest by default. Other data: 500
+  STEPS       one of the dataset's schedules, see `TASKS`; default: the longest. Other data: 500
               steps, 100 of warm-up, rate 0.03: the defaults of the official configs/augreg.py.
 
-SGD with momentum 0.9 kept in bfloat16, batch 512, cosine decay, clipping at norm 1; neither weight
-decay nor dropout, nor augmentation beyond the official code's crop and mirroring. Unlike the first
-paper, this one does not train again with the held-out data: `dataset.split` is without them.
+SGD with momentum 0.9 stored in bfloat16, batch 512, cosine decay, clipping at norm 1; no weight
+decay, no dropout, no augmentation beyond the official code's crop and flip. Unlike the first
+paper, this one does not train again with the held-out data: `dataset.split` excludes them.
 
-Expected accuracy on ImageNet of the recipe unchanged (in `config.sweep.published`; official README
+Expected ImageNet accuracy of the unchanged recipe (in `config.sweep.published`; official README
 and table 3): at 384 pixels B/16 85.49, L/16 85.59, S/16 83.73, Ti/16 78.22. The learning rate for
 ImageNet is the one of the published checkpoint. The paper does not state how long fine-tuning
 takes; the official README's 6.5 hours for B/16 on ImageNet at 384 pixels, on a node of A100 GPUs,
@@ -124,8 +124,8 @@ OTHER = Task(
     learning_rate=0.03,
 )
 
-# ImageNet, from ImageNet-21k: rate of the published checkpoint, top-1 at 224 pixels; that at 384
-# pixels is the last column of `augreg_grid.TABLE_3`.
+# ImageNet, from ImageNet-21k: learning rate of the published checkpoint, top-1 at 224 pixels; at
+# 384 pixels it is the last column of `augreg_grid.TABLE_3`.
 IMAGENET: dict[str, tuple[float, float]] = {
     "L/16": (0.01, 83.98),
     "B/16": (0.03, 83.96),
@@ -137,7 +137,7 @@ IMAGENET: dict[str, tuple[float, float]] = {
     "S/32": (0.01, 73.47),
     "R+Ti/16": (0.03, 69.69),
 }
-# Pixels where the argument gives none and files were not published at 384.
+# Default resolution of models that were not published at 384 pixels.
 RESOLUTION = {"B/8": 224}
 
 
@@ -146,7 +146,7 @@ def get_config(argument: str = "B/16,oxford_iiit_pet") -> ConfigDict:
         return augreg_grid.pretraining(augreg_grid.parse_setting(argument))
     if re.match(rf"\w+-({'|'.join(augreg_names.DATASETS)})-", argument):
         return _of_file(argument)
-    # The last of two numbers at the end is the steps.
+    # Of two numbers at the end, the last is the steps.
     rest, _, last = argument.rpartition(",")
     with_steps = last.isdigit() and rest.rpartition(",")[2].isdigit()
     variant, dataset, resolution = parse_argument(
@@ -189,7 +189,7 @@ def get_config(argument: str = "B/16,oxford_iiit_pet") -> ConfigDict:
 
 
 def _of_file(file: str) -> ConfigDict:
-    """The pre-training of a published file, or the fine-tuning that its name ends with."""
+    """The pre-training of a published file, or the fine-tuning in its name's suffix."""
     name = augreg_names.parse(file)
     setting = augreg_grid.setting_of(name)
     if not name.adapt_dataset:
@@ -198,5 +198,5 @@ def _of_file(file: str) -> ConfigDict:
     config = get_config(f"{name.variant},{name.adapt_dataset},{name.resolution},{steps}")
     config.schedule.learning_rate = name.adapt_rate
     config.pretrained.source = f"gs://vit_models/augreg/{name.upstream}.npz"
-    config.sweep.published = ""  # table 3's are of the best files; index.csv has each one's own
+    config.sweep.published = ""  # table 3 is for the best files; index.csv has each one's accuracy
     return config

@@ -1,6 +1,6 @@
 """The grid of "How to train your ViT?" (AugReg, 2106.10270): its points.
 
-Not a recipe by itself: configs/augreg.py is, and says where the numbers are from.
+Not a recipe itself: configs/augreg.py is, and gives the sources of the numbers.
 """
 
 import re
@@ -12,7 +12,7 @@ from configs import pretrain
 from vit_jax.errors import UserError
 from vit_jax.models import augreg_names
 
-# RandAugment's layers and magnitude (none for 0 layers), mixup's alpha.
+# RandAugment's layers and magnitude (none for 0 layers), and mixup's alpha.
 AUGMENTATIONS: dict[str, tuple[int, int, float]] = {
     "none": (0, 0, 0.0),
     "light1": (2, 0, 0.0),
@@ -22,7 +22,7 @@ AUGMENTATIONS: dict[str, tuple[int, int, float]] = {
     "strong1": (2, 20, 0.5),
     "strong2": (2, 20, 0.8),
 }
-# AUGMENTATION, weight decay, dropout, stochastic depth where the argument leaves them out.
+# Defaults of AUGMENTATION, weight decay, dropout and stochastic depth.
 BEST: dict[str, dict[str, tuple[str, float, float, float]]] = {
     "imagenet21k": {
         "L/16": ("strong1", 0.1, 0.0, 0.0),
@@ -78,7 +78,7 @@ _OPTION = re.compile(rf"(\d+)(ep)|(wd|do|sd|lr)_(\d+(?:\.\d+)?)|({'|'.join(AUGME
 
 
 def pretraining(setting: Setting) -> ConfigDict:
-    """The recipe of a point of the grid."""
+    """The recipe for a point of the grid."""
     config = pretrain.pretraining(setting.variant, setting.dataset)
     dataset = pretrain.without_version(setting.dataset)
     layers, magnitude, config.mix.mixup_alpha = AUGMENTATIONS[setting.augmentation]
@@ -105,7 +105,7 @@ def parse_setting(argument: str) -> Setting:
     """`pretrain,VARIANT,DATASET,...` to a point of the grid.
 
     Raises:
-      UserError: a part is missing, unknown, given twice or 0ep; or one of do and sd is missing.
+      UserError: a part is missing, unknown, repeated or 0ep; or only one of do and sd is given.
     """
     variant, _, rest = argument.removeprefix("pretrain,").partition(",")
     dataset, given = rest, {}
@@ -115,7 +115,7 @@ def parse_setting(argument: str) -> Setting:
         option = ep or key or "aug"
         if option in given:
             raise UserError(
-                f"configs/augreg.py:{argument} gives {option} twice, as {match[0]} too; keep one."
+                f"configs/augreg.py:{argument} gives {option} twice, also as {match[0]}; keep one."
             )
         given[option] = length or number or name
     if not dataset or ("," in dataset and "/" not in dataset):
@@ -150,7 +150,7 @@ def parse_setting(argument: str) -> Setting:
 
 
 def setting_of(name: augreg_names.FileName) -> Setting:
-    """The point of the grid of a published file, or of the one that it was fine-tuned from."""
+    """The grid point of a published file, or of the file that it was fine-tuned from."""
     return Setting(
         name.variant,
         augreg_names.DATASETS[name.data],
@@ -164,7 +164,7 @@ def setting_of(name: augreg_names.FileName) -> Setting:
 
 
 def _published(setting: Setting) -> str:
-    """Table 3's accuracies in percent of the best point for a model, data and length, or ""."""
+    """Table 3's best accuracies in percent for a model, data and length, or ""."""
     data = pretrain.without_version(setting.dataset)
     point = (setting.augmentation, setting.weight_decay, setting.dropout_rate)
     best = BEST.get(data, {}).get(setting.variant)

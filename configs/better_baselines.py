@@ -5,24 +5,24 @@
 
 The argument is EPOCHS[,OPTION=VALUE...]:
   EPOCHS   90, 150 or 300.
-  OPTION   one row of the paper's ablation; each is another value than the recipe's:
-             posemb=learned  instead of fixed sines and cosines in two dimensions
+  OPTION   a row of the paper's ablation, which changes the recipe:
+             posemb=learned  instead of fixed 2D sines and cosines
              batch=4096      instead of 1024 (rate and warm-up unchanged)
-             pool=token      a class token instead of the mean over the tokens
-             head=linear     instead of a hidden layer with tanh before the head
+             pool=token      a class token instead of the mean over tokens
+             head=linear     instead of a tanh hidden layer before the head
              aug=none        no RandAugment, no mixup
 
 The recipe (big_vision's configs/vit_s16_i1k.py): 224 pixels, the official code's crop and
-mirroring, RandAugment of 2 operations at magnitude 10, mixup with alpha 0.2 (one coefficient per
+flip, RandAugment of 2 operations at magnitude 10, mixup with alpha 0.2 (one coefficient per
 batch); Adam with b1 0.9, b2 0.999 and the first moment in bfloat16, rate 0.001, 10,000 steps of
-warm-up, cosine to 0, clipping at norm 1, weight decay 0.1 of kernels (decoupled and multiplied by
-the learning rate: big_vision's 1e-4); softmax cross-entropy, bias of the head 0; neither dropout
-nor stochastic depth nor label smoothing. Trained on 99 % of `train`; the rest validates,
-`validation` tests: the central 224 pixels of the image with its short side at 256. The computation
-in bfloat16, the reading processes and evaluation every 10,000 steps are ours, see
+warm-up, cosine to 0, clipping at norm 1, weight decay 0.1 for kernels (decoupled and multiplied by
+the learning rate: big_vision's 1e-4); softmax cross-entropy, head bias 0; no dropout,
+no stochastic depth, no label smoothing. Trained on 99 % of `train`; the rest validates,
+`validation` tests: the central 224 pixels of the image with its short side at 256. bfloat16
+computation, reader processes and evaluation every 10,000 steps are ours, see
 configs/pretrain.py.
 
-Expected top-1 on `validation`, with the recipe unchanged (paper, tables 1 and 2; also in
+Expected top-1 on `validation`, with the unchanged recipe (paper, tables 1 and 2; also in
 `config.sweep.published`):
                    90 epochs  150   300
   the recipe       76.5       78.5  80.0
@@ -48,7 +48,7 @@ PUBLISHED: dict[str, tuple[float, float, float]] = {
     "aug=none": (73.6, 73.7, 73.7),
 }
 EPOCHS = (90, 150, 300)
-# Of 1,024 images: as often by images seen as the recipes for 4,096 evaluate on ImageNet.
+# For batches of 1,024: the same number of images between evaluations as ImageNet's at 4,096.
 EVERY_STEPS = 10_000
 
 
@@ -71,7 +71,7 @@ def get_config(argument: str = "90") -> ConfigDict:
         config.mix.mixup_alpha = 0.2
     config.model.classifier = "token" if "pool=token" in options else "gap"
     config.model.position_embedding = "learned" if "posemb=learned" in options else "sincos2d"
-    config.model.position_stddev = config.model.hidden_size**-0.5  # as big_vision
+    config.model.position_stddev = config.model.hidden_size**-0.5  # as in big_vision
     config.model.representation_size = None if "head=linear" in options else 384
     config.model.head_bias_init = 0.0
     config.objective.loss = "softmax"

@@ -7,28 +7,28 @@
     python scripts/train.py --config=configs/deit.py:quickstart \\
         --config.objective.teacher=runs/quickstart/finetune --workdir=/tmp/deit
 
-The argument is VARIANT,DATASET: VARIANT a key of models.create.VARIANTS, DeiT-distilled-Ti/16,
--S/16, -B/16 with the distillation token, or any other, whose one head then learns from both;
-DATASET a TFDS name or the path of an image folder with the splits `train` and `validation`
+The argument is VARIANT,DATASET: VARIANT is a key of models.create.VARIANTS: DeiT-distilled-Ti/16,
+-S/16, -B/16 with the distillation token, or any other, whose single head learns from both;
+DATASET is a TFDS name or the path of an image folder with the splits `train` and `validation`
 (ImageNet) or `test`. Or it is `quickstart`: the small model of configs/quickstart.py on its 300
 scans, a minute on two cores.
 
 TEACHER is whatever --config.pretrained.source takes: a work directory, a file of any format,
-hf://, a name of `scripts/zoo.py list`. It must classify the same classes, in any order. It is
-brought to the student's image size, is given the student's images as augmented and mixed, and is
-in no checkpoint; a resumed run notices if it changed. The paper's teacher, RegNetY-16GF (82.9 %),
-is none of our models.
+hf://, a name from `scripts/zoo.py list`. It must have the same classes, in any order. It is
+resized to the student's image size, sees the student's images as augmented and mixed, and is
+not in checkpoints; a resumed run notices if it changed. The paper's teacher, RegNetY-16GF (82.9 %),
+is not among our models.
 
-Hard labels of the teacher have half of the loss (equation 3). Soft ones, with temperature 3 and
+The teacher's hard labels have half of the loss (equation 3). For soft ones, with temperature 3 and
 weight 0.1 (equation 2): --config.objective.name=soft_distillation. Without a teacher:
 --config.objective.name=classification with a DeiT-S/16.
 
 300 epochs, AdamW with rate 5e-4 * batch / 512, weight decay 0.05, cosine decay, 5 epochs of warm-
 up, label smoothing 0.1, stochastic depth 0.1, no dropout, no clipping; 3 draws of each image in a
 batch, RandAugment 9 with probability 0.5, mixup 0.8, CutMix 1.0, random erasing 0.25 (table 9).
-Not the same here: batches of 960, as 3 draws do not divide DeiT's 1024; RandAugment is
-TensorFlow's `randaug(2, 9)` at a fixed strength, where DeiT draws timm's strengths around 9; crops
-are bilinear.
+Differences: batches of 960, as 3 draws do not divide DeiT's 1024; RandAugment is
+TensorFlow's `randaug(2, 9)` with a fixed magnitude, where DeiT draws timm's magnitudes around 9;
+crops are bilinear.
 
 Expected top-1 (table 3), distilled: Ti 74.5, S 81.2, B 83.4; without a teacher 72.2, 79.8, 81.8. B
 took 53 hours on one node of 8 V100, 37 on two.
@@ -43,7 +43,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.create import get_variant
 
 EPOCHS, WARMUP_EPOCHS = 300, 5
-BATCH_SIZE = 960  # nearest to 1024 that 3 draws and 64 devices divide
+BATCH_SIZE = 960  # nearest to 1024 that is divisible by 3 draws and 64 devices
 PUBLISHED = {"Ti/16": 74.5, "S/16": 81.2, "B/16": 83.4}
 PREFIX = "DeiT-distilled-"
 

@@ -10,23 +10,23 @@ The argument is VARIANT,DATASET[,RESOLUTION]:
   DATASET     imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102 (table 4);
               vtab/TASK for the 19 tasks of VTAB-1k (1910.04867), the keys of `VTAB` below;
               any other TFDS name, or the path of an image folder.
-  RESOLUTION  pixels, default 384 (378 where the patch is 14). L/16,imagenet2012,512 and
+  RESOLUTION  pixels, default 384 (378 for patches of 14). L/16,imagenet2012,512 and
               H/14,imagenet2012,518 are the rows of table 2, with Polyak averaging 0.9999.
 
-Batch 512, SGD with momentum 0.9 kept in bfloat16, cosine decay, no weight decay, gradients clipped
-at norm 1. The head starts at zero; position embeddings are interpolated. Dropout 0.1 for L/16,
-H/14, R50+B/16 and R50+L/32, as in the official code (its README: R50+B/16 reaches 85.08 on ImageNet
-with it, 83.72 without). The paper does not give
-the warm-up: 500 steps are the official code's, 100 and 200 for short runs AugReg's.
+Batch 512, SGD with momentum 0.9 stored in bfloat16, cosine decay, no weight decay, gradients
+clipped at norm 1. The head starts at zero; position embeddings are interpolated. Dropout 0.1 for
+L/16, H/14, R50+B/16 and R50+L/32, as in the official code (its README: R50+B/16 reaches 85.08 on
+ImageNet with it, 83.72 without). The paper does not give
+the warm-up: 500 steps are the official code's, 100 and 200 for short runs are AugReg's.
 
-The paper picks the learning rate on held-out training data, then trains on all of it: that is what
-scripts/sweep.py does with `config.sweep`. `schedule.learning_rate` below is a middle of the grid
-(0.03 for ImageNet, the official code's default).
+The paper picks the learning rate on held-out training data, then trains on all of it, as
+scripts/sweep.py does with `config.sweep`. `schedule.learning_rate` below is from the middle of the
+grid (0.03 for ImageNet, the official code's default).
 
-VTAB-1k: 800 + 200 training examples as google-research/task_adaptation selects them (of the newest
-prepared version of each set; the benchmark itself read Pets 3.x, which TFDS cannot prepare any
-more), all 2,500 steps at 0.01. The paper takes over BiT's preprocessing, which leaves out crops
-and mirroring where they would destroy the label, without a list: here those are SVHN and the
+VTAB-1k: 800 + 200 training examples as selected by google-research/task_adaptation (of the newest
+prepared version of each set; the benchmark itself used Pets 3.x, which TFDS can no longer
+prepare), all 2,500 steps at 0.01. The paper uses BiT's preprocessing, which omits crops
+and flips if they would destroy the label, without a list: here those are SVHN and the
 structured tasks. The other images are scaled to 7/6 of the resolution (448 for 384), then cropped.
 
 Expected accuracy is in `config.sweep.published` (table 5; VTAB: table 9; L/16 pre-trained on
@@ -49,7 +49,7 @@ GRID = (0.001, 0.003, 0.01, 0.03)
 
 
 class Task(NamedTuple):
-    """What is trained on, and how long; `held_in` and `held_out` are parts of `split`."""
+    """Training data and length; `held_in` and `held_out` are parts of `split`."""
 
     dataset: str
     split: str
@@ -67,7 +67,7 @@ class Task(NamedTuple):
 def _task(
     name: str, *, held_out: int, test: str = "test", steps: int, warmup_steps: int, **kwargs: Any
 ) -> Task:
-    """A task of table 4 that holds out so many percent at the end of `train`."""
+    """A task of table 4 that holds out this percentage at the end of `train`."""
     split = 100 - held_out
     return Task(
         name,
@@ -141,7 +141,7 @@ VTAB: dict[str, Task] = {
     "dsprites_orientation": _structured(
         "dsprites", "train[589824:590024]", "train[663552:]", "vtab_dsprites_orientation"
     ),
-    # Its parts are made from a list of videos that later versions of the set have changed.
+    # Its splits come from a list of videos that later versions of the set have changed.
     "kitti_distance": _structured("kitti:3.1.0", _VALIDATION, "test", "vtab_kitti_distance"),
     "smallnorb_azimuth": _structured("smallnorb", "test[:200]", "test[50%:]", "label_azimuth"),
     "smallnorb_elevation": _structured("smallnorb", "test[:200]", "test[50%:]", "label_elevation"),
@@ -181,7 +181,7 @@ def get_config(argument: str = "B/16,cifar10") -> ConfigDict:
 def on_dataset(config: ConfigDict, variant: str, dataset: str, resolution: int) -> ConfigDict:
     """Completes `fine_tuning(variant)` for a DATASET at a RESOLUTION.
 
-    `variant` is "" for a model that is none; nothing is published of it.
+    `variant` is "" for a model that is not a variant; it has no published results.
     """
     task = find_task(dataset)
     set_task(config, task)
@@ -203,9 +203,9 @@ def on_dataset(config: ConfigDict, variant: str, dataset: str, resolution: int) 
 
 
 def parse_argument(recipe: str, argument: str, default: int = 384) -> tuple[str, str, int]:
-    """`VARIANT,DATASET[,RESOLUTION]` in parts, checked against each other.
+    """Parts of `VARIANT,DATASET[,RESOLUTION]`, checked for consistency.
 
-    `default`: pixels where no resolution is given, made to fit the tokens.
+    `default`: pixels if no resolution is given, made to fit the tokens.
     """
     variant, _, rest = argument.partition(",")
     dataset, _, last = rest.rpartition(",")
@@ -221,19 +221,19 @@ def parse_argument(recipe: str, argument: str, default: int = 384) -> tuple[str,
     if resolution < stride or resolution % stride:
         below = max(resolution // stride, 1) * stride
         raise UserError(
-            f"configs/{recipe}.py:{argument}: {resolution} pixels do not divide into the tokens of "
-            f"{variant}, {stride} pixels wide; take {below} or {below + stride}."
+            f"configs/{recipe}.py:{argument}: {resolution} pixels are not divisible by {variant}'s "
+            f"tokens, {stride} pixels wide; use {below} or {below + stride}."
         )
     return variant, dataset, resolution
 
 
 def pixels_per_token(variant: str) -> int:
-    """The side of a variant's tokens in the image; 1 for a ResNet, which takes any size."""
+    """The side of a variant's tokens in pixels; 1 for a ResNet, which takes any size."""
     return token_side(get_variant(variant))
 
 
 def token_side(sizes: Mapping[str, Any]) -> int:
-    """`pixels_per_token` of a model by its keys in the section `model`."""
+    """`pixels_per_token` for the keys of a section `model`."""
     if MODELS[sizes["name"]].sequence is None:
         return 1
     return create_model(**{**sizes, "num_classes": 0}).pixels_per_token[0]
@@ -251,12 +251,12 @@ def find_task(dataset: str) -> Task:
 
 
 def fine_tuning(variant: str) -> ConfigDict:
-    """What the recipes of the paper, of AugReg and of big_vision have in common."""
+    """The common part of the recipes of the paper, AugReg and big_vision."""
     return fine_tuning_of(get_variant(variant))
 
 
 def fine_tuning_of(sizes: Mapping[str, Any]) -> ConfigDict:
-    """The same for a model that may be no variant, by its keys in the section `model`."""
+    """`fine_tuning` for a model that may not be a variant, by the keys of a section `model`."""
     config = default_config()
     config.model = section("model", **sizes)
     config.dataset.batch_size = 512
@@ -281,7 +281,7 @@ def set_task(config: ConfigDict, task: Task) -> None:
 
 
 def published(variant: str, dataset: str, resolution: int) -> str:
-    """The paper's accuracy in percent with its source, or "" where it has none."""
+    """The paper's accuracy in percent with its source, or "" if it has none."""
     if (variant, dataset, resolution) in TABLE_2:
         return f"{TABLE_2[variant, dataset, resolution]} (2010.11929, table 2)"
     if resolution != 384 // pixels_per_token(variant) * pixels_per_token(variant):

@@ -1,4 +1,4 @@
-"""LiT: a tower of texts that is trained to suit a locked tower of images (2111.07991).
+"""LiT: trains a text tower to match a locked image tower (2111.07991).
 
     python scripts/train.py --config=configs/lit.py:text-B,captions.csv --workdir=/tmp/lit \\
         --config.objective.image=augreg:B/16,ds=i21k
@@ -7,24 +7,24 @@
     python scripts/train.py --config=configs/lit.py:quickstart \\
         --config.objective.image=runs/quickstart/pretrain --workdir=/tmp/lit
 
-The argument is TEXT,TABLE[,VOCAB]: TEXT a variant of a text tower (text-Ti to text-L, BERT-base,
-BERT-large); TABLE a CSV or Parquet file with the columns `path` and `caption` (see
-vit_jax/data/table.py), with a split `test` or a fifth of its rows; VOCAB a WordPiece `vocab.txt` or
-a SentencePiece `.model`, otherwise the characters of ASCII (--config.model.vocab_size has to be as
-large). Or it is `quickstart`: the drawn letters of configs/quickstart.py with their names, a minute
+The argument is TEXT,TABLE[,VOCAB]: TEXT is a variant of a text tower (text-Ti to text-L, BERT-base,
+BERT-large); TABLE is a CSV or Parquet file with the columns `path` and `caption` (see
+vit_jax/data/table.py), with a split `test` or a fifth of its rows; VOCAB is a WordPiece `vocab.txt`
+or a SentencePiece `.model`, by default ASCII characters (set --config.model.vocab_size to its
+size). Or it is `quickstart`: the drawn letters of configs/quickstart.py with their names, a minute
 on two cores.
 
-`objective.image` is whatever --config.pretrained.source takes, of any kind of model, with its own
-normalisation; it stays as it is, is in no checkpoint, and is written with the result. Both towers
+`objective.image` is whatever --config.pretrained.source takes, any kind of model, with its own
+normalisation; it is frozen, not in checkpoints, and written with the result. Both towers
 load: `/tmp/lit` (or `/tmp/lit#img`) and `/tmp/lit#txt`. --config.objective.lock_image=False trains
-it too, and a variant such as B/16 in its place starts at random (CLIP, SigLIP).
+it too; a variant such as B/16 in its place starts from random weights (CLIP, SigLIP).
 --config.objective.name=sigmoid_contrastive is SigLIP's loss (2303.15343).
 
 Batches of 4096 (the loss is that of the global batch; train_step.accumulation_steps saves memory
 without changing it), 5,000 steps, Adam, rate 0.001, 3 % of warm-up, cosine, clipping at norm 1,
-temperature 10, weight decay 10: big_vision's demonstration on COCO (its lit_coco.py; 0.01 there is
+temperature 10, weight decay 10: big_vision's demonstration on COCO (its lit_coco.py; its 0.01 is
 not multiplied by the learning rate). Published for LiT-B16B and LiT-L16L, trained on billions of
-pairs: 72.1 and 75.7 % zero-shot on ImageNet. None was trained by us.
+pairs: 72.1 and 75.7 % zero-shot on ImageNet. We trained none of these.
 """
 
 from ml_collections import ConfigDict

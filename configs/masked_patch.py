@@ -10,15 +10,15 @@
 
 The argument is VARIANT,DATASET (see configs/pretrain.py; no ResNet, Mixer or distilled DeiT), or
 `quickstart`: the same on the drawn letters of configs/quickstart.py, about a minute on two cores.
-That shows the commands, not the gain: letters of 12x12 pixels teach it less than they cost (77 % of
-the digits after fine-tuning, 86 % from random weights).
+It demonstrates the commands, not the gain: letters of 12x12 pixels teach less than they cost (77 %
+of the digits after fine-tuning, 86 % from random weights).
 
 Half of the patches are corrupted; of these the learned [mask] embedding replaces 80 %, the
-embedding of a random patch 10 %, and 10 % stay. Targets, `--config.objective.target=`:
+embedding of a random patch 10 %, and 10 % are kept. Targets, `--config.objective.target=`:
   mean_color  the patch's mean colour at 3 bits per channel, 512 classes (the paper's best);
   downsized   the 3-bit colours of the patch at 4x4 pixels, 16 predictions;
   pixels      all pixels, L2 loss ("slightly worse").
-With --config.objective.corruption=0.15 it is the 15 % variant, also slightly worse. What the paper
+--config.objective.corruption=0.15 is the 15 % variant, also slightly worse. What the paper
 leaves open is listed in vit_jax/objectives/masked_patch.py.
 
 Batch 4096, 1M steps (14 epochs of JFT), Adam with base rate 2e-4, 10,000 steps of warm-up, cosine

@@ -3,22 +3,22 @@
     python scripts/train.py --config=configs/mixer.py:B/16,300 --workdir=/tmp/mixer
     python scripts/train.py --config=configs/mixer.py:quickstart --workdir=/tmp/mixer
 
-The argument is SIZE/PATCH[,EPOCHS]: S/32, S/16, B/32, B/16, L/32, L/16 or H/14, and 300 epochs if
-no other number is given. Or it is `quickstart`: a small one on the 300 scans of
+The argument is SIZE/PATCH[,EPOCHS]: S/32, S/16, B/32, B/16, L/32, L/16 or H/14, and 300 epochs by
+default. Or it is `quickstart`: a small model on the 300 scans of
 configs/quickstart.py, two minutes on two cores.
 
-Batches of 4096, 224 pixels, the official code's crop and mirroring, RandAugment of 2 operations at
+Batches of 4096, 224 pixels, the official code's crop and flip, RandAugment of 2 operations at
 magnitude 15, mixup with alpha 0.5 (one coefficient per batch); Adam, rate 0.001, 10,000 steps of
 warm-up, linear to 1e-5, clipping at norm 1, weight decay 0.1 (decoupled and multiplied by the
-learning rate: big_vision's 1e-4); the sigmoid loss with the head's bias at -6.9; stochastic depth
+learning rate: big_vision's 1e-4); sigmoid loss with head bias -6.9; stochastic depth
 0.1. Trained on 99 % of `train`; the rest validates, `validation` tests: the central 224 pixels of
-the image with its short side at 256. The computation in bfloat16 and the reading processes are
+the image with its short side at 256. bfloat16 computation and reader processes are
 ours, see configs/pretrain.py.
 
-Published for B/16: 76.3 % in 2 h 11 min on a TPU v3-128; of 60 epochs 70.5 % in 27 min.
+Published for B/16: 76.3 % in 2 h 11 min on a TPU v3-128; for 60 epochs 70.5 % in 27 min.
 
-A Mixer is for images of one size: configs/finetune.py:Mixer-B/16,cifar10,224 fine-tunes it, 384
-pixels are refused.
+A Mixer takes images of one size: configs/finetune.py:Mixer-B/16,cifar10,224 fine-tunes it; 384
+pixels are rejected.
 """
 
 from ml_collections import ConfigDict

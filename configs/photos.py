@@ -1,4 +1,4 @@
-"""Fine-tuning on a folder of your own photos, on one GPU or a laptop.
+"""Fine-tuning on a folder of your own photos, on a GPU or a laptop.
 
     python scripts/finetune.py --config=configs/photos.py:S/16,/path/to/photos \\
         --config.pretrained.source=augreg:S/16 --workdir=runs/photos
@@ -7,26 +7,26 @@
         --workdir=runs/photos
 
 The argument is VARIANT,FOLDER[,RESOLUTION][,multi_label][,scratch]:
-  VARIANT      a key of `models.create.VARIANTS`: that of the weights.
+  VARIANT      a key of `models.create.VARIANTS`: the variant of the weights.
   FOLDER       with CLASS_NAME/*.jpg, of which a fifth is held out, or
-               {train,test}/CLASS_NAME/*.jpg; any kind of image that OpenCV decodes. Or a .csv or
+               {train,test}/CLASS_NAME/*.jpg; any image that OpenCV can decode. Or a .csv or
                .parquet file with the columns `path`, `label` (or `labels`) and, if there are
                splits, `split`: `data/table.py`.
-  RESOLUTION   pixels, default 224 (a hybrid or a patch of 14 takes multiples of its tokens).
-  multi_label  any number of labels per image, the table's `labels`: a sigmoid for each class, and
-               the mean average precision (mAP) as the measure.
+  RESOLUTION   pixels, default 224 (for a hybrid or a patch of 14, a multiple of its tokens).
+  multi_label  any number of labels per image, the table's `labels`: a sigmoid per class, and
+               mean average precision (mAP) as the metric.
   scratch      random weights, for scripts/train.py.
 
 From weights: the paper's fine-tuning (section B.1.1: SGD with momentum 0.9, cosine decay, no weight
-decay, clipping at norm 1) with a batch that one device holds: 500 updates of 32 images at learning
-rate 0.003, from the lower half of the paper's grid since the batch is smaller. scripts/sweep.py
+decay, clipping at norm 1) with a batch that fits one device: 500 updates of 32 images at learning
+rate 0.003, from the lower half of the paper's grid as the batch is smaller. scripts/sweep.py
 with this recipe chooses the rate on a tenth of the training photos. With a few hundred photos,
 training only the head and the upper blocks is faster:
 --config.optimizer.freeze='embedding/.*|cls|.*/pos_embedding|.*/encoderblock_[0-7]/.*'.
 500 updates are 16,000 images: with Ti/16 at 224 pixels about half an hour on two CPU cores (8 per
-second), with S/16 about four times that. No accuracy is published for photos of yours.
+second), with S/16 about four times that. No accuracy is published for your own photos.
 
-From scratch: AdamW, 100 epochs, crops and flips. It was tried on made-up pictures alone (800 of 10
+From scratch: AdamW, 100 epochs, crops and flips. It was tried only on synthetic pictures (800 of 10
 classes): 40 % after 500 updates, and 36 % with mixup, RandAugment and half the rate.
 """
 

@@ -11,21 +11,21 @@ The argument is VARIANT,DATASET[,EPOCHS]:
   VARIANT  a key of `models.create.VARIANTS`. Table 3 has B/16, B/32, L/16, L/32, H/14,
            R50+B/16, R50+B/32, R50+L/16, R50+L/32, R50x1, R50x2, R101x1, R152x1, R152x2.
   DATASET  imagenet2012  ImageNet-1k, trained on all of `train` and tested on `validation`.
-           imagenet21k   the release of 2011 (14,197,122 images) as scripts/prepare_data.py leaves
-                         it, in big_vision's parts of `full`: the first 25,600 test, the next
+           imagenet21k   the release of 2011 (14,197,122 images) from scripts/prepare_data.py,
+                         in big_vision's splits of `full`: the first 25,600 test, the next
                          25,600 validate.
-           jft, jft_3b   JFT-300M's settings, planned with the size of JFT-300M or JFT-3B, for data
-                         of yours: JFT was never published. Name them with --config.dataset.name;
-                         splits `train` and `test`.
+           jft, jft_3b   JFT-300M's settings, planned with the size of JFT-300M or JFT-3B, for your
+                         own data: JFT was never published. Set --config.dataset.name to data with
+                         the splits `train` and `test`.
            any other TFDS name or the path of an image folder with the splits `train` and `test`:
            ImageNet-1k's settings. A version may follow a name: imagenet2012:5.1.0.
-  EPOCHS   default: the table's, and the longer where it has two (7 and 14, 30 and 90).
+  EPOCHS   default: the table's; if it has two (7 and 14, 30 and 90), the longer.
 
 All rows: batch 4096, 224 pixels, 10,000 steps of linear warm-up, Adam with b1 0.9 and b2 0.999,
 decoupled weight decay. Training images are the official code's: a random box of 5 to 100 % of the
-area, mirroring, range [-1, 1] (its issues 53 and 235), no other augmentation; but photographs are
-turned upright by their EXIF tag, which the official code ignores (as exif=False does). Evaluation
-takes the central 224 pixels of the image with its short side at 256, as in big_vision.
+area, flips, range [-1, 1] (its issues 53 and 235), no other augmentation; but photographs are
+rotated by their EXIF tag, which the official code ignores (as exif=False does). Evaluation
+uses the central 224 pixels of the image with its short side at 256, as in big_vision.
 
                 rate            weight decay  dropout  schedule  clipping  epochs
   imagenet2012  3e-3            0.3           0.1      cosine    1         300
@@ -35,38 +35,38 @@ takes the central 224 pixels of the image with its short side at 256, as in big_
 Weight decay is multiplied by the learning rate: 0.1 here is the paper's 0.1 and that of PyTorch's
 AdamW, and 0.1 * rate in big_vision. The paper does not say which parameters decay; here kernels do,
 as in big_vision (optimizer.decay_parameters="all": what the paper's optimizer does by default).
-Clipping is stated for ImageNet alone; big_vision also clips at 1 on ImageNet-21k. `linear` ends at
+Clipping is stated only for ImageNet; big_vision also clips at 1 on ImageNet-21k. `linear` ends at
 1e-5 (official code, issue 2), `cosine` at 0 (scenic's recipe for ImageNet-1k: at 1e-5).
 
-Loss: the paper names none. The authors give a sigmoid cross-entropy, summed over classes, for
-ImageNet-21k and JFT with the bias of the head at -10 (issues 2 and 34); their ImageNet-1k recipe
+Loss: not given in the paper. The authors state a sigmoid cross-entropy, summed over classes, for
+ImageNet-21k and JFT with head bias -10 (issues 2 and 34); their ImageNet-1k recipe
 (scenic, imagenet_vit_config.py) has the same with label smoothing 1e-4. The head has a hidden layer
-of the model's width with tanh (section 3.1); ResNets have none, and no place for dropout either.
-DeiT-distilled-* is refused: it has no place for that layer, and no recipe has its teacher.
+of the model's width with tanh (section 3.1); ResNets have neither it nor dropout.
+DeiT-distilled-* is rejected: it has no such layer, and no recipe has its teacher.
 
-Sharpness-aware, as "When Vision Transformers Outperform ResNets" (2106.01548) with the same images:
+Sharpness-aware, as in "When Vision Transformers Outperform ResNets" (2106.01548) with equal images:
 --config.gradient.name=sam --config.gradient.rho=0.2, at twice the cost. Its first author perturbs
-each of 64 chips by its own images and takes a larger rho for fewer of them (official code, issue
+each of 64 chips by its own images and uses a larger rho for fewer of them (official code, issue
 153, where others try 0.2 for B/16); here the batch is perturbed as a whole. Never run at scale.
 
-Rows that table 3 does not have take numbers from it: on JFT, Transformers and hybrids up to width
+Rows that table 3 does not have borrow its numbers: on JFT, Transformers and hybrids up to width
 768 those of B/16, width 1024 of L/16, wider ones of H/14 (epochs included), ResNets those of their
 depth (R200x3 those of R152x1; table 6 trains it for 14 epochs: R200x3,jft,14). On ImageNet-21k all
-models have the same numbers; H/14's checkpoint was published (table 5) without its settings. On
-ImageNet-1k the table has Transformers alone: hybrids and ResNets get theirs, which is our choice.
+models have the same numbers; H/14's checkpoint was published (table 5) without its settings. For
+ImageNet-1k the table has only Transformers: hybrids and ResNets use the same, which is our choice.
 
-Ours, for a launch on a pod: bfloat16 computation (parameters, Adam's moments and the loss are
-float32); from width 1024 the blocks are one loop and keep only their inputs (model.scan,
-model.remat="full"); from width 1152 the state is split over 4 devices (mesh.fsdp=4); ResNets of
+Ours, for launching on a pod: bfloat16 computation (parameters, Adam's moments and the loss are
+float32); from width 1024 on, the blocks are scanned and save only their inputs (model.scan,
+model.remat="full"); from width 1152 on, the state is split over 4 devices (mesh.fsdp=4); ResNets of
 width factor 3 and more (R50x3, R101x3, R152x4, R200x3) have model.remat="full" and mesh.fsdp=4.
-8 processes of 4 threads per host read. Each holds up to 5 batches of the host's share: 25 GB in all
-where one host reads all 4096 images, 0.8 GB on each of 32. Fewer loader.num_workers hold less.
+Each host reads with 8 processes of 4 threads, which hold up to 5 batches of its share each: 25 GB
+if one host reads all 4096 images, 0.8 GB on each of 32. Lower loader.num_workers for less.
 scripts/plan.py says what fits, and what to change.
 
 Hours: paper, table 2, in TPUv3-core-days: H/14 on JFT 2,500, L/16 on JFT (14 epochs) 680, L/16 on
 ImageNet-21k 230 (about 30 days on a TPUv3-8). For other rows only the arithmetic is published
-(table 6); scripts/plan.py predicts times. Expected accuracy, of the recipe unchanged, is in
-`config.sweep.published`: of the pre-trained model itself where the authors gave it (issue 62), and
+(table 6); scripts/plan.py predicts times. Expected accuracy of the unchanged recipe is in
+`config.sweep.published`: of the pre-trained model itself if the authors gave it (issue 62), and
 fine-tuned (tables 5 and 6).
 """
 
@@ -83,19 +83,19 @@ from vit_jax.models.create import get_variant
 
 
 class Data(NamedTuple):
-    """What recipes know of a data set. With its sizes a run can be planned where it is not."""
+    """A data set's properties known to recipes. With its sizes runs can be planned without it."""
 
-    split: str  # trained on
+    split: str  # for training
     num_examples: int  # of `split`
     num_classes: int
-    splits: dict[str, int]  # examples of every split that is stored
+    splits: dict[str, int]  # examples of every stored split
     test: str = "test"
     validation: str = ""
-    every_steps: int = 5_000  # between evaluations
+    every_steps: int = 5_000  # steps between evaluations
 
 
 # By dataset.name. ImageNet-21k: images of the release of 2011, which has 21,841 classes, while
-# the published heads have 21,843. These are for planning: a run counts what its data have.
+# the published heads have 21,843. These are for planning: a run uses the counts of its data.
 # JFT-300M: 303M images (paper, section 4.1; its 18k classes are 18,291 in 1707.02968). JFT-3B:
 # nearly 3 billion images (2106.04560), 29,593 classes (big_vision). The sizes of `test` are ours.
 DATASETS: dict[str, Data] = {
@@ -130,7 +130,7 @@ DATASETS: dict[str, Data] = {
 }
 OTHER = Data(
     split="train", num_examples=0, num_classes=0, splits={}, every_steps=1_000
-)  # sizes are the folder's
+)  # the folder's sizes
 
 # Table 3, JFT-300M: learning rate, epochs.
 JFT: dict[str, tuple[float, tuple[int, ...]]] = {
@@ -150,12 +150,12 @@ JFT: dict[str, tuple[float, tuple[int, ...]]] = {
     "R50+L/16": (4e-4, (7, 14)),
 }
 
-# Top-1 in percent on the data of the pre-training, in the order of table 5 (issue 62).
+# Top-1 in percent on the pre-training data, in the order of table 5 (issue 62).
 UPSTREAM = {
     "imagenet21k": (47.88, 44.04, 49.90, 45.42, 49.06),
     "imagenet2012": (74.79, 69.19, 72.59, 66.90),
 }
-# Table 6: top-1 in percent on ImageNet, fine-tuned at 384 pixels, by model and epochs of JFT.
+# Table 6: top-1 in percent on ImageNet, fine-tuned at 384 pixels, by model and epochs on JFT.
 TABLE_6: dict[tuple[str, int], float] = {
     ("B/32", 7): 80.73,
     ("B/16", 7): 84.15,
@@ -208,7 +208,7 @@ def get_config(argument: str = "B/16,imagenet2012") -> ConfigDict:
 
 
 def _parse(argument: str) -> tuple[str, str, int]:
-    """`VARIANT,DATASET[,EPOCHS]` in parts; 0 for epochs that are not given."""
+    """Parts of `VARIANT,DATASET[,EPOCHS]`; 0 for epochs that are not given."""
     variant, _, rest = argument.partition(",")
     dataset, _, last = rest.rpartition(",")
     if not last.isdigit():
@@ -223,12 +223,12 @@ def _parse(argument: str) -> tuple[str, str, int]:
 
 
 def without_version(dataset: str) -> str:
-    """`imagenet2012` for `imagenet2012:5.1.0`: what `DATASETS` and the recipes know it by."""
+    """`imagenet2012` for `imagenet2012:5.1.0`: the key in `DATASETS` and the recipes."""
     return dataset.partition(":")[0]
 
 
 def row_of_jft(variant: str) -> str:
-    """The row of `JFT` whose numbers a variant takes."""
+    """The row of `JFT` whose numbers a variant uses."""
     if variant in JFT:
         return variant
     resnet = re.fullmatch(r"R(\d+)x\d+", variant)
@@ -240,7 +240,7 @@ def row_of_jft(variant: str) -> str:
 
 
 def published(variant: str, dataset: str, epochs: int) -> str:
-    """The accuracies in percent that the authors gave for a run, or "" where they gave none."""
+    """The accuracies in percent that the authors published for a run, or ""."""
     if dataset == "jft" and (variant, epochs) in TABLE_6:
         fine_tuned = TABLE_6[variant, epochs]
         return f"{fine_tuned} on ImageNet, fine-tuned at 384 pixels (2010.11929, table 6)"
@@ -259,18 +259,18 @@ def published(variant: str, dataset: str, epochs: int) -> str:
 
 
 def pretraining(variant: str, dataset: str) -> ConfigDict:
-    """What all recipes for pre-training share: model, data, evaluation, launch; no numbers yet.
+    """The common part of all pre-training recipes: model, data, evaluation, launch; no numbers yet.
 
     Sigmoid loss, bias -10, batch 4096, 10,000 steps of warm-up, Adam: `get_config` and the recipes
-    of later papers set the rest, or something else. UserError: a variant that they cannot train.
+    of later papers set the rest, or override. UserError: a variant that they cannot train.
     """
     config = default_config()
     config.model = section("model", **get_variant(variant))
     if variant.startswith("DeiT-distilled"):
         raise UserError(
-            f"model variant {variant} is not for the recipes of pre-training: one of its two heads "
-            "learns from a teacher, which they lack, and before its heads is no place for their "
-            f"hidden layers and pooling; take {variant.replace('-distilled', '')}."
+            f"model variant {variant} does not work with pre-training recipes: one of its heads "
+            "learns from a teacher, which they lack, and it does not support their "
+            f"hidden layers and pooling; use {variant.replace('-distilled', '')}."
         )
     config.model.head_bias_init = -10.0
     _launch(config)
@@ -279,7 +279,7 @@ def pretraining(variant: str, dataset: str) -> ConfigDict:
     config.dataset.name = dataset
     config.dataset.split = data.split
     config.dataset.batch_size = 4096
-    # 224 pixels, or the nearest fewer that the tokens divide; a ResNet has none.
+    # 224 pixels, or the largest smaller multiple of the token size; a ResNet has none.
     stride = finetune.pixels_per_token(variant)
     pixels = 224 // stride * stride
     config.dataset.preprocess = f"official_train({pixels})"
@@ -296,7 +296,7 @@ def pretraining(variant: str, dataset: str) -> ConfigDict:
 
 
 def _launch(config: ConfigDict) -> None:
-    """How `config.model` is computed, stored and fed: ours, by the model's size."""
+    """How `config.model` is computed, stored and fed: our choice, by the model's size."""
     config.model.dtype = "bfloat16"
     if is_resnet(config):
         is_large = is_huge = config.model.resnet_width_factor >= 3
@@ -307,18 +307,18 @@ def _launch(config: ConfigDict) -> None:
         config.model.remat = "full"
     if is_huge:
         config.mesh.fsdp = 4
-    # A worker holds a batch per thread, and one that is sent.
+    # A worker holds a batch per thread, and one in transfer.
     config.loader.num_workers = 8
     config.loader.num_threads = 4
     config.loader.prefetch = 1
 
 
 def is_resnet(config: ConfigDict) -> bool:
-    """Whether the model has no patches, nor anything else that only Transformers have."""
+    """Whether the model has no patches, and none of the other keys of Transformers."""
     return "patch_size" not in config.model
 
 
 def add_validation(config: ConfigDict, split: str, every_steps: int) -> None:
-    """Accuracy on held-out training data while training."""
+    """Evaluates accuracy on held-out training data during training."""
     with config.unlocked():
         config.evaluators.validation = evaluator(split, every_steps=every_steps)

@@ -1,4 +1,4 @@
-"""The embedded default: a small Vision Transformer on data that come with the installation.
+"""The bundled default: a small Vision Transformer on data that come with the installation.
 
     ./scripts/quickstart.sh                      all three stages, a table and a picture
     python scripts/train.py --config=configs/quickstart.py --workdir=/tmp/pretrain
@@ -9,14 +9,14 @@
 
 Stages:
   pretrain  50 classes of letters and digits, drawn from fonts at 12x12 pixels; every image is
-            drawn once; the test set is in a typeface that training never shows.
+            drawn once; the test set uses a typeface that is not in the training data.
   finetune  handwritten digits at 24x24 pixels: 300 labelled scans, a new zero head, position
             embeddings interpolated from 3x3 to 6x6.
   scratch   the same model on the same scans for the same number of updates, from random weights.
 
 Fine-tuning and scratch train on the first 300 scans. Their learning rates (1e-3 of 5e-4, 1e-3,
-2e-3; 2e-3 of 5e-4, 1e-3, 2e-3, 4e-3) and the augmentation were chosen on the next 300, where one
-run differs from the next by about 1.7 points. The test scans, the last 300, were written by other
+2e-3; 2e-3 of 5e-4, 1e-3, 2e-3, 4e-3) and the augmentation were chosen on the next 300, where
+runs differ by about 1.7 points. The test scans, the last 300, were written by other
 people. A little over three minutes on 2 CPU cores. Accuracies, measured here with JAX 0.10.2:
 glyphs 92.5 %; digits over 5 seeds 91.3 % fine-tuned (89.3, 92.3, 93.7, 90.7, 90.7) and 84.7 % from
 scratch (87.7, 87.0, 85.7, 84.7, 78.3).
@@ -71,7 +71,7 @@ def digits() -> ConfigDict:
     config.dataset.name = "digits"
     config.dataset.split = "train[:300]"
     resize = f"decode(channels=1)|resize({FINETUNE_PIXELS})"
-    # Up to 10 degrees, 6 % of the side, 10 % of the size, 6 degrees of slant.
+    # Up to 10 degrees, 6 % shift, 10 % scale, 6 degrees of shear.
     config.dataset.preprocess = f"{resize}|random_affine(10, 0.06, (0.9, 1.1), 6)"
     config.dataset.eval_preprocess = resize
     config.dataset.batch_size = 48

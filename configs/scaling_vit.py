@@ -7,28 +7,28 @@
 
 The argument is VARIANT[,DATASET]:
   VARIANT  g/14 (1.0 billion parameters) or G/14 (1.8 billion), or another Transformer of
-           `models.create.VARIANTS`; neither a ResNet, which has no tokens to pool, nor
-           DeiT-distilled-*, whose two heads stand on tokens of their own.
-  DATASET  jft_3b (default): the paper's JFT-3B was never published; give data of yours with
-           --config.dataset.name, splits `train` and `test`. Or a dataset of configs/pretrain.py,
-           another TFDS name, the path of an image folder.
+           `models.create.VARIANTS`; not a ResNet, which has no tokens to pool, nor
+           DeiT-distilled-*, whose two heads use tokens of their own.
+  DATASET  jft_3b (default): the paper's JFT-3B was never published; set --config.dataset.name
+           to your own data with the splits `train` and `test`. Or a dataset of configs/pretrain.py,
+           another TFDS name, or the path of an image folder.
 
 The recipe (big_vision's configs/proj/scaling_laws/train_vit_g.py): 1,000,000 steps of 16,384 images
-of 224 pixels with the official code's crop and mirroring; attention pooling before the head, no
-class token, no hidden layer. Sigmoid cross-entropy summed over classes, bias of the head -10.
-Adafactor as the paper modifies it: first moment 0.9 in bfloat16, factored second moment with
+of 224 pixels with the official code's crop and flip; attention pooling before the head, no
+class token, no hidden layer. Sigmoid cross-entropy summed over classes, head bias -10.
+Adafactor as modified in the paper: first moment 0.9 in bfloat16, factored second moment with
 exponent 0.8, at most 0.999; clipping at norm 1. Rate 8e-4 with 10,000 steps of warm-up, reciprocal
 square root with a time scale of 10,000 steps, and 50,000 steps of cool-down to 0, which
---config.duration.steps moves. Weight decay is decoupled, multiplied by the learning rate, and of
+--config.duration.steps moves. Weight decay is decoupled, multiplied by the learning rate, and for
 kernels only: 0.03 (big_vision's 2.4e-5), and 100 times that, 3.0, for the head's.
 
-Ours, see configs/pretrain.py: bfloat16 computation, one loop over blocks that keep only their
-inputs, the state split over 4 devices, 8 reading processes per host. They hold 5 batches each of
+Ours, see configs/pretrain.py: bfloat16 computation, scanned blocks that save only their
+inputs, the state split over 4 devices, 8 reader processes per host, each with up to 5 batches of
 the host's share: 3 GB on each of 32 hosts, 25 GB on each of 4.
 
-Expected accuracy of the recipe unchanged, fine-tuned on ImageNet (abstract): G/14 90.45 (84.86 with
+Expected accuracy of the unchanged recipe, fine-tuned on ImageNet (abstract): G/14 90.45 (84.86 with
 10 images per class).
-The hours are not in our sources; big_vision's recipe fits 32 images per TPUv3 core with g/14, and
+Our sources do not give hours; big_vision's recipe fits 32 images per TPUv3 core with g/14, and
 scripts/plan.py predicts times.
 """
 
@@ -50,13 +50,13 @@ def get_config(argument: str = "g/14") -> ConfigDict:
     config = pretrain.pretraining(variant, dataset or "jft_3b")
     if "patch_size" not in config.model:
         raise UserError(
-            f"configs/scaling_vit.py:{argument}: {variant} has no tokens to pool; take a "
+            f"configs/scaling_vit.py:{argument}: {variant} has no tokens to pool; use a "
             "Transformer such as g/14 or G/14."
         )
     config.dataset.batch_size = 16_384
     config.duration.steps = 1_000_000
     config.model.classifier = "map"
-    config.model.position_stddev = config.model.hidden_size**-0.5  # as big_vision
+    config.model.position_stddev = config.model.hidden_size**-0.5  # as in big_vision
     set_kind(config, "optimizer", "adafactor")
     config.schedule.learning_rate = 8e-4
     config.optimizer.momentum_dtype = "bfloat16"

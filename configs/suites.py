@@ -1,10 +1,10 @@
-"""What papers report of a model as lists of tasks, for scripts/evaluate_paper.py.
+"""Evaluations in papers as lists of tasks, for scripts/evaluate_paper.py.
 
 fewshot   least squares on 1, 5, 10 and 25 images per class (section 4.1), on the data sets of
           big_vision's configs/common_fewshot.py. The paper shows its own as curves (figure 4).
-imagenet  a classifier of ImageNet on ImageNet, V2 (1902.10811), -A (1907.07174) and -R
+imagenet  an ImageNet classifier on ImageNet, V2 (1902.10811), -A (1907.07174) and -R
           (2006.16241), the latter two over the 200 classes that they have. ObjectNet is not in
-          TFDS: give its folder as a data set, with ImageNet's names of the classes.
+          TFDS: give its folder as a data set, with ImageNet's class names.
 transfer  fine-tuning on the data sets of table 5 by configs/finetune.py: the learning rate is
           chosen on held-out data.
 vtab      the 19 tasks of VTAB-1k (1910.04867) by configs/finetune.py, one setting for all.
@@ -26,10 +26,10 @@ FEW_SHOT = {
     "dtd": ("dtd", "train", "test"),
     "oxford_iiit_pet": ("oxford_iiit_pet", "train", "test"),
     "uc_merced": ("uc_merced", "train[:1000]", "train[1000:]"),
-    # The first 65,000 have 30 images of each class or more.
+    # The first 65,000 contain at least 30 images of each class.
     "imagenet2012": ("imagenet2012", "train[:65000]", "validation"),
 }
-# name: (dataset, split, classes that compete)
+# name: (dataset, split, classes to choose from)
 IMAGENET = {
     "imagenet2012": ("imagenet2012", "validation", "all"),
     "imagenet_v2": ("imagenet_v2/matched-frequency", "test", "all"),
@@ -38,8 +38,8 @@ IMAGENET = {
 }
 NATURAL, SPECIALIZED = 7, 4  # of VTAB's tasks in table 9's order; the others are structured
 SUITES = ("fewshot", "imagenet", "transfer", "vtab")
-# Attributes of a model that fine-tuning does not take over from pre-training; the pre-logits layer
-# goes with the head that is replaced (section 3.2).
+# Model attributes that fine-tuning does not inherit from pre-training; the pre-logits layer
+# is replaced with the head (section 3.2).
 NOT_TAKEN_OVER = (
     *("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate", "head_bias_init"),
     *("representation_size", "position_stddev", "dtype", "remat", "scan", "attention"),
@@ -55,7 +55,7 @@ def tasks(
       model: attributes as in `model.json`.
       datasets: of the suite, or others: TFDS names and image folders with train and test; () for
         all of the suite.
-      resolution: for fine-tuning; None for 384, or what is next to it and divides into tokens.
+      resolution: for fine-tuning; None for 384, or the nearest multiple of the token size.
 
     Raises:
       UserError: no such suite or task.
@@ -113,6 +113,6 @@ def _fine_tuning(
     side = finetune.token_side(sizes)
     resolution = resolution or 384 // side * side
     if resolution % side:
-        raise UserError(f"--image_size={resolution} does not divide into tokens of {side} pixels.")
+        raise UserError(f"--image_size={resolution} is not divisible by tokens of {side} pixels.")
     config = finetune.fine_tuning_of(sizes)
     return finetune.on_dataset(config, variant, dataset, resolution)

@@ -8,18 +8,18 @@ The argument is VARIANT,DATASET[,CROP]:
   DATASET  imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford_flowers102, any other TFDS
            name, or the path of an image folder.
   CROP     resmall_crop (short side to 448 pixels, random 384 x 384), inception_crop (a box of
-           random area and shape), resize_crop (448 x 448 whatever the shape was, random 384 x 384).
+           random area and shape), resize_crop (resized to 448 x 448, random 384 x 384).
 
-Batch 512, SGD with momentum 0.9 kept in bfloat16, cosine decay, clipping at norm 1, no weight
-decay, random mirroring; evaluation takes the central 384 x 384 of the image with its short side at
-448 pixels (378 where the patch is 14). CROP and learning rate default to what big_vision's
+Batch 512, SGD with momentum 0.9 stored in bfloat16, cosine decay, clipping at norm 1, no weight
+decay, random flips; evaluation uses the central 384 x 384 of the image with its short side at
+448 pixels (378 for patches of 14). CROP and learning rate default to what big_vision's
 configs/transfer.py found best on held-out data for AugReg's B/32. It trains on the rest, and does
-not train again on all of the training split.
+not train again on the whole training split.
 
 Expected accuracy there, mean and range of 5 runs of B/32, AugReg, ImageNet-21k: ImageNet 83.27
 (83.22 to 83.33), CIFAR-10 98.55 (98.46 to 98.60), CIFAR-100 91.35 (91.09 to 91.62), Pets 93.78
-(93.62 to 94.00), Flowers 99.43 (99.42 to 99.45). Times are not published. Its grid of learning
-rates is not either; `config.sweep` has the one of AugReg's VTAB runs (2106.10270).
+(93.62 to 94.00), Flowers 99.43 (99.42 to 99.45). Neither times nor its grid of learning
+rates are published; `config.sweep` has the one of AugReg's VTAB runs (2106.10270).
 """
 
 from typing import NamedTuple

@@ -2,10 +2,10 @@
 
     python scripts/chaos.py --workdir=/tmp/chaos --minutes=30
 
-Four processes of this machine train a small ViT; every 20 to 60 seconds one of them is killed,
-killed while it saves, stopped or asked to end, and now and then the newest checkpoint is damaged.
-All that is left of the run has to end by itself; then the same command is given again. The final
-parameters have to be bit-identical to those of the same run left in peace, which is made first.
+Four processes on this machine train a small ViT; every 20 to 60 seconds one of them is killed,
+killed while saving, stopped or asked to end, and sometimes the newest checkpoint is damaged.
+The rest of the run has to end by itself; then the same command is run again. The final
+parameters have to be bit-identical to those of an undisturbed run, which is made first.
 Prints the disturbances survived; status 1 if the parameters differ. Other flags go to train.py;
 CONTRIBUTING.md says how to emulate a bucket whose requests fail.
 """
@@ -38,9 +38,9 @@ SETTINGS = (
     "--config.dataset.batch_size=64",
     "--config.log.every_steps=5",
     "--config.log.tensorboard=False",
-    "--config.model.num_layers=2",  # most of the time goes into collectives, per array
+    "--config.model.num_layers=2",  # most of the time goes to collectives, per array
     "--config.model.dropout_rate=0.1",
-    "--config.processes.arrival_timeout_seconds=120",  # within the grace
+    "--config.processes.arrival_timeout_seconds=120",  # less than GRACE_SECONDS
     "--config.processes.heartbeat_timeout_seconds=10",
     "--config.processes.step_timeout_seconds=120",
 )
@@ -48,13 +48,13 @@ EVENTS = ["kill"] * 5 + ["kill while saving"] * 3 + ["stop", "term"] * 2
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
 PAUSE_SECONDS = 20.0, 60.0  # from a start to the disturbance
 DAMAGE_PROBABILITY = 0.2  # of the newest checkpoint, between two sessions
-GRACE_SECONDS = 300.0  # in which what is left of a disturbed run has to end
+GRACE_SECONDS = 300.0  # in which the rest of a disturbed run has to end
 Process = subprocess.Popen[bytes]
 
 
 @contextlib.contextmanager
 def session(command: list[str], logs: Path) -> Iterator[list[Process]]:
-    """All processes of a run, which do not outlive the context."""
+    """All processes of a run; they end with the context."""
     logs.mkdir(parents=True)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -77,17 +77,17 @@ def session(command: list[str], logs: Path) -> Iterator[list[Process]]:
 
 
 def is_saving(checkpoints: Path) -> bool:
-    """Whether a step is being written."""
+    """Whether a step is being saved."""
     if is_bucket(checkpoints):
         return any(not (step / COMMITTED).exists() for step in checkpoints.glob("[0-9]*"))
     return any(checkpoints.glob("*.orbax-checkpoint-tmp*"))
 
 
 def disturb(processes: list[Process], checkpoints: Path, rng: random.Random) -> str:
-    """Disturbs a run once and waits for its end; returns what was done to it."""
+    """Disturbs a run once and waits for its end; returns a description of the disturbance."""
     event, victim = rng.choice(EVENTS), rng.choice(processes)
     earliest = time.monotonic() + rng.uniform(*PAUSE_SECONDS)
-    latest = earliest + PAUSE_SECONDS[1]  # where no saving is seen
+    latest = earliest + PAUSE_SECONDS[1]  # if no saving is observed
     while running := all(process.poll() is None for process in processes):
         now = time.monotonic()
         if now > latest or (now > earliest and ("saving" not in event or is_saving(checkpoints))):
@@ -98,13 +98,13 @@ def disturb(processes: list[Process], checkpoints: Path, rng: random.Random) -> 
     if running:
         victim.send_signal(SIGNALS[event.partition(" ")[0]])
     else:
-        event = "nothing"  # it has come to its end
+        event = "nothing"  # it has finished
     logging.info("%s, process %d.", event, processes.index(victim))
     rest = [each for each in processes if each is not victim or event in ("term", "nothing")]
     try:
         codes = {process.wait(GRACE_SECONDS) for process in rest}
     except subprocess.TimeoutExpired:
-        found = f"after {event!r} a process still ran {GRACE_SECONDS:g} s later"
+        found = f"after {event!r} a process was still running {GRACE_SECONDS:g} s later"
         raise UserError(f"{found}; see their logs.") from None
     aborted = {-signal.SIGABRT} if victim is processes[0] and "kill" in event else set()
     if codes - aborted - {0, REQUEUE_EXIT_CODE}:
@@ -130,17 +130,17 @@ def main():
     arguments, overrides = parser.parse_known_args()
     launch.start_logging()
     with launch.one_line_errors():
-        # As at Ctrl-C, so that no training outlives this.
+        # As with Ctrl-C, so that no training outlives this process.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         folder = full_path(arguments.workdir)
         if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"--workdir={folder} is not empty; chaos needs a folder of its own.")
+            raise UserError(f"--workdir={folder} is not empty; choose a new folder.")
         logs = Path(tempfile.mkdtemp(prefix="chaos"))
         os.environ["JAX_PLATFORMS"] = "cpu"
-        # Each session compiles the same programs.
+        # All sessions compile the same programs.
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{logs}/compiled"
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        num_steps = max(10, round(90 * arguments.minutes))  # on two cores, restarts included
+        num_steps = max(10, round(90 * arguments.minutes))  # on two cores, including restarts
         command = [
             sys.executable,
             f"{launch.ROOT}/scripts/train.py",

@@ -1,10 +1,10 @@
-"""Writes the weights of any source in another format, and checks that they compute the same.
+"""Converts the weights of any source to another format, and checks that they compute the same.
 
     python scripts/convert_checkpoint.py SOURCE DESTINATION --format=FORMAT
 
-SOURCE: a file or folder of any format (told by content), a work directory, gs://, https://,
-hf://owner/name, or a name of `scripts/zoo.py list`.
-FORMAT: npz (the official code's names today), npz_published (those of the published files, which
+SOURCE: a file or folder of any format (detected from the contents), a work directory, gs://,
+https://, hf://owner/name, or a name from `scripts/zoo.py list`.
+FORMAT: npz (the official code's current names), npz_published (those of the published files, which
 timm reads), big_vision, timm, huggingface, orbax.
 """
 
@@ -25,10 +25,10 @@ def main():
     parser.add_argument(
         "--image_size", type=pair, help="pixels, or HEIGHT,WIDTH: interpolate positions"
     )
-    parser.add_argument("--num_heads", type=int, help="where the file does not tell")
-    parser.add_argument("--grid", type=pair, help="ROWS,COLUMNS of the file's tokens, if no square")
-    parser.add_argument("--drop_head", action="store_true", help="leave out head and pre_logits")
-    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument("--num_heads", type=int, help="if it cannot be inferred from the file")
+    parser.add_argument("--grid", type=pair, help="ROWS,COLUMNS of the file's tokens if not square")
+    parser.add_argument("--drop_head", action="store_true", help="omit head and pre_logits")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     arguments = vars(parser.parse_args())
     as_json = arguments.pop("json")
     launch.start_logging(to_stderr=True)

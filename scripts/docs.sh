@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the documentation, runs/docs/index.html: a site that opens without server and network.
-# A broken link is an error. Arguments go to Sphinx: ./scripts/docs.sh -E reads all pages anew.
+# Builds the documentation, runs/docs/index.html: a site that opens without a server or network.
+# A broken link is an error. Arguments go to Sphinx: ./scripts/docs.sh -E rereads all pages.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,11 +1,11 @@
-"""Measures a model on a labelled dataset: top-1, top-5, per class, loss, calibration, ReaL; mAP.
+"""Evaluates a model on a labelled dataset: top-1, top-5, per class, loss, calibration, ReaL; mAP.
 
     python scripts/evaluate.py runs/flowers
     python scripts/evaluate.py MODEL --dataset=imagenet2012 --split=validation
     python scripts/evaluate.py runs/flowers --dataset=photos --split=test --output=report
 
 MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
-hf://owner/name, or a name of scripts/zoo.py list. Images go through the checkpoint's own
+hf://owner/name, or a name from scripts/zoo.py list. Images go through the checkpoint's own
 preprocessing, which is printed. Classes are matched by name.
 """
 
@@ -16,7 +16,7 @@ from vit_jax.inference import flags as model_flags
 
 if __name__ == "__main__":
     launch.use_huge_pages()
-    parser = model_flags.create_parser(__doc__, source="what to measure", batch_size=128)
+    parser = model_flags.create_parser(__doc__, source="model to evaluate", batch_size=128)
     add = parser.add_argument
     add(
         "--dataset",
@@ -25,14 +25,14 @@ if __name__ == "__main__":
     )
     add("--split", default="", help="such as validation or test[:5%%] (default test)")
     model_flags.add_dataset(parser)
-    add("--ignore_class_names", action="store_true", help="take label i for output i")
+    add("--ignore_class_names", action="store_true", help="match label i with output i")
     add(
         "--classes",
         choices=("all", "present"),
         default="all",
-        help="present: only those of the split's labels compete, as for ImageNet-A, -R, ObjectNet",
+        help="present: predict only classes that the split has, as for ImageNet-A, -R, ObjectNet",
     )
-    add("--loss", default="", help="softmax or sigmoid (default: as trained, if that is known)")
+    add("--loss", default="", help="softmax or sigmoid (default: as in training, if known)")
     add("--real", default="", metavar="real.json", help="ReaL labels of ImageNet's validation set")
     add(
         "--prompt",
@@ -40,10 +40,10 @@ if __name__ == "__main__":
         action="append",
         default=[],
         metavar="TEXT",
-        help="zero-shot, by a text such as 'a photo of a {}.'; may be given several times",
+        help="zero-shot with a text such as 'a photo of a {}.'; may be repeated",
     )
     add("--output", default="", metavar="DIR", help="write evaluation.json and CSV files there")
-    add("--json", action="store_true", help="print one JSON object and nothing else")
+    add("--json", action="store_true", help="print only one JSON object")
     arguments = vars(parser.parse_args())
     as_json = arguments.pop("json")
     if not as_json:

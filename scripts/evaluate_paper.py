@@ -1,18 +1,18 @@
-"""Measures a model as papers do, and puts their numbers beside ours.
+"""Evaluates a model as in papers, and compares with their numbers.
 
     python scripts/evaluate_paper.py MODEL --suite=fewshot --workdir=runs/paper
     python scripts/evaluate_paper.py MODEL --suite=vtab --workdir=runs/paper --seeds=1
 
 MODEL is a work directory, a weights file or folder of any known format, https://, hf://owner/name,
-or a name of scripts/zoo.py list. The suites (configs/suites.py) are
+or a name from scripts/zoo.py list. The suites (configs/suites.py) are
 
   fewshot   1, 5, 10 and 25 images per class, least squares on frozen features, on seven data sets
-  imagenet  a classifier of ImageNet, on ImageNet, V2, -A and -R
+  imagenet  an ImageNet classifier, on ImageNet, V2, -A and -R
   transfer  fine-tuning on the five data sets of table 5, the learning rate chosen on held-out data
   vtab      fine-tuning on the 19 tasks of VTAB-1k, with the means of their groups
 
-What is not prepared on disk, or fails, is left out; the table says why, and the exit status is 2.
-Prints the table and writes it to WORKDIR/SUITE/suite.md and suite.json; the same command
+Tasks whose data are missing, or that fail, are skipped; the table says why, and the exit status
+is 2. Prints the table and writes it to WORKDIR/SUITE/suite.md and suite.json; the same command
 resumes. Fine-tuning takes --config.KEY=VALUE, as --config.dataset.batch_size=64 for a small GPU.
 """
 
@@ -34,16 +34,16 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("source", metavar="MODEL", help="what to measure")
-    add("--suite", required=True, choices=suites.SUITES, help="what to measure it on")
-    add("--workdir", required=True, metavar="DIR", help="results and runs; given again, it resumes")
-    add("--datasets", default="", metavar="A,B", help="some of the suite's, or others")
-    add("--seeds", type=int, default=3, help="of fine-tuning and few-shot (default 3)")
-    add("--data_dir", default="", metavar="DIR", help="where TFDS sets are prepared")
-    add("--batch_size", type=int, default=128, help="without fine-tuning (default 128)")
-    add("--image_size", type=int, metavar="N", help="of fine-tuning (default 384)")
-    add("--num_tasks", type=int, default=1, help="that share the work, with the same --workdir")
-    add("--task", type=int, help="which of them this is, from 0 (default SLURM_ARRAY_TASK_ID)")
+    add("source", metavar="MODEL", help="model to evaluate")
+    add("--suite", required=True, choices=suites.SUITES, help="tasks to evaluate it on")
+    add("--workdir", required=True, metavar="DIR", help="results and runs; if it exists, resumes")
+    add("--datasets", default="", metavar="A,B", help="a subset of the suite's, or others")
+    add("--seeds", type=int, default=3, help="for fine-tuning and few-shot (default 3)")
+    add("--data_dir", default="", metavar="DIR", help="folder of prepared TFDS sets")
+    add("--batch_size", type=int, default=128, help="except for fine-tuning (default 128)")
+    add("--image_size", type=int, metavar="N", help="for fine-tuning (default 384)")
+    add("--num_tasks", type=int, default=1, help="jobs that share the work and the --workdir")
+    add("--task", type=int, help="index of this job, from 0 (default SLURM_ARRAY_TASK_ID)")
     arguments, overrides = parser.parse_known_args()
     launch.start_logging()
     with launch.one_line_errors(resumes=True):
@@ -63,7 +63,7 @@ if __name__ == "__main__":
                 settings["config"] = override(settings["config"], overrides, flags.FlagValues())
             elif overrides:
                 given = " ".join(overrides)
-                raise UserError(f"unexpected arguments: {given}; nothing is trained here.")
+                raise UserError(f"unexpected arguments: {given}; this suite trains nothing.")
         rows = suite.evaluate_suite(
             model,
             tasks,

@@ -1,12 +1,12 @@
-"""Writes a finished model for programs without this code: StableHLO (JAX alone) or ONNX.
+"""Exports a trained model to run without this code: StableHLO (needs only JAX) or ONNX.
 
     python scripts/export.py MODEL FOLDER --format=onnx
     python scripts/export.py MODEL FOLDER --format=stablehlo --input=uint8 --output=softmax
 
 MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
-hf://owner/name, or a name of scripts/zoo.py list. FOLDER gets the model, model.json and a model
-card (README.md) with the lines that load it. What was written is read again and compared with the
-model; if it computes something else, nothing is left.
+hf://owner/name, or a name from scripts/zoo.py list. FOLDER gets the model, model.json and a model
+card (README.md) with code that loads it. The result is loaded again and compared with the
+model; if it computes something else, it is removed.
 """
 
 import argparse
@@ -26,20 +26,20 @@ def create_parser():
     )
     add = parser.add_argument
     add("source", metavar="MODEL")
-    add("destination", metavar="FOLDER", help="new or empty")
+    add("destination", metavar="FOLDER", help="new or empty folder")
     add("--format", required=True, help="stablehlo or onnx")
     add("--input", default="float", help="float (default): scaled images; uint8: pixels")
     add("--output", default="logits", help="logits (default), or probabilities: softmax, sigmoid")
-    add("--batch", type=batch_size, default=None, help="free (default), or a number of images")
+    add("--batch", type=batch_size, default=None, help="any size (default), or a number of images")
     add(
         "--dtype",
         default="float32",
         help="of the computation: float32 (default); bfloat16, for stablehlo",
     )
     add("--image_size", type=pair, help="pixels, or HEIGHT,WIDTH: interpolate positions")
-    add("--num_heads", type=int, help="where the file does not tell")
-    add("--grid", type=pair, help="ROWS,COLUMNS of the file's tokens, if no square")
-    add("--json", action="store_true", help="the report as JSON")
+    add("--num_heads", type=int, help="if it cannot be inferred from the file")
+    add("--grid", type=pair, help="ROWS,COLUMNS of the file's tokens, if not square")
+    add("--json", action="store_true", help="print the report as JSON")
     return parser
 
 

@@ -1,15 +1,15 @@
-"""Writes what a model computes of images into an .npz: tokens, pooled features, any block, logits.
+"""Writes features of images to an .npz: tokens, pooled features, those of any block, logits.
 
     python scripts/extract_features.py MODEL photos/ --features=cls,gap --output=features.npz
     python scripts/extract_features.py MODEL cifar10 --split=train --features=block_6 --output=...
 
 MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
-hf://owner/name, or a name of scripts/zoo.py list. With --split, IMAGES is a dataset, and its labels
-and class names are written too; else image files and folders.
+hf://owner/name, or a name from scripts/zoo.py list. With --split, IMAGES is a dataset, and its
+labels and class names are also written; otherwise image files and folders.
 
-Features: cls, gap, tokens (after the last layer norm), pre_logits (what the head sees), logits,
+Features: cls, gap, tokens (after the last layer norm), pre_logits (the head's input), logits,
 block_0, block_0_tokens, ... (after a block, before any norm; block_0 is its class token, or the
-mean of its tokens where the model has none), and dist for distilled DeiT.
+mean of its tokens if the model has none), and dist for distilled DeiT.
 """
 
 from vit_jax import launch
@@ -17,10 +17,10 @@ from vit_jax.inference import flags as model_flags
 
 if __name__ == "__main__":
     launch.use_huge_pages()
-    parser = model_flags.create_parser(__doc__, source="what to look into", batch_size=64)
+    parser = model_flags.create_parser(__doc__, source="model to run", batch_size=64)
     add = parser.add_argument
     add("images", metavar="IMAGES", nargs="+", help="a dataset, or image files and folders")
-    add("--features", required=True, metavar="NAMES", help="one or several, with commas between")
+    add("--features", required=True, metavar="NAMES", help="comma-separated names")
     add("--output", required=True, metavar="FILE.npz", help="file to write")
     add("--split", default="", help="of the dataset, such as train[:10%%]")
     model_flags.add_dataset(parser)

@@ -4,9 +4,9 @@
         --config.pretrained.source=B_16.npz --workdir=/tmp/cifar10
 
 The source is a file or folder of any known format (.npz of Google's code, big_vision, timm, Hugging
-Face), a work directory of scripts/train.py, gs://, https://, hf://owner/name, or a name that
-`scripts/zoo.py list` shows. The same loop as scripts/train.py, which this script calls once it
-knows that there is something to start from.
+Face), a work directory of scripts/train.py, gs://, https://, hf://owner/name, or a name from
+`scripts/zoo.py list`. After checking that there is a source, this script runs
+scripts/train.py.
 """
 
 from absl import flags
@@ -21,7 +21,7 @@ def run(config, workdir):
     if not config.pretrained.source:
         raise UserError(
             "--config.pretrained.source is missing: fine-tuning starts from a weight file, a work "
-            "directory or a name of scripts/zoo.py list (scripts/train.py trains from scratch)."
+            "directory or a name from scripts/zoo.py list (scripts/train.py trains from scratch)."
         )
     train_and_evaluate(config, workdir, resume=flags.FLAGS.resume)
 

@@ -2,8 +2,8 @@
 
     nice python scripts/plan_table.py --output=docs/plan_table.md --results=docs/plan_table.jsonl
 
-Each row is a plan as scripts/plan.py makes it; hours on two cores. Given again with the same
---results an interrupted run resumes. What stands above the first table of --output is kept.
+Each row is a plan as made by scripts/plan.py; takes hours on two cores. With the same
+--results an interrupted run resumes. The text above the first table of --output is kept.
 """
 
 import argparse
@@ -36,10 +36,10 @@ def make_tables(models: Sequence[str], topologies: Sequence[str], results: Path)
     Args:
       models: arguments of configs/pretrain.py, such as "B/16,jft".
       topologies: see `parse_topology`.
-      results: file of JSON lines; what it holds is not computed again.
+      results: file of JSON lines; rows in it are not computed again.
 
     Raises:
-      UserError: a topology cannot be read, or is no accelerator; see `make_plan`.
+      UserError: a topology is invalid, or not an accelerator; see `make_plan`.
     """
     lines = results.read_text().splitlines() if results.exists() else []
     rows = {(row["model"], row["topology"]): row for row in map(json.loads, lines)}
@@ -47,7 +47,7 @@ def make_tables(models: Sequence[str], topologies: Sequence[str], results: Path)
     for text in topologies:
         topology = parse_topology(text)
         if topology.chip is None:
-            raise UserError(f"--topologies: {topology.name} has no speed; name accelerators.")
+            raise UserError(f"--topologies: {topology.name} has no known speed; use accelerators.")
         for model in models:
             if (model, text) not in rows:
                 row = {"model": model, "topology": text}
@@ -61,10 +61,10 @@ def make_tables(models: Sequence[str], topologies: Sequence[str], results: Path)
 
 
 def plan_row(topology: Topology, config: ConfigDict) -> dict[str, Any]:
-    """The recipe with its state split over the slice, and whatever else it takes to fit.
+    """The recipe with its state split over the slice, and other changes needed to fit.
 
-    Where something else than arithmetic then takes longest, a copy of the state on every device is
-    planned too.
+    If arithmetic is then not the bottleneck, a copy of the state on every device is
+    also planned.
     """
     split = changed(config, {"mesh.data": -1, "mesh.fsdp": 0})
 
@@ -76,7 +76,7 @@ def plan_row(topology: Topology, config: ConfigDict) -> dict[str, Any]:
     while plan.filled > 1 and (more := next(tried, None)):
         plan, changes = planned(more), more
     if plan.filled <= 1 and plan.time.predicted > plan.time.compute:
-        # It may fit without what the split state needed.
+        # It may fit without the changes that the split state needed.
         copies: tuple[Changes, ...] = ({"mesh.fsdp": 1}, {**changes, "mesh.fsdp": 1})
         for copied in copies:
             copy = planned(copied)
@@ -84,7 +84,7 @@ def plan_row(topology: Topology, config: ConfigDict) -> dict[str, Any]:
                 if copy.time.predicted < plan.time.predicted:
                     plan, changes = copy, copied
                 break
-    jax.clear_caches()  # hundreds of programs would fill the memory of this machine
+    jax.clear_caches()  # hundreds of programs would fill this machine's memory
     if plan.filled > 1:
         return {"settings": flags(changes), "gib": None}
     return {

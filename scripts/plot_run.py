@@ -3,7 +3,7 @@
     python scripts/plot_run.py runs/a runs/b --output=curves.png
     python scripts/plot_run.py runs/sweep/* --metrics=accuracy --x=images
 
-The legend names what differs in the runs' config.json. Runs that are going on can be drawn, too.
+The legend shows the differences of the runs' config.json. Unfinished runs can be plotted, too.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Says what a model sees on images.
+"""Predicts the classes of images.
 
     python scripts/predict.py MODEL photo.jpg holiday/ --picture=sheet.png
     python scripts/predict.py MODEL photos/ --json > answers.jsonl
 
 MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
-hf://owner/name, or a name of scripts/zoo.py list. Of folders all images are taken. An image that
-cannot be read is named, the others are done, and the exit status is 1.
+hf://owner/name, or a name from scripts/zoo.py list. All images in folders are used. If an image
+cannot be read, it is reported, the others are processed, and the exit status is 1.
 """
 
 import sys
@@ -14,12 +14,12 @@ from vit_jax import launch
 from vit_jax.inference import flags as model_flags
 
 if __name__ == "__main__":
-    parser = model_flags.create_parser(__doc__, source="what to ask", batch_size=64)
+    parser = model_flags.create_parser(__doc__, source="model to use", batch_size=64)
     add = parser.add_argument
     add("images", metavar="IMAGE", nargs="+", help="image files and folders")
     add("--top", type=int, default=1, metavar="N", help="classes per image (default 1)")
-    add("--loss", default="", help="softmax or sigmoid (default: as trained, if that is known)")
-    add("--picture", default="", metavar="FILE", help="draw images and classes into this file")
+    add("--loss", default="", help="softmax or sigmoid (default: as in training, if known)")
+    add("--picture", default="", metavar="FILE", help="draw images and classes to this file")
     add("--json", action="store_true", dest="as_json", help="print one JSON object per image")
     arguments = vars(parser.parse_args())
     if not arguments["as_json"]:

@@ -1,4 +1,4 @@
-"""Writes images as random-access shards that training reads by name, and verifies such sets.
+"""Converts images to random-access shards that training reads by name, and verifies such sets.
 
     python scripts/prepare_data.py imagenet2012 FOLDER --data_dir=DIR [--num_workers=8]
     python scripts/prepare_data.py imagenet21k winter21_whole.tar --data_dir=DIR
@@ -6,13 +6,13 @@
     python scripts/prepare_data.py tfds NAME --data_dir=DIR
     python scripts/prepare_data.py --check DIR/imagenet2012/5.1.0 [--check=full]
 
-imagenet2012: FOLDER holds the original ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, or the
-folders train/ and val/. imagenet21k: the tar of class tars, or a folder of class tars. folder:
-train/CLASS/*.jpg and so on. tfds: a name, which TFDS downloads and prepares itself.
+imagenet2012: FOLDER contains the original ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, or
+the folders train/ and val/. imagenet21k: the tar of class tars, or a folder of class tars. folder:
+train/CLASS/*.jpg and so on. tfds: a name that TFDS downloads and prepares itself.
 
-The same command resumes an interrupted preparation, whenever it was killed. Progress is on stderr;
-the last line on stdout is the prepared folder. --check compares checksums, --check=full decodes
-every image too; it prints what is damaged and ends with status 1.
+The same command resumes an interrupted preparation. Progress is on stderr;
+the last line on stdout is the prepared folder. --check compares checksums, --check=full also
+decodes every image; it prints what is damaged and exits with status 1.
 """
 
 import argparse
@@ -30,12 +30,12 @@ def main():
     parser.add_argument("what", nargs="*", help="KIND SOURCE, or with --check a prepared folder")
     parser.add_argument("--check", nargs="?", const="files", help="verify instead: files | full")
     parser.add_argument("--data_dir", default="", help="TFDS root (default: $TFDS_DATA_DIR)")
-    parser.add_argument("--manual_dir", default="", help="files for TFDS that it cannot download")
+    parser.add_argument("--manual_dir", default="", help="files that TFDS cannot download")
     parser.add_argument("--name", default="", help="of the set (default: SOURCE or SOURCE_RESIZE)")
     threads = min(32, os.cpu_count() or 1)
     parser.add_argument("--num_workers", type=int, default=threads, help="threads")
     parser.add_argument("--resize", type=int, default=0, help="short side of larger images, pixels")
-    parser.add_argument("--quality", type=int, default=95, help="of the JPEGs that --resize writes")
+    parser.add_argument("--quality", type=int, default=95, help="of JPEGs written by --resize")
     parser.add_argument("--on_bad_image", default="error", help="error (at the end) | skip")
     parser.add_argument("--shard_megabytes", type=float, default=256, help="a thread holds a shard")
     arguments = vars(parser.parse_args())
@@ -52,7 +52,7 @@ def main():
             from vit_jax.data.tfds_reader import data_root
 
             root = data_root(arguments["data_dir"])
-            name = os.path.relpath(folder.parent, root)  # less its version
+            name = os.path.relpath(folder.parent, root)  # without its version
             print(folder)
             print(f"--config.dataset.name={name} --config.dataset.data_dir={root}")
 

@@ -1,15 +1,15 @@
-"""Measures the features of a model on a labelled dataset: few-shot, linear probe, k-NN.
+"""Evaluates the features of a model on a labelled dataset: few-shot, linear probe, k-NN.
 
     python scripts/probe.py MODEL --dataset=oxford_iiit_pet --train_split=train --split=test
     python scripts/probe.py runs/pretrain --dataset=photos --kinds=few_shot --feature=cls
 
 MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
-hf://owner/name, or a name of scripts/zoo.py list. Images go through the checkpoint's own
-preprocessing. Nothing of the model is trained.
+hf://owner/name, or a name from scripts/zoo.py list. Images go through the checkpoint's own
+preprocessing. The model stays frozen.
 
 few_shot: least squares in closed form on 1, 5, 10 and 25 images per class, the mean over three
-choices of images and its 95 % interval. linear_probe: logistic regression, its regularisation
-chosen on a fifth of the training split. nearest_neighbors: the 20 nearest by cosine vote.
+selections of images and its 95 % interval. linear_probe: logistic regression; its regularisation
+is chosen on a fifth of the training split. nearest_neighbors: the 20 nearest by cosine vote.
 """
 
 import json
@@ -19,16 +19,16 @@ from vit_jax.inference import flags as model_flags
 
 if __name__ == "__main__":
     launch.use_huge_pages()
-    parser = model_flags.create_parser(__doc__, source="what to measure", batch_size=128)
+    parser = model_flags.create_parser(__doc__, source="model to evaluate", batch_size=128)
     add = parser.add_argument
     add("--dataset", required=True, help="TFDS name, image folder, .csv or .parquet, digits")
     add("--train_split", default="train", help="images to fit (default train)")
-    add("--split", default="test", help="images to measure (default test)")
-    add("--kinds", default="few_shot,linear_probe,nearest_neighbors", help="some of (default) all")
-    add("--feature", default="pre_logits", help="as of extract_features.py (default pre_logits)")
-    add("--seeds", type=int, default=3, help="choices of images, for few_shot (default 3)")
+    add("--split", default="test", help="images to evaluate (default test)")
+    add("--kinds", default="few_shot,linear_probe,nearest_neighbors", help="subset (default: all)")
+    add("--feature", default="pre_logits", help="see extract_features.py (default pre_logits)")
+    add("--seeds", type=int, default=3, help="selections of images, for few_shot (default 3)")
     model_flags.add_dataset(parser)
-    add("--json", action="store_true", help="print one JSON object and nothing else")
+    add("--json", action="store_true", help="print only one JSON object")
     arguments = vars(parser.parse_args())
     as_json = arguments.pop("json")
     arguments["kinds"] = [each for each in arguments["kinds"].split(",") if each]

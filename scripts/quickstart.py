@@ -2,7 +2,7 @@
 
     ./scripts/quickstart.sh [WORKDIR]
 
-which sets up the environment and calls this script with --workdir=WORKDIR. The same command again
+which sets up the environment and calls this script with --workdir=WORKDIR. The same command
 resumes an interrupted one.
 """
 
@@ -34,11 +34,11 @@ STAGES = ("pretrain", "finetune", "scratch")
 def run_quickstart(workdir: str) -> dict[str, Any]:
     """Runs the three stages of `configs/quickstart.py`, each in a folder of `workdir`.
 
-    Interrupted anywhere and called again, it resumes. Writes `summary.json`, `predictions.png` and
+    If interrupted, the next call resumes. Writes `summary.json`, `predictions.png` and
     `finetune/report.html`, and prints the table.
 
     Returns:
-      What `summary.json` holds: per stage `accuracy` (on its test set), `images_per_second`,
+      The contents of `summary.json`: per stage `accuracy` (on its test set), `images_per_second`,
       `seconds`; for `finetune` also `initial_accuracy`, before the first update.
     """
     root = Path(workdir)
@@ -83,7 +83,7 @@ def read_scans(split: str, preprocess: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def svm_accuracy() -> float:
-    """A classical yardstick on the same 300 scans; C=10 is best on the validation scans."""
+    """A classical baseline on the same 300 scans; C=10 is best on the validation scans."""
     from sklearn.svm import SVC
 
     (x, y), (x_test, y_test) = (
@@ -117,7 +117,7 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def draw_predictions(root: Path, rows: int = 5, columns: int = 12) -> None:
-    """`predictions.png`: test scans with the fine-tuned model's answers, mistakes first, in red."""
+    """`predictions.png`: test scans with fine-tuned predictions; mistakes come first, in red."""
     from matplotlib.figure import Figure
 
     model = load_model(str(root / "finetune"))

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs a training command, and runs it again while that helps:
+# Runs a training command, and reruns it as long as that helps:
 #
 #   scripts/restart.sh [--max_restarts=100] [--delay_seconds=10] COMMAND...
 #
 # Status 75 means: saved after SIGTERM, another process of the run died, or the shared disk had an
-# I/O error; the same command resumes. It is run again then, and after a crash (a signal other than
+# I/O error; the same command resumes. It is rerun then, and after a crash (a signal other than
 # Ctrl-C's and SIGTERM), but not after success (0), a diverged loss (1) or a mistake (2). SIGTERM
-# and Ctrl-C are passed on as SIGTERM, so that the run saves; it is not run again after that.
+# and Ctrl-C are passed on as SIGTERM, so that the run saves; it is not rerun after that.
 set -euo pipefail
 
 max_restarts=100 delay_seconds=10
@@ -17,7 +17,7 @@ die() {
   exit 2
 }
 
-# The first signal is passed on; the run is saving after that.
+# The first signal is passed on; then the run saves.
 # shellcheck disable=SC2329  # called by the trap
 on_signal() {
   interrupted=1
@@ -41,9 +41,9 @@ trap on_signal TERM INT
 for ((restarts = 1; ; restarts++)); do
   "$@" &
   child=$!
-  [[ -z "$stopping" ]] || kill -TERM "$child" || true # it came while there was no `child` yet
+  [[ -z "$stopping" ]] || kill -TERM "$child" || true # it came before `child` was set
   while :; do
-    # A signal ends `wait` before the command has ended; its status is then still to come.
+    # A signal ends `wait` before the command ends; its status is still to come.
     interrupted="" code=0
     wait "$child" || code=$?
     [[ -n "$interrupted" ]] || break
@@ -53,7 +53,7 @@ for ((restarts = 1; ; restarts++)); do
   [[ -z "$stopping" ]] || break
   ((restarts <= max_restarts)) || break
   echo "restart: status $code: restart $restarts of $max_restarts in $delay_seconds s" >&2
-  # In the background: `wait` returns at a signal, sleep would not.
+  # In the background: a signal interrupts `wait`, but not sleep.
   sleep "$delay_seconds" &
   wait $! || true
   [[ -z "$stopping" ]] || break

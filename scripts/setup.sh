@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Makes .venv in the repository and installs vit_jax into it, with what its scripts need (bundled
-# data, export, Hugging Face's hub), at the versions of constraints.txt. Calling it again does only
-# what is missing.
+# Creates .venv in the repository and installs vit_jax into it, with what its scripts need (bundled
+# data, export, Hugging Face's hub), at the versions of constraints.txt. Running it again installs
+# only what is missing.
 #
 #   ./scripts/setup.sh                      from any folder; quickstart.sh calls it
-#   ./scripts/setup.sh --tests              with the test tools and the PyTorch peers that tests
-#                                           compare with; test.sh calls it
+#   ./scripts/setup.sh --tests              with the test tools and the PyTorch libraries that
+#                                           tests compare with; test.sh calls it
 #   PYTHON=python3.12 ./scripts/setup.sh    with this interpreter
 #
 # Without PYTHON: that of an existing .venv, else the first of python3, python3.13, python3.12 and
-# python3.11 that is tested (3.11 to 3.13), else a newer python3, for which nothing is pinned.
+# python3.11 that is tested (3.11 to 3.13), else a newer python3, without pinned versions.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-stamp=.venv/.vit_jax_installed # what .venv was made of, once it is complete
-unfinished=.setup.unfinished   # there while .venv is being changed: left by a killed call
+stamp=.venv/.vit_jax_installed # what .venv was built from, once it is complete
+unfinished=.setup.unfinished   # exists while .venv is being changed: left by a killed call
 extras=embedded,export,hf
-# Another installation's modules must not be found instead of ours, nor ours go to the user's home.
+# Do not find modules of another installation, nor install into the user's home.
 unset PYTHONPATH PYTHONHOME
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
 exec 3>&1
@@ -26,8 +26,8 @@ die() {
   exit 1
 }
 
-# choose NEWEST PROGRAM...: the first that is Python 3.11 to 3.NEWEST and can make environments sets
-# `version` and `python`, its path outside of any environment.
+# choose NEWEST PROGRAM...: the first that is Python 3.11 to 3.NEWEST and can create environments
+# sets `version` and `python`, its path outside of any environment.
 choose() {
   local program
   for program in "${@:2}"; do
@@ -38,12 +38,12 @@ if (3, 11) <= sys.version_info < (3, int(sys.argv[1]) + 1):
   return 1
 }
 
-# Whether .venv is what is wanted; more extras do no harm. Sets what the installation needs to know.
+# Whether .venv is up to date; more extras do no harm. Sets the variables of the installation.
 is_installed() {
   if [[ -n "${PYTHON:-}" ]]; then
     if ! choose 99 "$PYTHON"; then
       words="$("$PYTHON" -c 'import ensurepip, sys, venv; print(sys.version)' 2>&1)" || true
-      words="${words//$'\n'/ }" # its own, such as those of a pyenv shim without that version
+      words="${words//$'\n'/ }" # its own error, such as that of a pyenv shim without that version
       die "PYTHON=$PYTHON is not Python 3.11 or newer with its venv module (${words:0:400})."
     fi
   else
@@ -63,7 +63,7 @@ pip_install() {
   ((status)) || return 0
   [[ "$errors" != *"No space left"* ]] || die "the disk is full; about 3 GB are needed."
   ((status < 128)) || die "pip was killed (signal $((status - 128))); call me again."
-  rm "$unfinished" # pip gave up in good order: what was installed before is still whole
+  rm "$unfinished" # pip failed cleanly: what was installed before is still intact
   offline="name ?resolution|NewConnection|connection (broken|refused)|time(d )?out|ProxyError"
   ! grep -qiE "$offline" <<<"$errors" ||
     die "no network: pip cannot reach the package index; call me again later."
@@ -112,18 +112,18 @@ if [[ "$version" != 3.1[123] ]]; then
   echo "setup: Python $version is not tested: installing the newest releases"
   constraints=/dev/null
 fi
-# So that nobody waits in silence. What is left sleeping holds neither our output nor the lock.
+# Show progress. A sleep that outlives us must hold neither our output nor the lock.
 { while sleep 10 >/dev/null 2>&1 3>&- 9>&-; do
   echo "setup: installing packages ($SECONDS s; about a minute in all)"
 done; } 9>&- &
 ticker=$!
 trap 'kill "$ticker" 2>/dev/null || true' EXIT
-# Built with the pinned setuptools instead of whatever is newest on the day.
+# Built with the pinned setuptools instead of the newest one.
 pip_install -c "$constraints" 'setuptools>=77' 'uv>=0.9'
-# uv takes a sixth of pip's time. Where it cannot, pip tries, and says what is wrong.
+# uv takes a sixth of pip's time. If it fails, pip tries, and reports the error.
 uv_install -c "$constraints" --no-build-isolation -e ".[$extras]" ||
-  # It would compile several GB for a minute, most of which nobody imports. What we import is
-  # compiled by importing it, or else by the first script that does.
+  # It would compile several GB for a minute, most of which is never imported. What we import is
+  # compiled on import, or else by the first script that imports it.
   pip_install -c "$constraints" --no-build-isolation --no-compile -e ".[$extras]"
 compile() { env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c "$1" >/dev/null 2>&1 || true; }
 compile "import vit_jax.train, vit_jax.data.pipeline, vit_jax.inference.model, matplotlib.pyplot

@@ -12,12 +12,12 @@
 #
 #   sbatch --nodes=4 --time=24:00:00 scripts/slurm.sh --config=... --workdir=...
 #
-# What stands above can be given to sbatch instead. One task per GPU, because JAX gives each task of
-# SLURM the one GPU of its number; without GPUs: --gpus-per-node=0 --ntasks-per-node=1. The log of
+# The options above can be given to sbatch instead. One task per GPU, because JAX gives each SLURM
+# task the GPU of its number; without GPUs: --gpus-per-node=0 --ntasks-per-node=1. The log of
 # process I is slurm-JOB.I.log.
 #
-# 120 s before the time limit every process gets SIGTERM, saves and ends with status 75. The job then
-# queues itself again, as after a crash; a diverged loss (1) and a mistake (2) end it.
+# 120 s before the time limit every process gets SIGTERM, saves and exits with status 75. The job
+# then requeues itself, as after a crash; a diverged loss (1) and a mistake (2) end it.
 # DRY_RUN=1 scripts/slurm.sh ... prints the commands of the job and runs none.
 set -euo pipefail
 
@@ -25,7 +25,7 @@ run() {
   if [[ -z "${DRY_RUN:-}" ]]; then
     "$@"
   else
-    (PS4="" && set -x && : "$@") 2>&1 | sed 's/^: //' # quoted, for a shell
+    (PS4="" && set -x && : "$@") 2>&1 | sed 's/^: //' # quoted for a shell
   fi
 }
 
@@ -36,12 +36,12 @@ flags=(--cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=6
 flags+=(--open-mode=append --output="slurm-$job.%t.log")
 if [[ "${SLURM_GPUS_PER_NODE:-0}" != 0 ]]; then
   flags+=(--gpu-bind=none)                                # each task sees all GPUs of its node
-  export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda,cpu}" # else a JAX without CUDA takes the CPUs
+  export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda,cpu}" # else a JAX without CUDA falls back to the CPU
 fi
 
 code=0
 run srun "${flags[@]}" .venv/bin/python scripts/train.py "$@" || code=$?
-# srun's status is the largest of its tasks': 75 hides a 1 or a 2, so that restarts are counted.
+# srun's status is the largest of its tasks': 75 hides a 1 or a 2, so restarts are counted.
 # Above 128: a task was killed (out of memory, a lost node).
 if [[ -n "${DRY_RUN:-}" ]] || ((code == 75 || (code > 128 && code != 130))); then
   ((${SLURM_RESTART_COUNT:-0} < 100)) || exit "$code"

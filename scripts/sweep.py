@@ -5,12 +5,12 @@
 
 The candidates and the held-out part come from the recipe and can be overridden, as in
 --config.sweep.learning_rates=0.01,0.03. Prints a table with mean and standard deviation over the
-seeds beside the published number, and writes it to sweep.txt and sweep.json of the work directory.
-The same command again resumes. Besides the flags below:
+seeds next to the published number, and writes it to sweep.txt and sweep.json of the work directory.
+The same command resumes. Besides the flags below:
 
   --seeds=3           final runs on all training data
-  --num_tasks=1       tasks that share the work, each started with the same --workdir
-  --task=I            which of them this is, from 0 (default: SLURM_ARRAY_TASK_ID)
+  --num_tasks=1       jobs that share the work, each started with the same --workdir
+  --task=I            index of this job, from 0 (default: SLURM_ARRAY_TASK_ID)
 """
 
 import os
@@ -38,6 +38,6 @@ def run(config, workdir):
 
 if __name__ == "__main__":
     flags.DEFINE_integer("seeds", 3, "Final runs on all training data.", lower_bound=1)
-    flags.DEFINE_integer("num_tasks", 1, "Tasks that share the work.", lower_bound=1)
-    flags.DEFINE_integer("task", None, "Which of them this is, from 0.")
+    flags.DEFINE_integer("num_tasks", 1, "Jobs that share the work.", lower_bound=1)
+    flags.DEFINE_integer("task", None, "Index of this job, from 0.")
     launch.main(run, doc=__doc__)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Every check of the repository: linter, formatter, type checker, all tests (the slow ones too).
+# Every check of the repository: linter, formatter, type checker, all tests (including slow ones).
 # Arguments go to pytest: ./scripts/test.sh -m 'not slow' tests/models
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh --tests
 unset PYTHONPATH PYTHONHOME # as in setup.sh
-unset PYTHONDONTWRITEBYTECODE   # what the first process compiles hundreds of others import
+unset PYTHONDONTWRITEBYTECODE   # hundreds of processes import what the first one compiles
 
 failed=()
 check() {
@@ -15,12 +15,12 @@ check() {
 }
 check ruff check .
 check ruff format --check .
-# Beside the tests, which leave it a core while they start.
+# In parallel with the tests, which leave it a core while they start.
 types="$(mktemp)"
 .venv/bin/python -m mypy >"$types" 2>&1 &
 mypy=$!
-# One process more than cores, which waits (see tests/conftest.py). In order of their names: xdist
-# would put the files of few and long tests last, and one core would idle.
+# One process more than cores, which waits (see tests/conftest.py). Ordered by name: xdist
+# would put files with few long tests last, and leave a core idle.
 check pytest -n "$(($(.venv/bin/python -c 'import os; print(len(os.sched_getaffinity(0)))') + 1))" --no-loadscope-reorder "$@"
 
 wait "$mypy" || {
@@ -29,7 +29,7 @@ wait "$mypy" || {
 }
 rm -f "$types"
 
-# pytest's summary is the last line on stdout; a failure it cannot know of is said after it.
+# pytest's summary is the last line on stdout; failures of other checks are reported after it.
 if ((${#failed[@]})); then
   printf 'FAILED: %s\n' "${failed[@]}" >&2
   exit 1

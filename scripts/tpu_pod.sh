@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Trains on a slice of Cloud TPUs, with gcloud:
 #
-#   scripts/tpu_pod.sh create NAME ZONE TYPE VERSION [FLAGS OF GCLOUD]   asks for a slice
-#   scripts/tpu_pod.sh status NAME ZONE       whether it is there: ACTIVE
+#   scripts/tpu_pod.sh create NAME ZONE TYPE VERSION [FLAGS OF GCLOUD]   requests a slice
+#   scripts/tpu_pod.sh status NAME ZONE       its state: ACTIVE when ready
 #   scripts/tpu_pod.sh install NAME ZONE      copies the commit checked out here to all workers
-#   scripts/tpu_pod.sh run NAME ZONE TRAINING FLAGS   starts on all workers; again on status 75
+#   scripts/tpu_pod.sh run NAME ZONE TRAINING FLAGS   starts on all workers; restarts on status 75
 #   scripts/tpu_pod.sh logs NAME ZONE         follows the log of worker 0
 #   scripts/tpu_pod.sh stop NAME ZONE         the run saves and ends
 #   scripts/tpu_pod.sh ssh NAME ZONE COMMAND  runs a command on all workers
-#   scripts/tpu_pod.sh delete NAME ZONE       gives the slice back: the bill ends here
+#   scripts/tpu_pod.sh delete NAME ZONE       deletes the slice: billing ends here
 #
-# DRY_RUN=1 prints the commands and runs none. A walk through it: docs/pods.md.
+# DRY_RUN=1 prints the commands and runs none. A walkthrough: docs/pods.md.
 set -euo pipefail
 
 die() {
@@ -22,13 +22,13 @@ run() {
   if [[ -z "${DRY_RUN:-}" ]]; then
     "$@"
   else
-    (PS4="" && set -x && : "$@") 2>&1 | sed 's/^: //' # quoted, for a shell
+    (PS4="" && set -x && : "$@") 2>&1 | sed 's/^: //' # quoted for a shell
   fi
 }
 
 queued() { run gcloud compute tpus queued-resources "$1" "$name" --zone="$zone" "${@:2}"; }
 
-# on_workers WORKER COMMAND: a number or all; by bash in the home folder.
+# on_workers WORKER COMMAND: a number or all; runs in bash in the home folder.
 on_workers() {
   run gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker="$1" --command="$2"
 }
@@ -57,7 +57,7 @@ case "$command" in
     [[ -z "$(git status --porcelain)" ]] || die "$PWD has uncommitted changes; commit them first."
     scratch="$(mktemp -d)"
     trap 'rm -rf "$scratch"' EXIT
-    # With enough of .git for a run to note its commit.
+    # With enough of .git for a run to record its commit.
     run git clone --quiet --depth=1 "file://$PWD" "$scratch/vit_jax"
     run tar -czf "$scratch/vit_jax.tar.gz" -C "$scratch" vit_jax
     run gcloud compute tpus tpu-vm scp "$scratch/vit_jax.tar.gz" "$name:" --zone="$zone" --worker=all

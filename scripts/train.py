@@ -2,7 +2,7 @@
 
     python scripts/train.py --config=configs/quickstart.py --workdir=/tmp/quickstart
 
-The same command again continues where the work directory stands.
+The same command resumes an interrupted run.
 """
 
 from absl import flags

@@ -1,27 +1,27 @@
-"""Draws what is inside a model: figure 7 of the paper, attention maps, and more.
+"""Visualizes the inside of a model: figure 7 of the paper, attention maps, and more.
 
     python scripts/visualize.py MODEL --images folder/ --output=pictures
     python scripts/visualize.py runs/flowers --images a.jpg b.jpg --what=rollout,heads
     python scripts/visualize.py MODEL --images folder/ --against=OTHER --what=cka
 
 filters.png: principal components of the embedding filters (figure 7, left). positions.png:
-similarity of position embeddings (centre). attention_distance.png: how far each head looks (right).
-rollout.png: what the output attends to, over the photo (figure 6). heads.png: what each head of the
-last block attends to from the class token. cka.png: similarity of the blocks of two models.
+similarity of position embeddings (centre). attention_distance.png: how far each head attends
+(right). rollout.png: what the output attends to, over the photo (figure 6). heads.png: what each
+head of the last block attends to from the class token. cka.png: similarity of two models' blocks.
 
 MODEL is a work directory, a weights file or folder of any known format, gs://, https://,
-hf://owner/name, or a name of scripts/zoo.py list.
+hf://owner/name, or a name from scripts/zoo.py list.
 """
 
 from vit_jax import launch
 from vit_jax.inference import flags as model_flags
 
 if __name__ == "__main__":
-    parser = model_flags.create_parser(__doc__, source="what to look into", batch_size=8)
+    parser = model_flags.create_parser(__doc__, source="model to visualize", batch_size=8)
     add = parser.add_argument
     add("--images", nargs="+", default=[], metavar="PATH", help="files and folders")
-    add("--what", default="", help="some of the above, such as filters,rollout (default all)")
-    add("--output", default="pictures", metavar="DIR", help="folder for them (default pictures)")
+    add("--what", default="", help="a subset of the above, such as filters,rollout (default all)")
+    add("--output", default="pictures", metavar="DIR", help="output folder (default pictures)")
     add("--against", default="", metavar="MODEL", help="another model, for cka")
     arguments = vars(parser.parse_args())
     arguments["what"] = [each for each in arguments["what"].split(",") if each]

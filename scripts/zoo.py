@@ -1,12 +1,12 @@
-"""The official checkpoints: which there are, what they are, and fetching them.
+"""Lists, describes and downloads the official checkpoints.
 
     python scripts/zoo.py list --variant=B/16 --resolution=384
     python scripts/zoo.py show augreg/B_16-imagenet2012
     python scripts/zoo.py get imagenet21k/ViT-B_16
 
-`get` prints the path of the local copy. Of AugReg's 50,000 files `list` has the recommended ones;
-any other is augreg/FILE, or chosen by accuracy, as augreg:B/16,adapt_ds=imagenet2012. Every script
-takes these names, and addresses (gs://, https://, hf://OWNER/NAME).
+`get` prints the path of the local copy. Of AugReg's 50,000 files `list` shows the recommended ones;
+any other is augreg/FILE, or selected by accuracy, as augreg:B/16,adapt_ds=imagenet2012. Every
+script takes these names, and URLs (gs://, https://, hf://OWNER/NAME).
 """
 
 import argparse
@@ -24,15 +24,15 @@ def parse_arguments():
     )
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="one line per checkpoint")
-    listing.add_argument("--family", help="first part of the name, as augreg")
-    listing.add_argument("--variant", help="architecture, as B/16 or R50+L/32")
+    listing.add_argument("--family", help="first part of the name, such as augreg")
+    listing.add_argument("--variant", help="architecture, such as B/16 or R50+L/32")
     listing.add_argument("--resolution", type=int, help="side of the images in pixels")
-    listing.add_argument("--num_classes", type=int, help="size of the head, as 21843; 0 for none")
-    listing.add_argument("--min_accuracy", type=float, help="least ImageNet top-1 in percent")
+    listing.add_argument("--num_classes", type=int, help="head size, such as 21843; 0: no head")
+    listing.add_argument("--min_accuracy", type=float, help="minimum ImageNet top-1 in percent")
     for name, text in (("show", "everything about a checkpoint"), ("get", "download it")):
-        commands.add_parser(name, help=text).add_argument("name", help="name or address")
+        commands.add_parser(name, help=text).add_argument("name", help="name or URL")
     for command in commands.choices.values():
-        command.add_argument("--json", action="store_true", help="for scripts")
+        command.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 
 

@@ -179,7 +179,7 @@ def test_the_name_of_a_fine_tuned_file_is_its_fine_tuning() -> None:
         ("pretrain,B/16,imagenet21k,0ep", "0ep must be 1ep or more"),
         ("pretrain,B/16,imagenet21k,do_0.1", "must give sd_RATE too"),
         ("pretrain,B/16,imagenet21k,sd_0.1", "must give do_RATE too"),
-        ("pretrain,DeiT-distilled-B/16,imagenet21k", "take DeiT-B/16"),
+        ("pretrain,DeiT-distilled-B/16,imagenet21k", "use DeiT-B/16"),
     ],
 )
 def test_arguments_that_make_no_sense(argument: str, message: str) -> None:
@@ -195,10 +195,10 @@ FILE = "B_16-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0"
     [
         ("B_16", "X_16", "models: .*B_16"),
         ("none", "light2", "aug: none, light0, light1, medium1"),
-        ("300ep", "17ep", "not a file of AugReg"),
+        ("300ep", "17ep", "not an AugReg file"),
         ("i21k-300ep", "i1k-30ep", "i1k: 300ep only"),
-        ("lr_0.001", "lr_0.01", "not a file of AugReg"),
-        ("wd_0.1", "wd_0.3", "not a file of AugReg"),
+        ("lr_0.001", "lr_0.01", "not an AugReg file"),
+        ("wd_0.1", "wd_0.3", "not an AugReg file"),
         ("sd_0.0", "sd_0.1", r"do_0\.1-sd_0\.1"),
         ("sd_0.0", "sd_0.0--cifar100-steps_3k-lr_0.01-res_224", "steps: 0k, 2k, 10k, 20k"),
         ("sd_0.0", "sd_0.0--mnist-steps_2k-lr_0.01-res_224", "fine-tuned on: imagenet2012"),

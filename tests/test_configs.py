@@ -48,7 +48,7 @@ def test_a_section_has_the_keys_of_its_kind_only() -> None:
     assert config.optimizer.weight_decay == 0.25
     with pytest.raises(UserError, match="schedule.linear_end is not a key of schedule.name='cos"):
         default.section("schedule", "cosine", linear_end=0.1)
-    with pytest.raises(UserError, match="has no default for model.resnet_layers; give"):
+    with pytest.raises(UserError, match="has no default for model.resnet_layers; set"):
         default.section("model", "bit")
     with config.unlocked():
         config.optimizer.b1 = 0.9
@@ -113,7 +113,7 @@ def test_a_key_of_another_type_does_not_keep_its_value() -> None:
     config = switched(default.get_config(), "evaluators.test.name=linear_probe")
     assert switched(config, "evaluators.test.name=few_shot").evaluators.test.l2 == 1024.0
     hybrid = switched(config, "model.name=R50+B/16")
-    with pytest.raises(UserError, match=r"model.resnet_layers; give what is missing, or a variant"):
+    with pytest.raises(UserError, match=r"model.resnet_layers; set what is missing, or a variant"):
         switched(hybrid, "model.name=bit")
     given = "model.resnet_layers=(1, 2)"
     assert switched(hybrid, given, "model.name=bit").model.resnet_layers == (1, 2)
@@ -248,6 +248,7 @@ def test_help_lists_every_key_with_its_meaning(script: Script) -> None:
                 assert f"  {section}.{key} = " in text
     assert "duration.steps = None  # updates" in text
     assert (
-        "optimizer.momentum = 0.9  # (sgd, adafactor, muon) decay of the sum of gradients" in text
+        "optimizer.momentum = 0.9  # (sgd, adafactor, muon) decay of the accumulated gradient"
+        in text
     )
-    assert "evaluators.NAME.every_steps = 0  # between two evaluations; 0 is only after" in text
+    assert "evaluators.NAME.every_steps = 0  # steps between evaluations; 0: only after" in text

@@ -185,7 +185,7 @@ def test_what_is_inside(model: Model) -> None:
             array = model.look(inputs(model), name)[name]
             assert array.shape[:2] == (model.module.num_layers, 2)
         else:
-            has = re.escape(" and ".join(shown) or "no blocks to look into")
+            has = re.escape(" and ".join(shown) or "no blocks")
             with pytest.raises(UserError, match=f"this model has no {name}; it has {has}"):
                 model.look(inputs(model), name)
     if "attention" in shown:

@@ -87,14 +87,14 @@ def start_processes(distributed: str = "auto", **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_processes": 2}, "go together: coordinator_address should be defined"),
+        ({"num_processes": 2}, "given together: coordinator_address should be defined"),
         ({"coordinator_address": "a:1", "num_processes": 2}, "process id .* must be defined"),
         (dict(zip(FLAGS, ("a:1", 2, 2), strict=True)), "Got process_id=2, num_processes=2"),
-        (dict(zip(FLAGS, ("a", 2, 0), strict=True)), "--coordinator_address=a is no HOST:PORT"),
+        (dict(zip(FLAGS, ("a", 2, 0), strict=True)), "--coordinator_address=a must be HOST:PORT"),
         ({"arrival_timeout_seconds": 0}, "arrival_timeout_seconds=0 must be positive."),
         ({"heartbeat_timeout_seconds": float("nan")}, "heartbeat_timeout_seconds=nan must be"),
         ({"start_timeout_seconds": -1.0}, r"seconds=-1.0 must be positive or 0 \(no limit\)"),
-        ({"distributed": "off", "process_id": 0}, "--distributed=off contradicts the flags"),
+        ({"distributed": "off", "process_id": 0}, "--distributed=off contradicts the process"),
     ],
 )
 def test_flags_of_processes_that_cannot_be_meant(

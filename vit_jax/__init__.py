@@ -10,7 +10,7 @@
     config = vit_jax.get_config("configs/finetune.py:S/16,mine,224", "duration.steps=500")
     vit_jax.train_and_evaluate(config, "runs/mine", dataset={"train": (images, labels), ...})
 
-Nothing is imported before it is used.
+Everything is imported lazily.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# OpenCV reads it when it is imported: for a file of more pixels no memory is taken.
+# OpenCV reads it on import: larger images are rejected before memory is allocated.
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**28))
 
 if TYPE_CHECKING:

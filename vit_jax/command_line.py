@@ -1,4 +1,4 @@
-"""The command line of the scripts that run a config: flags, recipe, overrides, help."""
+"""The command line of scripts that run a config: flags, recipe, overrides, help."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FLAGS = flags.FLAGS
 
 
 def define_flags() -> None:
-    """Flags shared by the scripts that run a config; `parse_flags` adds --config."""
-    flags.DEFINE_string("workdir", None, "Folder of this run; given again, the run resumes.")
+    """Flags shared by scripts that run a config; `parse_flags` adds --config."""
+    flags.DEFINE_string("workdir", None, "Folder of this run; if it exists, the run resumes.")
     flags.DEFINE_enum(
         "resume",
         "auto",
@@ -30,20 +30,20 @@ def define_flags() -> None:
         "auto refuses a workdir that belongs to another config; force resumes it anyway.",
     )
     flags.DEFINE_string(
-        "profile_steps", None, "FIRST:LAST, a trace of these updates to WORKDIR/profile."
+        "profile_steps", None, "FIRST:LAST, trace these updates to WORKDIR/profile."
     )
     flags.DEFINE_enum(
         "distributed",
         "auto",
         ["auto", "on", "off"],
-        "auto joins the other processes if the flags below or the cluster (Cloud TPU, GKE, SLURM, "
-        "Open MPI) say how; on insists; off runs alone.",
+        "auto connects the processes if the flags below or the cluster (Cloud TPU, GKE, SLURM, "
+        "Open MPI) say how; on requires it; off runs a single process.",
     )
     flags.DEFINE_string(
         "coordinator_address", None, "host:port of process 0, for a run of several processes."
     )
-    flags.DEFINE_integer("num_processes", None, "How many processes, each started by hand.")
-    flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
+    flags.DEFINE_integer("num_processes", None, "Number of processes started by hand.")
+    flags.DEFINE_integer("process_id", None, "Index of this process, from 0.")
 
 
 def own_flags() -> list[Any]:
@@ -51,12 +51,12 @@ def own_flags() -> list[Any]:
     return FLAGS.flags_by_module_dict()[__name__]
 
 
-def asks_for_help() -> bool:
+def help_requested() -> bool:
     return any(argument in ("--help", "-h", "--helpfull", "-help") for argument in sys.argv[1:])
 
 
 def parse_flags(default_config: str | None = None) -> None:
-    """absl's parsing, with `FLAGS.config` as the recipe and the overrides make it.
+    """Parses flags with absl, and sets `FLAGS.config` from the recipe and the overrides.
 
     `--config.SECTION.name=KIND` replaces a section by that of another kind before its keys are
     overridden (see `config.set_kind`), and `--config.KEY=None` unsets a key that may be None.
@@ -75,7 +75,7 @@ def override(config: Any, arguments: list[str], flag_values: Any = FLAGS) -> Any
 
     Args:
       config: of a recipe, or None.
-      arguments: of the command line, without the recipe.
+      arguments: from the command line, without the recipe.
 
     Raises:
       UserError: a mistake in one of them.
@@ -98,7 +98,7 @@ def override(config: Any, arguments: list[str], flag_values: Any = FLAGS) -> Any
         raise UserError(_flag_error(error, config, arguments)) from error
     if len(rest) > 1:
         raise UserError(f"unexpected arguments: {' '.join(rest[1:])}; overrides are --config.x=y.")
-    if config is not None:  # what is asked for here stays, whatever the weights state
+    if config is not None:  # explicit values take precedence over those of the weights
         family = schema.MODELS[flag_values.config.model.name]
         conventions = [f"model.{key}" for key in (*family.conventions, *family.head_conventions)]
         pretrained = flag_values.config.pretrained
@@ -107,7 +107,7 @@ def override(config: Any, arguments: list[str], flag_values: Any = FLAGS) -> Any
 
 
 def get_config(recipe: str = "", *overrides: str) -> Any:
-    """The config that a command line gives, for `train_and_evaluate`.
+    """The config of a command line, for `train_and_evaluate`.
 
     Args:
       recipe: as in --config=configs/finetune.py:B/16,cifar10; "" for the defaults.
@@ -123,11 +123,11 @@ def get_config(recipe: str = "", *overrides: str) -> Any:
 def load_recipe(spec: str | None) -> Any:
     """The config of `PATH[:ARGUMENT]`; None for None or "".
 
-    PATH may be relative to the repository too, or the name of a recipe: `finetune` for
+    PATH may also be relative to the repository, or the name of a recipe: `finetune` for
     `configs/finetune.py`.
 
     Raises:
-      UserError: no such file, no `get_config` in it, or raised by the recipe itself.
+      UserError: no such file, no `get_config` in it, or an error from the recipe itself.
     """
     if not spec:
         return None
@@ -144,11 +144,11 @@ def load_recipe(spec: str | None) -> Any:
     except (KeyError, SyntaxError) as error:
         raise UserError(f"--config: {path!r} is not a recipe: {error}") from error
     if separator and not inspect.signature(get_config).parameters:
-        raise UserError(f"--config: {path!r} takes no argument such as {argument!r}.")
+        raise UserError(f"--config: {path!r} takes no argument, but got {argument!r}.")
     return get_config(argument) if separator else get_config()
 
 
-# What other libraries call a key.
+# Names of keys in other libraries.
 _WORDS = {
     **dict.fromkeys(("lr", "base_lr", "peak_lr"), "schedule.learning_rate"),
     **dict.fromkeys(("wd", "decay"), "optimizer.weight_decay"),
@@ -179,13 +179,13 @@ _WORDS = {
     **dict.fromkeys(
         ("checkpoint_path", "model_or_filename", "init_from", "weights"), "pretrained.source"
     ),
-    "num_classes": "given by the data set (or the objective), not by the config",
+    "num_classes": "determined by the data set (or the objective), not set in the config",
     "output_dir": "the flag --workdir",
 }
 
 
 def choose_kinds(config: Any, given: Mapping[str, str]) -> set[str]:
-    """Gives each section the kind that the command line names; returns the keys that do."""
+    """Sets each section to the kind given on the command line; returns the keys that do."""
     values = schema.flatten(config)
     chosen = set()
     for key, name in given.items():
@@ -198,7 +198,7 @@ def choose_kinds(config: Any, given: Mapping[str, str]) -> set[str]:
 
 
 def unset_keys(config: Any, given: Mapping[str, str]) -> set[str]:
-    """Keys to set to None: those given so, and a recipe's length where another one is given."""
+    """Keys to set to None: those given as None, and a recipe's length if another one is given."""
     lengths = {f"duration.{name}" for name in config.duration}
     unset = {key for key in schema.optional_keys(config) if given.get(key) == "None"}
     asked = lengths & given.keys() - unset
@@ -226,7 +226,7 @@ def _without(arguments: list[str], names: set[str]) -> list[str]:
 
 
 def _flag_error(error: BaseException, config: Any, arguments: list[str]) -> str:
-    """One line that says what is wrong with the command line."""
+    """One line that explains what is wrong with the command line."""
     known = {} if config is None else schema.flatten(config)
     keys = (re.match(r"--?config\.([^=\[]+)", argument) for argument in arguments)
     unknown = [key[1] for key in keys if key and key[1] not in known]
@@ -258,7 +258,7 @@ def step_range(text: str) -> tuple[int, int]:
 def help_text(doc: str | None, *, run: bool = True) -> str:
     """The script's docstring, its flags, and every config key with its default and meaning.
 
-    `run`: whether it makes a run; else the flags of runs and the keys are left out.
+    `run`: whether the script starts a run; else its flags and the config keys are omitted.
     """
     lines = [inspect.cleandoc(doc or ""), "", "Flags:"]
     lines.append("  --config: Recipe, as configs/finetune.py:B/16,cifar10.")
@@ -281,7 +281,7 @@ def help_text(doc: str | None, *, run: bool = True) -> str:
 
 
 def _help_of_kinds(key: str, shown: str, default: str) -> list[str]:
-    """The keys of a section, with the kinds that have them unless all do."""
+    """The keys of a section, with their kinds unless all have them."""
     table, _ = schema.KINDS[key]
     kinds = {name: schema.kind_keys(key, name) for name in table}
     rows = " | a variant, such as B/16" if key == "model" else ""
@@ -296,8 +296,8 @@ def _help_of_kinds(key: str, shown: str, default: str) -> list[str]:
 
 
 def help_of(key: str, name: str) -> dict[str, str]:
-    """Of a kind: the first sentence that its docstrings say of each key."""
-    import docstring_parser  # of --help alone
+    """For a kind: the first sentence of the documentation of each key."""
+    import docstring_parser  # only --help needs it
 
     documented: list[Any] = schema.functions_of(key, name)
     kind = schema.KINDS[key][0][name]

@@ -1,7 +1,7 @@
-"""Every config key with its default. Recipes start from `get_config` and override.
+"""Every config key with its default. Recipes start from `get_config` and override it.
 
-The config is locked: keys that are not here cannot be set. A section with a `name` (model,
-objective, optimizer, schedule, gradient, each evaluator) holds the keys of that kind only: its
+The config is locked: unknown keys cannot be set. A section with a `name` (model,
+objective, optimizer, schedule, gradient, each evaluator) has only the keys of that kind: its
 keyword-only parameters (a model's attributes), which are documented there.
 """
 
@@ -26,11 +26,11 @@ from vit_jax.training.optimizer import OPTIMIZERS, create_optimizer
 from vit_jax.training.schedule import SCHEDULES, create_schedule
 from vit_jax.training.step import GRADIENTS
 
-# The sections without kinds. Each key has its default, or the type of one that may be None, and
-# what --help says of it.
+# Sections without kinds. Each key has its default, or the type if it may be None, and
+# its line in --help.
 KEYS: dict[str, dict[str, tuple[Any, str]]] = {
-    "duration": {  # of the training
-        "steps": (int, "updates; of steps, examples and epochs the first that is set counts"),
+    "duration": {  # of training
+        "steps": (int, "updates; the first of steps, examples, epochs that is set is used"),
         "examples": (int, "images, counting repeats"),
         "epochs": (float, "passes over dataset.split"),
     },
@@ -39,12 +39,12 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
             "glyphs",
             "TFDS name | path of images, see data/datasets.py | digits | glyphs(...)",
         ),
-        "data_dir": ("", "where TFDS sets are prepared; '' is TFDS_DATA_DIR or its default"),
+        "data_dir": ("", "folder of prepared TFDS sets; '' is TFDS_DATA_DIR or its default"),
         "split": ("train", "training split, such as train[:98%]"),
-        "label_key": ("", "feature that holds the label; '' finds it; vtab_... computes it"),
+        "label_key": ("", "feature with the label; '' finds it; vtab_... computes it"),
         "batch_size": (512, "examples per update over all devices and hosts"),
-        "repeated_augmentation": (1, "draws of each example in a batch (DeiT: 3)"),
-        "balance": (0.0, "0: classes as stored; to 1: all drawn equally often in training"),
+        "repeated_augmentation": (1, "copies of each example in a batch (DeiT: 3)"),
+        "balance": (0.0, "0: class frequencies as stored; to 1: equal frequencies in training"),
         "preprocess": ("official_train(224)", "ops for training, see data/preprocess.py"),
         "eval_preprocess": ("official_eval(224)", "ops for evaluators without their own"),
         "on_bad_image": ("error", "error | skip: files that cannot be decoded"),
@@ -55,68 +55,68 @@ KEYS: dict[str, dict[str, tuple[Any, str]]] = {
         "prefetch": (4, "batches read ahead"),
     },
     "mix": {  # of images and labels, in the step; see training/mixing.py
-        "mixup_alpha": (0.0, "of the Beta distribution; 0 is no mixup"),
-        "cutmix_alpha": (0.0, "of the Beta distribution; 0 is no CutMix"),
-        "probability": (1.0, "of mixing a batch at all"),
-        "cutmix_probability": (0.5, "of CutMix in a mix, where both are on"),
-        "per_example": (False, "draw for each example, not once per batch"),
+        "mixup_alpha": (0.0, "of the Beta distribution; 0 disables mixup"),
+        "cutmix_alpha": (0.0, "of the Beta distribution; 0 disables CutMix"),
+        "probability": (1.0, "of mixing a batch"),
+        "cutmix_probability": (0.5, "of CutMix when mixing, if both are enabled"),
+        "per_example": (False, "draw per example, not once per batch"),
     },
     "train_step": {
-        "accumulation_steps": (1, "parts that a batch is cut into to save memory"),
-        "polyak_decay": (0.0, "of the average of parameters (0.9999); 0: no average"),
+        "accumulation_steps": (1, "parts to split a batch into to save memory"),
+        "polyak_decay": (0.0, "decay of the parameter average (0.9999); 0: no average"),
     },
-    "mesh": {  # devices per axis; -1 is what the others leave
+    "mesh": {  # devices per axis; -1 is the rest
         "data": (-1, "copies of the model"),
-        "fsdp": (1, "parameters and optimizer state split so; 0: over a slice or host"),
-        "tensor": (1, "heads, MLP width and classes split over so many devices"),
+        "fsdp": (1, "shards of parameters and optimizer state; 0: a slice or host"),
+        "tensor": (1, "shards of heads, MLP width and classes"),
     },
-    "processes": {  # of a run of several; see multihost/watchdog.py
-        "arrival_timeout_seconds": (300, "until all have started"),
-        "heartbeat_timeout_seconds": (30.0, "unheard of for so long: lost, all stop"),
-        "step_timeout_seconds": (1800.0, "no progress for so long: a hang; 0: never"),
-        "start_timeout_seconds": (7200.0, "the same before the first update is done"),
+    "processes": {  # with several; see multihost/watchdog.py
+        "arrival_timeout_seconds": (300, "for all processes to start"),
+        "heartbeat_timeout_seconds": (30.0, "a process silent for longer is lost, all stop"),
+        "step_timeout_seconds": (1800.0, "without progress for longer: a hang; 0: never"),
+        "start_timeout_seconds": (7200.0, "the same, before the first update is done"),
     },
     "checkpoint": {
         "every_steps": (1000, "and always after the last step"),
-        "keep": (2, "newest checkpoints kept"),
+        "keep": (2, "newest checkpoints to keep"),
         "best_metric": ("", "also keep the best by this, such as 'test/accuracy'"),
         "best_mode": ("max", "max | min"),
-        "keep_best": (1, "how many of the best"),
+        "keep_best": (1, "number of best checkpoints to keep"),
     },
     "early_stopping": {  # ends the run before its duration; see training/early_stopping.py
         "metric": ("", "such as test/accuracy, of an evaluator with every_steps; '' is off"),
-        "patience": (5, "evaluations in a row without an improvement that end the run"),
-        "min_delta": (0.0, "a gain up to this is no improvement; accuracies are from 0 to 1"),
+        "patience": (5, "consecutive evaluations without improvement before the run ends"),
+        "min_delta": (0.0, "gains up to this are not improvements; accuracies are from 0 to 1"),
     },
     "pretrained": {
-        "source": ("", "file, folder, gs://, https://, hf:// or zoo name; '': scratch"),
-        "keep": ((), "keys as model.gelu that stay where the source states otherwise"),
-        "grid": (tuple, "(rows, columns) of its tokens, if no square"),
+        "source": ("", "file, folder, gs://, https://, hf:// or zoo name; '': from scratch"),
+        "keep": ((), "keys such as model.gelu to keep even if the source differs"),
+        "grid": (tuple, "(rows, columns) of its tokens, if not square"),
         "reset_head": (True, "new zero head; False keeps the checkpoint's"),
         "posemb": ("bilinear", "bilinear (official) | bicubic (antialiased, timm)"),
         "resize_patches": (False, "allow another patch size, by pseudo-inverse"),
-        "channels": ("", "another number of input channels: sum | mean | tile"),
-        "class_token": ("", "class token in one of both only: add | drop"),
+        "channels": ("", "if the number of input channels differs: sum | mean | tile"),
+        "class_token": ("", "if only one of both has a class token: add | drop"),
     },
     "lora": {  # low-rank adapters of query and value; see parameters/lora.py
-        "rank": (0, "of adapters that are trained with the head, and all else is frozen; 0: none"),
+        "rank": (0, "of adapters, trained with the head while the rest is frozen; 0: none"),
         "alpha": (16.0, "adapters are multiplied by alpha / rank"),
     },
-    "sweep": {  # read by scripts/sweep.py alone
-        "learning_rates": ((), "to choose from; with one there is nothing to choose"),
-        "train_split": ("", "what the candidates train on; dataset.split less ..."),
-        "validation_split": ("", "... what they are scored on"),
-        "published": ("", "accuracy in percent to compare with, and where it is from"),
+    "sweep": {  # used only by scripts/sweep.py
+        "learning_rates": ((), "candidates; with one there is no grid"),
+        "train_split": ("", "split to train candidates on: dataset.split less ..."),
+        "validation_split": ("", "... the split to evaluate them on"),
+        "published": ("", "accuracy in percent to compare with, and its source"),
     },
     "log": {
         "every_steps": (50, "console, metrics.jsonl, TensorBoard"),
-        "every_seconds": (30.0, "also at least so often, and 10 s after the start; 0: never"),
+        "every_seconds": (30.0, "at least this often, and 10 s after the start; 0: never"),
         "tensorboard": (True, "write event files"),
         "wandb": ("", "project on Weights & Biases; '' is off"),
         "profile_steps": ((0, 0), "trace from the first to the second into WORKDIR/profile"),
     },
 }
-SEED = (0, "weights, dropout, data order and augmentation are functions of it")
+SEED = (0, "determines weights, dropout, data order and augmentation")
 
 
 def get_config() -> ConfigDict:
@@ -135,7 +135,7 @@ def get_config() -> ConfigDict:
     return config.lock()
 
 
-# Of a section: its table of kinds, and the functions whose keys all of them have.
+# For each section: its table of kinds, and the functions whose keys all kinds have.
 KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
     "model": (MODELS, (create_model,)),
     "objective": (OBJECTIVES, ()),
@@ -144,16 +144,16 @@ KINDS: dict[str, tuple[Mapping[str, Any], tuple[Callable[..., Any], ...]]] = {
     "schedule": (SCHEDULES, (create_schedule,)),
     "evaluators.*": (EVALUATORS, (EvaluatorKeys,)),
 }
-# Parameters that the loop hands over.
+# Parameters that the loop passes.
 HANDED_OVER = ("num_classes", "total_steps", "schedule", "task", "objective")
-# Lowest value of the keys that nothing below would check in time.
+# Minimum of keys that are not checked elsewhere in time.
 AT_LEAST = {
     r"loader\.num_\w+|evaluators\..+\.every_steps|log\.every_seconds": 0,
     r"early_stopping\.min_delta|lora\.rank": 0,
     r"loader\.prefetch|log\.every_steps|early_stopping\.patience": 1,
 }
 LARGEST_FLOAT = 3.4e38
-# The first that matches counts: beyond these, sizes of arrays overflow.
+# The first match counts: beyond these, array sizes overflow.
 AT_MOST = {
     r"model\.num_layers|model\.resnet_layers": 10_000,
     r"model\..+|.+\.batch_size|loader\..+|mesh\..+|train_step\..+|lora\..+": 2**20,
@@ -162,7 +162,7 @@ AT_MOST = {
 
 
 def section(key: str, name: str, **values: Any) -> ConfigDict:
-    """The section `key` for the kind called `name`: its keys with their defaults, or `values`."""
+    """The section `key` for the kind `name`: its keys with their defaults, or `values`."""
     keys = kind_keys(key, name)
     check_keys(key, name, values, keys)
     values = {each: values.get(each, default) for each, (_, default) in keys.items()}
@@ -170,7 +170,7 @@ def section(key: str, name: str, **values: Any) -> ConfigDict:
     if missing:
         or_row = ", or a variant as name, such as B/16" if key == "model" else ""
         raise UserError(
-            f"{key}.name={name!r} has no default for {', '.join(missing)}; give what is "
+            f"{key}.name={name!r} has no default for {', '.join(missing)}; set what is "
             f"missing{or_row}."
         )
     fields = {each: _field(keys[each][0], value) for each, value in values.items()}
@@ -178,7 +178,7 @@ def section(key: str, name: str, **values: Any) -> ConfigDict:
 
 
 def evaluator(split: str, name: str = "objective", **values: Any) -> ConfigDict:
-    """One entry of `config.evaluators`; its key there is the prefix of its metrics."""
+    """An entry of `config.evaluators`; its key there is the prefix of its metrics."""
     return section("evaluators.*", name, split=split, **values)
 
 
@@ -187,9 +187,9 @@ def set_kind(
 ) -> None:
     """Replaces a section by that of another kind.
 
-    Keys that both kinds have, with values of one type, keep them. A model's `name` may be a row of
-    `create.VARIANTS`, which replaces all sizes. `values` win over both; keys of `later`, such as
-    `model.num_layers`, the caller sets afterwards.
+    Keys of both kinds whose values have the same type are kept. A model's `name` may be a row of
+    `create.VARIANTS`, which replaces all sizes. `values` override both; keys in `later`, such as
+    `model.num_layers`, are set by the caller afterwards.
     """
     parent, _, last = key.rpartition(".")
     node = config[parent] if parent else config
@@ -214,9 +214,9 @@ def set_kind(
 
 
 def check_config(config: ConfigDict) -> None:
-    """Raises UserError for what nothing below would notice in time.
+    """Raises UserError for mistakes that are not checked elsewhere in time.
 
-    That is a section with a key too many or too few, a number that makes no sense, or a data set
+    These are missing or unknown keys of a section, numbers out of range, and data sets
     on a server.
     """
     _check_kinds(config)
@@ -237,12 +237,12 @@ def _check_kinds(config: ConfigDict) -> None:
         known = {"name": None, **kind_keys(key, node.name)}
         check_keys(key, node.name, node, known)
         for missing in known.keys() - set(node):
-            raise UserError(f"{key}.{missing} is missing; {key}.name={node.name!r} reads it.")
+            raise UserError(f"{key}.{missing} is missing; {key}.name={node.name!r} needs it.")
 
 
 def _check_value(key: str, value: Any) -> None:
     if isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:
-        raise UserError(f"{key}={value} must be a finite number of float32.")
+        raise UserError(f"{key}={value} must be a finite float32 number.")
     for pattern, low in AT_LEAST.items():
         if re.fullmatch(pattern, key) and value < low:
             raise UserError(f"{key}={value} must be at least {low}.")
@@ -253,7 +253,7 @@ def _check_value(key: str, value: Any) -> None:
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """All values by their dotted keys."""
+    """All values by dotted key."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         is_section = hasattr(value, "items")
@@ -276,7 +276,7 @@ def optional_keys(config: ConfigDict) -> set[str]:
 
 
 def kind_keys(key: str, name: str) -> dict[str, tuple[Any, Any]]:
-    """Of a kind: (type, default) of each key."""
+    """For a kind: (type, default) of each key."""
     found: dict[str, tuple[Any, Any]] = {}
     for function in functions_of(key, name):
         if key == "model" and inspect.isclass(function):
@@ -291,7 +291,7 @@ def kind_keys(key: str, name: str) -> dict[str, tuple[Any, Any]]:
 
 
 def functions_of(key: str, name: str) -> list[Callable[..., Any]]:
-    """Whose parameters, or attributes, are the keys of a kind; each documents its own."""
+    """The functions whose parameters, or attributes, are the keys of a kind, documented there."""
     table, shared = KINDS["evaluators.*" if "." in key else key]
     check_known(f"{key}.name", name, table)
     kind = table[name]
@@ -305,7 +305,7 @@ def functions_of(key: str, name: str) -> list[Callable[..., Any]]:
 
 
 def _field(annotation: Any, value: Any) -> Any:
-    """`value` as a config holds it, with its type; None and unions keep the types of the key."""
+    """`value` as stored in a config, with its type; None and unions keep the key's types."""
     if isinstance(value, list):
         value = tuple(value)
     if value is not None and not isinstance(annotation, UnionType):

@@ -1,4 +1,4 @@
-"""How a script starts: flags, config, logging, other processes, and errors in one line."""
+"""Start of a script: flags, config, logging, other processes, and one-line errors."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def main(
     A `UserError` ends the process with one line on stderr and status 2, a diverged training with
     status 1, Ctrl-C with 130. Status 75 means that the same command resumes from the last
     checkpoint: the run was asked to stop, or lost a process. Anything else is a bug and shows its
-    traceback. The end of one process ends the run on all of them.
+    traceback. If one process ends, the run ends on all of them.
     """
     use_huge_pages()
     if workdir and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _stop_before_the_start)
-    # Tracing makes millions of objects that stay: looking through them took 7 % of a start.
+        signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    # Tracing creates millions of long-lived objects: scanning them took 7 % of the start.
     gc.set_threshold(50_000, 10, 10)
     from vit_jax import command_line
 
     command_line.define_flags()
     with one_line_errors(resumes=workdir):
-        if command_line.asks_for_help():
+        if command_line.help_requested():
             print(command_line.help_text(doc, run=workdir))
             return
         command_line.parse_flags(default_config)
@@ -81,18 +81,18 @@ def main(
         watchdog.leave()
 
 
-def _stop_before_the_start(*_: object) -> NoReturn:
-    """Until the loop listens, and where it does no more, there is nothing to save."""
+def _exit_on_sigterm(*_: object) -> NoReturn:
+    """Before and after the training loop there is nothing to save."""
     os.write(2, b"Stopped by SIGTERM; the same command resumes from the last checkpoint.\n")
     os._exit(REQUEUE_EXIT_CODE)
 
 
 def use_huge_pages() -> None:
-    """Starts this program again with huge pages for large arrays, where Linux has them on request.
+    """Restarts this program with huge pages for large arrays, if Linux provides them on request.
 
-    On a CPU, XLA takes the memory of every update from the kernel and gives it back. In pages of
+    On a CPU, XLA allocates the memory of every update from the kernel and returns it. With pages of
     4 KiB that alone is a fifth of the update or more (docs/performance.md). glibc (2.35 on) reads
-    the setting when a process starts; a GLIBC_TUNABLES of the user's, an empty one too, is kept.
+    the setting when a process starts; GLIBC_TUNABLES set by the user, even if empty, is kept.
     """
     if "GLIBC_TUNABLES" in os.environ or sys.gettrace() is not None:  # a debugger is attached
         return
@@ -104,16 +104,16 @@ def use_huge_pages() -> None:
 
 @contextlib.contextmanager
 def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
-    """Ends the process on an error, without a traceback for errors that the user can put right.
+    """Ends the process on an error, without a traceback for errors that the user can fix.
 
     `resumes`: whether the same command resumes an interrupted run.
     """
     try:
         yield
-    except TimeoutError as error:  # a barrier that others did not reach, no cluster that answers
+    except TimeoutError as error:  # a barrier not reached by others, a cluster that does not answer
         _wait_for_verdict(error)
         _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE)
-    except (UserError, OSError) as error:  # OSError: a full disk, a folder that went away
+    except (UserError, OSError) as error:  # OSError: a full disk, a folder that was removed
         _end(f"error: {escaped(str(error))}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
     except PreemptedError as error:
         print(error, file=sys.stderr)
@@ -121,14 +121,14 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
             peers.leave()
         sys.exit(REQUEUE_EXIT_CODE)
     except KeyboardInterrupt:
-        way_on = " The same command resumes from the last checkpoint." if resumes else ""
-        _end(f"Interrupted.{way_on}", 130)
+        resume_hint = " The same command resumes from the last checkpoint." if resumes else ""
+        _end(f"Interrupted.{resume_hint}", 130)
     except TrainingDivergedError as error:
         _end(f"error: {error}", 1)
     except Exception as error:
         if may_be_caused_by_peer(error):
             _wait_for_verdict(error)
-        if is_network_error(error) or may_pass(error):  # a bucket is out of reach
+        if is_network_error(error) or may_pass(error):  # a bucket is unreachable
             _end(f"error: {one_line(error)}", REQUEUE_EXIT_CODE if may_pass(error) else 2)
         if not _peers():
             raise
@@ -136,13 +136,13 @@ def one_line_errors(*, resumes: bool = False) -> Iterator[None]:
 
 
 def _peers() -> Any:
-    """The watchdog of a run of several processes; None in a process alone."""
+    """The watchdog of a run of several processes; None for a single process."""
     module = sys.modules.get("vit_jax.multihost.watchdog")
     return module.watchdog if module and module.watchdog.num_processes > 1 else None
 
 
 def _wait_for_verdict(error: Exception) -> None:
-    """Ends the process if another one is to blame; the watchdog says which."""
+    """Ends the process if another one is to blame; the watchdog reports which."""
     if peers := _peers():
         print(f"{one_line(error)} (looking for the cause)", file=sys.stderr, flush=True)
         peers.wait_for_verdict()
@@ -166,28 +166,28 @@ def start_processes(
     arrival_timeout_seconds: int,
     **timeouts: float,
 ) -> None:
-    """Joins the other processes of this run, if there are any, and begins to watch over them.
+    """Connects to the other processes of this run, if any, and starts the watchdog.
 
-    Ends this process with status 75 if they have not all arrived in time.
+    Ends this process with status 75 if not all arrive in time.
 
     Args:
-      distributed: `auto` joins where the flags or a cluster that JAX knows say how; `on` insists on
-        it; `off` runs alone.
-      flags_of_process: of processes that were started by hand; values are None elsewhere.
+      distributed: `auto` connects if the flags or a cluster that JAX detects say how; `on`
+        requires it; `off` runs a single process.
+      flags_of_process: for processes started by hand; otherwise their values are None.
       timeouts: of `Watchdog.start`.
 
     Raises:
       UserError: flags that contradict each other, or `on` without a cluster.
-      TimeoutError: the cluster does not answer, or the coordinator's port is still taken.
+      TimeoutError: the cluster does not answer, or the coordinator's port is still in use.
     """
     from vit_jax.multihost.watchdog import watchdog
 
     given = any(value is not None for value in flags_of_process.values())
     address = flags_of_process["coordinator_address"]
     if distributed == "off" and given:
-        raise UserError("--distributed=off contradicts the flags of the processes; drop one.")
+        raise UserError("--distributed=off contradicts the process flags; drop one of them.")
     if address and not address.rpartition(":")[2].isdigit():
-        raise UserError(f"--coordinator_address={address} is no HOST:PORT.")
+        raise UserError(f"--coordinator_address={address} must be HOST:PORT.")
     for key, value in {"arrival_timeout_seconds": arrival_timeout_seconds, **timeouts}.items():
         has_zero = key in ("step_timeout_seconds", "start_timeout_seconds")
         if not (0 < value < math.inf or (has_zero and value == 0)):
@@ -196,16 +196,16 @@ def start_processes(
     try:
         if distributed != "off":
             heartbeat = timeouts["heartbeat_timeout_seconds"]
-            _find_each_other(arrival_timeout_seconds, heartbeat, flags_of_process)
+            _connect(arrival_timeout_seconds, heartbeat, flags_of_process)
     except ValueError as error:
         names = f"--{', --'.join(flags_of_process)}"
         if given:
-            raise UserError(f"{names} go together: {one_line(error)}") from error
+            raise UserError(f"{names} must be given together: {one_line(error)}") from error
         if "defined" not in str(error):
             raise
         if distributed == "on":
             raise UserError(
-                "--distributed=on, but no cluster was found that says who the other processes are "
+                "--distributed=on, but no cluster was found that lists the other processes "
                 f"(Cloud TPU, GKE, SLURM, Open MPI); give {names}."
             ) from error
     watchdog.start(**timeouts)
@@ -213,10 +213,10 @@ def start_processes(
         start_logging(watchdog.process_id)
 
 
-def _find_each_other(arrival_timeout: int, heartbeat_timeout: float, flags: dict[str, Any]) -> None:
-    """Calls jax.distributed.initialize, whose own timeouts abort without a word: ours come first.
+def _connect(arrival_timeout: int, heartbeat_timeout: float, flags: dict[str, Any]) -> None:
+    """Calls jax.distributed.initialize, whose own timeouts abort silently: ours come first.
 
-    A ValueError means that flags contradict each other or, without any, that there is no cluster.
+    A ValueError means that flags contradict each other or, without flags, that there is no cluster.
     """
     import jax
     from jax._src.distributed import global_state
@@ -229,14 +229,14 @@ def _find_each_other(arrival_timeout: int, heartbeat_timeout: float, flags: dict
         )
         os._exit(REQUEUE_EXIT_CODE)
 
-    # Read only on CPU, where the default would not let processes talk to each other.
+    # Used only on CPU, where by default processes cannot communicate.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     timer = threading.Timer(arrival_timeout, give_up)
     timer.daemon = True
     timer.start()
     try:
         with warnings.catch_warnings():
-            # JAX warns where it sees Kubernetes without the package that would tell it more.
+            # JAX warns if it sees Kubernetes without the package to query it.
             warnings.simplefilter("ignore")
             jax.distributed.initialize(
                 **flags,
@@ -244,7 +244,7 @@ def _find_each_other(arrival_timeout: int, heartbeat_timeout: float, flags: dict
                 heartbeat_timeout_seconds=int(3 * heartbeat_timeout) + 10,
             )
     except (jax.errors.JaxRuntimeError, OSError) as error:
-        raise TimeoutError(f"the processes did not find each other: {one_line(error)}") from error
+        raise TimeoutError(f"the processes could not connect: {one_line(error)}") from error
     finally:
         timer.cancel()
     process = f"Process {global_state.process_id} of {global_state.num_processes}"

@@ -1,6 +1,6 @@
-"""The parts of a training run, built from a config and checked against each other.
+"""The parts of a training run, built from a config and checked for consistency.
 
-The `ConfigDict` stops here: one section per call, and below that typed keyword arguments only.
+The `ConfigDict` ends here: one section per call, and only typed keyword arguments below.
 """
 
 from __future__ import annotations
@@ -53,34 +53,34 @@ from vit_jax.training.step import (
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The parts of a training; nothing is computed yet. `create_run` builds it."""
+    """The parts of a training run; nothing is computed yet. `create_run` builds it."""
 
     mesh: Mesh
     batch_size: int
     total_steps: int
-    freezes: bool  # whether some parameters do not learn
-    passes: int  # forward and backward, over the batch in every update
+    freezes: bool  # whether some parameters are frozen
+    passes: int  # forward and backward passes over the batch per update
     dataset: Dataset
     objective: Objective
     schedule: Schedule
     evaluations: Mapping[str, Evaluation]
     train_step: Callable[..., Any]  # (state, constants, batch) -> (state, metrics); pure
     initial: Initial  # shapes of the parameters, and the program that draws them
-    start_state: Callable[[Any], TrainState]  # parameters -> before their first update; pure
-    # The parameters of `pretrained.source` in this model's shapes and form, with shapes where a
-    # random array is wanted (a new head); None without a source.
+    start_state: Callable[[Any], TrainState]  # parameters -> state before the first update; pure
+    # The parameters of `pretrained.source` in this model's shapes and form, with shapes where an
+    # array is to be random (a new head); None without a source.
     load_params: Callable[[], Any] | None
     lora: Any  # `Lora`, or None
-    descriptions: Mapping[str, Description]  # what users of each model need to know, by its prefix
+    descriptions: Mapping[str, Description]  # of each resulting model, by its prefix
 
     @property
     def description(self) -> Description:
-        """That of the model, or of the first of several."""
+        """That of the model, or of the first one if there are several."""
         return next(iter(self.descriptions.values()))
 
     @property
     def datasets(self) -> dict[str, Dataset]:
-        """Of the training and of the evaluators, by their keys."""
+        """Of training and evaluators, by key."""
         found = {"train": self.dataset}
         for evaluation in self.evaluations.values():
             found |= evaluation.datasets
@@ -88,33 +88,33 @@ class Run:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Identity of the data and constants, so that a resumed run notices when they change."""
+        """Identities of data and constants, so that a resumed run notices if they change."""
         found = {key: dataset.fingerprint for key, dataset in self.datasets.items()}
         constants = self.objective.constants
         return found | {f"constant {name}": fingerprint(constants[name]) for name in constants}
 
     @functools.cached_property
     def abstract_state(self) -> TrainState:
-        """Shapes and types of the state, with shardings."""
+        """Shapes and dtypes of the state, with shardings."""
         state = jax.eval_shape(self.start_state, self.initial.shapes)
         return with_shardings(state, state_shardings(state, self.mesh))
 
     @functools.cached_property
     def abstract_constants(self) -> Any:
-        """The same of the objective's constants."""
+        """Shapes and dtypes of the objective's constants, with shardings."""
         constants = jax.eval_shape(lambda: self.objective.constants)
         return with_shardings(constants, parameter_shardings(constants, self.mesh))
 
     @functools.cached_property
     def merge(self) -> Callable[[Any], Any]:
-        """From the parameters of the state to those of the model, on the devices."""
+        """Maps the parameters of the state to those of the model, on the devices."""
         if self.lora is None:
             return lambda params: params
         shapes = jax.eval_shape(self.lora.merge, self.initial.shapes)
         return jax.jit(self.lora.merge, out_shardings=parameter_shardings(shapes, self.mesh))
 
     def result(self, params: Any) -> Any:
-        """`params` with the constants that belong to the result: a tower that was not trained."""
+        """`params` with the constants that are part of the result: a frozen tower."""
         kept = self.descriptions.keys() & self.objective.constants.keys()
         return {**params, **{name: self.objective.constants[name] for name in kept}}
 
@@ -137,7 +137,7 @@ class Run:
         return jax.tree.map(place, self.objective.constants, self.abstract_constants)
 
     def jit_train_step(self) -> Callable[..., Any]:
-        """The update, jitted for the mesh; the state passed in is donated."""
+        """The update, jitted for the mesh; the input state is donated."""
         state, constants = jax.tree.map(
             lambda leaf: leaf.sharding, (self.abstract_state, self.abstract_constants)
         )
@@ -150,9 +150,9 @@ class Run:
         )
 
     def flops(self) -> dict[str, Any]:
-        """What the clock needs for the MFU; {} where it would mean nothing."""
+        """Arguments of the clock for the MFU; {} if it would be meaningless."""
         device = jax.devices()[0]
-        if device.platform == "cpu" or self.freezes:  # which skips a part of the backward pass
+        if device.platform == "cpu" or self.freezes:  # freezing skips part of the backward pass
             return {}
         from vit_jax.parameters.chips import find_chip
 
@@ -163,13 +163,13 @@ class Run:
         return {"peak_flops": peak_flops, "flops_per_image": self.train_flops_per_image()}
 
     def train_flops_per_image(self) -> float:
-        """Operations of an update per image, see `models.flops`; no remat, no padding."""
+        """Operations of an update per image, see `models.flops`; without remat and padding."""
         from vit_jax.models.flops import TRAIN_OVER_FORWARD, forward_flops, jaxpr_flops
 
         forward = jaxpr_flops(self.initial.program.jaxpr)
         if not self.objective.constants:
             return self.passes * TRAIN_OVER_FORWARD * forward
-        # What the loss computes besides (a teacher) has no backward pass.
+        # Other models in the loss (a teacher) have no backward pass.
         params = {**self.initial.shapes, **self.abstract_constants}
         rng = jax.eval_shape(lambda: jax.random.key(0))
         with_teacher = forward_flops(self.objective.loss, params, batch_spec(self.dataset, 1), rng)
@@ -179,12 +179,12 @@ class Run:
 def create_run(
     config: ConfigDict, mesh: Mesh, open_dataset: Callable[..., Dataset] | None = None
 ) -> Run:
-    """Builds the parts; opens the data and compares all sizes with each other.
+    """Builds the parts; opens the data and checks that all sizes match.
 
     Args:
       config: with the keys of `config.get_config`.
-      mesh: of `create_mesh`, entered by `jax.set_mesh` if its devices are here.
-      open_dataset: replaces `create_dataset` when the data are not here, or are given.
+      mesh: from `create_mesh`, set by `jax.set_mesh` if its devices are available.
+      open_dataset: replaces `create_dataset` if the data are missing or passed by the user.
 
     Raises:
       UserError: a mistake in the config or the data.
@@ -210,7 +210,7 @@ def create_run(
     model = objective.model
     if (given := family_of(model).input) not in objective.example_keys:
         raise UserError(
-            f"model.name={config.model.name!r} takes a {given}, objective.name="
+            f"model.name={config.model.name!r} takes a {given}, but objective.name="
             f"{config.objective.name!r} reads {', '.join(objective.example_keys)}."
         )
     for op in dataset.preprocess.ops:
@@ -283,28 +283,28 @@ def create_run(
 
 
 def _create_lora(config: ConfigDict) -> Any:
-    """The adapters of a run, None without; UserError where there is nothing to adapt."""
+    """The adapters of a run, or None; UserError if there is nothing to adapt."""
     keys = dict(config.lora)
     if not keys["rank"]:
         return None
     if not config.pretrained.source:
         raise UserError(
-            f"lora.rank={keys['rank']} adapts pre-trained weights, which would stay random; name "
+            f"lora.rank={keys['rank']} adapts pre-trained weights, but the weights are random; set "
             "pretrained.source."
         )
-    from vit_jax.parameters.lora import Lora  # needed by few runs
+    from vit_jax.parameters.lora import Lora  # few runs need it
 
     return Lora(**keys)
 
 
 def _init(objective: Any, lora: Any, rng: jax.Array, spec: Any) -> Any:
-    """Random parameters, with adapters where there are any."""
+    """Random parameters, including adapters if any."""
     params = objective.init(rng, optax.tree.zeros_like(spec))
     return params if lora is None else lora.add(params, rng)
 
 
 def to_plain(config: ConfigDict) -> dict[str, Any]:
-    """The config as it is saved: addresses are without what signs them."""
+    """The config as it is saved: URLs without signatures."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -315,12 +315,12 @@ def to_plain(config: ConfigDict) -> dict[str, Any]:
 
 
 def complete_config(config: ConfigDict, workdir: str) -> ConfigDict:
-    """With what `pretrained.source` states, see `pretrained.adopt`; UserError: it is not there."""
+    """Adds what `pretrained.source` determines, see `pretrained.adopt`; UserError if missing."""
     if not config.pretrained.source:
         return config
-    from vit_jax.pretrained.adopt import adopt  # readers of many formats
+    from vit_jax.pretrained.adopt import adopt  # imports readers of many formats
 
-    # What learns from the pixels themselves counts on [-1, 1].
+    # Objectives on the pixels themselves expect [-1, 1].
     return adopt(config, workdir, rescales=_reads_labels(config))
 
 
@@ -345,7 +345,7 @@ def _reads_labels(config: ConfigDict) -> bool:
 def _open_data(
     config: ConfigDict, open_dataset: Callable[..., Dataset]
 ) -> tuple[Dataset, dict[str, dict[str, Dataset]]]:
-    """The data of the training and of each evaluator, with labels as the objective wants them."""
+    """The data of the training and of each evaluator, with labels if the objective needs them."""
     name, sections = config.objective.name, _evaluators(config)
     keys = ("name", "data_dir", "split", "label_key", "preprocess", "on_bad_image")
     options = {key: config.dataset[key] for key in keys}
@@ -363,7 +363,7 @@ def _open_data(
 
 
 def _check_metrics(config: ConfigDict, evaluations: Mapping[str, Evaluation]) -> None:
-    """Raises UserError for a metric that is never measured, or too late to end the run early."""
+    """Raises UserError for a metric that is never computed, or too late to end the run early."""
     metrics = {key: each.evaluator.metric_names for key, each in evaluations.items()}
     known = [f"{key}/{name}" for key, names in metrics.items() for name in names]
     if best := config.checkpoint.best_metric:
@@ -373,7 +373,7 @@ def _check_metrics(config: ConfigDict, evaluations: Mapping[str, Evaluation]) ->
         key = stops.rpartition("/")[0]
         if not config.evaluators[key].every_steps:
             raise UserError(
-                f"early_stopping.metric={stops!r} is measured after the last step only; set "
+                f"early_stopping.metric={stops!r} is computed only after the last step; set "
                 f"evaluators.{key}.every_steps."
             )
 
@@ -383,21 +383,21 @@ def _evaluators(config: ConfigDict) -> dict[str, dict[str, Any]]:
 
 
 def _check_labels(name: str, dataset: Dataset) -> None:
-    """Raises UserError where the objective wants several labels per image, or does not."""
+    """Raises UserError if the labels per image, one or several, do not fit the objective."""
     several = OBJECTIVES[name].several_labels
     if bool(dataset.element_spec["label"].shape) != several:
-        has, way_out = "one label", "a table with the column 'labels'"
+        has, hint = "one label", "a table with the column 'labels'"
         if not several:
-            has, way_out = "several labels", "objective.name='multi_label'"
+            has, hint = "several labels", "objective.name='multi_label'"
         raise UserError(
-            f"dataset.name={dataset.name!r} has {has} per image, objective.name={name!r} is for "
-            f"{'several' if several else 'one'}; set {way_out}."
+            f"dataset.name={dataset.name!r} has {has} per image; objective.name={name!r} is for "
+            f"{'several' if several else 'one'}; use {hint}."
         )
 
 
 def _task(config: ConfigDict, dataset: Dataset) -> Task:
     def load_teacher(source: str) -> Any:
-        from vit_jax.inference.load import load_teacher  # readers of many formats
+        from vit_jax.inference.load import load_teacher  # imports readers of many formats
 
         return load_teacher(
             "objective.teacher",
@@ -431,7 +431,7 @@ def _task(config: ConfigDict, dataset: Dataset) -> Task:
 
 
 def _read_labels(source: Any) -> np.ndarray:
-    """Of every example, [N, ...]; takes reading all records where no table has them."""
+    """Labels of all examples, [N, ...]; reads all records unless a table has them."""
     columns = getattr(source, "columns", {})
     if "label" in columns:
         return columns["label"]
@@ -443,7 +443,7 @@ def _feature(
     objective: Any, image_shape: tuple[int, int, int], shapes: Any, name: str, key: str
 ) -> Callable[[Any, Any], jax.Array]:
     """(params, batch) -> [B, D], see `vector_feature`."""
-    from vit_jax.models.features import vector_feature  # needed by few runs
+    from vit_jax.models.features import vector_feature  # few runs need it
 
     model, prefix = objective.image_model or (objective.model, "")
     if prefix:
@@ -452,21 +452,21 @@ def _feature(
 
 
 def _with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> Dataset:
-    """Relabels data whose classes are a subset or another order of `class_names`, by name."""
+    """Relabels data by class name if its classes are a subset or permutation of `class_names`."""
     if not class_names or dataset.class_names == class_names:
         return dataset
-    from vit_jax.inference.class_order import match_classes, relabel  # knows the lists of names
+    from vit_jax.inference.class_order import match_classes, relabel  # imports class name lists
 
-    way_out = "classes of an evaluator must be among those of the training"
+    hint = "classes of an evaluator must be among those of the training"
     try:
-        outputs = match_classes(dataset.class_names, class_names, len(class_names), way_out=way_out)
+        outputs = match_classes(dataset.class_names, class_names, len(class_names), hint=hint)
     except UserError as error:
         raise as_user_error(f"evaluators.{key}: {error}", error) from error
     return relabel(dataset, outputs, len(class_names))
 
 
 def _load_params(config: ConfigDict, shapes: Any, prefix: str, grid: tuple[int, int] | None) -> Any:
-    from vit_jax.pretrained.load import load_pretrained  # readers of many formats
+    from vit_jax.pretrained.load import load_pretrained  # imports readers of many formats
 
     keys = config.pretrained
     try:

@@ -1,8 +1,8 @@
-"""The training loop: pre-training, fine-tuning and every baseline go through `train_and_evaluate`.
+"""The training loop, used by pre-training, fine-tuning and every baseline: `train_and_evaluate`.
 
 Order inside a step: update, log, evaluate, checkpoint. The checkpoint comes last, so that its
-existence means that all of the step is done. Everything random and the order of the data are
-functions of (seed, step), so the state is all that a checkpoint needs to resume bit for bit.
+existence means that the step is complete. All randomness and the data order are functions
+of (seed, step), so the state is all that a checkpoint needs to resume bit for bit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vit_jax.workdir.metrics import (
     read_metrics,
 )
 
-# Of a step and its metrics by name.
+# Called with a step and its metrics by name.
 Callback = Callable[[int, dict[str, float]], Any]
 
 
@@ -53,37 +53,37 @@ def train_and_evaluate(
     on_log: Callback | None = None,
     on_evaluation: Callback | None = None,
 ) -> dict[str, float]:
-    """Trains the model that `config` describes, from where `workdir` stands, and evaluates it.
+    """Trains and evaluates the model that `config` describes, resuming from `workdir` if it exists.
 
-    A work directory holds `config.json`, `model.json`, `parameters.txt`, `provenance.jsonl`,
+    A work directory contains `config.json`, `model.json`, `parameters.txt`, `provenance.jsonl`,
     `metrics.jsonl`, `tensorboard/`, `checkpoints/`, and, once the run has ended, `params.npz` and
     `results.json`.
 
     Args:
       config: with the keys of `vit_jax/config.py`.
       workdir: folder of this run; created, or resumed if it exists.
-      dataset: splits of your own, for which `config.dataset.name` stands; see
-        `data.memory.open_given`. Every process gives the same.
+      dataset: your own splits, used instead of `config.dataset.name`; see
+        `data.memory.open_given`. Pass the same in every process.
       resume: `auto` refuses a work directory of another config; `force` resumes it.
       on_log: called with the step and its metrics after each row of training metrics.
       on_evaluation: called with the step and `{NAME/METRIC: value}` after its evaluations, and
-        again for the step that a resumed run starts from. If it returns "stop" the run ends there,
-        as by `early_stopping`. Every process gives both; they run on process 0, and their errors
-        end all processes.
+        again for the step from which a resumed run starts. If it returns "stop" the run ends there,
+        as with `early_stopping`. Pass both in every process; they run on process 0, and their
+        exceptions end all processes.
 
     Returns:
-      What `results.json` holds: `step`, `seconds`, `images_per_second`, where the time went
-      (`Clock.totals`), the last evaluations as `NAME/METRIC` for each evaluator, and of a run that
-      has ended early `planned_steps`, see `training.early_stopping.create_ending`.
+      The contents of `results.json`: `step`, `seconds`, `images_per_second`, where the time went
+      (`Clock.totals`), the last evaluations as `NAME/METRIC` for each evaluator, and for a run that
+      ended early `planned_steps`, see `training.early_stopping.create_ending`.
 
     Raises:
-      UserError: anything that the user can put right, before anything is compiled.
+      UserError: anything that the user can fix, before compilation starts.
       errors.TrainingDivergedError: NaN or Inf; the last good checkpoint is kept.
       errors.PreemptedError: the run was asked to stop (SIGTERM) and has saved its state.
     """
     began = time.monotonic()
     if not workdir:
-        raise UserError("workdir='' is no folder; name one for this run.")
+        raise UserError("workdir='' is not a folder; give one for this run.")
     workdir = os.path.expanduser(workdir)
     ensure_logging()
     with contextlib.ExitStack() as stack:
@@ -157,7 +157,7 @@ def train_and_evaluate(
             total_steps=run.total_steps,
             **config.loader,
         )
-        # Usually done before the checkpoint; not at the start, nor if a notice came first.
+        # Usually done before the checkpoint, but not at the start or after a notice.
         done = run_on_first_process(lambda: evaluations_of(workdir, start_step))
         state, results = train(
             run,
@@ -177,22 +177,22 @@ def train_and_evaluate(
 
 
 def _opener(splits: Mapping[str, Any] | None, name: str) -> Callable[..., Any] | None:
-    """What opens the data of the run; None for what `create_run` does by itself."""
+    """How to open the data of the run; None for `create_run`'s default."""
     if splits is None:
         return None
-    from vit_jax.data.memory import open_given  # needed by few runs
+    from vit_jax.data.memory import open_given  # few runs need it
 
     return open_given(splits, name)
 
 
 def _on_first_process(callback: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Calls it on process 0, and gives its error or dict to all; None: does nothing."""
+    """Calls it on process 0, and passes its error or dict to all; without a callback, a no-op."""
     if callback is None:
         return lambda *_: None
 
     def call(*args: Any) -> dict[str, float] | None:
         answer = callback(*args)
-        return answer if isinstance(answer, dict) else None  # others may not travel
+        return answer if isinstance(answer, dict) else None  # others may not be serializable
 
     return lambda *args: run_on_first_process(functools.partial(call, *args))
 
@@ -200,11 +200,11 @@ def _on_first_process(callback: Callable[..., Any] | None) -> Callable[..., Any]
 def _ending(
     run: Run, config: ConfigDict, workdir: str, start_step: int, on_evaluation: Callback | None
 ) -> Callable[..., Any] | None:
-    """What decides whether the run ends early; None where nothing does."""
+    """Decides whether the run ends early; None if nothing does."""
     keys = dict(config.early_stopping)
     if not keys["metric"] and on_evaluation is None:
         return None
-    from vit_jax.training.early_stopping import create_ending  # needed by few runs
+    from vit_jax.training.early_stopping import create_ending  # few runs need it
 
     rows = [row for row in read_metrics(workdir) if row["step"] <= start_step]
     earlier = {row["step"]: row[keys["metric"]] for row in rows if keys["metric"] in row}
@@ -214,7 +214,7 @@ def _ending(
 
 
 def _claim(run: Run, config: ConfigDict, workdir: str, resume: str) -> dict[str, float] | None:
-    """Makes `workdir` this run's, and describes the run there; its results if it has ended."""
+    """Claims `workdir` for this run, and describes the run there; its results if it has ended."""
     claim_workdir(workdir, to_plain(config), run.fingerprints, resume=resume)
     finished = run_on_first_process(lambda: finished_results(workdir, run.total_steps))
     if finished is None:
@@ -230,7 +230,7 @@ def _claim(run: Run, config: ConfigDict, workdir: str, resume: str) -> dict[str,
 
 
 def _first_state(run: Run, checkpoints: CheckpointManager, seed: int, workdir: str) -> TrainState:
-    """The newest checkpoint's state, else the pre-trained parameters', else a random one."""
+    """The state of the newest checkpoint, else from pre-trained parameters, else random."""
     restored = checkpoints.restore(run.abstract_state)
     if restored is None:
         return run.initial_state(seed)
@@ -238,8 +238,8 @@ def _first_state(run: Run, checkpoints: CheckpointManager, seed: int, workdir: s
     logging.info("Resuming from the checkpoint of step %d.", step)
     if step > run.total_steps:
         raise UserError(
-            f"{workdir} stands at step {step}, past the {run.total_steps} steps that duration asks "
-            "for; ask for more, or choose another --workdir."
+            f"{workdir} is at step {step}, past the {run.total_steps} steps that duration sets; "
+            "increase it, or choose another --workdir."
         )
     return state
 
@@ -263,33 +263,33 @@ def train(
     Args:
       done: evaluations of `state` that an earlier session has finished.
       on_log: see `train_and_evaluate`.
-      ends: called with a step and its evaluations; what the results say of an end before the last
-        step, or nothing.
+      ends: called with a step and its evaluations; returns the results' entries for an early end,
+        or nothing.
 
     Raises:
       TrainingDivergedError: see `check_finite`.
-      PreemptedError: `notice` came; the state is saved.
+      PreemptedError: `notice` was received; the state is saved.
     """
     start_step, total_steps = int(state.step), run.total_steps
     constants, step_fn = run.place_constants(), run.jit_train_step()
     learning_rate = jax.jit(run.schedule)
-    learning_rate(0)  # compiled now: the first speed would include it
-    ending: dict[str, float] = {}  # what `ends` has said
+    learning_rate(0)  # compile now, or the first speed would include it
+    ending: dict[str, float] = {}  # result of `ends`
 
     def save(step: int, results: Mapping[str, float]) -> None:
         with clock.book("checkpoint", "saving", step):
-            writer.flush()  # a resumed run does not repeat what comes before its checkpoint
+            writer.flush()  # a resumed run does not repeat rows before its checkpoint
             checkpoints.save(step, state, dict(results))
 
     def stop_if_asked(step: int) -> None:
-        """Within an evaluation: there is less time than the rest of it may take."""
+        """Called during an evaluation: there may not be enough time to finish it."""
         if step and notice.reached():
             if run_on_first_process(checkpoints.latest_step) != step:
                 save(step, {})
             stop(step, total_steps, checkpoints, clock)
 
     def evaluate_due(step: int, done: Mapping[str, float]) -> dict[str, float]:
-        """Where the run ends early, also what is due after the last step."""
+        """If the run ends early, also runs what is due after the last step."""
         nonlocal ending
         params = {**run.merge(state.eval_params), **constants}
         parts = run, step, params, checkpoints, writer, clock, stop_if_asked
@@ -297,7 +297,7 @@ def train(
         if done or found:
             ending = ends(step, {**done, **found}) or {}
         if ending and (rest := evaluate(*parts, total_steps=step, done={**done, **found})):
-            ends(step, rest)  # the callback hears of all
+            ends(step, rest)  # the callback gets all
             found |= rest
         return found
 
@@ -307,7 +307,7 @@ def train(
     if results and start_step:
         checkpoints.add_metrics(start_step, results)
 
-    pending: list[tuple[int, dict[str, jax.Array]]] = []  # metrics that are not fetched
+    pending: list[tuple[int, dict[str, jax.Array]]] = []  # metrics not yet fetched
     step = start_step
     while step < total_steps and not ending:
         step += 1
@@ -323,7 +323,7 @@ def train(
         stops = notice.reached() and not last
         saves = checkpoints.should_save(step, total_steps, evaluates) or stops
         if clock.is_line_due(step) or evaluates or saves or last:
-            rate = learning_rate(step - 1)  # the one that this update used
+            rate = learning_rate(step - 1)  # the one used in this update
             on_log(step, log(pending, rate, checkpoints, writer, clock))
         found = evaluate_due(step, {}) if evaluates and not stops else {}
         if saves or ending:
@@ -340,7 +340,7 @@ def train(
 
 
 def stop(step: int, total_steps: int, checkpoints: CheckpointManager, clock: Clock) -> NoReturn:
-    """Raises PreemptedError when the checkpoint of `step` is complete."""
+    """Raises PreemptedError once the checkpoint of `step` is complete."""
     with clock.book("checkpoint", "saving", step):
         checkpoints.wait()
     raise PreemptedError(
@@ -358,11 +358,10 @@ def log(
 ) -> dict[str, float]:
     """Fetches the metrics of all updates since the last line, checks all, writes the last.
 
-    Returns the row of the last.
+    Returns the last row.
 
     Raises:
-      TrainingDivergedError: names the first step with a loss, gradient or parameter that is not
-        finite.
+      TrainingDivergedError: names the first step with a non-finite loss, gradient or parameter.
     """
     step = pending[-1][0]
     watchdog.note("waiting for the devices", step, waits=True)
@@ -393,7 +392,7 @@ def evaluate(
     total_steps: int,
     done: Mapping[str, float],
 ) -> dict[str, float]:
-    """Runs the evaluators that are due at `step`, less those in `done`: `{NAME/METRIC: value}`."""
+    """Runs the evaluators due at `step`, except those in `done`: `{NAME/METRIC: value}`."""
     known = {name.partition("/")[0] for name in done}
     results: dict[str, float] = {}
     for key, evaluation in run.evaluations.items():

@@ -229,8 +229,8 @@ def test_its_classes_need_not_be_those_of_the_training(tmp_path: Path) -> None:
     ("kind", "values", "message"),
     [
         ("few_shot", {"feature": "glap"}, "evaluators.probe.feature: this model has no 'glap'"),
-        ("few_shot", {"feature": "tokens"}, r"feature='tokens' is \(5, 16\) per image"),
-        ("few_shot", {"shots": (0,)}, "positive shots"),
+        ("few_shot", {"feature": "tokens"}, r"feature='tokens' has shape \(5, 16\)"),
+        ("few_shot", {"shots": (0,)}, "need shots >= 1"),
         ("linear_probe", {"l2": (-1.0,)}, "l2 >= 0"),
         ("nearest_neighbors", {"temperature": 0.0}, "must be positive"),
         ("few_shot", {"train_split": "tain"}, r"evaluators.probe \(split='tain'\)"),

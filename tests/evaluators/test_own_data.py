@@ -66,5 +66,5 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     config = with_evaluator(photos)
     schema.set_kind(config, "objective", "masked_patch")
     config.model.classifier = "token_unpooled"
-    with pytest.raises(UserError, match="needs an objective of one class per image"):
+    with pytest.raises(UserError, match="needs an objective with one class per image"):
         create_run(config, create_mesh())

@@ -146,7 +146,7 @@ def test_the_choice_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) 
     assert caplog.messages[0] == (
         "Attention on TPU v5 lite, 197 tokens: pallas (scores stay on the chip)."
     )
-    assert "more tokens than fit" in caplog.messages[2]
+    assert "too many tokens" in caplog.messages[2]
     fastest.cache_clear()
 
 
@@ -187,10 +187,10 @@ def test_too_many_tokens_for_the_kernel_are_one_line() -> None:
     module = create_model("vit", num_classes=5, **SMALL, attention="pallas")
     images = jax.ShapeDtypeStruct((1, 1024, 1024, 3), jnp.float32)
     params = {"params": golden.abstract_params(module, images.shape)}
-    with pytest.raises(UserError, match="no room for 16385 tokens with heads of 8; use 'splash'"):
+    with pytest.raises(UserError, match="does not fit 16385 tokens with heads of 8; use 'splash'"):
         jax.eval_shape(functools.partial(module.apply, train=False), params, images)
 
 
 def test_dropout_of_weights_needs_the_reference() -> None:
-    with pytest.raises(UserError, match="model.attention='xla' has no dropout of attention"):
+    with pytest.raises(UserError, match="model.attention='xla' does not support attention dropout"):
         create_model("vit", num_classes=5, **SMALL, attention="xla", attention_dropout_rate=0.1)

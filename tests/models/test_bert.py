@@ -143,8 +143,8 @@ def test_the_text_tower_of_a_published_file(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    with pytest.raises(UserError, match="hidden_size=100 is no multiple of 64"):
+    with pytest.raises(UserError, match="hidden_size=100 is not a multiple of 64"):
         create_model(**{**TINY, "hidden_size": 100})
     model = create_model(**TINY)
-    with pytest.raises(UserError, match="texts of 13 tokens: model.max_length is 12"):
+    with pytest.raises(UserError, match="texts of 13 tokens exceed model.max_length=12"):
         abstract_params(model, (13,))

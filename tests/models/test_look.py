@@ -92,5 +92,5 @@ def test_what_cannot_be_shown_is_one_line() -> None:
     with pytest.raises(UserError, match=r"what='atention' is unknown. Did you mean 'attention'"):
         look(module, params, IMAGES, ["atention"])
     resnet = create_model("bit", num_classes=5, resnet_layers=(1,), resnet_width_factor=1)
-    with pytest.raises(UserError, match="no attention; it has no blocks to look into"):
+    with pytest.raises(UserError, match="no attention; it has no blocks"):
         look(resnet, {}, IMAGES)

@@ -233,7 +233,7 @@ def test_both_towers_learn_when_nothing_is_locked(tower: Path, tmp_path: Path) -
 def test_texts_are_not_classified(tower: Path) -> None:
     config = lit(tower, objective__name="contrastive")
     tiny.default.set_kind(config, "objective", "classification")
-    with pytest.raises(UserError, match="model.name='text' takes a text, objective.name='classif"):
+    with pytest.raises(UserError, match="model.name='text' takes a text, but objective.name="):
         create_run(config, create_mesh(**config.mesh))
 
 
@@ -254,7 +254,7 @@ def test_a_two_tower_file_of_big_vision_is_read_by_its_parts(workdir: Path, tmp_
     ("overrides", "message"),
     [
         ({"objective__image": ""}, "config.objective.image is missing"),
-        ({"objective__image": "B/16"}, "is a new model, which objective.lock_image=True"),
+        ({"objective__image": "B/16"}, "has random weights, which lock_image=True"),
         ({"objective__temperature": 0.0}, "objective.temperature=0.0 must be positive"),
         ({"dataset__preprocess": IMAGES, "dataset__eval_preprocess": IMAGES}, "text"),
     ],

@@ -162,7 +162,7 @@ def test_from_the_table_to_the_answers(tmp_path: Path) -> None:
     ("overrides", "evaluator", "message"),
     [
         ({"objective__name": "classification"}, "average_precision", "has several labels per "),
-        ({"dataset__name": "digits"}, "average_precision", "one label per image, objective.name="),
+        ({"dataset__name": "digits"}, "average_precision", "one label per image; objective.name="),
         ({"evaluators__test__dataset": "digits"}, "average_precision", "'digits' has one label "),
         ({}, "classification", "'average_precision'"),
     ],

@@ -40,7 +40,7 @@ def test_devices_that_do_not_start_are_told(
         raise RuntimeError(text)
 
     monkeypatch.setattr("jax.devices", fails)
-    with pytest.raises(UserError, match=f"^The devices do not start: {text}$") as error:
+    with pytest.raises(UserError, match=f"^cannot initialize the devices: {text}$") as error:
         create_mesh()
     assert type(error.value) is kind
 
@@ -135,11 +135,11 @@ def test_one_config_is_hybrid_on_any_number_of_slices() -> None:
     assert mesh_sizes(-1, 0, 4, 64, 16, "slice") == (4, 4, 4)
     assert mesh_sizes(2, -1, 1, 32, 16, "slice") == (2, 16, 1)  # the same, counted by the user
     assert dict(create_mesh(fsdp=0).shape) == {"data": 1, "fsdp": 8, "tensor": 1}
-    with pytest.raises(UserError, match=r"mesh.tensor=3: mesh.fsdp=0 .* 16 devices of one slice"):
+    with pytest.raises(UserError, match=r"mesh.tensor must divide the 16 devices of one slice"):
         mesh_sizes(-1, 0, 3, 32, 16, "slice")
     with pytest.raises(UserError, match="mesh.tensor=-1"):
         mesh_sizes(1, 0, -1, 32, 16, "slice")
-    with pytest.raises(UserError, match="does not fit the 32 devices"):
+    with pytest.raises(UserError, match="does not match the 32 devices"):
         mesh_sizes(1, 0, 1, 32, 16, "slice")
 
 

@@ -61,11 +61,11 @@ def test_single_blocks_can_be_frozen_in_the_loop_form_only() -> None:
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("embeding/.*|cls", r"'embeding/\.\*' matches no whole .* Did you mean 'embedding/\.\*'\?"),
+        ("embeding/.*|cls", r"'embeding/\.\*' matches no full .* Did you mean 'embedding/\.\*'\?"),
         ("Transformer", r"Did you mean 'Transformer/\.\*'\?"),
-        ("head/kernal", r"Did you mean 'head/kernel'\? Names are such as .*cls"),
+        ("head/kernal", r"Did you mean 'head/kernel'\? Examples of names: .*cls"),
         (r"cls|(embedding|zzz)/x", r"'\(embedding\|zzz\)/x' matches no"),
-        (".*", "leaves no parameter to train"),
+        (".*", "matches all parameters"),
         ("(cls", "not a regular expression"),
     ],
 )
@@ -265,7 +265,7 @@ def test_what_is_frozen_does_not_decay() -> None:
     ("multipliers", "message"),
     [
         ((("haed/kernel", 2.0),), "'haed/kernel' matches no .*Did you mean 'head/kernel'"),
-        ((("head/bias", 2.0),), "'head/bias' matches no whole name of a parameter that decays"),
+        ((("head/bias", 2.0),), "'head/bias' matches no full name of a decayed parameter"),
         ((("head/kernel", -1.0),), "'head/kernel' has the factor -1.0"),
         ((("head/kernel", float("nan")),), "factor nan"),
         ((("head/(kernel", 1.0),), "pairs of a regular expression"),

@@ -104,7 +104,7 @@ def test_what_the_fast_compile_cannot_tell(
     verdict = report_text(plan).rpartition("Verdict")[2]
     assert plan.fits is (words == "It fits")
     assert words in verdict
-    assert plan.too_close is ("--full_compile tells" in verdict)
+    assert plan.too_close is ("use --full_compile" in verdict)
     assert plan_json(plan)["too_close"] is plan.too_close
 
 
@@ -218,7 +218,7 @@ def test_the_tables_in_the_docs_are_made_of_their_results() -> None:
     models, topologies = ({row[key]: None for row in rows} for key in ("model", "topology"))
     text = plan_table.make_tables(list(models), list(topologies), results)
     assert (tiny.ROOT / "docs" / "plan_table.md").read_text().endswith(text)
-    with pytest.raises(UserError, match="name accelerators"):
+    with pytest.raises(UserError, match="use accelerators"):
         plan_table.make_tables([], ["cpu:8"], results)
 
 

@@ -33,7 +33,7 @@ def test_names(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("v5e", "cannot be read"),
+        ("v5e", "is invalid"),
         ("v5e:4", "up to v5e:16x16"),
         ("v4:4x4", "up to v4:16x16x16"),
         ("v9-8", "'v9' is unknown"),
@@ -41,7 +41,7 @@ def test_names(
         ("tpu7x-8", "tpu7x:SHAPE only"),
         ("v5e:32x32", "up to v5e:16x16"),
         ("2xv3-8", "no network between slices"),
-        ("v5e:0x4", "cannot be read"),
+        ("v5e:0x4", "is invalid"),
         ("H100-8", "h100:SHAPE only"),
     ],
 )

@@ -189,7 +189,7 @@ def test_any_file_of_augreg_has_a_name(bucket: FileServer) -> None:
         ("runs/no/params.npz", "'runs/no/params.npz' does not exist"),
         ("./" + "x" * 300, "x' does not exist"),
         ("s3://bucket/file", "no such scheme; known: gs://"),
-        ("augreg/B_16-i22k-300ep", "is not a file of AugReg"),
+        ("augreg/B_16-i22k-300ep", "is not an AugReg file"),
         ("augreg:B/16,resolution=big", "resolution='big' must be a number"),
         ("hf://only-an-owner", "must be as hf://OWNER/NAME"),
     ],

@@ -149,7 +149,7 @@ def test_a_name_of_augreg_says_it_all() -> None:
         "../B_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0",
     ):
         assert not augreg_names.is_file_name(wrong)
-        with pytest.raises(UserError, match="is not a file of AugReg"):
+        with pytest.raises(UserError, match="is not an AugReg file"):
             zoo.augreg_entry(wrong)
 
 

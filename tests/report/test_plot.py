@@ -132,9 +132,9 @@ def test_the_moving_average_is_the_mean_over_the_window() -> None:
 
 MISTAKES: dict[str, dict[str, Any]] = {
     "holds no metrics.jsonl. Runs below it: a, b": {"workdirs": ["."]},
-    "nowhere holds no metrics.jsonl. It is no run's --workdir": {"workdirs": ["nowhere"]},
+    "nowhere holds no metrics.jsonl. Not a run's --workdir": {"workdirs": ["nowhere"]},
     "foreign/config.json cannot be read": {"workdirs": ["foreign"]},
-    "no number to draw in the metrics of numberless": {"workdirs": ["numberless"]},
+    "no metric to plot in numberless": {"workdirs": ["numberless"]},
     "Did you mean 'accuracy'": {"metrics": ["acuracy"]},
     "--output=a.xyz: Format 'xyz' is not supported": {"output": "a.xyz"},
     "--output=no/such.png: [Errno 2] No such file": {"output": "no/such.png"},

@@ -342,7 +342,7 @@ def test_some_examples_many_classes_and_no_matplotlib(
     assert len(rows_of(section(page, "curves"))) == 1 + 8 + 2
     text = text_of(section(page, "predictions"))
     assert "of 9 examples wrong" in text
-    assert "spread evenly over all 24" in text
+    assert "evenly spaced examples of 24" in text
     header, *rows = rows_of(section(page, "predictions"))
     assert header == ["Label", "Predicted", "Times", "Images of this label"]
     times = [int(row[2]) for row in rows]
@@ -367,7 +367,7 @@ def test_the_script(changed: Path, script: tiny.Script) -> None:
     edit(changed, "config.json", lambda config: config.pop("sweep"))
     for folder, message in (
         ("nowhere", "holds no metrics.jsonl"),
-        (str(changed), "has no 'sweep': another version of the code has written it."),
+        (str(changed), "has no 'sweep': it is from another version of the code."),
     ):
         result = script("report.py", folder)
         assert (result.returncode, message in result.stderr) == (2, True)
@@ -379,7 +379,7 @@ def test_the_script(changed: Path, script: tiny.Script) -> None:
         ("config.json", b"[]", "config.json is damaged, it holds no JSON object"),
         ("config.json", b"{\xff", "config.json is damaged, not a JSON file"),
         ("results.json", b"{}", "results.json is damaged, 'step' is missing or of a wrong kind"),
-        ("results.json", b'{"step": 1, "seconds": 1, "goodput": 1, "a": []}', "'a' is no number"),
+        ("results.json", b'{"step": 1, "seconds": 1, "goodput": 1, "a": []}', "a' is not a number"),
     ],
 )
 def test_damaged_files_are_named(changed: Path, name: str, content: bytes, message: str) -> None:
@@ -396,7 +396,7 @@ def test_a_setting_of_another_kind_is_named(changed: Path, key: str) -> None:
         node[last] = True if key != "seed" else "x"
 
     edit(changed, "config.json", change)
-    with pytest.raises(UserError, match=f"config.json is damaged, '{key}.*of a wrong kind"):
+    with pytest.raises(UserError, match=f"config.json is damaged, '{key}.*has the wrong type"):
         write_report(str(changed))
 
 

@@ -74,7 +74,7 @@ def test_the_suites_are_the_papers() -> None:
     assert no_variant["published"] == ""
     assert no_variant["settings"]["config"].model.mlp_dim == 8
     assert no_variant["settings"]["config"].dataset.eval_preprocess == "official_eval(64)"
-    with pytest.raises(UserError, match="--image_size=60 does not divide into tokens of 16"):
+    with pytest.raises(UserError, match="--image_size=60 is not divisible by tokens of 16"):
         suites.tasks("vtab", model, (), 60)
     with pytest.raises(UserError, match="VTAB task='dtt' is unknown. Did you mean 'dtd'"):
         suites.tasks("vtab", model, ["dtt"], None)
@@ -120,7 +120,7 @@ def test_few_shot_is_the_probes_and_is_measured_once(
 def test_mistakes(source: str, tmp_path: Path, script: tiny.Script) -> None:
     for name, given, message in (
         ("fewshot", "--datasets=digits,dtd", "no result of dtd; the table says why"),
-        ("fewshot", "--config.seed=1", "unexpected arguments: --config.seed=1; nothing is trained"),
+        ("fewshot", "--config.seed=1", "unexpected arguments: --config.seed=1; this suite"),
         ("fewshot", "--seeds=0", "--seeds=0 must be 1 or more"),
         ("transfer", "--config.sed=1", "--config.sed is not a key of the config"),
     ):

@@ -67,7 +67,7 @@ def test_the_final_runs_differ_in_their_seed_alone() -> None:
 
 def test_mistakes_are_named() -> None:
     for rates in ((), (0.1, 0.1), (0.1, -1)):
-        with pytest.raises(UserError, match=r"must be different positive numbers.*=0\.01,0\.03"):
+        with pytest.raises(UserError, match=r"must be distinct positive numbers.*=0\.01,0\.03"):
             plan_grid(config(sweep__learning_rates=rates))
     with pytest.raises(UserError, match=r"needs a held-out part.*train\[90%:\]"):
         plan_grid(config(sweep__validation_split=""))
@@ -162,7 +162,7 @@ def test_two_tasks_one_of_them_killed(
     assert not summary["complete"]
     assert summary["missing"] == ["grid/lr_0.001"]
     assert summary["final"] == []
-    assert "the final runs come after the grid" in capsys.readouterr().out
+    assert "the final runs follow the grid" in capsys.readouterr().out
 
     summary = run_sweep(config(), str(tmp_path), **first)
     assert [each["state"] for each in summary["final"]] == ["finished", "missing"]

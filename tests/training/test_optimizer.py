@@ -155,7 +155,7 @@ def test_momentum_dtype_reaches_the_state() -> None:
         ("lion", {"b2": 1.0}, "optimizer.b2=1.0 must be in"),
         ("muon", {"momentum": 1.0}, "optimizer.momentum=1.0 must be in"),
         ("muon", {"eps": -1.0}, "eps=-1.0 must be positive"),
-        ("adamw", {"decay_multipliers": (("head/kernel", 2.0),)}, "which is 0"),
+        ("adamw", {"decay_multipliers": (("head/kernel", 2.0),)}, "it is 0"),
     ],
 )
 def test_optimizer_mistakes_are_named(name: str, kwargs: dict, message: str) -> None:
@@ -238,5 +238,5 @@ def test_updates_are_those_of_optax_and_the_scan_form_is_like_the_loop_form(
 
 
 def test_muon_without_a_matrix_is_refused() -> None:
-    with pytest.raises(UserError, match="finds no kernel of a block; use 'adamw'"):
+    with pytest.raises(UserError, match="finds no kernel in a block; use 'adamw'"):
         create_optimizer("muon", schedule=lambda _: 0.1).init(PARAMS)

@@ -131,7 +131,7 @@ def test_a_damaged_config_is_named(tmp_path: Path, content: bytes) -> None:
 def test_results_of_something_else_are_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "something").mkdir(parents=True)
     (tmp_path / "params.npz").write_text("weights")
-    with pytest.raises(UserError, match="holds checkpoints and params.npz but no config.json"):
+    with pytest.raises(UserError, match="contains checkpoints and params.npz but no config.json"):
         claim(tmp_path)
     claim(tmp_path, resume="force")
     claim(tmp_path)

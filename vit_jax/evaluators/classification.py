@@ -1,4 +1,4 @@
-"""Thorough evaluation of a classifier: accuracy, calibration; mean average precision."""
+"""Full evaluation of a classifier: accuracy, calibration; mean average precision."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from vit_jax.evaluators.stream import Reader, compile_outputs, stream_outputs
 LOG_EVERY_SECONDS = 30
 
 
-class _OfExamples:
-    """Measures every example on the devices; a kind summarises them on the host."""
+class _ExampleEvaluator:
+    """Computes metrics of every example on the devices; a subclass summarises them on the host."""
 
     example_keys: tuple[str, ...] = ()  # the objective's
 
     def __init__(self, outputs: Callable[[Any, Any], Any], reader: Reader):
-        """`outputs(params, batch)` gives arrays [B, ...], `loss` [B] among them."""
+        """`outputs(params, batch)` returns arrays [B, ...], including `loss` [B]."""
         self._step = compile_outputs(outputs, reader.mesh)
         self._reader = reader
 
     def examples(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, np.ndarray]:
-        """What is measured of every example in the order of the split: [N, ...] each.
+        """The outputs for every example, in the order of the split: [N, ...] each.
 
         Raises:
           UserError: a loss is not finite.
@@ -48,14 +48,14 @@ class _OfExamples:
         return arrays
 
 
-class ClassificationEvaluator(_OfExamples):
-    """Measures every example with `Classification.measure`: `label` and its values, [N] each."""
+class ClassificationEvaluator(_ExampleEvaluator):
+    """`Classification.measure` of every example, and `label`: [N] each."""
 
     def __init__(self, objective: Any, reader: Reader):
-        """Raises UserError unless the objective is a classification."""
+        """Raises UserError unless the objective is classification."""
         if not hasattr(objective, "measure"):
             raise UserError(
-                "evaluators.*.name='classification' needs an objective of one class per image; "
+                "evaluators.*.name='classification' needs an objective with one class per image; "
                 "'average_precision' is for several, 'objective' works with any."
             )
 
@@ -80,12 +80,12 @@ def check_losses(losses: np.ndarray) -> None:
     if len(bad):
         raise UserError(
             f"the loss of {len(bad)} of {len(losses)} examples is not finite, first of example "
-            f"{bad[0]}; the parameters are damaged, or --loss is not theirs."
+            f"{bad[0]}; the parameters are corrupt, or --loss is not the training loss."
         )
 
 
 def summarize(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Means over the examples, in float64, the calibration error, and the mean F1 of classes."""
+    """Means over the examples, in float64, calibration error, and mean F1 over classes."""
     means = {
         name: float(np.mean(values, dtype=np.float64))
         for name, values in arrays.items()
@@ -98,13 +98,13 @@ def summarize(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 class ClassScores(NamedTuple):
-    """Of the classes among labels or predictions, [K] each; 0 where nothing could be right."""
+    """Of the classes among labels or predictions, [K] each; 0 if undefined."""
 
     classes: np.ndarray
-    images: np.ndarray  # that have the class as their label
-    accuracy: np.ndarray  # of these, or recall
-    precision: np.ndarray  # share of the predictions of the class that are right
-    f1: np.ndarray  # harmonic mean of both
+    images: np.ndarray  # number with this label
+    accuracy: np.ndarray  # of these; the recall
+    precision: np.ndarray  # share of correct predictions of the class
+    f1: np.ndarray  # harmonic mean of the two
 
 
 def class_scores(labels: np.ndarray, predictions: np.ndarray) -> ClassScores:
@@ -127,12 +127,12 @@ def class_scores(labels: np.ndarray, predictions: np.ndarray) -> ClassScores:
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
     """Expected calibration error (Guo et al., 1706.04599, section 2).
 
-    The mean over examples of |accuracy - mean confidence| of their bin of confidences; bins have
+    The mean over examples of |accuracy - mean confidence| of their confidence bin; bins have
     equal width, (0, 1/15] first.
 
     Args:
       confidence: probability of the predicted class [N].
-      correct: whether it is the right one [N].
+      correct: whether the prediction is correct [N].
     """
     num_bins = 15  # as in the paper
     bins = np.clip(np.ceil(confidence * num_bins).astype(int) - 1, 0, num_bins - 1)  # [N]
@@ -141,17 +141,17 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
 
 
 def real_accuracy(predictions: np.ndarray, labels: Sequence[Sequence[int]]) -> tuple[float, int]:
-    """Accuracy on ReaL labels ("Are we done with ImageNet?", 2006.07159), and its number of images.
+    """Accuracy on ReaL labels ("Are we done with ImageNet?", 2006.07159), and number of images.
 
-    A prediction [N] is right if it is one of the image's labels (N sets, not all empty); images
+    A prediction [N] is correct if it is one of the image's labels (N sets, not all empty); images
     without labels do not count.
     """
     hits = [int(p) in kept for p, kept in zip(predictions, labels, strict=True) if len(kept)]
     return sum(hits) / len(hits), len(hits)
 
 
-class AveragePrecisionEvaluator(_OfExamples):
-    """Ranks all images by each class's logit: `label` and `logits` [N, K], `loss` [N]."""
+class AveragePrecisionEvaluator(_ExampleEvaluator):
+    """Ranks all images by their logit for each class: `label`, `logits` [N, K], `loss` [N]."""
 
     metric_names = ("mAP", "loss", "num_examples")
 
@@ -173,12 +173,12 @@ class AveragePrecisionEvaluator(_OfExamples):
     def __call__(
         self, params: Any, *, on_batch: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """`mAP`, the mean over the classes that an image has; the mean `loss`; `num_examples`."""
+        """`mAP`, the mean over the classes that have images; the mean `loss`; `num_examples`."""
         return summarize_ranking(self.examples(params, on_batch=on_batch))
 
 
 def summarize_ranking(arrays: dict[str, np.ndarray]) -> dict[str, float]:
-    """What the evaluator returns, from `examples`."""
+    """The evaluator's metrics, from `examples`."""
     precisions = average_precisions(arrays["logits"], arrays["label"])
     counted = precisions[~np.isnan(precisions)]
     return {
@@ -191,14 +191,14 @@ def summarize_ranking(arrays: dict[str, np.ndarray]) -> dict[str, float]:
 def average_precisions(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Average precision of each class: scores and labels (0 or 1) [N, K] -> [K].
 
-    The sum over the thresholds, from the highest score on, of the precision there times the recall
-    gained; images of equal score come at once. NaN for a class that no image has.
+    The sum over thresholds, from the highest score down, of the precision times the gain in
+    recall; images of equal score share a threshold. NaN for a class without images.
     """
     found = np.full(scores.shape[1], np.nan)
     for k in np.flatnonzero(labels.any(axis=0)):
         order = np.argsort(-scores[:, k], kind="stable")
         ranked, hits = scores[order, k], np.cumsum(labels[order, k], dtype=np.int64)
-        last = np.append(ranked[1:] != ranked[:-1], True)  # of each threshold's images
+        last = np.append(ranked[1:] != ranked[:-1], True)  # image of each threshold
         hits, seen = hits[last], np.flatnonzero(last) + 1
         found[k] = np.sum(hits / seen * np.diff(hits, prepend=0)) / hits[-1]
     return found

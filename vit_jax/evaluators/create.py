@@ -1,4 +1,4 @@
-"""The kinds of evaluators by name, and those of a run, each with its data."""
+"""Evaluators by name, and those of a run, each with its data."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ OF_FEATURES: dict[str, Any] = {
     "nearest_neighbors": NearestNeighborsEvaluator,
 }
 EVALUATORS = {**OF_OUTPUTS, **OF_FEATURES}
-# Of an evaluator: what decides on its data, besides `train_split`.
-_OF_DATA = ("dataset", "data_dir", "split", "label_key", "preprocess")
+# Keys of an evaluator that determine its data, besides `train_split`.
+_DATA_KEYS = ("dataset", "data_dir", "split", "label_key", "preprocess")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluatorKeys:
-    """What all evaluators have.
+    """Keys of all evaluators.
 
     Args:
       split: split expression.
-      dataset: name or path of a data set of its own; "" is that of the training.
-      data_dir: where that lies; "" is dataset.data_dir.
-      label_key: feature that holds its label; "" is dataset.label_key.
-      preprocess: ops; "" is dataset.eval_preprocess.
-      batch_size: 0 is dataset.batch_size.
-      every_steps: between two evaluations; 0 is only after the last step.
-      at_start: also before the first update.
+      dataset: name or path of its own data set; "" for the training's.
+      data_dir: its directory; "" for dataset.data_dir.
+      label_key: feature with its label; "" for dataset.label_key.
+      preprocess: ops; "" for dataset.eval_preprocess.
+      batch_size: 0 for dataset.batch_size.
+      every_steps: steps between evaluations; 0: only after the last step.
+      at_start: also evaluate before the first update.
     """
 
     split: str = "test"
@@ -78,7 +78,7 @@ class EvaluatorKeys:
 
 
 def example_keys(kind: str, objective: Any) -> tuple[str, ...]:
-    """What a kind of evaluator needs of an example; its data have labels if `label` is one."""
+    """Keys of an example that the evaluator needs; its data have labels if `label` is one."""
     return EVALUATORS[kind].example_keys or objective.example_keys
 
 
@@ -86,8 +86,8 @@ class Evaluation(NamedTuple):
     """An evaluator of a run."""
 
     evaluator: Any  # called with parameters and `on_batch`, returns `{metric: float}`
-    datasets: Mapping[str, Dataset]  # what it reads
-    is_due: Callable[[int, int], bool]  # of a step and the last step
+    datasets: Mapping[str, Dataset]  # that it reads
+    is_due: Callable[[int, int], bool]  # from the step and the last step
 
 
 def open_eval_data(
@@ -97,19 +97,19 @@ def open_eval_data(
     image_shape: tuple[int, int, int],
     objective: Any,
 ) -> dict[str, dict[str, Dataset]]:
-    """The data of each evaluator: its own, or else that of the training.
+    """The data of each evaluator: its own, or else the training's.
 
-    Those of features read two splits: `KEY` and `KEY/train`.
+    Evaluators on features read two splits: `KEY` and `KEY/train`.
 
     Args:
       sections: `config.evaluators`.
       training: `config.dataset`.
-      open_dataset: `create_dataset`, or what replaces it.
-      image_shape: of the training's images, [H, W, C].
-      objective: of the training, or its class.
+      open_dataset: `create_dataset`, or a replacement.
+      image_shape: of training images, [H, W, C].
+      objective: the training objective, or its class.
 
     Raises:
-      UserError: see `create_dataset`; or examples without what is read, or of another shape.
+      UserError: see `create_dataset`; or examples with missing keys or another image shape.
     """
     opened: dict[str, dict[str, Dataset]] = {}
     for key, section in sections.items():
@@ -132,14 +132,14 @@ def open_eval_data(
                 )
                 dataset.check_keys(section["name"], needed)
             except UserError as error:
-                # The reader's message names dataset.split, but means the evaluator's.
+                # The reader's message says dataset.split, but means the evaluator's.
                 message = f"evaluators.{key} (split={split!r}): {error}"
                 raise as_user_error(message, error) from error
             if dataset.image_shape != image_shape:
                 raise UserError(
-                    f"evaluators.{key} reads images of {dataset.image_shape}, training of "
+                    f"evaluators.{key} reads images of {dataset.image_shape}, but training uses "
                     f"{image_shape}; make dataset.eval_preprocess="
-                    f"{training['eval_preprocess']!r} give the same size."
+                    f"{training['eval_preprocess']!r} produce the same size."
                 )
             opened[key][name] = dataset
     return opened
@@ -158,20 +158,20 @@ def create_evaluations(
 ) -> dict[str, Evaluation]:
     """The evaluators of a run by their keys.
 
-    Those of one feature share a program, and those of its data the arrays.
+    Evaluators of one feature share a program, and if their data are the same, also the arrays.
 
     Args:
       sections: `config.evaluators`.
       datasets: from `open_eval_data`.
-      objective: of the training.
-      batch_size: of evaluators that do not state theirs.
-      loader: how the host reads.
+      objective: the training objective.
+      batch_size: for evaluators that do not set theirs.
+      loader: settings of the host's reader.
       feature_of: (name, config key for errors) -> function of (params, batch), [B, D].
       with_classes: (key, dataset) -> the dataset with the training's classes as labels.
 
     Raises:
       UserError: classes that the training does not have, a feature that the model does not have, or
-        a batch that does not divide over the devices.
+        a batch that is not divisible by the number of devices.
     """
     on_wait = functools.partial(watchdog.note, "reading a batch to evaluate")
     evaluations: dict[str, Evaluation] = {}
@@ -188,7 +188,7 @@ def create_evaluations(
             if feature not in steps:
                 function = feature_of(feature, f"evaluators.{key}.feature")
                 steps[feature] = feature_step(function, mesh)
-            data = feature, keys, batch, own["train_split"], *(section[name] for name in _OF_DATA)
+            data = feature, keys, batch, own["train_split"], *(section[name] for name in _DATA_KEYS)
             if data not in features:
                 readers = [
                     Reader(each, mesh, batch, dict(loader), keys, on_wait)

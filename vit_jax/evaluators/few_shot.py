@@ -11,11 +11,11 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.evaluators.frozen_features import Features, FrozenFeaturesEvaluator, accuracy
 
-_BIAS = 100.0  # so large that the regularisation hardly sees the bias
+_BIAS = 100.0  # so large that regularisation hardly affects the bias
 
 
 class FewShotEvaluator(FrozenFeaturesEvaluator):
-    """`few_shot_accuracy` for several numbers of shots and seeds."""
+    """`few_shot_accuracy` for several numbers of shots and several seeds."""
 
     def __init__(
         self,
@@ -29,18 +29,18 @@ class FewShotEvaluator(FrozenFeaturesEvaluator):
         """See `few_shot_accuracy`.
 
         Args:
-          shots: images per class; each is a metric `accuracy_5shot`.
-          num_seeds: choices of images, 0, 1, ...; with two or more `accuracy_5shot_ci95` is half
-            the width of the 95 % interval of the mean over them.
+          shots: images per class; each gives a metric `accuracy_5shot`.
+          num_seeds: selections of images, 0, 1, ...; with two or more, `accuracy_5shot_ci95` is
+            half the width of the 95 % confidence interval of their mean.
           l2: strength of the regularisation.
 
         Raises:
-          UserError: see `FrozenFeaturesEvaluator`; or a number that makes no sense.
+          UserError: see `FrozenFeaturesEvaluator`; or a number out of range.
         """
         super().__init__(features, **shared)
         if not shots or min(shots) < 1 or not 1 <= num_seeds <= 10 or not l2 > 0:
             raise UserError(
-                f"few_shot: {shots=}, {num_seeds=}, {l2=}: positive shots, 1 to 10 seeds, l2 > 0."
+                f"few_shot: {shots=}, {num_seeds=}, {l2=}: need shots >= 1, 1 to 10 seeds, l2 > 0."
             )
         self._shots, self._num_seeds, self._l2 = shots, num_seeds, l2
         names = [f"accuracy_{n}shot" for n in shots]
@@ -68,8 +68,8 @@ class FewShotEvaluator(FrozenFeaturesEvaluator):
 
 
 def confidence95(values: Sequence[float]) -> float | None:
-    """Half the width of the 95 % interval of the mean, by Student's t; None for one value."""
-    from scipy.special import stdtrit  # 0.1 s, for those alone who ask for intervals
+    """Half the width of the 95 % confidence interval of the mean (Student's t); None for n = 1."""
+    from scipy.special import stdtrit  # takes 0.1 s, and few ask for intervals
 
     n = len(values)
     if n < 2:
@@ -78,9 +78,9 @@ def confidence95(values: Sequence[float]) -> float | None:
 
 
 def choose_shots(labels: np.ndarray, num_classes: int, shots: int, seed: int) -> np.ndarray:
-    """Indices of `shots` images of each class; all of a class that has fewer.
+    """Indices of `shots` images of each class; all images of a class that has fewer.
 
-    The first of a permutation per class, so that more shots contain fewer; as in big_vision.
+    The first of a permutation per class, so that larger sets contain smaller ones (big_vision).
     """
     rng = np.random.default_rng(seed)
     each = [rng.permutation(np.flatnonzero(labels == k))[:shots] for k in range(num_classes)]
@@ -90,10 +90,10 @@ def choose_shots(labels: np.ndarray, num_classes: int, shots: int, seed: int) ->
 def fit(
     x: np.ndarray, labels: np.ndarray, num_classes: int, l2: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Regularised least squares to targets of -1 and 1, in closed form, in float64.
+    """Regularised least squares with targets -1 and 1, in closed form, in float64.
 
-    W = (X^T X + l2 I)^-1 X^T Y, of the N features less their mean, divided by their standard
-    deviation, with a bias; where N is less than their width, the same from X X^T.
+    W = (X^T X + l2 I)^-1 X^T Y, on features standardised by their mean and standard
+    deviation, with a bias; if N is less than their width, the same from X X^T.
 
     Args:
       x: features [N, D].
@@ -112,7 +112,7 @@ def fit(
 
 
 def scores(x: np.ndarray, weights: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Features [N, D] -> [N, K], by what `fit` returns."""
+    """Features [N, D] -> [N, K], with the results of `fit`."""
     return _whitened(np.asarray(x, np.float64), mean, std) @ weights
 
 

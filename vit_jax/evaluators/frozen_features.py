@@ -1,4 +1,4 @@
-"""What can be told from a model's features alone: fitted on one split, measured on another."""
+"""Evaluations of frozen features: fitted on one split, measured on another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vit_jax.evaluators.stream import OutputStep, Reader, compile_outputs, strea
 
 
 def feature_step(feature_of: Callable[[Any, Any], jax.Array], mesh: Mesh) -> OutputStep:
-    """The step of all evaluators that measure `feature_of(params, batch) -> [B, D]`."""
+    """The step shared by all evaluators of `feature_of(params, batch) -> [B, D]`."""
 
     def outputs(params: Any, batch: Any) -> Any:
         return {"feature": feature_of(params, batch), "label": batch["label"]}
@@ -23,19 +23,19 @@ def feature_step(feature_of: Callable[[Any, Any], jax.Array], mesh: Mesh) -> Out
 
 
 class Features:
-    """A feature and the labels of two splits, computed once for all evaluators of them."""
+    """A feature and the labels of two splits, computed once for all their evaluators."""
 
     def __init__(self, step: OutputStep, reader: Reader, train_reader: Reader):
         """
         Args:
-          step: from `feature_step`; one for all splits, so that it compiles once.
-          reader: of the images that are measured.
-          train_reader: of those that are fitted.
+          step: from `feature_step`; shared by all splits, so that it compiles once.
+          reader: of the evaluation images.
+          train_reader: of the images to fit.
         """
         self.reader, self.train_reader = reader, train_reader
         self.num_users = 0
         self._step = step
-        # The arrays of ImageNet are gigabytes: they go with the last user that asks for them.
+        # For ImageNet these are gigabytes: released after the last user has asked.
         self._kept: tuple[Any, tuple[np.ndarray, ...]] | None = None
         self._num_asked = 0
 
@@ -45,11 +45,11 @@ class Features:
         """Features [N, D] and labels [N] of `train_reader`, then those of `reader`.
 
         Args:
-          params: on the devices; the same object gives the same arrays.
-          on_batch: called before each batch, by every process; its errors pass through.
+          params: on the devices; the same object returns the same arrays.
+          on_batch: called before each batch, in every process; its exceptions propagate.
         """
         if self._kept is None or self._kept[0] is not params:
-            self._kept = None  # before the next are computed
+            self._kept = None  # free before computing the next
             self._kept, self._num_asked = (params, self._compute(params, on_batch)), 0
         _, arrays = self._kept
         self._num_asked += 1
@@ -71,10 +71,10 @@ class Features:
 class FrozenFeaturesEvaluator:
     """Calls `measure`, on the host, with the features of two splits.
 
-    Its data set is its own: its classes need not be those of the training.
+    It may have its own data set, whose classes need not be those of the training.
     """
 
-    example_keys: tuple[str, ...] = ("image", "label")  # whatever the objective reads
+    example_keys: tuple[str, ...] = ("image", "label")  # whatever the objective's are
     metric_names: tuple[str, ...]
 
     def __init__(
@@ -83,20 +83,20 @@ class FrozenFeaturesEvaluator:
         """Measures `features`.
 
         Args:
-          train_split: split expression of the images that it is fitted on.
+          train_split: split expression of the images to fit.
           feature: a feature of `scripts/extract_features.py` that is one vector per image.
 
         Raises:
-          UserError: images of several labels, or splits of other classes.
+          UserError: several labels per image, or splits with different classes.
         """
         data: Any = features.reader.dataset
         train_data: Any = features.train_reader.dataset
         if data.element_spec["label"].shape or train_data.element_spec["label"].shape:
-            raise UserError(f"{data.name} has several labels per image; this is for one.")
+            raise UserError(f"{data.name} has several labels per image; use data with one.")
         if data.class_names != train_data.class_names:
             raise UserError(
                 f"the {len(data.class_names)} classes of split {data.split!r} are not those of "
-                f"train_split={train_split!r}, or in another order."
+                f"train_split={train_split!r}, or differ in their order."
             )
         features.num_users += 1
         self._features, self._feature = features, feature
@@ -115,7 +115,7 @@ class FrozenFeaturesEvaluator:
         """
         arrays = self._features(params, on_batch=on_batch)
         if not all(np.isfinite(each).all() for each in arrays):
-            raise UserError(f"{self._feature} is not finite; the parameters are damaged.")
+            raise UserError(f"{self._feature} is not finite; the parameters are corrupt.")
         return {**self.measure(*arrays), "num_examples": len(arrays[-1])}
 
     def measure(

@@ -1,4 +1,4 @@
-"""Classes from frozen features: a linear probe (logistic regression), and nearest neighbours."""
+"""Classifiers on frozen features: linear probe (logistic regression) and nearest neighbours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vit_jax.evaluators.frozen_features import Features, FrozenFeaturesEvaluator
 
 
 class LinearProbeEvaluator(FrozenFeaturesEvaluator):
-    """Logistic regression whose regularisation is chosen on a fifth of the training split."""
+    """Logistic regression; its regularisation is chosen on a fifth of the training split."""
 
     metric_names = ("accuracy", "l2", "num_examples")
 
@@ -23,14 +23,14 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
         max_iterations: int = 1000,
         **shared: Any,
     ):
-        """See `fit`; the metric `l2` is the strength that was chosen.
+        """See `fit`; the metric `l2` is the chosen strength.
 
         Args:
-          l2: strengths of the regularisation to choose from.
-          max_iterations: of L-BFGS, at most.
+          l2: regularisation strengths to choose from.
+          max_iterations: maximum for L-BFGS.
 
         Raises:
-          UserError: see `FrozenFeaturesEvaluator`; or a number that makes no sense.
+          UserError: see `FrozenFeaturesEvaluator`; or a number out of range.
         """
         super().__init__(features, **shared)
         if not l2 or min(l2) < 0 or max_iterations < 1:
@@ -65,7 +65,7 @@ class LinearProbeEvaluator(FrozenFeaturesEvaluator):
 def fit(
     x: np.ndarray, labels: np.ndarray, num_classes: int, l2: float, max_iterations: int = 1000
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Minimises the mean cross-entropy plus l2 / 2 |W|^2, without the bias.
+    """Minimises the mean cross-entropy plus l2 / 2 |W|^2; the bias is not regularised.
 
     Args:
       x: features [N, D].
@@ -74,7 +74,7 @@ def fit(
     Returns:
       W [D, K] and bias [K].
     """
-    from scipy.optimize import minimize  # 0.2 s, for those alone who probe
+    from scipy.optimize import minimize  # takes 0.2 s, and only probes need it
     from scipy.special import log_softmax
 
     x = np.asarray(x, np.float64)
@@ -99,7 +99,7 @@ _ROWS = 1024  # of similarities at a time
 
 
 class NearestNeighborsEvaluator(FrozenFeaturesEvaluator):
-    """The classes of an image's nearest neighbours vote."""
+    """A vote among an image's nearest neighbours."""
 
     metric_names = ("accuracy", "num_examples")
 
@@ -114,11 +114,11 @@ class NearestNeighborsEvaluator(FrozenFeaturesEvaluator):
         """See `vote`.
 
         Args:
-          num_neighbors: that vote.
-          temperature: of their weights; low counts the nearest alone.
+          num_neighbors: number of votes.
+          temperature: of the weights; if low, only the nearest one counts.
 
         Raises:
-          UserError: see `FrozenFeaturesEvaluator`; or a number that makes no sense.
+          UserError: see `FrozenFeaturesEvaluator`; or a number out of range.
         """
         super().__init__(features, **shared)
         if num_neighbors < 1 or not temperature > 0:
@@ -146,7 +146,7 @@ def vote(
 ) -> np.ndarray:
     """Predicted classes [N] of features [N, D].
 
-    Each of the nearest neighbours by cosine votes with exp(cosine / temperature).
+    Each of the nearest neighbours by cosine similarity votes with exp(cosine / temperature).
     """
     x_train, x = _normalized(x_train), _normalized(x)
     num_neighbors = min(num_neighbors, len(x_train))

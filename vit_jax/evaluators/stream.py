@@ -1,4 +1,4 @@
-"""Batches of a whole split on the devices, each example once: outputs, and means over them."""
+"""A whole split in batches on the devices, each example once: outputs, and their means."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from vit_jax.parameters.sharding import (
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """How a split is read for evaluation."""
+    """How to read a split for evaluation."""
 
     dataset: Examples
     mesh: Mesh
     batch_size: int  # examples per step over all devices of the mesh, which must divide it
-    loader: dict[str, Any]  # keyword arguments of the host's reader
-    keys: tuple[str, ...] = ()  # of a batch, for the devices, with `mask`; () is all
+    loader: dict[str, Any]  # keyword arguments of the host reader
+    keys: tuple[str, ...] = ()  # of a batch to transfer, besides `mask`; () for all
     on_wait: Callable[[], None] = lambda: None  # before waiting for a batch: for the watchdog
 
     @contextlib.contextmanager
     def batches(self) -> Iterator[Iterator[DeviceBatch]]:
-        """The batches of the split in its order, sharded over the mesh.
+        """The batches of the split in order, sharded over the mesh.
 
         The last one is padded and the padding masked, so that all processes run the same number of
         steps and no example is dropped.
         """
         sharding = batch_sharding(self.mesh)
         rows = local_rows(sharding, self.batch_size)
-        # Starting worker processes for each evaluation would take too long: threads instead.
+        # Starting worker processes for each evaluation would take too long: use threads.
         num_threads = max(self.loader["num_threads"], self.loader["num_workers"])
         loader = {**self.loader, "num_workers": 0, "num_threads": num_threads}
         with eval_batches(
@@ -71,7 +71,7 @@ OutputStep = Callable[[Any, DeviceBatch], dict[str, jax.Array]]
 def compile_outputs(function: OutputStep, mesh: Mesh) -> OutputStep:
     """The step of `stream_outputs` that computes `function(params, batch)`, arrays [B, ...].
 
-    Keep it for the next evaluation: every call of this function makes a step that compiles again.
+    Keep it for the next evaluation: each call of this function creates a step that compiles anew.
     """
 
     def outputs_of(params: Any, batch: DeviceBatch) -> dict[str, jax.Array]:
@@ -85,23 +85,23 @@ def compile_outputs(function: OutputStep, mesh: Mesh) -> OutputStep:
 def stream_outputs(
     step: OutputStep, params: Any, reader: Reader, *, on_batch: Callable[[], None] = lambda: None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Applies `step` to a split; yields its outputs without the padding.
+    """Applies `step` to a split; yields its outputs without padding.
 
     Args:
       step: from `compile_outputs`.
       params: on the devices.
       reader: of the split.
-      on_batch: called before each batch, by every process; its errors pass through.
+      on_batch: called before each batch, in every process; its exceptions propagate.
 
     Yields:
       Host arrays [n, ...] for the next n <= batch_size examples in the order of the split; at most
-      three batches are held at a time.
+      three batches are in memory.
     """
     waiting: Any = None
     with reader.batches() as batches:
         for batch in batches:
             on_batch()
-            running = step(params, batch)  # the devices work while the host takes the last batch
+            running = step(params, batch)  # the devices work while the host fetches the last one
             if waiting is not None:
                 yield _real_rows(waiting)
             waiting = running
@@ -117,7 +117,7 @@ def _real_rows(outputs: dict[str, jax.Array]) -> dict[str, np.ndarray]:
 class ObjectiveEvaluator:
     """Averages `objective.evaluate` (loss, accuracy, ...) over a dataset, on the devices."""
 
-    example_keys: tuple[str, ...] = ()  # what it needs of an example; () is the objective's
+    example_keys: tuple[str, ...] = ()  # required keys of an example; () is the objective's
 
     def __init__(self, objective: Any, reader: Reader):
         self._reader = reader
@@ -146,7 +146,7 @@ class ObjectiveEvaluator:
 
         Args:
           params: on the devices, with the objective's constants.
-          on_batch: called before each batch, by every process; its errors pass through.
+          on_batch: called before each batch, in every process; its exceptions propagate.
         """
         total: Any = None
         with self._reader.batches() as batches:

@@ -1,4 +1,4 @@
-"""Zero-shot classification (2103.00020, section 3.1): the class whose name fits the image best."""
+"""Zero-shot classification (2103.00020, section 3.1): the class whose name matches best."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vit_jax.parameters.sharding import replicated
 
 
 class ZeroShotEvaluator:
-    """Accuracy of two towers on a labelled data set that neither was trained to classify.
+    """Accuracy of two towers on a labelled data set that they were not trained to classify.
 
-    A class is the mean of the embeddings of its name in all prompts.
+    A class is the mean embedding of its name in all prompts.
     """
 
     example_keys = ("image", "label")
@@ -30,19 +30,19 @@ class ZeroShotEvaluator:
         """
         Args:
           objective: has `embed_images`, `embed_texts` and `eval_preprocess`.
-          reader: of images and labels; their preprocessing need not read texts.
-          prompts: texts with {} in the place of a class's name.
+          reader: of images and labels; preprocessing need not read texts.
+          prompts: texts with {} as the placeholder of the class name.
 
         Raises:
-          UserError: no text tower, no names of classes, or a prompt without {}.
+          UserError: no text tower, no class names, or a prompt without {}.
         """
         names = reader.dataset.class_names  # type: ignore[attr-defined]
         if not hasattr(objective, "embed_texts"):
             raise UserError("evaluators.*.name='zero_shot' needs objective.name='contrastive'.")
         if not names or not prompts or not all("{}" in prompt for prompt in prompts):
             raise UserError(
-                f"evaluators.*.prompts={prompts!r} must have {{}} in the place of a class's name, "
-                f"and the data names of classes (they have {len(names)})."
+                f"evaluators.*.prompts={prompts!r} must contain {{}} in place of the class name, "
+                f"and the data must have class names (they have {len(names)})."
             )
         self._reader = reader
         texts = [prompt.format(name) for name in names for prompt in prompts]

@@ -23,7 +23,7 @@ def match_classes(
     num_outputs: int,
     *,
     ignore_names: bool = False,
-    way_out: str = "--ignore_class_names takes label i for output i",
+    hint: str = "--ignore_class_names takes label i for output i",
 ) -> np.ndarray:
     """The model's output for each label of the dataset, int32 [number of labels].
 
@@ -35,7 +35,7 @@ def match_classes(
       model_names: in the order of the outputs; empty where they are not known.
       num_outputs: of the model.
       ignore_names: label i is output i; a class whose name is a number, that output.
-      way_out: how an error ends.
+      hint: how an error ends.
 
     Raises:
       UserError: more labels than outputs, a class that the model does not have, or no names to
@@ -54,7 +54,7 @@ def match_classes(
         if not model_names and num_labels != num_outputs and not ignore_names:
             raise UserError(
                 f"the model has {num_outputs} outputs of unknown names, the dataset {num_labels} "
-                f"classes; {way_out}."
+                f"classes; {hint}."
             )
     if ignore_names or not model_names:
         if set(dataset_names) <= set(map(str, range(num_outputs))):
@@ -70,7 +70,7 @@ def match_classes(
         raise UserError(
             f"{len(unknown)} of the dataset's {num_labels} classes are not among the model's "
             f"{num_outputs}: {list_names(unknown, 3)} (the model's: "
-            f"{list_names(map(repr, model_names), 3)}); {way_out}."
+            f"{list_names(map(repr, model_names), 3)}); {hint}."
         )
     matched = np.array([outputs[name] for name in dataset_names], np.int32)
     moved = np.flatnonzero(matched != in_order)

@@ -1,12 +1,12 @@
-"""File names of the AugReg collection (2106.10270): a name is the recipe of its file.
+"""File names of the AugReg collection (2106.10270): a name encodes the training recipe.
 
-`B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0`, and for one of its fine-tunings
-`--imagenet2012-steps_20k-lr_0.03-res_384` after that.
+`B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0`; a fine-tuned file appends
+`--imagenet2012-steps_20k-lr_0.03-res_384`.
 
 Only published names are recognized: 9 models on 3 pre-trainings (i1k for 300 epochs, i21k for 30
-and for 300) with 28 settings each would be 756 of the collection's 759 pre-trained files, and B/8
-the rest. Files are called light0 but never light2, while the paper's table has light1 and light2:
-we assume that files count these two from 0.
+and for 300) with 28 settings each account for 756 of the collection's 759 pre-trained files, and
+B/8 for the rest. Files use light0 but never light2, while the paper's table has light1 and light2:
+we assume that file names count these two from 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODELS = {
     "R50_L_32": "R50+L/32",
 }
 DATASETS = {"i1k": "imagenet2012", "i21k": "imagenet21k"}  # of pre-training
-# name in files: in the paper's table of augmentations
+# name in file names: name in the paper's table of augmentations
 AUGMENTATIONS = {
     "none": "none",
     "light0": "light1",
@@ -78,14 +78,14 @@ def parse(name: str) -> FileName:
     """The parts of a file's name, with or without `.npz`.
 
     Raises:
-      UserError: the collection has no such names.
+      UserError: not a name of the collection.
     """
     match = _NAME.fullmatch(name.removesuffix(".npz"))
     if match is None:
         raise UserError(
-            f"{name!r} is not a file of AugReg; names are as Ti_16-i21k-300ep-lr_0.001-aug_none-"
-            "wd_0.03-do_0.0-sd_0.0 (i1k: 300ep only; wd_0.1; do_0.1-sd_0.1), if fine-tuned with "
-            "--imagenet2012-steps_20k-lr_0.03-res_384; "
+            f"{name!r} is not an AugReg file; names look like Ti_16-i21k-300ep-lr_0.001-aug_none-"
+            "wd_0.03-do_0.0-sd_0.0 (i1k: 300ep only; wd_0.1; do_0.1-sd_0.1), with a suffix such as "
+            "--imagenet2012-steps_20k-lr_0.03-res_384 if fine-tuned; "
             f"models: {', '.join(MODELS)}; aug: {', '.join(AUGMENTATIONS)}; fine-tuned on: "
             f"{', '.join(ADAPTATION_DATASETS)}; steps: {', '.join(STEPS)}."
         )

@@ -1,7 +1,7 @@
 """BERT (arXiv 1810.04805), the text tower of LiT's B16B, B16B_2 and L16L (2111.07991).
 
-Parameters have the names and shapes of flaxformer's `BertEncoder`, as in those published files.
-Unlike in a Vision Transformer, norms come after the sums, and padding (id 0) is not attended to.
+Parameters have the names and shapes of flaxformer's `BertEncoder`, as in the published files.
+Unlike in a Vision Transformer, layer norms follow the residual sums, and padding (id 0) is masked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INIT = nn.initializers.truncated_normal(0.02)
 
 
 class Scope(nn.Module):
-    """The layers that a function applies, below a name of their own."""
+    """Applies a function in a module scope of its own, to name the parameters below it."""
 
     function: Callable[..., jax.Array]
 
@@ -45,7 +45,7 @@ class Scope(nn.Module):
 class BertBlock(nn.Module):
     """z' = LN(z + MSA(z)); z = LN(z' + MLP(z')), [B, T, D] -> [B, T, D]."""
 
-    mask: jax.Array  # [B, 1, 1, T], True for tokens that are attended to
+    mask: jax.Array  # [B, 1, 1, T], True for tokens to attend to
     mlp_dim: int
     dropout_rate: float = 0.0
     gelu: str = "tanh"
@@ -55,7 +55,7 @@ class BertBlock(nn.Module):
     def __call__(self, x: jax.Array, _: Any = None, *, train: bool) -> jax.Array:
         dense = functools.partial(Dense, dtype=self.dtype, kernel_init=_INIT)
 
-        def close(x: jax.Array, y: jax.Array) -> jax.Array:
+        def add_and_norm(x: jax.Array, y: jax.Array) -> jax.Array:
             y = dense(x.shape[-1], name="dense_layer")(y)
             y = Dropout(self.dropout_rate)(y, deterministic=not train)
             return LayerNorm(epsilon=1e-12, dtype=self.dtype, name="layer_norm")(x + y)
@@ -70,11 +70,11 @@ class BertBlock(nn.Module):
             return jnp.reshape(attended, x.shape)
 
         def attention_block(x: jax.Array) -> jax.Array:
-            return close(x, Scope(attend, name="attention_layer")(x))
+            return add_and_norm(x, Scope(attend, name="attention_layer")(x))
 
         def mlp_block(x: jax.Array) -> jax.Array:
             y = Scope(lambda x: dense(self.mlp_dim, name="dense_layer")(x), name="mlp")(x)
-            return close(x, gelu(y, self.gelu))
+            return add_and_norm(x, gelu(y, self.gelu))
 
         x = Scope(attention_block, name="attention_block")(x)
         x = Scope(mlp_block, name="mlp_block")(x)
@@ -86,11 +86,11 @@ class Bert(nn.Module):
 
     Attributes:
       num_classes: width of the embedding; 0 returns the representation instead, [B, hidden_size].
-      vocab_size: number of ids that a token may have; 0 is padding.
-      hidden_size, num_layers, mlp_dim: table of section 3; there are hidden_size / 64 heads.
-      max_length: of a text, in tokens.
-      dropout_rate: after the embeddings, and of what each branch adds.
-      gelu: `tanh` as flaxformer, or `exact` as the original.
+      vocab_size: number of token ids; 0 is padding.
+      hidden_size, num_layers, mlp_dim: table of section 3; the model has hidden_size / 64 heads.
+      max_length: maximum length of a text, in tokens.
+      dropout_rate: after the embeddings and at the end of each residual branch.
+      gelu: `tanh` as in flaxformer, or `exact` as in the original.
       remat: one of `REMAT_POLICIES`.
       scan: compile the blocks as one loop.
       dtype: of the computation; parameters, softmax, norms' statistics and the result are float32.
@@ -117,7 +117,7 @@ class Bert(nn.Module):
         """Token ids, int32 [B, T] -> embeddings [B, E] float32, not normalised."""
         if texts.shape[1] > self.max_length:
             length = texts.shape[1]
-            raise UserError(f"texts of {length} tokens: model.max_length is {self.max_length}.")
+            raise UserError(f"texts of {length} tokens exceed model.max_length={self.max_length}.")
 
         def embedder() -> jax.Array:
             embed = functools.partial(
@@ -151,7 +151,7 @@ class Bert(nn.Module):
 
         x = Scope(encoder, name="BertEncoder_0")()[:, 0]
         x = jnp.asarray(IdentityLayer(name="pre_logits")(x), jnp.float32)  # [B, D]
-        # Not zero at first: a zero embedding has no direction.
+        # Not initialized to zero: a zero embedding has no direction.
         return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
 
 
@@ -175,7 +175,7 @@ def infer(shapes: Shapes) -> dict[str, Any]:
 
 def check(model: Any) -> None:
     if model.hidden_size > HEAD_DIM and model.hidden_size % HEAD_DIM:
-        raise UserError(f"model.hidden_size={model.hidden_size} is no multiple of {HEAD_DIM}.")
+        raise UserError(f"model.hidden_size={model.hidden_size} is not a multiple of {HEAD_DIM}.")
 
 
 FAMILY = Family(

@@ -1,8 +1,8 @@
-"""The ResNets that the paper compares with: "Big Transfer" (BiT, arXiv 1912.11370).
+"""The ResNet baselines of the paper: "Big Transfer" (BiT, arXiv 1912.11370).
 
 Pre-activation ResNets with group normalisation and standardised convolutions (paper, section 4.1,
 "ResNet (BiT)"). Numbers and parameter names are those of big_vision's `bit_paper`. In the hybrids'
-ResNet (`resnet.py`) norms and activations follow the convolutions, and epsilons and padding differ.
+ResNet (`resnet.py`) norms and activations follow the convolutions; epsilons and padding differ.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUP_NORM_EPSILON = 1e-5
 WEIGHT_STANDARDIZATION_EPSILON = 1e-10
 STEM = "root_block/conv_root/kernel"
 
-# Units per stage, and the width factors that each comes with.
+# Units per stage, and the available width factors.
 SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "R26": ((2, 2, 2, 2), (1,)),
     "R50": ((3, 4, 6, 3), (1, 2, 3)),
@@ -38,7 +38,7 @@ SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 def weight_standardize(kernel: jax.Array) -> jax.Array:
     """Zero mean and unit variance per output channel: [kh, kw, Cin, Cout] -> the same shape.
 
-    Epsilon is added to the variance, below the root.
+    Epsilon is added to the variance, inside the square root.
     """
     axes = tuple(range(kernel.ndim - 1))
     centred = kernel - jnp.mean(kernel, axis=axes, keepdims=True)
@@ -74,8 +74,8 @@ class RootBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = _conv(self.features, 7, 2, self.dtype, "conv_root")(x)  # [B, H/2, W/2, features]
-        # Padded with minus infinity, as in big_vision. BiT's first code pads with zeros, which
-        # differs along the border where all values of a window are negative.
+        # Padded with minus infinity, as in big_vision. BiT's original code pads with zeros, which
+        # differs at the border where all values of a window are negative.
         return nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))  # [B, H/4, W/4, features]
 
 
@@ -83,7 +83,7 @@ class ResidualUnit(nn.Module):
     """Pre-activation bottleneck: [B, H, W, C] -> [B, H/s, W/s, 4 * features] for stride s.
 
     a = relu(gn1(x)); out = shortcut + conv3(relu(gn3(conv2(relu(gn2(conv1(a))))))), where the
-    shortcut is x, or a projection of a where the shape changes.
+    shortcut is x, or a projection of a if the shape changes.
     """
 
     features: int
@@ -117,7 +117,7 @@ class Stage(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        # Saves the input of each unit only.
+        # Saves only the input of each unit.
         unit = nn.remat(ResidualUnit) if self.remat == "full" else ResidualUnit
         for i in range(self.num_units):
             stride = self.first_stride if i == 0 else 1
@@ -132,9 +132,9 @@ class BiTResNet(nn.Module):
       num_classes: number of logits; 0 returns the representation instead, [B, D] with
         D = 256 * resnet_width_factor * 2 ** (number of stages - 1).
       resnet_layers: units per stage, such as (3, 4, 6, 3) of an R50.
-      resnet_width_factor: multiplies all channels, the 3 in R50x3.
-      head_bias_init: constant; -10 where the loss is a sigmoid over many classes.
-      remat: `none`, or `full`, which computes each unit again in the backward pass.
+      resnet_width_factor: multiplies all channels: the 3 in R50x3.
+      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
+      remat: `none`, or `full`, which recomputes each unit in the backward pass.
       dtype: of the computation; parameters, norms' statistics, the mean over the feature map and
         the logits are float32.
     """
@@ -152,7 +152,7 @@ class BiTResNet(nn.Module):
 
     @property
     def pixels_per_token(self) -> tuple[int, int]:
-        """Height and width of the part of the image that a cell of the last feature map is of."""
+        """Height and width of the image region that a cell of the last feature map covers."""
         return pixels_per_token(None, self.resnet_layers)
 
     @nn.nowrap
@@ -162,7 +162,7 @@ class BiTResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, train: bool) -> jax.Array:
-        """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32; `train` changes nothing."""
+        """Images in [-1, 1], [B, H, W, C] -> logits [B, K] float32; `train` has no effect."""
         del train
         width = STEM_WIDTH * self.resnet_width_factor
         x = jnp.asarray(images, self.dtype)
@@ -183,12 +183,12 @@ class BiTResNet(nn.Module):
 
 
 def check(model: BiTResNet) -> None:
-    """Raises UserError for units that make no ResNet."""
+    """Raises UserError for invalid units per stage."""
     layers = model.resnet_layers
     is_tuple = isinstance(layers, tuple) and bool(layers)
     if not is_tuple or not all(isinstance(units, int) and units >= 1 for units in layers):
         raise UserError(
-            f"model.resnet_layers={layers!r} must be the units of each stage of "
+            f"model.resnet_layers={layers!r} must be the number of units of each stage of "
             "model.name='bit', such as (3, 4, 6, 3) for an R50."
         )
 
@@ -209,7 +209,7 @@ FAMILY = Family(
         for width in widths
     },
     infer=functools.partial(resnet.infer, stem=STEM),
-    # The Transformer's other policies do not save convolutions.
+    # The Transformer's other policies save nothing of a convolution.
     choices={"remat": ("none", "full")},
     check=check,
 )

@@ -1,4 +1,4 @@
-"""Model names to families, and a model by its name and attributes."""
+"""Model names to families, and a model from its name and attributes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODELS: dict[str, Family] = {
     "bert": bert.FAMILY,
 }
 
-# All sizes that have a name, each with the kind of model that it is of.
+# All named sizes, each with its kind of model.
 VARIANTS: dict[str, dict[str, Any]] = {
     variant: {"name": name, **sizes}
     for name, family in MODELS.items()
@@ -42,7 +42,7 @@ def create_model(
     `module.apply({"params": params}, images, train=False)` gives logits.
 
     Args:
-      name: of a kind of model, or of a variant, such as `B/16`.
+      name: of a kind of model or of a variant, such as `B/16`.
       num_classes: number of logits; must be given.
       dtype: of the computation, `float32` or `bfloat16` (or the type itself).
       **kwargs: attributes of the module; they replace those of the variant.
@@ -59,7 +59,7 @@ def create_model(
     check_keys("model", name, kwargs, family.keys)
     for key, field in family.keys.items():
         if key not in kwargs and field.default is dataclasses.MISSING:
-            raise UserError(f"model.{key} has no default in model.name={name!r}; give it.")
+            raise UserError(f"model.{key} has no default for model.name={name!r}; set it.")
     if isinstance(dtype, str):
         check_known("model.dtype", dtype, DTYPES)
         dtype = DTYPES[dtype]
@@ -76,7 +76,7 @@ def family_of(module: Any) -> Family:
 
 
 def clone_with(module: Any, **attributes: Any) -> Any:
-    """A copy with other values of those of `attributes` that the module has."""
+    """A copy with new values for those of `attributes` that the module has."""
     return module.clone(**{k: v for k, v in attributes.items() if hasattr(module, k)})
 
 
@@ -84,7 +84,7 @@ def get_variant(name: str) -> dict[str, Any]:
     """Returns a copy of the variant called `name`, such as `B/16`, `R50+L/32` or `R50x1`.
 
     Raises:
-      UserError: there is none; the message lists all.
+      UserError: no such variant; the message lists all.
     """
     if name in VARIANTS:
         return dict(VARIANTS[name])
@@ -99,39 +99,39 @@ def get_variant(name: str) -> dict[str, Any]:
     raise UserError(f"unknown model {name!r}.{hint} Known: {'; '.join(known)}.")
 
 
-_SIZES_OF_OTHERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
-_SIZES_OF_OTHERS |= {size.lower(): size for size in _SIZES_OF_OTHERS.values()}
-_NAME_OF_OTHERS = re.compile(
-    rf"(?:.*_)?(vit|deit|mixer)_({'|'.join(_SIZES_OF_OTHERS)})_?(distilled_)?(?:patch_?)?(\d+)(?:_.*)?"
+_FOREIGN_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+_FOREIGN_SIZES |= {size.lower(): size for size in _FOREIGN_SIZES.values()}
+_FOREIGN_NAME = re.compile(
+    rf"(?:.*_)?(vit|deit|mixer)_({'|'.join(_FOREIGN_SIZES)})_?(distilled_)?(?:patch_?)?(\d+)(?:_.*)?"
 )
-_KINDS_OF_OTHERS = {"vit": "", "deit": "DeiT-", "mixer": "Mixer-"}
+_FOREIGN_KINDS = {"vit": "", "deit": "DeiT-", "mixer": "Mixer-"}
 
 
 def variant_called(name: str) -> str:
-    """The variant that timm, torchvision or Hugging Face give such a name; "" without one.
+    """The variant that timm, torchvision or Hugging Face call by this name; "" if none.
 
     `vit_base_patch16_224`, `google/vit-base-patch16-224`, `vit_b_16`, `ViT-B_16` -> `B/16`.
     """
     text = re.sub("[^a-z0-9]+", "_", name.lower())
     if match := re.fullmatch(r"(?:.*_)?resnetv2_(\d+x\d)(?:_.*)?", text):
         found = f"R{match[1]}"
-    elif match := _NAME_OF_OTHERS.fullmatch(text):
+    elif match := _FOREIGN_NAME.fullmatch(text):
         kind, size, distilled, patch = match.groups()
         middle = "distilled-" if distilled else ""
-        found = f"{_KINDS_OF_OTHERS[kind]}{middle}{_SIZES_OF_OTHERS[size]}/{patch}"
+        found = f"{_FOREIGN_KINDS[kind]}{middle}{_FOREIGN_SIZES[size]}/{patch}"
     else:
         return ""
     return found if found in VARIANTS else ""
 
 
 def variant_defaults(name: str) -> dict[str, Any]:
-    """The defaults of all attributes that a variant of this kind sets: another leaves them so."""
+    """The defaults of all attributes that some variant of this kind sets."""
     family = MODELS[name]
     return {key: family.keys[key].default for sizes in family.sizes.values() for key in sizes}
 
 
 def variant_of(model: Mapping[str, Any]) -> str:
-    """The variant with these attributes, of which others have no say; "" if there is none."""
+    """The variant with these attributes (those that no variant sets are ignored); "" if none."""
     family, defaults = MODELS[model["name"]], variant_defaults(model["name"])
     for name, sizes in family.sizes.items():
         if all(_plain(model.get(k, d)) == _plain(sizes.get(k, d)) for k, d in defaults.items()):
@@ -146,7 +146,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check_attributes(family: Family, module: Any) -> None:
-    """Raises UserError for a value that no model of the family takes."""
+    """Raises UserError for a value that the family does not support."""
     for key, known in family.choices.items():
         check_known(f"model.{key}", getattr(module, key), known)
     hints = typing.get_type_hints(family.module)
@@ -163,14 +163,14 @@ def _check_attributes(family: Family, module: Any) -> None:
 
 
 def recognise(names: Collection[str]) -> str:
-    """The kind of model that parameters of these names, in our own form, are of.
+    """The kind of model whose parameters have these names (in our own format).
 
-    That is the first whose rows have all names, else most of them.
+    The first kind whose rows match all names, else the one whose rows match most.
     """
 
     def known(family: Family) -> int:
         every = "|".join(f"(?:{row.pattern})" for row in family.rows)
-        pattern = re.compile(re.sub(r"\?P<\w+>", "?:", every))  # a group's name may occur once
+        pattern = re.compile(re.sub(r"\?P<\w+>", "?:", every))  # group names must be unique
         return sum(pattern.fullmatch(name) is not None for name in names)
 
     counts = {name: known(family) for name, family in MODELS.items()}

@@ -1,7 +1,7 @@
 """The distilled DeiT of "Training data-efficient image transformers" (2012.12877, section 4).
 
-A Vision Transformer with a second token beside the class token, and a head on each. In training
-with a teacher the second head learns the teacher's answers.
+A Vision Transformer with a second token next to the class token, and a head on each. When trained
+with a teacher, the second head learns the teacher's predictions.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from vit_jax.models.vit import VisionTransformer
 class DistilledVisionTransformer(VisionTransformer):
     """Images to logits, [B, H, W, C] -> [B, num_classes] float32: the mean of both heads.
 
-    Attributes are those of `VisionTransformer`; parameters are `dist` (the distillation token) and
-    `head_dist` besides. The published models compute `gelu="exact"`.
+    Attributes are those of `VisionTransformer`; additional parameters are `dist` (the distillation
+    token) and `head_dist`. The published models use `gelu="exact"`.
     """
 
     @property
@@ -42,7 +42,7 @@ class DistilledVisionTransformer(VisionTransformer):
             return jnp.mean(x, axis=1)  # [B, D]
         logits = self._head("head", x[:, 0])
         logits_dist = self._head("head_dist", x[:, 1])
-        self.sow("outputs", "class_logits", logits)  # for those who train them
+        self.sow("outputs", "class_logits", logits)  # for the distillation loss
         self.sow("outputs", "distillation_logits", logits_dist)
         return (logits + logits_dist) / 2.0
 
@@ -59,6 +59,6 @@ FAMILY = dataclasses.replace(
         Row("head_dist/bias", ("classes",), LAST, role="head"),
     ),
     sizes=DEIT,
-    # The two heads need the two tokens, and nothing in between.
+    # The two heads need the two tokens, and no layer in between.
     choices={**vit.FAMILY.choices, "classifier": ("token",), "representation_size": (None,)},
 )

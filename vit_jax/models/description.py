@@ -1,4 +1,4 @@
-"""What one has to know of a set of parameters to use it; stored beside them as `model.json`."""
+"""What is needed to use a set of parameters; stored next to them as `model.json`."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ HALF = (0.5, 0.5, 0.5)
 
 @dataclasses.dataclass(frozen=True)
 class InputSettings:
-    """`eval_preprocess` in the terms in which other libraries store it."""
+    """`eval_preprocess` in the form in which other libraries store it."""
 
     method: str  # "bilinear" or "bicubic"
     resize: int | tuple[int, int]  # of the short side, or (height, width) of the whole image
-    crop: tuple[int, int] | None  # (height, width) cut from the middle afterwards
+    crop: tuple[int, int] | None  # (height, width) of the center crop afterwards
     mean: tuple[float, ...] = HALF  # per channel, for pixels in [0, 1]; with `std` 0.5: [-1, 1]
     std: tuple[float, ...] = HALF
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """Goes with every set of parameters that we write, as JSON."""
+    """Metadata of a set of parameters, written with it as JSON."""
 
-    model: dict[str, Any]  # of `create_model`: `name`, sizes, `classifier`, `num_classes`, ...
-    image_shape: tuple[int, ...]  # [H, W, C] of the images that the positions are for; texts: [T]
+    model: dict[str, Any]  # for `create_model`: `name`, sizes, `classifier`, `num_classes`, ...
+    image_shape: tuple[int, ...]  # [H, W, C] of the images that the positions fit; texts: [T]
     grid: Any  # (rows, columns) of tokens, or of a ResNet's last feature map; None for texts
-    class_names: tuple[str, ...]  # in the order of the logits; () where they are not known
+    class_names: tuple[str, ...]  # in the order of the logits; () if unknown
     eval_preprocess: str  # ops from an image file to the model's input, see data/preprocess.py
-    probabilities_by: str = "softmax"  # or "sigmoid"; "none" of outputs that are quantities
+    probabilities_by: str = "softmax"  # or "sigmoid"; "none" if outputs are not classes
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -41,20 +41,20 @@ class Description:
         """The inverse of `to_json`.
 
         Raises:
-          ValueError, KeyError, TypeError: `value` is not what `to_json` gives.
+          ValueError, KeyError, TypeError: `value` is not an output of `to_json`.
         """
         model = _own_keys(dict(value["model"]))
         layers = [n for key, n in model.items() if key.endswith("layers") and n is not None]
         layers = [n for each in layers for n in (each if isinstance(each, list) else [each])]
-        if not all(0 <= each <= 10_000 for each in layers):  # a damaged file would never end
-            raise ValueError(f"{layers} layers; at most 10000 are built")
+        if not all(0 <= each <= 10_000 for each in layers):  # a corrupt file would never finish
+            raise ValueError(f"{layers} layers; the maximum is 10000")
         by = value.get("probabilities_by", cls.probabilities_by)
         if by not in ("softmax", "sigmoid", "none"):
-            raise ValueError(f"probabilities_by={by!r} is neither softmax nor sigmoid nor none")
+            raise ValueError(f"probabilities_by={by!r} must be softmax, sigmoid or none")
         shape = tuple(int(size) for size in value["image_shape"])
         grid = value["grid"] and tuple(int(size) for size in value["grid"])
         if (len(shape), grid and len(grid)) not in ((3, 2), (1, None)):
-            raise ValueError(f"image_shape={shape} and grid={grid} are of no image and no text")
+            raise ValueError(f"image_shape={shape} and grid={grid} fit neither images nor texts")
         return cls(
             model=model,
             image_shape=shape,
@@ -66,20 +66,20 @@ class Description:
 
 
 def _own_keys(model: dict[str, Any]) -> dict[str, Any]:
-    """Without what other kinds of model have: older descriptions hold the keys of all kinds."""
+    """Drops keys of other kinds of model: older descriptions contain the keys of all kinds."""
     own = MODELS[model["name"]].keys
     others = {key for family in MODELS.values() for key in family.keys} - set(own)
     return {key: value for key, value in model.items() if key not in others}
 
 
 def parts_to_json(descriptions: Mapping[str, Description]) -> dict[str, Any]:
-    """What `model.json` holds of models by their prefix; of a single one, "", it alone."""
+    """Contents of `model.json` for models by prefix; a single model, "", is stored as it is."""
     if list(descriptions) == [""]:
         return descriptions[""].to_json()
     return {"parts": {prefix: each.to_json() for prefix, each in descriptions.items()}}
 
 
 def parts_from_json(value: Any) -> dict[str, Description]:
-    """The inverse; raises what `Description.from_json` does."""
+    """The inverse of `parts_to_json`; raises what `Description.from_json` does."""
     parts = value.get("parts", {"": value})
     return {str(prefix): Description.from_json(each) for prefix, each in parts.items()}

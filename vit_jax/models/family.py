@@ -1,7 +1,7 @@
-"""What a model file says about its models.
+"""What a model file declares about its models.
 
 `create.MODELS` maps the name of a kind to its `Family`. Sharding, loading, features, pictures and
-exports ask that; no other file knows a model's name, or that of a parameter.
+exports use the family; no other file knows the name of a model or of a parameter.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Any
 
 import flax.linen as nn
 
-# Depth of a row: before the first block, in a block (or in the loop of blocks), after the last.
+# Depth of a row: before the first block, in a block (or the scan over blocks), after the last.
 FIRST, BLOCK, LAST = "first", "block", "last"
 
-Shapes = Mapping[str, Any]  # flat names to arrays, or to what has a shape; loop form of the blocks
+Shapes = Mapping[str, Any]  # flat names to anything with a shape; one name per block (no scan)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One kind of parameter.
 
-    Its role, if any: `image` is the kernel that convolves the image; `patches` the one that makes
-    tokens of the image, or of what comes after `image`; `vocabulary` those of a text's tokens;
-    `token` stands before the grid of patches;
+    Its role, if any: `image` is the kernel of the convolution on the image; `patches` the one that
+    makes tokens of the image or of the output of `image`; `vocabulary` embeds the tokens of a text;
+    `token` precedes the grid of patches;
     `positions` are the position embeddings; `head` is replaced in fine-tuning; `pre_logits` is the
-    layer below the head; `training` exists only during some training task.
+    layer below the head; `training` exists only for some training objective.
     """
 
-    pattern: str  # of the whole name in the model's own tree; a group `block` holds its number
-    # Logical axis of each dimension but the layers' of the scan form; see parameters/sharding.py.
+    pattern: str  # matches the full name in the model's own tree; group `block` is its number
+    # Logical axis of each dimension, without the scan's layer axis; see parameters/sharding.py.
     axes: tuple[str | None, ...]
     depth: str = BLOCK  # for layer-wise learning rates
     role: str = ""
-    title: str = ""  # of a token, in words
+    title: str = ""  # of a token, for people
 
 
-# One head.
+# A single head.
 HEAD = (
     Row("head/kernel", ("embed", "classes"), LAST, role="head"),
     Row("head/bias", ("classes",), LAST, role="head"),
@@ -50,31 +50,31 @@ class Family:
     """One kind of model.
 
     Its module is called with images [B, H, W, C] and `train`, and has, besides `num_classes` and
-    `dtype`, these attributes: `prefix_tokens` (the parameters that stand before the grid of
-    tokens), `head_input` (the submodule whose output the head sees, [B, D]; "" where two heads see
-    two), `logits_per_token`, `pixels_per_token` (height and width of the part of the image that
-    becomes a token, or a cell of the last feature map) and `token_grid(image_size)` (rows and
-    columns of tokens; UserError where the images do not fit).
+    `dtype`, these attributes: `prefix_tokens` (the parameters that precede the grid of tokens),
+    `head_input` (the submodule whose output is the head's input, [B, D]; "" if there are two heads
+    with two inputs), `logits_per_token`, `pixels_per_token` (height and width of the image region
+    of a token, or of a cell of the last feature map) and `token_grid(image_size)` (rows and columns
+    of tokens; UserError if the images do not fit).
 
     Attributes:
-      module: of linen.
-      input: the key of an example that it is called with: `image`, or `text` (int32 [B, T], without
-        the attributes above but `prefix_tokens`, `head_input` and `logits_per_token`).
+      module: a linen module class.
+      input: key of the example that is its input: `image`, or `text` (int32 [B, T]; has only
+        `prefix_tokens`, `head_input` and `logits_per_token` of the attributes above).
       title: for model cards.
-      acronym: what a variant is called by, as in ViT-B/16.
+      acronym: prefix of variant names, as in ViT-B/16.
       rows: of all parameters.
-      sizes: attributes by the name of a variant, such as `B/16`.
-      infer: the attributes that the shapes of a foreign file's arrays tell, in our names; None for
-        one that they do not tell, where there has to be one.
-      choices: the known values of attributes.
-      check: raises UserError for attributes that do not go together.
-      blocks: what stands before the number of a block; the scan form, if there is one (an attribute
-        `scan`), has no number. "": the model has no blocks of one shape.
-      attention: the submodule of a block that attends, one of linen's; "" where none does.
+      sizes: attributes by variant name, such as `B/16`.
+      infer: the attributes inferred from the shapes of a foreign file's arrays, in our names; None
+        for a required one that cannot be inferred.
+      choices: the supported values of attributes.
+      check: raises UserError for attributes that are incompatible.
+      blocks: name of a block without its number; the scan form, if there is one (an attribute
+        `scan`), has no number. "": no blocks of equal shape.
+      attention: the submodule of a block that is linen's attention; "" if there is none.
       tokens: the submodule whose output is all tokens after the last norm, [B, N, D]; "": none.
-      sequence: the parameter, and its axis, that is as long as there are tokens; None: any number.
-      conventions: attributes that change what the same parameters compute.
-      head_conventions: those that change how the head is reached.
+      sequence: the parameter, and its axis, whose length is the number of tokens; None: any number.
+      conventions: attributes that change the output for the same parameters.
+      head_conventions: those that change the head's input.
     """
 
     module: type[nn.Module]
@@ -95,30 +95,30 @@ class Family:
 
     @property
     def keys(self) -> dict[str, dataclasses.Field[Any]]:
-        """The attributes that a config sets."""
+        """The attributes that a config can set."""
         handed_over = ("parent", "name", "num_classes", "dtype")
         fields = dataclasses.fields(self.module)  # type: ignore[arg-type]
         return {field.name: field for field in fields if field.name not in handed_over}
 
     @property
     def block_name(self) -> str:
-        """`blocks` without the modules around them."""
+        """`blocks` without its parent modules."""
         return self.blocks.rpartition("/")[2]
 
 
 def axis_of(shapes: Shapes, name: str, ndim: int, axis: int) -> int | None:
-    """Length of an axis; None where there is no such array or it has other axes."""
+    """Length of an axis; None if the array is missing or has another rank."""
     shape = shapes[name].shape if name in shapes else ()
     return shape[axis] if len(shape) == ndim else None
 
 
 def layer_width(shapes: Shapes, layer: str) -> int | None:
-    """Outputs of a dense layer, of which the kernel or the bias may be missing."""
+    """Outputs of a dense layer whose kernel or bias may be missing."""
     return axis_of(shapes, f"{layer}/kernel", 2, 1) or axis_of(shapes, f"{layer}/bias", 1, 0)
 
 
 def patch_size_of(shapes: Shapes, kernel: str) -> int | tuple[int, int] | None:
-    """Of the patches that a kernel [h, w, C, D] cuts; None where it is missing or damaged."""
+    """Of a kernel [h, w, C, D] on patches; None if it is missing or corrupt."""
     height, width = (axis_of(shapes, kernel, 4, axis) for axis in (0, 1))
     if height is None or width is None:
         return None
@@ -126,6 +126,6 @@ def patch_size_of(shapes: Shapes, kernel: str) -> int | tuple[int, int] | None:
 
 
 def count_blocks(shapes: Shapes, blocks: str) -> int | None:
-    """How many blocks there must be; a damaged name may hold any number."""
+    """Number of blocks, limited by the number of arrays: a corrupt name may hold any number."""
     found = (re.match(rf"{blocks}_(\d+)/", name) for name in shapes)
     return min(max([0, *(int(match[1]) + 1 for match in found if match)]), len(shapes)) or None

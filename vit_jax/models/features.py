@@ -1,21 +1,21 @@
-"""What a model computes on the way to its logits.
+"""Intermediate features of a model.
 
 B: batch, T: tokens (class and distillation token first, then the grid row by row), D: hidden size.
 
 | feature          | shape  | what it is                                                      |
 |------------------|--------|-----------------------------------------------------------------|
 | `logits`         | [K]    | the head's answer                                               |
-| `pre_logits`     | [D]    | what the head sees: pooled tokens after the last layer norm; of |
-|                  |        | models with a pre-training head its tanh layer, [R]             |
+| `pre_logits`     | [D]    | the head's input: pooled tokens after the last layer norm; for  |
+|                  |        | models with a pre-training head, its tanh layer, [R]            |
 | `cls`, `dist`    | [D]    | class and distillation token after the last layer norm          |
 | `gap`            | [D]    | mean over the grid's tokens after the last layer norm           |
 | `tokens`         | [T, D] | all tokens after the last layer norm                            |
 | `block_3_tokens` | [T, D] | all tokens after block 3, counted from 0: the residual stream,  |
-|                  |        | before any layer norm that follows                              |
-| `block_3`        | [D]    | of these the class token, or the mean where there is none       |
+|                  |        | before the next layer norm                                      |
+| `block_3`        | [D]    | the class token of these, or the mean if there is none          |
 
 A model without tokens (a ResNet) has `logits`, `pre_logits` and `gap`, its mean over the feature
-map, which is what its head sees; one without blocks of one shape has no `block_3`.
+map, which is the head's input; one without blocks of equal shape has no `block_3`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BLOCK = re.compile(r"block_(\d+)(_tokens)?")
 
 
 def available_features(module: Any) -> list[str]:
-    """The features that a model has, by the names of the table above."""
+    """The features of a model, by the names of the table above."""
     family = family_of(module)
     names = ["logits"] if module.num_classes else []
     names += ["pre_logits"] if module.head_input else []
@@ -55,7 +55,7 @@ def _num_blocks(module: Any) -> int:
 
 
 def check_features(module: Any, features: Iterable[str], key: str = "--features") -> list[str]:
-    """The names without repetition; UserError for one that the model does not have."""
+    """The names without duplicates; UserError for a feature that the model does not have."""
     known = available_features(module)
     names = list(dict.fromkeys(name.strip() for name in features if name.strip()))
     listing = ", ".join(name for name in known if not _BLOCK.fullmatch(name))
@@ -73,16 +73,16 @@ def check_features(module: Any, features: Iterable[str], key: str = "--features"
 
 
 def feature_function(module: Any, names: Sequence[str]) -> FeatureFunction:
-    """`(params, images) -> {name: float32 [B, ...]}`, to be compiled.
+    """`(params, images) -> {name: float32 [B, ...]}`, to be jitted.
 
-    It takes images as the model does, and parameters in the module's form, for features of single
-    blocks in loop form. Nothing else is kept of what the model computes.
+    Images are as the model takes them; parameters have the module's form, but the loop form for
+    features of single blocks. Other intermediate values are not kept.
 
     Args:
       module: a Vision Transformer or a ResNet.
       names: from `check_features`.
     """
-    if any(map(_BLOCK.fullmatch, names)):  # one by one, so that a single one can be kept
+    if any(map(_BLOCK.fullmatch, names)):  # unrolled, so that single blocks can be captured
         module = clone_with(module, scan=False, remat="none")
     sources = {name: _module_of(module, name) for name in names}
 
@@ -114,23 +114,23 @@ def vector_feature(
     Args:
       module, name: see there.
       image_shape: [H, W, C].
-      params: of the module; shapes will do.
-      key: for errors.
+      params: of the module; shapes suffice.
+      key: flag or config key for error messages.
 
     Raises:
-      UserError: it is unknown, or not one vector per image.
+      UserError: unknown feature, or not one vector per image.
     """
     check_features(module, [name], key)
     function = feature_function(module, [name])
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     rows = jax.eval_shape(function, params, images)[name]
     if len(rows.shape) != 2:
-        raise UserError(f"{key}={name!r} is {rows.shape[1:]} per image, not one vector.")
+        raise UserError(f"{key}={name!r} has shape {rows.shape[1:]} per image; choose a vector.")
     return lambda params, images: function(params, images)[name]
 
 
 def _module_of(module: Any, feature: str) -> str:
-    """The submodule whose output a feature is made of, or "logits"."""
+    """The submodule whose output yields a feature, or "logits"."""
     family, match = family_of(module), _BLOCK.fullmatch(feature)
     if feature == "logits":
         return feature
@@ -147,6 +147,6 @@ def _feature(module: Any, name: str, output: jax.Array) -> jax.Array:
     if name in prefix:
         return output[:, prefix.index(name)]  # [B, D]
     if name == "gap" or not prefix:
-        # Averages of many tokens are taken in float32 whatever the model computes in.
+        # Means over many tokens are computed in float32 whatever the model's dtype.
         return jnp.mean(output[:, len(prefix) :], axis=1, dtype=jnp.float32)  # [B, D]
     return output[:, 0]  # [B, D], the class token after a block

@@ -1,7 +1,7 @@
-"""Floating point operations of a traced function: what its matrix products and convolutions cost.
+"""Floating point operations of a traced function: its matrix products and convolutions.
 
-A multiply-add is two operations. Everything else (norms, activations, softmax) is left out, as in
-the published figures: about 1.5 % of a ViT. Nothing is computed and nothing is compiled; tracing
+A multiply-add counts as two. Everything else (norms, activations, softmax) is left out, as in
+the published figures: about 1.5 % of a ViT. Nothing is executed or compiled; tracing
 G/14 takes seconds. The counts agree with the closed form of a ViT with n patches and N tokens,
 
     n * P * P * 3 * D + L * (N * (4 * D * D + 2 * D * F) + 2 * N * N * D) + D * K
@@ -18,24 +18,24 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
-# A backward pass multiplies twice where the forward pass did once: for the gradient of the input
-# and for that of the weights. What remat computes a second time does not count: divided by time
-# and peak, this gives model FLOPs utilisation (MFU).
+# A backward pass does twice the products of the forward pass: for the gradient of the inputs and
+# for that of the weights. Recomputation by remat is not counted: divided by time and peak, this
+# gives model FLOPs utilization (MFU).
 TRAIN_OVER_FORWARD = 3
 
 
 def forward_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
-    """Operations in the matrix products and convolutions of a function, which is traced, not run.
+    """Operations in the matrix products and convolutions of a function, which is only traced.
 
-    A `lax.scan` counts as often as it runs, a `while_loop` once. A Pallas kernel counts as it
-    states (ours state what the definition asks for, without what they pad and repeat), else at
-    every step of its grid.
+    A `lax.scan` counts every iteration, a `while_loop` one. A Pallas kernel counts its own cost
+    estimate (ours state the mathematical cost, without padding and recomputation), or else
+    its body times the size of its grid.
     """
     return jaxpr_flops(jax.make_jaxpr(function)(*abstract_args).jaxpr)
 
 
 def jaxpr_flops(jaxpr: Jaxpr) -> float:
-    """`forward_flops` of what is traced already; a backward pass in it counts as it stands."""
+    """`forward_flops` of a traced program; a backward pass in it is counted as written."""
     return sum(map(flops_of, jaxpr.eqns))
 
 
@@ -48,19 +48,19 @@ def flops_of(eqn: Any) -> float:
         return 2.0 * terms * math.prod(eqn.outvars[0].aval.shape)
     if name == "conv_general_dilated":
         kernel = eqn.invars[1].aval.shape
-        # The kernel's input features are those of one group already.
+        # The kernel's input features are already per group.
         terms = math.prod(kernel) // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-        # Dilating the input (the input gradient of a strided convolution) inserts zeros: of a
-        # window only one term in so many is a product.
+        # Dilating the input (the input gradient of a strided convolution) inserts zeros: only one
+        # in so many terms of a window is a product.
         zeros = math.prod(eqn.params["lhs_dilation"])
         return 2.0 * terms * math.prod(eqn.outvars[0].aval.shape) / zeros
     counts = list(map(jaxpr_flops, jaxprs_in_params(eqn.params)))
     if name == "pallas_call" and (stated := eqn.params["cost_estimate"]):
         return stated.flops
-    if name == "pallas_call":  # of blocks, all padding included
+    if name == "pallas_call":  # of blocks, including all padding
         return math.prod(eqn.params["grid_mapping"].grid) * sum(counts)
     if name == "scan":
         return eqn.params["length"] * sum(counts)
-    if name == "shard_map":  # what one device does
+    if name == "shard_map":  # the body is per device
         return eqn.params["mesh"].size * sum(counts)
-    return max(counts, default=0.0) if name == "cond" else sum(counts)  # the dearest branch
+    return max(counts, default=0.0) if name == "cond" else sum(counts)  # the costliest branch

@@ -1,17 +1,17 @@
-"""Flax's layers, with the same constructors, in the form that is fast on every platform.
+"""Flax's layers, with the same constructors, in forms that are fast on every platform.
 
 Products: a bfloat16 product with a float32 result is a kernel of its own on CPUs with AVX512-BF16,
-two to four times as fast as one with a bfloat16 result; accelerators sum in float32 anyway. JAX's
-rule for its gradient would multiply the float32 cotangent with bfloat16 operands, hence the rule
-here.
+two to four times as fast as with a bfloat16 result; accelerators accumulate in float32 anyway.
+JAX's rule for its gradient would multiply the float32 cotangent with bfloat16 operands, hence our
+own rule.
 
-Dropout: threefry takes some hundred operations for each 32 bits, and `flax.linen.Dropout` draws
-so many for every number that it may drop: with the paper's rate of 0.1 at 25 places that is more
-than half of the time of a step. Here threefry draws two words per token only, and a hash of these
-and of the number of the feature makes the rest in nine operations, which XLA computes wherever they
-are read, forward and backward, so that no mask is ever in memory.
+Dropout: threefry takes some hundred operations per 32 bits, and `flax.linen.Dropout` draws that
+many for every number that it may drop: with the paper's rate of 0.1 in 25 places, more than half
+of the time of a step. Here threefry draws only two words per token, and a hash of these and of the
+feature's index makes the rest in nine operations. XLA fuses them into their consumers, forward and
+backward, so that no mask is ever in memory.
 
-What each saves is in docs/performance.md.
+The speedups are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jax.ad_checkpoint import checkpoint_name as saved
 REMAT_POLICIES: dict[str, Any] = {
     "none": None,  # everything is saved
     "full": jax.checkpoint_policies.nothing_saveable,  # only each block's input
-    # What dense layers and attention give; scores, norms and activations are cheap to repeat.
+    # Outputs of dense layers and attention; scores, norms and activations are cheap to recompute.
     "dots": jax.checkpoint_policies.save_only_these_names("dense", "attention"),
     "dots_with_no_batch_dims": jax.checkpoint_policies.save_only_these_names("dense"),
 }
@@ -58,7 +58,7 @@ def _backward(equation: str, saved: tuple[jax.Array, jax.Array], d_out: jax.Arra
     of_a, of_b = inputs.split(",")
     d_out = d_out.astype(a.dtype)
     d_a = _product(f"{out},{of_b}->{of_a}", d_out, b)
-    # The smaller one first: that is the one which XLA transposes.
+    # The smaller one first: it is the one that XLA transposes.
     if a.size <= d_out.size:
         d_b = _product(f"{of_a},{out}->{of_b}", a, d_out)
     else:
@@ -72,7 +72,7 @@ _product.defvjp(_forward, _backward)
 def dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **_: Any) -> jax.Array:
     """`lax.dot_general` for Flax's dense layers: x W as one product of matrices.
 
-    The last axes of x [B, N, ...] and the first of the kernel are multiplied, in number as
+    The last axes of x [B, N, ...] are contracted with the first of the kernel, as many as
     `dimensions` says: one to or between features, two from heads.
     """
     num_axes = len(dimensions[0][0])
@@ -99,19 +99,19 @@ MultiHeadDotProductAttention = functools.partial(
 def gelu(x: jax.Array, form: str) -> jax.Array:
     """`tanh` or `exact`, in float32.
 
-    The backward pass computes it again: a scan would save every step of it.
+    The backward pass recomputes it: a scan would save every intermediate.
     """
     return nn.gelu(x.astype(jnp.float32), approximate=form == "tanh").astype(x.dtype)
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
 def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-    """The backward pass computes it again: x is all that is saved."""
+    """The backward pass recomputes it: only x is saved."""
     x = x.astype(jnp.float32)
     squared = jnp.square(x)  # before the mean: the gradient is summed in Flax's order
     mean = jnp.mean(x, axis=-1, keepdims=True)
     mean_square = jnp.mean(squared, axis=-1, keepdims=True)
-    variance = jnp.maximum(0.0, mean_square - jnp.square(mean))  # negative by rounding alone
+    variance = jnp.maximum(0.0, mean_square - jnp.square(mean))  # negative only by rounding
     factor = jax.lax.rsqrt(variance + epsilon) * jnp.reshape(scale, (1, 1, -1))
     return (x - mean) * factor + jnp.reshape(bias, (1, 1, -1))
 
@@ -119,7 +119,7 @@ def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) 
 class LayerNorm(nn.Module):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over features: [B, N, D] -> [B, N, D].
 
-    In float32, as Flax's of the same name computes it, with one rounding to `dtype` at the end.
+    In float32, as in Flax's layer of the same name, with one rounding to `dtype` at the end.
     """
 
     epsilon: float = 1e-6
@@ -133,11 +133,11 @@ class LayerNorm(nn.Module):
 
 
 def random_words(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform uint32 of `shape` [..., D], a function of the key alone.
+    """Uniform uint32 of `shape` [..., D], a function of the key only.
 
-    Each token has 64 bits of its own from threefry. Along the features a Weyl sequence goes through
-    two rounds of multiply and xor-shift (constants of C. Wellons' `lowbias32`), the second half of
-    the key between them. Good enough to drop, not for keys.
+    Each token gets 64 bits of its own from threefry. Along the features, a Weyl sequence goes
+    through two rounds of multiply and xor-shift (constants of C. Wellons' `lowbias32`), with the
+    second half of the key in between. Good enough for dropout, not for keys.
     """
     keys = jax.random.bits(rng, (2, *shape[:-1], 1), jnp.uint32)
     feature = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
@@ -161,12 +161,12 @@ class Dropout(nn.Module):
             return x
         words = random_words(self.make_rng("dropout"), x.shape)
         kept = words >= jnp.uint32(min(round(self.rate * 2**32), 2**32 - 1))
-        # Divided in float32: bfloat16(0.9) would scale all of training by 0.2 %.
+        # Divided in float32: rounding 0.9 to bfloat16 would scale training by 0.2 %.
         return jnp.where(kept, jnp.asarray(x, jnp.float32) / (1.0 - self.rate), 0.0).astype(x.dtype)
 
 
 def drop_rates(rate: float, num_layers: int) -> np.ndarray | None:
-    """Float32 [L], on a line from 0 for the first block to `rate` for the last; None for rate 0."""
+    """Float32 [L], linear from 0 for the first block to `rate` for the last; None for rate 0."""
     rates = rate * np.arange(num_layers) / max(num_layers - 1, 1)
     return rates.astype(np.float32) if rate else None
 
@@ -174,14 +174,14 @@ def drop_rates(rate: float, num_layers: int) -> np.ndarray | None:
 class StochasticDepth(nn.Module):
     """Drops a residual branch for single examples (1603.09382): [B, ...] -> [B, ...].
 
-    Each example and each branch (attention and MLP) draws separately, as in timm's DropPath and
+    Each example and each branch (attention and MLP) is drawn separately, as in timm's DropPath and
     scenic. Kept values are divided by the probability of keeping them, as in timm and unlike
     scenic, so that evaluation needs no scaling.
     """
 
     @nn.compact
     def __call__(self, x: jax.Array, rate: Any, *, deterministic: bool) -> jax.Array:
-        """`rate`: a number, also a traced one as under a scan; None draws nothing."""
+        """`rate`: a number, possibly traced as under a scan; None disables it."""
         if deterministic or rate is None:
             return x
         keep = 1.0 - jnp.asarray(rate, jnp.float32)
@@ -209,7 +209,7 @@ def apply_blocks(
 
     Args:
       create_block: called with `name`; the block is called as `block(x, drop_rate, train=train)`.
-      x: [B, N, D], as is the result.
+      x: [B, N, D], like the result.
       stochastic_depth_rate: of the last block, see `layers.drop_rates`.
       remat: one of `REMAT_POLICIES`.
     """
@@ -218,7 +218,7 @@ def apply_blocks(
         return block(x, drop_rate, train=train)
 
     if remat != "none":
-        # Inside a scan the loop itself keeps XLA from merging the two forward passes.
+        # Inside a scan, the loop itself prevents XLA from merging the two forward passes.
         apply_block = nn.remat(apply_block, prevent_cse=not scan, policy=REMAT_POLICIES[remat])
     rates = drop_rates(stochastic_depth_rate, num_layers)  # [L], or None
     if not scan:

@@ -1,4 +1,4 @@
-"""What happens inside the blocks of a model, on demand.
+"""Attention, queries, keys, values and tokens of every block, on demand.
 
 B: batch, L: blocks, N: tokens (class and distillation token first, then the grid row by row), D:
 hidden size, d: width of a head.
@@ -8,7 +8,7 @@ hidden size, d: width of a head.
 | `attention`             | [L, B, heads, N, N] | softmax(q k^T / sqrt(d)): a row for each query |
 | `query`, `key`, `value` | [L, B, N, heads, d] | of equation 5, with their biases               |
 | `tokens`                | [L, B, N, D]      | after each block: the residual stream, before    |
-|                         |                   | any layer norm that follows                      |
+|                         |                   | the next layer norm                              |
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INSIDE = ("attention", *PROJECTIONS, "tokens")
 
 
 def can_show(module: Any) -> tuple[str, ...]:
-    """The names of the table above that a model has."""
+    """The names of the table above that are available for a model."""
     family = family_of(module)
     return INSIDE if family.attention else ("tokens",) if family.blocks else ()
 
@@ -39,8 +39,8 @@ def look(
 ) -> dict[str, jax.Array]:
     """The arrays of the table above, by name.
 
-    The weights are those of the reference attention, whichever trains: a kernel has none to show.
-    Of a head that pools by attention (`classifier=map`) nothing is shown.
+    The weights are computed by the reference attention, whichever is used in training: a fused
+    kernel never materializes them. The attention pooling of `classifier=map` is not included.
 
     Args:
       model: of any kind, loop or scan form.
@@ -49,13 +49,13 @@ def look(
       what: a name of the table, or several.
 
     Raises:
-      UserError: an unknown name, or one that this model has not.
+      UserError: an unknown name, or one that is not available for this model.
     """
     what, family = (what,) if isinstance(what, str) else what, family_of(model)
     for name in what:
         check_known("what", name, INSIDE)
         if name not in can_show(model):
-            has = " and ".join(can_show(model)) or "no blocks to look into"
+            has = " and ".join(can_show(model)) or "no blocks"
             raise UserError(f"this model has no {name}; it has {has}.")
     model = clone_with(model, attention="reference", remat="none")
 

@@ -1,8 +1,8 @@
 """MLP-Mixer ("MLP-Mixer: An all-MLP Architecture for Vision", arXiv 2105.01601).
 
-Each block mixes the tokens of each channel, then the channels of each token, by an MLP each. It has
-neither attention nor positions, and takes images of one number of tokens only. Modules and
-parameters carry the names of the official code. B: batch, N: tokens, D: hidden size.
+Each block mixes the tokens of each channel, then the channels of each token, with one MLP each. It
+has neither attention nor positions, and takes images with a fixed number of tokens. Modules and
+parameters have the names of the official code. B: batch, N: tokens, D: hidden size.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vit_jax.models.layers import (
 )
 from vit_jax.models.tokens import patch_shape, token_grid
 
-# Paper, table 1: blocks, hidden size, width of the channels' MLP and of the tokens'.
+# Paper, table 1: blocks, hidden size, width of the channel MLP and of the token MLP.
 SIZES = {
     "S": (8, 512, 2048, 256),
     "B": (12, 768, 3072, 384),
@@ -66,7 +66,7 @@ class MixerBlock(nn.Module):
     """One layer, [B, N, D] -> [B, N, D]; equation 1.
 
     u = x + MLP(LN(x)^T)^T; y = u + MLP(LN(u)). Training drops each branch with probability
-    `drop_rate` (stochastic depth); None draws nothing.
+    `drop_rate` (stochastic depth); None disables it.
     """
 
     tokens_mlp_dim: int
@@ -88,7 +88,7 @@ class MixerBlock(nn.Module):
 
 
 class MlpMixer(nn.Module):
-    """Images to logits, [B, H, W, C] -> [B, num_classes] float32; the head sees the tokens' mean.
+    """Images to logits, [B, H, W, C] -> [B, num_classes] float32; global average pooling.
 
     Attributes:
       num_classes: number of logits; 0 returns the representation instead.
@@ -96,8 +96,8 @@ class MlpMixer(nn.Module):
       hidden_size, num_layers, tokens_mlp_dim, channels_mlp_dim: table 1 of the paper.
       stochastic_depth_rate: probability of dropping a branch of the last block in training, falling
         linearly to 0 for the first.
-      head_bias_init: constant; -6.9 in big_vision's recipe, where the loss is a sigmoid.
-      gelu: `tanh` as the official code, or `exact` as timm computes it.
+      head_bias_init: constant; -6.9 in big_vision's recipe, whose loss is a sigmoid.
+      gelu: `tanh` as in the official code, or `exact` as in timm.
       remat: one of `REMAT_POLICIES`.
       scan: compile the blocks as one loop.
       dtype: of the computation; parameters, norms' statistics, the mean over the tokens and the
@@ -128,7 +128,7 @@ class MlpMixer(nn.Module):
 
     @nn.nowrap
     def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of tokens of images of (height, width); UserError: they do not fit."""
+        """Rows and columns of tokens of images of (height, width); UserError if they do not fit."""
         return token_grid(image_size, self.patch_size)
 
     @nn.compact

@@ -1,4 +1,4 @@
-"""The ResNet of the hybrid models (paper, section 3.1 "Hybrid architecture" and 4.1).
+"""The ResNet of the hybrid models (paper, sections 3.1 "Hybrid architecture" and 4.1).
 
 A post-activation ResNet with group normalisation and standardised convolutions, as in the
 official code; that of BiT (`bit.py`) is pre-activation.
@@ -22,7 +22,7 @@ WEIGHT_STANDARDIZATION_EPSILON = 1e-5
 STEM_WIDTH = 64  # channels of the stem, and of the first stage's bottleneck, at width factor 1
 
 _UNIT = r"block\d+/unit(?P<unit>\d+)"
-UNIT_ROWS = (  # those of BiT are called the same
+UNIT_ROWS = (  # BiT uses the same names
     Row(f"{_UNIT}/conv(?:[123]|_proj)/kernel", (None, None, None, "features"), FIRST),
     Row(f"{_UNIT}/gn(?:[123]|_proj)/(?:scale|bias)", ("features",), FIRST),
 )
@@ -34,10 +34,10 @@ ROWS = (
 
 
 def weight_standardize(kernel: jax.Array) -> jax.Array:
-    """Zero mean and unit deviation per output channel: [kh, kw, Cin, Cout] -> the same shape.
+    """Zero mean and unit standard deviation per output channel: [kh, kw, Cin, Cout], same shape.
 
-    Epsilon is added to the standard deviation, outside the root (Qiao et al., 1903.10520, in the
-    form of the official code).
+    Epsilon is added to the standard deviation, outside the square root (Qiao et al., 1903.10520,
+    as in the official code).
     """
     axes = tuple(range(kernel.ndim - 1))
     centred = kernel - jnp.mean(kernel, axis=axes, keepdims=True)
@@ -45,7 +45,7 @@ def weight_standardize(kernel: jax.Array) -> jax.Array:
 
 
 class StdConv(nn.Conv):
-    """Convolution whose kernel is standardised at every call: [B, H, W, Cin] -> [B, h, w, Cout].
+    """Convolution whose kernel is standardised on every call: [B, H, W, Cin] -> [B, h, w, Cout].
 
     Attributes:
       standardize: applied to the kernel; BiT has its own form.
@@ -113,8 +113,8 @@ class ResNetStage(nn.Module):
 def resnet_features(x: jax.Array, layers: Sequence[int], width: int, dtype: Any) -> jax.Array:
     """Stem and stages: [B, H, W, C] -> [B, H/d, W/d, C'], d = 4 * 2^(stages - 1); 4 for no stage.
 
-    Called inside the model's compact `__call__`, so that the parameters stand at the root of the
-    tree (`conv_root`, `gn_root`, `block1/unit1/...`), where published files have them.
+    Called inside the model's compact `__call__`, so that the parameters are at the root of the
+    tree (`conv_root`, `gn_root`, `block1/unit1/...`), as in published files.
     """
     x = StdConv(width, (7, 7), (2, 2), use_bias=False, dtype=dtype, name="conv_root")(x)
     x = nn.GroupNorm(epsilon=GROUP_NORM_EPSILON, dtype=dtype, name="gn_root")(x)
@@ -128,8 +128,8 @@ def resnet_features(x: jax.Array, layers: Sequence[int], width: int, dtype: Any)
 
 
 def infer(shapes: Shapes, stem: str) -> dict[str, Any]:
-    """See `Family.infer`; the ResNet is the one whose stem has this kernel, if there is one."""
-    units: dict[int, int] = {}  # of each stage; a damaged name may hold any number
+    """See `Family.infer`; `stem` is the name of the stem's kernel."""
+    units: dict[int, int] = {}  # of each stage; a corrupt name may hold any number
     for name in shapes:
         if match := re.match(r"block(\d+)/unit(\d+)/", name):
             stage, unit = int(match[1]), int(match[2])

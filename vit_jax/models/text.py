@@ -1,7 +1,7 @@
 """The text towers of LiT (arXiv 2111.07991) and SigLIP (2303.15343).
 
 Numbers and parameter names are those of big_vision's `text_transformer`. There is no mask: every
-token attends to all T, padding too.
+token attends to all T tokens, including padding.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class TextTransformer(nn.Module):
 
     Attributes:
       num_classes: width of the embedding; 0 returns the representation instead, [B, hidden_size].
-      vocab_size: number of ids that a token may have.
-      hidden_size, num_layers, mlp_dim, num_heads: as of a Vision Transformer.
-      dropout_rate: after every dense layer but query, key and value, and after adding the
+      vocab_size: number of token ids.
+      hidden_size, num_layers, mlp_dim, num_heads: as in a Vision Transformer.
+      dropout_rate: after every dense layer except query, key and value, and after adding the
         position embeddings.
-      pooling: what the head sees: the `last` token (SigLIP, whose texts end in the id of their
-        end), the `first` ([CLS] of LiT), `gap` and `max` over tokens, `map` (attention pooling).
+      pooling: the head's input: the `last` token (SigLIP, whose texts end in an end-of-text id),
+        the `first` ([CLS] of LiT), `gap` and `max` over tokens, or `map` (attention pooling).
       gelu: `tanh`, or `exact`.
       layer_norm_epsilon: of all layer norms.
       attention: implementation of the attention, see `attention/choose.py`.
@@ -80,7 +80,7 @@ class TextTransformer(nn.Module):
         x = encoder(x, positions, train=train)
         x = IdentityLayer(name="pre_logits")(self._pool(x, config, train=train))
         x = jnp.asarray(x, jnp.float32)  # [B, D]
-        # Not zero at first: a zero embedding has no direction.
+        # Not initialized to zero: a zero embedding has no direction.
         return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
 
     def _pool(self, x: jax.Array, config: BlockConfig, *, train: bool) -> jax.Array:
@@ -109,13 +109,13 @@ FAMILY = Family(
     input="text",
     rows=(
         Row(EMBEDDING, ("vocabulary", "embed"), FIRST, role="vocabulary"),
-        Row(POSITIONS, (None, None, "embed"), FIRST),  # not of a grid: never interpolated
+        Row(POSITIONS, (None, None, "embed"), FIRST),  # not a grid: never interpolated
         *attention_rows(rf"{BLOCKS}(?:_(?P<block>\d+))?"),
         Row("Encoder_0/encoder_norm/(?:scale|bias)", ("embed",), LAST),
         *MAP_ROWS,
         *HEAD,
     ),
-    # Those of T5's vocabulary without its extras.
+    # T5's vocabulary without its extra ids.
     sizes={
         f"text-{size}": {"vocab_size": 32_000, **ROWS[size]}
         for size in ("mu", "Ti", "S", "B", "L", "So400m")

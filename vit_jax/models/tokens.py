@@ -1,4 +1,4 @@
-"""From pixels to tokens: how many an image gives, and where they lie; without importing JAX."""
+"""From pixels to tokens: number and layout of an image's tokens; does not import JAX."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def patch_shape(patch_size: int | tuple[int, ...]) -> tuple[int, int]:
 def pixels_per_token(
     patch_size: int | tuple[int, int] | None, resnet_layers: tuple[int, ...] | None
 ) -> tuple[int, int]:
-    """Sides (height, width) of a token in the image: a patch, times the ResNet's down-sampling.
+    """Height and width of a token in pixels: a patch times the ResNet's down-sampling.
 
-    Without patches (None), of a ResNet: a cell of its last feature map.
+    Without patches (None), for a ResNet: of a cell of its last feature map.
     """
     height, width = (1, 1) if patch_size is None else patch_shape(patch_size)
     factor = _downsampling(resnet_layers)
@@ -30,7 +30,7 @@ def pixels_per_token(
 
 
 def _downsampling(resnet_layers: tuple[int, ...] | None) -> int:
-    """4 by the stem, and 2 by each stage after the first."""
+    """A factor of 4 for the stem, and 2 for each stage after the first."""
     return 1 if resnet_layers is None else 4 * 2 ** max(len(resnet_layers) - 1, 0)
 
 
@@ -39,12 +39,12 @@ def token_grid(
     patch_size: int | tuple[int, int] | None,
     resnet_layers: tuple[int, ...] | None = None,
 ) -> tuple[int, int]:
-    """Rows and columns of tokens that images of (height, width) pixels give.
+    """Rows and columns of tokens for images of (height, width) pixels.
 
     A ResNet without patches takes images of any size.
 
     Raises:
-      UserError: the patch does not divide the image (for a hybrid: its feature map), naming the
+      UserError: the patch does not divide the image (for a hybrid: its feature map); names the
         nearest sizes that fit.
     """
     strides = pixels_per_token(patch_size, resnet_layers)
@@ -70,7 +70,7 @@ def sincos2d(grid: tuple[int, int], hidden_size: int) -> np.ndarray:
     w_k = 10,000^(-k / (D/4 - 1)).
 
     Raises:
-      UserError: D is no multiple of 4, or 4.
+      UserError: D is not a multiple of 4, or is 4.
     """
     quarter, rest = divmod(hidden_size, 4)
     if rest or quarter < 2:

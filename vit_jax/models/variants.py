@@ -3,7 +3,7 @@
 Sizes Ti to L and H are those of the paper (table 1) and of "How to train your ViT" (2106.10270,
 table 1); mu, M, So400m, g, G, g-opt, G-opt and e are those of big_vision and "Scaling Vision
 Transformers" (2106.04560). Hybrids follow section 4.1 of the paper and the official code; the
-ResNets are those of BiT (1912.11370), which the paper compares with (tables 3 and 6).
+ResNets are those of BiT (1912.11370), the paper's baselines (tables 3 and 6).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
 }
 ROWS = {name: dict(zip(_KEYS, numbers, strict=True)) for name, numbers in SIZES.items()}
 
-# Side of a square patch in pixels. 8 to 32 are published; the rest are those of FlexiViT
-# (2212.08013) and the small ones that suit 32-pixel images.
+# Side of a square patch in pixels. 8 to 32 are published; the others are those of FlexiViT
+# (2212.08013) and small ones for 32-pixel images.
 PATCH_SIZES = (2, 4, 6, 7, 8, 10, 12, 14, 15, 16, 20, 24, 28, 30, 32, 40, 48)
 
 # name: (size, units per ResNet stage, patch size on the feature map).
-# The number after the slash names the ResNet's down-sampling. R+Ti/16 keeps its published name,
+# The number after the slash is the ResNet's down-sampling. R+Ti/16 keeps its published name,
 # although its stem (4x) and its 8x8 patches give 7x7 tokens at 224 pixels, as a /32 would.
 HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
     "R+Ti/16": ("Ti", (), 8),
@@ -46,7 +46,7 @@ HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
     "R50+L/32": ("L", (3, 4, 6, 3), 1),
 }
 
-# By name, the attributes of their modules: `create_model("B/16", num_classes=1000)`.
+# Module attributes by variant name: `create_model("B/16", num_classes=1000)`.
 VIT: dict[str, dict[str, Any]] = {
     **{
         f"{size}/{patch}": {"patch_size": patch, **row}
@@ -57,7 +57,7 @@ VIT: dict[str, dict[str, Any]] = {
         name: {"patch_size": patch, **ROWS[size], "resnet_layers": layers}
         for name, (size, layers, patch) in HYBRIDS.items()
     },
-    # DeiT (2012.12877), with the exact GELU that it was trained with; its distilled form below.
+    # DeiT (2012.12877), trained with the exact GELU; its distilled form is below.
     **{f"DeiT-{size}/16": {"patch_size": 16, **ROWS[size], "gelu": "exact"} for size in DEITS},
 }
 DEIT = {f"DeiT-distilled-{size}/16": VIT[f"DeiT-{size}/16"] for size in DEITS}

@@ -1,6 +1,6 @@
 """The Vision Transformer of "An Image is Worth 16x16 Words" (arXiv 2010.11929).
 
-Equation numbers are those of the paper. Modules and parameters carry the names of the official
+Equation numbers are those of the paper. Modules and parameters have the names of the official
 code, so published weights load by name. B: batch, N: tokens, D: hidden size, M: MLP width.
 """
 
@@ -49,7 +49,7 @@ from vit_jax.models.variants import VIT
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
-    """What all blocks of a Transformer share; see `VisionTransformer`."""
+    """Configuration shared by all blocks of a Transformer; see `VisionTransformer`."""
 
     mlp_dim: int
     num_heads: int
@@ -62,7 +62,7 @@ class BlockConfig:
 
     @classmethod
     def of(cls, model: Any) -> BlockConfig:
-        """What a model has of these attributes."""
+        """From the model's attributes of these names."""
         names = [field.name for field in dataclasses.fields(cls) if hasattr(model, field.name)]
         return cls(**{name: getattr(model, name) for name in names})
 
@@ -100,7 +100,7 @@ class Encoder1DBlock(nn.Module):
     """One Transformer layer, [B, N, D] -> [B, N, D]; equations 2 and 3.
 
     z' = MSA(LN(z)) + z; z = MLP(LN(z')) + z'. Training drops each branch with probability
-    `drop_rate` (stochastic depth); None draws nothing.
+    `drop_rate` (stochastic depth); None disables it.
     """
 
     config: BlockConfig
@@ -146,7 +146,7 @@ class Encoder(nn.Module):
     def __call__(
         self, x: jax.Array, positions: np.ndarray | jax.Array | None = None, *, train: bool
     ) -> jax.Array:
-        """`positions` [1, N, D] are added; None: learned ones."""
+        """`positions` [1, N, D] are added; None: learned positions."""
         c = self.config
         if positions is None:
             x = AddPositionEmbs(self.position_stddev, c.dtype, name="posembed_input")(x)
@@ -192,25 +192,25 @@ class VisionTransformer(nn.Module):
       patch_size: side of a patch in pixels, or (height, width); for a hybrid, in cells of the
         ResNet's feature map. Incomplete patches at the border are dropped.
       hidden_size, num_layers, mlp_dim, num_heads: table 1 of the paper.
-      dropout_rate: after every dense layer but query, key and value, and after adding the
+      dropout_rate: after every dense layer except query, key and value, and after adding the
         position embeddings (paper, B.1).
       attention_dropout_rate: of the attention weights; 0 in all published recipes.
       stochastic_depth_rate: probability of dropping a branch of the last block in training, falling
         linearly to 0 for the first (AugReg, 2106.10270, section 3.1; DeiT).
       representation_size: width of the tanh layer before the head (section 3.1); None: no layer.
-      classifier: what the head sees: `token` (class token), `gap` (mean over tokens), `map`
+      classifier: the head's input: `token` (class token), `gap` (mean over tokens), `map`
         (attention pooling), or every token: `unpooled` (without class token) and
         `token_unpooled` (with it), which give [B, N, num_classes].
-      head_bias_init: constant; -10 where the loss is a sigmoid over many classes.
-      position_embedding: `learned`, or `sincos2d`: fixed, without a parameter, for any grid; a
+      head_bias_init: constant; -10 if the loss is a sigmoid over many classes.
+      position_embedding: `learned`, or `sincos2d`: fixed, without parameters, for any grid; a
         class token gets none.
-      position_stddev: of learned positions at initialisation: 0.02 in the official code,
+      position_stddev: initial standard deviation of learned positions: 0.02 in the official code,
         1 / sqrt(hidden_size) in big_vision.
-      gelu: `tanh` as Google's weights were trained, or `exact` as timm and Hugging Face compute it
+      gelu: `tanh` as in Google's models, or `exact` as in timm and Hugging Face
         (logits of B/16 differ by about 4e-4).
       layer_norm_epsilon: 1e-6 in every published model but Hugging Face's own (1e-12).
       attention: implementation of the attention, see `attention/choose.py`.
-      resnet_layers: units per stage of a hybrid's ResNet; () is its stem alone; None no ResNet.
+      resnet_layers: units per stage of a hybrid's ResNet; (): only its stem; None: no ResNet.
       resnet_width_factor: multiplies the channels of a hybrid's ResNet.
       remat: one of `REMAT_POLICIES`.
       scan: compile the blocks as one loop.
@@ -242,17 +242,17 @@ class VisionTransformer(nn.Module):
 
     @property
     def prefix_tokens(self) -> tuple[str, ...]:
-        """Parameters that stand before the grid of tokens: the class token, if any."""
+        """Parameters that precede the grid of tokens: the class token, if any."""
         return ("cls",) if self.classifier in ("token", "token_unpooled") else ()
 
     @property
     def pixels_per_token(self) -> tuple[int, int]:
-        """Height and width of the part of the image that becomes a token."""
+        """Height and width of the image region that becomes a token."""
         return pixels_per_token(self.patch_size, self.resnet_layers)
 
     @property
     def head_input(self) -> str:
-        """The submodule whose output the head sees."""
+        """The submodule whose output is the head's input."""
         return "pre_logits" if self.representation_size is None else "representation"
 
     @property
@@ -261,7 +261,7 @@ class VisionTransformer(nn.Module):
 
     @nn.nowrap
     def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of tokens of images of (height, width); UserError: they do not fit."""
+        """Rows and columns of tokens of images of (height, width); UserError if they do not fit."""
         return token_grid(image_size, self.patch_size, self.resnet_layers)
 
     @nn.compact
@@ -270,7 +270,7 @@ class VisionTransformer(nn.Module):
     ) -> jax.Array:
         """Images in [-1, 1], [B, H, W, C] -> logits [B, K] ([B, N, K] unpooled) float32.
 
-        `corruption` is that of masked patch prediction, see `_corrupt`.
+        `corruption` is for masked patch prediction, see `_corrupt`.
         """
         x = jnp.asarray(images, self.dtype)
         if self.resnet_layers is not None:
@@ -307,7 +307,7 @@ class VisionTransformer(nn.Module):
         return self._classify(self._pool(x, train=train))
 
     def _token(self, name: str) -> jax.Array:
-        """A token that is learned, [1, 1, D]."""
+        """A learned token, [1, 1, D]."""
         return self.param(name, nn.initializers.zeros_init(), (1, 1, self.hidden_size))
 
     def _corrupt(self, x: jax.Array, masked: jax.Array, source: jax.Array) -> jax.Array:
@@ -331,7 +331,7 @@ class VisionTransformer(nn.Module):
         return x
 
     def _classify(self, x: jax.Array) -> jax.Array:
-        """[..., D] -> [..., K] float32; the representation where num_classes is 0."""
+        """[..., D] -> [..., K] float32; the representation if num_classes is 0."""
         if self.representation_size is None:
             x = IdentityLayer(name="pre_logits")(x)
         else:
@@ -341,7 +341,7 @@ class VisionTransformer(nn.Module):
         return self._head("head", x) if self.num_classes else x
 
     def _head(self, name: str, x: jax.Array) -> jax.Array:
-        """[..., D] -> [..., K], zero at first but for its bias."""
+        """[..., D] -> [..., K]; initialized to zero except for its bias."""
         zeros, bias = nn.initializers.zeros_init(), nn.initializers.constant(self.head_bias_init)
         return nn.Dense(self.num_classes, kernel_init=zeros, bias_init=bias, name=name)(x)
 
@@ -352,7 +352,7 @@ POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 
 def attention_rows(prefix: str, depth: str = BLOCK) -> tuple[Row, ...]:
-    """Parameters of the attention below `prefix`, and of the MLP and its norm beside it."""
+    """Parameters of the attention below `prefix`, and of the MLP and layer norms next to it."""
     attention, mlp = f"{prefix}/{ATTENTION}", f"{prefix}/MlpBlock_0"
     return (
         Row(f"{attention}/(?:query|key|value)/kernel", ("embed", "heads", None), depth),
@@ -371,7 +371,7 @@ MAP_ROWS = (Row("MAPHead_0/probe", (None, None, "embed"), LAST), *attention_rows
 
 
 def infer_blocks(shapes: Shapes, blocks: str) -> dict[str, Any]:
-    """What the blocks show, see `Family.infer`."""
+    """What the shapes of the blocks determine, see `Family.infer`."""
     return {
         "num_layers": count_blocks(shapes, blocks),
         "mlp_dim": axis_of(shapes, f"{blocks}_0/MlpBlock_0/Dense_0/kernel", 2, 1),
@@ -394,20 +394,20 @@ def infer(shapes: Shapes) -> dict[str, Any]:
 
 
 def check_heads(model: Any) -> None:
-    """Raises UserError for a width that does not divide into the heads."""
+    """Raises UserError if the number of heads does not divide the width."""
     if model.hidden_size % model.num_heads:
         raise UserError(
-            f"model.hidden_size={model.hidden_size} does not divide into "
-            f"model.num_heads={model.num_heads} heads; choose a multiple."
+            f"model.hidden_size={model.hidden_size} is not divisible by "
+            f"model.num_heads={model.num_heads}; choose a multiple."
         )
 
 
 def check(model: VisionTransformer) -> None:
-    """Raises UserError for attributes that do not go together."""
+    """Raises UserError for incompatible attributes."""
     check_heads(model)
     if model.attention_dropout_rate and model.attention not in ("auto", "reference"):
         raise UserError(
-            f"model.attention={model.attention!r} has no dropout of attention weights; use "
+            f"model.attention={model.attention!r} does not support attention dropout; use "
             f"'reference', or model.attention_dropout_rate=0 (given: "
             f"{model.attention_dropout_rate})."
         )

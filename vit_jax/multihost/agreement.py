@@ -1,7 +1,7 @@
-"""What all processes of a run do as one: work that one does for all, and stopping when asked.
+"""Coordination of all processes of a run: work done by one for all, and stopping on request.
 
-Being asked to stop is SIGTERM (SLURM, Kubernetes, a spot machine) or Google Cloud's maintenance
-notice. All processes learn of it at the same update; then the loop saves and ends with status 75.
+A request to stop is SIGTERM (SLURM, Kubernetes, a spot machine) or Google Cloud's maintenance
+notice. All processes see it at the same update; then the loop saves and exits with status 75.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _LOG = logging.getLogger(__name__)
 
 
 def run_on_first_process(function: Callable[[], T]) -> T:
-    """Runs `function` on process 0 and gives its result, or its error, to every process.
+    """Runs `function` on process 0 and passes its result, or its error, to every process.
 
-    Every process must call it. A UserError and an OSError are raised everywhere; any other error is
-    a RuntimeError on the others, so that nobody waits for a process that has stopped.
+    Every process must call it. A UserError and an OSError are raised everywhere; any other error
+    becomes a RuntimeError on the others, so that none waits for a process that has stopped.
     """
     if jax.process_count() == 1:
         return function()
     result: Any = None
     failure: Exception | None = None
-    told: Exception | None = None  # the others
+    told: Exception | None = None  # for the others
     if jax.process_index() == 0:
         try:
             result = function()
@@ -55,7 +55,7 @@ def run_on_first_process(function: Callable[[], T]) -> T:
 
 
 def _broadcast(content: bytes) -> bytes:
-    """The bytes of process 0. Every process must know their number before it can receive them."""
+    """The bytes of process 0. Every process must know their number to receive them."""
     sent = np.frombuffer(content, np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(sent.size)))
     buffer = sent if jax.process_index() == 0 else np.zeros(size, np.uint8)
@@ -63,16 +63,16 @@ def _broadcast(content: bytes) -> bytes:
 
 
 _PRODUCT = Path("/sys/class/dmi/id/product_name")
-# Of a Google Cloud machine's metadata: the keys to poll, and the value that means no.
+# Metadata of a Google Cloud machine: the keys to poll, and the value that means no.
 _METADATA = {"maintenance-event": "NONE", "preempted": "FALSE"}
 _POLL_SECONDS = 2.0
 _CALLS = itertools.count(1)  # of `reached`, in this process
 
 
 class PreemptionNotice:
-    """Whether this run has been asked to stop; a context, on the main thread of every process.
+    """Whether this run was asked to stop; a context manager, on the main thread of every process.
 
-    Several processes leave SIGTERM, and where to stop, to JAX's preemption service.
+    With several processes JAX's preemption service handles SIGTERM and picks the step to stop at.
     """
 
     def __init__(self) -> None:
@@ -82,10 +82,10 @@ class PreemptionNotice:
         self._done = threading.Event()
 
     def reached(self) -> bool:
-        """True on all processes from the same call on, soon after one of them was asked to stop.
+        """True in all processes from the same call on, soon after one of them was asked to stop.
 
         Raises:
-          KeyboardInterrupt: Ctrl-C; again, where JAX called from C++ and dropped the first one.
+          KeyboardInterrupt: Ctrl-C; raised again if JAX, calling from C++, dropped the first one.
         """
         if self._interrupted:
             raise KeyboardInterrupt
@@ -116,12 +116,12 @@ class PreemptionNotice:
         raise KeyboardInterrupt
 
     def _poll_metadata(self, server: str) -> None:
-        """Turns a notice of the machine's host into the signal."""
+        """Turns a notice from the machine's host into the signal."""
         at_start = {key: read_metadata(server, key) for key in _METADATA}
         while not self._done.wait(_POLL_SECONDS):
             for key, no in _METADATA.items():
                 value = read_metadata(server, key)
-                # A notice that was there before has had its checkpoint already.
+                # An earlier notice has already had its checkpoint.
                 if value not in (None, no, at_start[key]):
                     _LOG.warning("The machine's %s is %s: stopping.", key, value)
                     os.kill(os.getpid(), signal.SIGTERM)
@@ -132,11 +132,11 @@ def metadata_server() -> str:
     """host[:port] of the Google Cloud metadata server; "" on other machines."""
     is_google = _PRODUCT.exists() and "Google" in _PRODUCT.read_text()
     default = "metadata.google.internal" if is_google else ""
-    return os.environ.get("GCE_METADATA_HOST", default)  # as Google's own libraries have it
+    return os.environ.get("GCE_METADATA_HOST", default)  # as in Google's own libraries
 
 
 def read_metadata(server: str, key: str) -> str | None:
-    """Value of an instance's metadata; None where it has none or the server does not answer."""
+    """Value of an instance's metadata; None if unset or if the server does not respond."""
     url = f"http://{server}/computeMetadata/v1/instance/{key}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     # The server is local to the machine.

@@ -1,10 +1,10 @@
-"""Notices that a process of a run has died, hangs or failed, names it, and ends the others.
+"""Detects that a process of a run has died, hangs or failed, names it, and ends the others.
 
-JAX's own heartbeats notice a death, not a hang, and name nobody. So the processes report to each
-other, through the key-value store of JAX's coordination service: each writes its `Record` a few
-times per timeout and reads that of process 0, which reads all. What process 0 finds becomes the
-verdict in its own record, which ends every process. When process 0 itself is killed, and the
-service with it, XLA aborts the others. A process alone ends when it makes no progress.
+JAX's own heartbeats detect a death, not a hang, and do not name the process. So the processes
+report to each other, through the key-value store of JAX's coordination service: each writes its
+`Record` a few times per timeout and reads that of process 0, which reads all. What process 0 finds
+becomes the verdict in its own record, which ends every process. If process 0 itself is killed,
+and the service with it, XLA aborts the others. A single process ends if it makes no progress.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from vit_jax.errors import REQUEUE_EXIT_CODE
 
 _LOG = logging.getLogger(__name__)
 _RECORDS = "vit_jax/records"
-_FOREVER_MILLISECONDS = 7 * 24 * 3600 * 1000  # longer than anything that is watched
-# From a verdict to the end of a process. Process 0 goes last: XLA aborts those that it leaves.
+_FOREVER_MILLISECONDS = 7 * 24 * 3600 * 1000  # longer than any run is watched
+# From a verdict to the end of a process. Process 0 goes last: XLA aborts those left behind.
 _EXIT_SECONDS, _LAST_EXIT_SECONDS = 1.0, 6.0
 
 
 @dataclasses.dataclass
 class Record:
-    """What a process reports of itself."""
+    """Status report of a process."""
 
     host: str
     pid: int
-    beat: int = 0  # grows as long as the process lives
-    progress: int = 0  # grows whenever its main thread gets somewhere
+    beat: int = 0  # increases as long as the process lives
+    progress: int = 0  # increases whenever its main thread makes progress
     step: int = 0
     doing: str = "starting"
     waits: bool = False  # for others, or the devices: then it is not to blame
     limit_seconds: float = 0.0  # without progress, before it counts as hanging; 0: never
-    verdict: str = ""  # why the run ends: its own failure, or what process 0 has found
-    exit_code: int = 0  # that goes with the verdict
+    verdict: str = ""  # why the run ends: its own failure, or the finding of process 0
+    exit_code: int = 0  # to end with
 
     def name(self, process_id: int) -> str:
         return f"process {process_id} (pid {self.pid} on {self.host})"
@@ -59,10 +59,10 @@ Seen = dict[tuple[str, int], tuple[int, float]]
 def judge(
     records: dict[int, Record], num_processes: int, seen: Seen, heartbeat_timeout_seconds: float
 ) -> tuple[str, int] | None:
-    """(verdict, exit status) on the records of processes; None while all is well.
+    """(verdict, exit status) from the records of processes; None while all is well.
 
-    `records`: by process id; a process that has not reported yet has none. `seen`: {} for the
-    first call, then the same again.
+    `records`: by process id; a process that has not reported yet has none. `seen`: {} in the
+    first call, the same dict afterwards.
     """
 
     def unchanged_seconds(what: str, process_id: int, value: int) -> float:
@@ -84,11 +84,11 @@ def judge(
         idle = unchanged_seconds("progress", i, record.progress)
         if record.limit_seconds and idle >= record.limit_seconds:
             stuck.append(i)
-    # Those that wait do so for the one that does not; where all wait, for the one furthest behind.
+    # Those that wait, wait for the one that does not; if all wait, for the one furthest behind.
     to_blame = [i for i in stuck if not records[i].waits]
     if not to_blame:
         if len(stuck) < sum(record.limit_seconds > 0 for record in records.values()):
-            return None  # the one they wait for still gets somewhere; who has left does not count
+            return None  # the one they wait for makes progress; processes that left do not count
         behind = min((records[i].step for i in stuck), default=0)
         to_blame = [i for i in stuck if records[i].step == behind]
     blamed = [
@@ -100,7 +100,7 @@ def judge(
 
 
 class Watchdog:
-    """Watches over this process and its peers from threads, between `start` and `stop`."""
+    """Watches this process and its peers from threads, between `start` and `stop`."""
 
     def __init__(self) -> None:
         self.num_processes, self.process_id = 1, 0
@@ -114,10 +114,10 @@ class Watchdog:
         step_timeout_seconds: float,
         start_timeout_seconds: float,
     ) -> None:
-        """Begins to watch; after the processes have found each other.
+        """Starts to watch; call it when the processes are connected.
 
-        A process without a sign of life for the first is lost; no progress for the second is a
-        hang (0: nothing is), for the third before the first update, which compiles.
+        A process silent for the first timeout is lost; one without progress for the second hangs
+        (0: never), for the third before the first update, which includes compilation.
         """
         self.stop()
         self._heartbeat_timeout = heartbeat_timeout_seconds
@@ -129,27 +129,27 @@ class Watchdog:
         self._record = Record(socket.gethostname(), os.getpid())
         self._records = {0: self._record} if self.num_processes == 1 else {}
         self._stopped = threading.Event()
-        # Apart from each other: calls of the client may hang when the network does.
+        # In separate threads: calls of the client may hang when the network does.
         loops = [self._watch, self._report] if self.num_processes > 1 else [self._watch]
         self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
 
     def expect_progress(self, expected: bool) -> None:
-        """From here on the main thread is to call `note`; or it no longer is."""
+        """Whether the main thread is expected to call `note` from here on."""
         self._record.progress += 1
         self._record.limit_seconds = self._start_timeout if expected and self._threads else 0.0
 
     def state(self) -> tuple[str, int]:
-        """What the main thread does, and a number that grows whenever it gets somewhere."""
+        """What the main thread does, and a counter of its progress."""
         return self._record.doing, self._record.progress
 
     def note(
         self, doing: str, step: int | None = None, *, waits: bool = False, started: bool = False
     ) -> None:
-        """The main thread has got somewhere, and is `doing` something now, as "reading a batch".
+        """Records progress of the main thread, which is now `doing`, say, "reading a batch".
 
-        `step`: finished updates; None: as before. `waits`: for others, or the devices: then it is
+        `step`: completed updates; None: unchanged. `waits`: for others, or the devices: then it is
         not to blame. `started`: the first update is done.
         """
         self._record.progress += 1
@@ -160,19 +160,19 @@ class Watchdog:
             self._record.limit_seconds = self._step_timeout
 
     def fail(self, failure: str, exit_code: int) -> None:
-        """Tells the others that this process ends, why, and with which status they should."""
+        """Tells the others that this process ends, why, and their exit status."""
         if not self._record.verdict:
             self._record.exit_code = exit_code
             self._record.verdict = f"{self._record.name(self.process_id)} failed: {failure}"
         self.wait_for_verdict()
 
     def wait_for_verdict(self) -> None:
-        """After an error: returns only if no verdict comes, which ends this process itself."""
+        """After an error: returns only if no verdict ends this process."""
         if self._threads:
             self._stopped.wait(2 * self._heartbeat_timeout + _LAST_EXIT_SECONDS)
 
     def leave(self) -> None:
-        """Waits, still watched, until all processes have got here; then nobody is watched."""
+        """Waits, still watched, until all processes arrive here; then ends the watch."""
         if self._threads and self.num_processes > 1:
             self.note("finished", waits=True)
             with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -180,7 +180,7 @@ class Watchdog:
         self.stop()
 
     def stop(self) -> None:
-        """Nobody is watched from here on."""
+        """Ends the watch."""
         if self._threads:
             self._stopped.set()
         for thread in self._threads:
@@ -188,7 +188,7 @@ class Watchdog:
         self._threads = []
 
     def _watch(self) -> None:
-        """Judges what is known, until there is a verdict."""
+        """Judges the known records until there is a verdict."""
         seen: Seen = {}
         num_known = self.num_processes if self.process_id == 0 else 1
         while not self._stopped.wait(self._interval):
@@ -199,10 +199,10 @@ class Watchdog:
                 break
 
     def _report(self) -> None:
-        """Writes the record of this process; reads those that it judges by."""
+        """Writes the record of this process; reads those needed to judge."""
         folder = _RECORDS if self.process_id == 0 else f"{_RECORDS}/0"
         while not self._stopped.wait(self._interval):
-            # `_watch` counts for how long errors last.
+            # `_watch` measures how long errors last.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 content = json.dumps(dataclasses.asdict(self._record))
                 key = f"{_RECORDS}/{self.process_id}/record"
@@ -210,11 +210,11 @@ class Watchdog:
                 found = self._client.key_value_dir_get(f"{folder}/")
                 records = {int(key.split("/")[-2]): Record(**json.loads(x)) for key, x in found}
                 if self.process_id > 0 and records:
-                    records[0].limit_seconds = 0.0  # who hangs is judged by all records, or not
+                    records[0].limit_seconds = 0.0  # only process 0, with all records, judges hangs
                 self._records = records
 
     def _end(self, verdict: str, exit_code: int) -> None:
-        """Says why, and ends this process, even if the log is locked by one that hangs."""
+        """Reports why, and ends this process, even if a hanging thread holds the log's lock."""
         is_left = self.process_id == 0 and self.num_processes > 1
         seconds = _LAST_EXIT_SECONDS if is_left else _EXIT_SECONDS
         timer = threading.Timer(seconds, os._exit, [exit_code])
@@ -232,5 +232,5 @@ class Watchdog:
         logging.shutdown()
 
 
-# Of this process: the parts of a run report to it without being handed it.
+# Of this process: the parts of a run report to it directly.
 watchdog = Watchdog()

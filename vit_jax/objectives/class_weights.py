@@ -1,4 +1,4 @@
-"""How much each class counts in the loss."""
+"""Class weights of the loss."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ def create_class_weights(
     """Float32 [K] in the order of the classes.
 
     Args:
-      given: "balanced", K numbers, or pairs (class, number) with 1 for the other classes.
+      given: "balanced", K numbers, or pairs (class, number); other classes get 1.
       class_names: K names.
-      read_labels: gives all labels of the training, [N], or [N, K] of 0 and 1.
+      read_labels: returns all training labels, [N], or [N, K] of 0 and 1.
 
     Raises:
-      UserError: another number of weights, an unknown class, or a weight that is not positive and
-        finite, as where no image has a class that is to be balanced.
+      UserError: wrong number of weights, an unknown class, or a weight that is not positive and
+        finite, such as the balanced weight of a class without images.
     """
     if isinstance(given, str):
         check_known(KEY, given, ("balanced",))
         assert read_labels is not None
         weights = balanced_weights(read_labels(), len(class_names))
     else:
-        weights = _stated_weights(given, class_names)
+        weights = _explicit_weights(given, class_names)
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights > 0)))
     if len(bad):
         raise UserError(
             f"{KEY}={given!r} gives class {class_names[bad[0]]!r} the weight {weights[bad[0]]:g}; "
-            "it must be positive and finite. State the weights, as ((CLASS, NUMBER), ...)."
+            "it must be positive and finite. Set the weights, as ((CLASS, NUMBER), ...)."
         )
     return np.asarray(weights, np.float32)
 
 
 def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Weights [K] that make up for how rare a class is.
+    """Weights [K] that compensate for the frequencies of the classes.
 
-    Of labels [N]: N / (K * count), scikit-learn's `balanced`, whose mean over the examples is 1. Of
-    labels [N, K], each class on its own: images without it over images with it, PyTorch's
-    recommendation for `BCEWithLogitsLoss(pos_weight=)`.
+    For labels [N]: N / (K * count), scikit-learn's `balanced`, with mean 1 over the examples. For
+    labels [N, K], each class separately: images without it over images with it, as PyTorch
+    recommends for `BCEWithLogitsLoss(pos_weight=)`.
     """
     with np.errstate(divide="ignore"):
         if labels.ndim == 1:
@@ -57,7 +57,7 @@ def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:
         return (len(labels) - counts) / counts
 
 
-def _stated_weights(given: Sequence[Any], class_names: Sequence[str]) -> np.ndarray:
+def _explicit_weights(given: Sequence[Any], class_names: Sequence[str]) -> np.ndarray:
     try:
         if all(isinstance(each, tuple | list) for each in given):
             pairs = {str(name): float(value) for name, value in given}
@@ -74,7 +74,7 @@ def _stated_weights(given: Sequence[Any], class_names: Sequence[str]) -> np.ndar
         ) from error
     if len(weights) != len(class_names):
         raise UserError(
-            f"{KEY}={given!r} are {len(weights)} weights for {len(class_names)} classes; give one "
+            f"{KEY}={given!r} has {len(weights)} weights for {len(class_names)} classes; give one "
             f"for each, or pairs such as (({class_names[0]!r}, 2.0),)."
         )
     return weights

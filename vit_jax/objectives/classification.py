@@ -1,4 +1,4 @@
-"""Supervised classification (paper, section 4.1): one label per image, or any number."""
+"""Supervised classification (paper, section 4.1): one label per image, or several."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from vit_jax.objectives.objective import (
     sigmoid_cross_entropy,
 )
 
-# From logits to the probability of each class, by the loss of the training.
+# From logits to the probability of each class, by training loss.
 PROBABILITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softmax": jax.nn.softmax,
     "sigmoid": jax.nn.sigmoid,
 }
 
 
-class _OfLabels(Objective):
-    """What both kinds share: a model that gives a logit per class and image."""
+class _LabelObjective(Objective):
+    """Common to both kinds: a model with a logit per class and image."""
 
     def __init__(self, task: Task, *, class_weights: str | Sequence[Any] = ""):
         """
         Args:
-          task: its model gives logits [B, K] of images.
-          class_weights: balanced (by how rare each class is), a number per class in the order of
-            the classes, or pairs such as (("cat", 2.0),). See `create_class_weights`, and the class
-            for how they enter the loss; evaluations do not use them.
+          task: its model maps images to logits [B, K].
+          class_weights: balanced (by class frequency), a number per class in the order of the
+            classes, or pairs such as (("cat", 2.0),). See `create_class_weights`, and the class
+            for their effect on the loss; evaluations ignore them.
 
         Raises:
-          UserError: wrong weights, or a model without one row of logits per image.
+          UserError: invalid weights, or a model without one row of logits per image.
         """
         super().__init__()
         self.class_names = task.class_names
@@ -49,11 +49,11 @@ class _OfLabels(Objective):
         if getattr(self.model, "logits_per_token", False):
             raise UserError(
                 f"model.classifier={self.model.classifier!r} gives logits per token; "
-                "classification needs one of token, gap, map."
+                "classification requires token, gap or map."
             )
         self._class_weights: Any = None  # [1, K]
         if class_weights:
-            from vit_jax.objectives.class_weights import create_class_weights  # of few runs
+            from vit_jax.objectives.class_weights import create_class_weights  # few runs use it
 
             weights = create_class_weights(class_weights, task.class_names, task.read_labels)
             self._class_weights = weights[None]
@@ -68,20 +68,20 @@ class _OfLabels(Objective):
         return self.model.apply({"params": params}, scale_images(batch["image"]), train=False)
 
 
-class Classification(_OfLabels):
+class Classification(_LabelObjective):
     """One label per image.
 
     A batch holds `image` [B, H, W, C] (uint8, or float scaled by the preprocessing), `label` [B]
-    int32 and `mask` [B] float32, 1 for a real example. A mixed batch (training/mixing.py) also has
+    int32 and `mask` [B] float32, 1 for real examples. A mixed batch (training/mixing.py) also has
     `other_label` [B] and `label_weight` [B], the share of `label`. Its loss is label_weight *
     L(label) + (1 - label_weight) * L(other_label) with both labels smoothed, as in timm; losses are
-    linear in the targets, so we take one loss of mixed targets. Accuracy is that of the heavier
-    label.
+    linear in the targets, so we compute one loss of mixed targets. Accuracy refers to the
+    label with the larger weight.
 
-    With class weights w, the share of each class in the targets counts w times, and the sum over
-    the batch is divided by the sum of the weights of its labels, as by PyTorch's
+    With class weights w, the target of each class is multiplied by its w, and the sum over
+    the batch is divided by the sum of the weights of its labels, as in PyTorch's
     `CrossEntropyLoss(weight=w, label_smoothing=s)`. The batch is the global one, over all devices
-    and parts of an accumulation.
+    and accumulation steps.
     """
 
     measures = ("loss", "accuracy")
@@ -91,13 +91,13 @@ class Classification(_OfLabels):
     ):
         """
         Args:
-          task: its model gives logits [B, K] of images.
+          task: its model maps images to logits [B, K].
           loss: `softmax`, or `sigmoid` summed over the classes.
-          label_smoothing: mass taken from the label and spread over all classes.
+          label_smoothing: probability taken from the label and spread over all classes.
           **kwargs: class_weights.
 
         Raises:
-          UserError: unknown loss, smoothing outside [0, 1), wrong weights, or a model without one
+          UserError: unknown loss, smoothing outside [0, 1), invalid weights, or a model without one
             row of logits per image.
         """
         super().__init__(task, **kwargs)
@@ -110,7 +110,7 @@ class Classification(_OfLabels):
         self._label_smoothing = label_smoothing
 
     def prepare(self, batch: Batch) -> Batch:
-        """With class weights, adds their mean over the labels of the batch, `mean_weight` [B]."""
+        """With class weights, adds their mean over the labels of the batch: `mean_weight` [B]."""
         if self._class_weights is None or "mean_weight" in batch:
             return batch
         targets, _ = _targets(batch, self.num_outputs, label_smoothing=0.0)
@@ -118,18 +118,18 @@ class Classification(_OfLabels):
         return {**batch, "mean_weight": jnp.full_like(batch["mask"], mean)}
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
-        """Mean loss over the real examples, and `accuracy`; both scalars."""
+        """Mean loss over the real examples, and `accuracy`; both are scalars."""
         logits = self.train_logits(params, batch, rng)
         values = self.train_values(logits, batch)
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
         return means.pop("loss"), means
 
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
-        """`loss`, without label smoothing so that recipes compare, and `accuracy`: [B] each."""
+        """`loss`, without label smoothing to compare recipes, and `accuracy`: [B] each."""
         return self.values(self.predict(params, batch), batch)
 
     def measure(self, params: Any, batch: Batch) -> Metrics:
-        """What a thorough evaluation measures of every example, [B] each.
+        """Metrics of every example for a full evaluation, [B] each.
 
         Returns:
           `loss` and `accuracy` as in `evaluate`; `accuracy_top5`, with more than five classes;
@@ -147,7 +147,7 @@ class Classification(_OfLabels):
         return values
 
     def train_values(self, logits: jax.Array, batch: Batch) -> Metrics:
-        """`values` with label smoothing and class weights, whose mean is that of the batch."""
+        """`values` with label smoothing and class weights; their mean is the training loss."""
         values = self.values(logits, batch, label_smoothing=self._label_smoothing)
         if self._class_weights is not None:
             targets, _ = _targets(batch, logits.shape[-1], self._label_smoothing)
@@ -165,7 +165,7 @@ class Classification(_OfLabels):
 
 
 def _targets(batch: Batch, num_classes: int, label_smoothing: float) -> tuple[jax.Array, jax.Array]:
-    """Soft targets [B, K] that sum to 1, and the label [B] with the larger share of them."""
+    """Soft targets [B, K] that sum to 1, and the label [B] with the larger weight."""
     label = batch["label"]
     targets = one_hot_targets(label, num_classes, label_smoothing)  # [B, K]
     if "other_label" not in batch:
@@ -176,12 +176,12 @@ def _targets(batch: Batch, num_classes: int, label_smoothing: float) -> tuple[ja
     return mixed, jnp.where(weight >= 0.5, label, other_label)
 
 
-class MultiLabel(_OfLabels):
+class MultiLabel(_LabelObjective):
     """Binary cross-entropy of every class, summed over the classes.
 
     A batch holds `image` [B, H, W, C], `label` [B, K] of 0 and 1, and `mask` [B]. A mixed batch
-    also has `other_label` [B, K] and `label_weight` [B]: its targets are mixed by that weight.
-    Class weights multiply the loss of the images that have a class, as `pos_weight` of PyTorch's
+    also has `other_label` [B, K] and `label_weight` [B]: its targets are mixed with that weight.
+    Class weights multiply the loss of the images that have a class, like `pos_weight` of PyTorch's
     `BCEWithLogitsLoss`.
     """
 

@@ -1,9 +1,9 @@
-"""Contrastive training of a tower of images and one of texts: LiT (2111.07991).
+"""Contrastive training of an image tower and a text tower: LiT (2111.07991).
 
-With the softmax loss of CLIP (2103.00020) or the sigmoid loss of SigLIP (2303.15343).
+Either with the softmax loss of CLIP (2103.00020) or the sigmoid loss of SigLIP (2303.15343).
 
-Both towers give a vector of length 1, and an image's own text is told from all others of the global
-batch. LiT locks an image tower that was trained before and trains the text tower to suit it.
+Both towers return unit vectors, and an image's text is discriminated from all others of the global
+batch. LiT freezes a pre-trained image tower and trains a text tower to match it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ IMAGE, TEXT = "img", "txt"  # prefixes of the towers' parameters, as in big_visi
 
 
 class Contrastive(Objective):
-    """The mean of two softmax losses: which text is the image's, and which image the text's.
+    """The mean of two softmax losses: finding the text of an image, and the image of a text.
 
-    A batch holds `image` [B, H, W, C] and `text` [B, T]. The model is the text tower; a parameter
-    `t` is the logarithm of what the cosines are multiplied with.
+    A batch holds `image` [B, H, W, C] and `text` [B, T]. The model is the text tower; the parameter
+    `t` is the logarithm of the factor of the cosine similarities.
     """
 
     example_keys = ("image", "text")
@@ -40,11 +40,11 @@ class Contrastive(Objective):
     ):
         """
         Args:
-          task: its model takes texts.
+          task: its model is the text tower.
           image: weights of the image tower, see `pretrained.source`; or a variant, such as B/16,
-            which starts at random.
-          lock_image: whether it stays as it is (LiT); else it is trained too.
-          temperature: that the cosines are multiplied with at first.
+            for random weights.
+          lock_image: whether the image tower is frozen (LiT); else it is trained too.
+          temperature: initial factor of the cosine similarities.
 
         Raises:
           UserError: no image tower, a locked one without weights, a model that takes no texts, or a
@@ -53,7 +53,7 @@ class Contrastive(Objective):
         super().__init__()
         if not image:
             raise UserError(
-                "--config.objective.image is missing: name the image tower's weights, as for "
+                "--config.objective.image is missing: set the image tower's weights, as in "
                 "pretrained.source, or a variant such as B/16 to train it from scratch."
             )
         if not temperature > 0.0:
@@ -64,20 +64,20 @@ class Contrastive(Objective):
         self.num_outputs = tower.width
         self.model = task.build_model(tower.width)
         if not hasattr(self.model, "vocab_size"):
-            raise UserError("a contrastive objective trains a tower of texts: model.name=text-B.")
+            raise UserError("a contrastive objective needs a text model; set model.name=text-B.")
         if tower.params is not None:
             (self.constants if lock_image else self.start)[IMAGE] = tower.params
         elif lock_image:
             raise UserError(
-                f"objective.image={image!r} is a new model, which objective.lock_image=True would "
-                "leave at random; name weights, or set it to False."
+                f"objective.image={image!r} has random weights, which lock_image=True would "
+                "freeze; give pre-trained weights, or set objective.lock_image=False."
             )
         self.eval_preprocess = task.eval_preprocess
         self._first = {"t": math.log(temperature)}
 
     def describe(self, description: Any) -> dict[str, Any]:
         found = self._image.description
-        if not found.eval_preprocess:  # of a new model
+        if not found.eval_preprocess:  # a new model
             found = dataclasses.replace(found, eval_preprocess=self.eval_preprocess)
         return {IMAGE: found, TEXT: description}
 
@@ -90,7 +90,7 @@ class Contrastive(Objective):
         return params
 
     def embed(self, params: Any, batch: Batch, rng: Any = None) -> Any:
-        """Of images and texts, float32 [B, D] each, of length 1; dropout where there is a key."""
+        """Unit vectors of images and texts, float32 [B, D] each; dropout if a key is given."""
         return {
             IMAGE: self.embed_images(params, batch["image"], rng),
             TEXT: self.embed_texts(params, batch["text"], rng),
@@ -107,17 +107,17 @@ class Contrastive(Objective):
         return _embed(self.model, params[TEXT], tokens, rng)
 
     def loss_of(self, params: Any, embeddings: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
-        """The mean over the examples of the batch; `accuracy` of images among its texts."""
+        """The mean over the examples of the batch; `accuracy` of image-to-text retrieval."""
         values = self._values(params, embeddings, batch["mask"])
         means = {name: masked_mean(value, batch["mask"]) for name, value in values.items()}
         return means.pop("loss"), {**means, "temperature": jnp.exp(params["t"][0])}
 
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
-        """As in training, among the examples of one batch: [B] each, by the batch's size."""
+        """As in training, within one batch, [B] each; the values depend on the batch size."""
         return self._values(params, self.embed(params, batch), batch["mask"])
 
     def _values(self, params: Any, embeddings: Any, mask: jax.Array) -> Metrics:
-        """Of every example, [B] each; columns of padding count nowhere."""
+        """Per example, [B] each; padding is excluded."""
         cosines = embeddings[IMAGE] @ embeddings[TEXT].T  # [B, B]
         logits = jnp.exp(params["t"][0]) * cosines
         best = jnp.argmax(jnp.where(mask[None] > 0, logits, -jnp.inf), axis=1)
@@ -125,7 +125,7 @@ class Contrastive(Objective):
         return {"loss": self._losses(params, logits, mask), "accuracy": hits}
 
     def _losses(self, params: Any, logits: jax.Array, mask: jax.Array) -> jax.Array:
-        """Of logits [B, B], a row per image: [B]."""
+        """Logits [B, B], a row per image, to losses [B]."""
         del params
         hidden = jnp.where(mask > 0, 0.0, -jnp.inf)
         of_images = jax.nn.logsumexp(logits + hidden[None], axis=1)
@@ -134,9 +134,9 @@ class Contrastive(Objective):
 
 
 class SigmoidContrastive(Contrastive):
-    """The binary cross-entropy of every pair, summed over the texts: -log sigmoid(z (t cos + b)).
+    """The binary cross-entropy of all pairs, summed over texts: -log sigmoid(z (t cos + b)).
 
-    z is 1 for an image's own text and -1 for the others. Beside `t` there is a learned bias `b`.
+    z is 1 for an image's own text and -1 for the others. Besides `t` there is a learned bias `b`.
     """
 
     own_parameters = MappingProxyType({"t": (None,), "b": (None,)})
@@ -145,7 +145,7 @@ class SigmoidContrastive(Contrastive):
         """
         Args:
           task: see `Contrastive`.
-          bias: of the logits at first.
+          bias: initial bias of the logits.
           **kwargs: of `Contrastive`.
 
         Raises:
@@ -161,7 +161,7 @@ class SigmoidContrastive(Contrastive):
 
 
 def _embed(model: Any, params: Any, inputs: jax.Array, rng: Any) -> jax.Array:
-    """Vectors of length 1, float32 [B, D]; `rng` None is no training."""
+    """Unit vectors, float32 [B, D]; without `rng`, in evaluation mode."""
     rngs = {} if rng is None else {"dropout": rng}
     x = model.apply({"params": params}, inputs, train=rng is not None, rngs=rngs)
     x = jnp.asarray(x, jnp.float32)

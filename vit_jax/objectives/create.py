@@ -1,4 +1,4 @@
-"""The kinds of objectives by name; each is built as `Kind(task, *, key=default, ...)`."""
+"""Objectives by name; each is built as `Kind(task, *, key=default, ...)`."""
 
 from __future__ import annotations
 

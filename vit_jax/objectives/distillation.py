@@ -1,8 +1,8 @@
 """Distillation as in DeiT ("Training data-efficient image transformers", 2012.12877, section 4).
 
 A student learns from the labels and from a teacher that sees the same augmented and mixed images.
-A distilled model has a separate head for the teacher's answers (the distillation token, equation
-3); any other model learns both with its one head. At test time both heads are averaged.
+A distilled model has a separate head for the teacher's predictions (the distillation token,
+equation 3); other models learn both with a single head. At test time both heads are averaged.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from vit_jax.objectives.objective import Batch, Metrics, Task, masked_mean, scal
 
 
 class Distillation(Classification):
-    """(1 - weight) * loss of the labels + weight * loss of the teacher's answers.
+    """(1 - weight) * loss of the labels + weight * loss of the teacher's predictions.
 
-    The teacher's parameters are the constants `teacher`.
+    The teacher's parameters are the constant `teacher`.
     """
 
     def __init__(self, task: Task, *, teacher: str = "", weight: float = 0.5, **kwargs: Any):
         """
         Args:
           task: its model is the student.
-          teacher: source of its weights, see `pretrained.source`.
-          weight: of the teacher's answers; the labels have the rest.
+          teacher: source of the teacher's weights, see `pretrained.source`.
+          weight: of the teacher's loss; the labels' loss gets 1 - weight.
           **kwargs: of `Classification`, for the labels.
 
         Raises:
-          UserError: no teacher, or one of other classes or images.
+          UserError: no teacher, or one with other classes or images.
         """
         super().__init__(task, **kwargs)
         if not teacher:
             raise UserError(
-                "--config.objective.teacher is missing: name the teacher's weights, a file, a work "
-                "directory, hf://, gs://, https:// or a name of scripts/zoo.py list."
+                "--config.objective.teacher is missing: set the teacher's weights: a file, a work "
+                "directory, hf://, gs://, https:// or a name from scripts/zoo.py list."
             )
         if not 0.0 <= weight <= 1.0:
             raise UserError(f"objective.weight={weight} must be in [0, 1].")
@@ -49,7 +49,7 @@ class Distillation(Classification):
         self.constants = {"teacher": params}
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
-        """The mean over the real examples; `accuracy` is that of the class head."""
+        """The mean over the real examples; `accuracy` is the class head's."""
         images = scale_images(batch["image"])
         mean, state = self.model.apply(
             {"params": params}, images, train=True, rngs={"dropout": rng}, mutable=["outputs"]
@@ -66,12 +66,12 @@ class Distillation(Classification):
         return loss, means
 
     def _distill(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
-        """Of the student's logits and the teacher's, [B, K] each: [B]."""
+        """The student's and the teacher's logits, [B, K] each, to losses [B]."""
         raise NotImplementedError
 
 
 class HardDistillation(Distillation):
-    """The teacher's arg-max is a second label (equation 3)."""
+    """The teacher's arg-max serves as a second label (equation 3)."""
 
     def _distill(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
         targets = jax.nn.one_hot(jnp.argmax(answers, axis=-1), answers.shape[-1])
@@ -85,7 +85,7 @@ class SoftDistillation(Distillation):
         """
         Args:
           task: its model is the student.
-          weight: lambda, of the teacher's answers; the labels have the rest.
+          weight: lambda, of the teacher's loss; the labels' loss gets 1 - weight.
           temperature: tau, by which both logits are divided.
           **kwargs: of `Distillation`.
 

@@ -1,12 +1,12 @@
 """Masked patch prediction, the paper's self-supervision (section 4.6 and appendix B.1.2).
 
 Some patch embeddings are corrupted before positions are added, and the model predicts the pixels of
-those patches from its outputs at their places. The authors released no code. Where the paper is
+those patches from the output tokens there. The authors released no code. Where the paper is
 silent we chose: patches are corrupted independently; a random patch is another one of the same
 image; colour bins have equal width; the loss is the mean over the corrupted patches of the batch
-(of each part of one that is accumulated: parts of 64 images of 196 patches differ by about 1 % in
-their numbers, and so in the weight of a patch);
-the learned [mask] embedding starts from a normal distribution of 0.02.
+(with accumulation, of each part: parts of 64 images of 196 patches differ by about 1 % in
+their number of corrupted patches, and so in the weight of a patch);
+the learned [mask] embedding is initialized with a standard deviation of 0.02.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import optax
 from vit_jax.errors import UserError, check_known
 from vit_jax.objectives.objective import Batch, Metrics, Objective, Task, masked_mean, scale_images
 
-# What is predicted, by the side of the patch in colour predictions (0: pixels instead). The paper's
-# few-shot accuracy was best with the first; all worked.
+# Prediction targets, with the side of the patch in colour predictions (0: pixels instead). The
+# paper's few-shot accuracy was best with the first; all worked.
 TARGETS = {"mean_color": 1, "downsized": 4, "pixels": 0}
 BINS = 8  # 3 bits per channel
 
@@ -42,14 +42,14 @@ class MaskedPatch(Objective):
     ):
         """
         Args:
-          task: its model gives an output per token, a Vision Transformer with
+          task: its model has an output per token: a Vision Transformer with
             `classifier="token_unpooled"` or `"unpooled"`.
           target: `mean_color`, the mean 3-bit colour (512 classes for 3 channels); `downsized`, the
             3-bit colours of the patch at 4x4 pixels (16 predictions of 512 classes); `pixels`, all
             values of the patch, with an L2 loss.
-          corruption: share of the patches that are corrupted; the paper also tried 0.15.
-          masked: of the corrupted ones, the share that the [mask] embedding replaces.
-          replaced: the share that the embedding of a random patch replaces; the rest is kept.
+          corruption: share of patches to corrupt; the paper also tried 0.15.
+          masked: share of the corrupted patches that become the [mask] embedding.
+          replaced: share that becomes the embedding of a random patch; the rest is kept.
 
         Raises:
           UserError: unknown target, shares outside [0, 1], a model without an output per patch, or
@@ -58,11 +58,11 @@ class MaskedPatch(Objective):
         super().__init__()
         check_known("objective.target", target, TARGETS)
         if not 0.0 < corruption <= 1.0:
-            raise UserError(f"objective.corruption={corruption} must be above 0, at most 1.")
+            raise UserError(f"objective.corruption={corruption} must be in (0, 1].")
         if min(masked, replaced) < 0.0 or masked + replaced > 1.0:
             raise UserError(
                 f"objective.masked={masked} and objective.replaced={replaced} are shares of the "
-                "corrupted patches: they must not be negative, nor add up to more than 1."
+                "corrupted patches: they must not be negative, and add up to at most 1."
             )
         self._side, self._corruption = TARGETS[target], corruption
         self._masked, self._replaced = masked, replaced
@@ -72,7 +72,7 @@ class MaskedPatch(Objective):
         probe = task.build_model(num_colors)
         if not probe.logits_per_token:
             raise UserError(
-                "objective.name='masked_patch' predicts every patch: take a Vision Transformer "
+                "objective.name='masked_patch' predicts every patch: use a Vision Transformer "
                 "with model.classifier='token_unpooled' (fine-tuned with 'token'), or 'unpooled' "
                 "(with 'gap')."
             )
@@ -82,7 +82,7 @@ class MaskedPatch(Objective):
         if side and (height % side or width % side):
             raise UserError(
                 f"objective.target={target!r} shrinks patches of {height}x{width} pixels to "
-                f"{side}x{side}, which does not divide them; take 'mean_color'."
+                f"{side}x{side}, which needs sides divisible by that; use 'mean_color'."
             )
         self.num_outputs = side**2 * num_colors if side else height * width * channels
         self.model = task.build_model(self.num_outputs)
@@ -107,7 +107,7 @@ class MaskedPatch(Objective):
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
         """Means over the corrupted patches of each image (over all if there are none), [B].
 
-        The corruption is a function of the image's pixels alone.
+        The corruption is a function of the image's pixels only.
         """
         images = scale_images(batch["image"])
         pixels = jnp.asarray(jnp.round((images + 1.0) * 127.5), jnp.uint32)
@@ -121,8 +121,8 @@ class MaskedPatch(Objective):
     def _draw(self, rng: jax.Array, images: jax.Array) -> tuple[jax.Array, Batch]:
         """Which patches are corrupted (1.0 or 0.0), and how, for the model: [B, P] each.
 
-        `masked`: whether the [mask] embedding replaces it; `source`: the patch whose embedding
-        stands there otherwise, mostly its own.
+        `masked`: whether the [mask] embedding replaces it; `source`: the patch whose embedding it
+        gets otherwise, usually its own.
         """
         height, width = self._patch
         shape = (images.shape[0], (images.shape[1] // height) * (images.shape[2] // width))
@@ -131,7 +131,7 @@ class MaskedPatch(Objective):
         kind = jax.random.uniform(how, shape)
         replaced = (kind >= self._masked) & (kind < self._masked + self._replaced)
         own = jnp.broadcast_to(jnp.arange(shape[1]), shape)
-        # Another patch: a step of 1 to P - 1 around the image.
+        # Another patch: a shift of 1 to P - 1, modulo P.
         step = jax.random.randint(where, shape, 1, max(shape[1], 2))
         source = jnp.where(corrupted & replaced, (own + step) % shape[1], own)
         masked = corrupted & (kind < self._masked)
@@ -140,7 +140,7 @@ class MaskedPatch(Objective):
     def _values(
         self, params: Any, images: jax.Array, corruption: Batch, rngs: Any, *, train: bool
     ) -> Metrics:
-        """Loss, and accuracy where there are classes, of every patch: [B, P] each."""
+        """Loss, and accuracy if the target is a class, of every patch: [B, P] each."""
         outputs = self.model.apply(
             {"params": params}, images, train=train, corruption=corruption, rngs=rngs
         )
@@ -161,7 +161,7 @@ class MaskedPatch(Objective):
         return {"loss": jnp.mean(loss, axis=-1), "accuracy": jnp.mean(correct, axis=-1)}
 
     def _patches(self, images: jax.Array) -> jax.Array:
-        """[B, H, W, C] -> [B, P, h, w, C], in the order of the tokens."""
+        """[B, H, W, C] -> [B, P, h, w, C], in token order."""
         (height, width), (batch_size, *sides, channels) = self._patch, images.shape
         rows, columns = sides[0] // height, sides[1] // width
         x = images[:, : rows * height, : columns * width]
@@ -171,7 +171,7 @@ class MaskedPatch(Objective):
 
 
 def color_classes(colors: jax.Array) -> jax.Array:
-    """Colours [..., C] in [-1, 1] -> int32 [...]: 3 bits per channel, the first the highest."""
+    """Colours [..., C] in [-1, 1] -> int32 [...]: 3 bits per channel, the first is the highest."""
     bins = jnp.clip(jnp.floor((colors + 1.0) / 2.0 * BINS), 0, BINS - 1)
     classes = jnp.zeros(colors.shape[:-1])
     for channel in range(colors.shape[-1]):

@@ -1,4 +1,4 @@
-"""What an objective is given, what the loop asks of it, and losses."""
+"""The interface of objectives, and losses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Metrics = dict[str, jax.Array]
 class Task:
     """What an objective is built from."""
 
-    build_model: Callable[[int], Any]  # from the number of outputs
+    build_model: Callable[[int], Any]  # of a number of outputs
     image_shape: tuple[int, int, int] = (0, 0, 0)  # [H, W, C]
     class_names: tuple[str, ...] = ()  # of the data, in the order of the labels
-    # From a source: (params, images in [-1, 1]) -> logits [B, K] of the classes; the params.
+    # Source -> (function of (params, images in [-1, 1]) to logits [B, K] of the classes, params).
     load_teacher: Callable[[str], tuple[Callable[..., jax.Array], Any]] | None = None
-    load_tower: Callable[[str], Any] | None = None  # from a source, or the name of a variant
+    load_tower: Callable[[str], Any] | None = None  # from a source or the name of a variant
     eval_preprocess: str = ""  # ops of the evaluation; some may read texts
-    read_labels: Callable[[], np.ndarray] | None = None  # all of the training's, [N, ...]
+    read_labels: Callable[[], np.ndarray] | None = None  # all training labels, [N, ...]
 
     @classmethod
     def of(cls, model: Any) -> Task:
@@ -35,62 +35,62 @@ class Task:
 
 
 class Objective:
-    """What is minimised, and what is measured per example.
+    """The training loss, and the metrics of an example.
 
     A subclass is built as `Kind(task, *, key=default, ...)`: its keyword-only parameters, and those
     of its bases, are the keys of `config.objective`. It sets `model` and `num_outputs`, and defines
-    `loss` and `evaluate`, which are pure. A batch holds the keys of `example_keys`, [B, ...] each,
-    and `mask` [B] float32, 1 for a real example.
+    `loss` and `evaluate`, both pure. A batch holds the keys of `example_keys`, [B, ...] each,
+    and `mask` [B] float32, 1 for real examples.
 
-    Its constants are arrays that it uses but does not learn. The loop shards them like parameters,
-    keeps them out of optimizer and checkpoints, and adds them to the parameters wherever it calls
-    the objective: `{**params, **constants}`.
+    Constants are arrays that the objective uses but does not train. The loop shards them like
+    parameters, keeps them out of optimizer and checkpoints, and adds them to the parameters when it
+    calls the objective: `{**params, **constants}`.
     """
 
     model: Any  # linen module with `num_outputs` outputs
     num_outputs: int
     class_names: tuple[str, ...] = ()  # of the outputs; () if they are not the data's classes
-    example_keys: tuple[str, ...] = ("image", "label")  # what it needs of an example
-    measures: tuple[str, ...] = ("loss",)  # names of what `evaluate` returns
+    example_keys: tuple[str, ...] = ("image", "label")  # required keys of an example
+    measures: tuple[str, ...] = ("loss",)  # names of the metrics that `evaluate` returns
     several_labels: bool = False  # `label` is [B, K] of 0 and 1, not [B]
-    spans_batch: bool = False  # the loss of a batch is not the mean of those of its equal parts
+    spans_batch: bool = False  # the loss of a batch is not the mean of the losses of its parts
     probabilities_by: str = "softmax"  # how logits become probabilities; or "sigmoid"
     constants: dict[str, Any]  # {name: tree}
-    image_model: tuple[Any, str] | None = None  # what sees images, and its prefix; None: `model`
-    prefix: str = ""  # where the parameters of `model` are, if there are others beside them
+    image_model: tuple[Any, str] | None = None  # the image model and its prefix; None: `model`
+    prefix: str = ""  # of the parameters of `model`, if there are others
     own_parameters: Mapping[str, tuple[str | None, ...]] = {}  # logical axes by name: a temperature
-    start: dict[str, Any]  # {name: tree of host arrays} of parameters that do not start at random
+    start: dict[str, Any]  # {name: tree of host arrays} of parameters with initial values
 
     def __init__(self) -> None:
         self.constants, self.start = {}, {}
 
     def describe(self, description: Any) -> dict[str, Any]:
-        """What users of each model of the result need to know, by its prefix; "" where it is one.
+        """Descriptions of the resulting models by prefix; "" for a single model.
 
-        A `Description` each, made of that of `model`. The first is what loads by itself.
+        They derive from `model`'s `description`. The first one is loaded by default.
         """
         return {self.prefix: description}
 
     def init(self, rng: jax.Array, batch: Batch) -> Any:
-        """Random parameters for batches of this shape."""
+        """Random parameters for batches of these shapes."""
         return self.model.init(rng, scale_images(batch["image"]), train=False)["params"]
 
     def prepare(self, batch: Batch) -> Batch:
-        """A whole training batch, mixed, before it is cut for accumulation.
+        """Processes a whole training batch, after mixing and before accumulation splits it.
 
-        What the loss of an example needs to know of the others is added here, as an array [B, ...].
+        Adds what the loss of an example needs to know about the others, as an array [B, ...].
         """
         return batch
 
     def loss(self, params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
-        """The scalar to minimise on a training batch, and scalars to report.
+        """The scalar to minimise on a training batch, and scalars to log.
 
-        One that `spans_batch`, as a contrastive loss does, is given by `embed` and `loss_of`.
+        With `spans_batch`, as in a contrastive loss, `embed` and `loss_of` define it.
         """
         return self.loss_of(params, self.embed(params, batch, rng), batch)
 
     def embed(self, params: Any, batch: Batch, rng: jax.Array) -> Any:
-        """What `loss_of` needs of every example: any tree of float arrays [B, ...]."""
+        """The input of `loss_of` for every example: any tree of float arrays [B, ...]."""
         raise NotImplementedError
 
     def loss_of(self, params: Any, embeddings: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
@@ -98,19 +98,19 @@ class Objective:
         raise NotImplementedError
 
     def evaluate(self, params: Any, batch: Batch) -> Metrics:
-        """`measures` of every example, [B] float32 each; no randomness."""
+        """`measures` of every example, [B] float32 each; deterministic."""
         raise NotImplementedError
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of [B] over the real examples."""
+    """Mean of [B] over real examples."""
     return jnp.sum(values * (mask / jnp.maximum(jnp.sum(mask), 1.0)))
 
 
 def scale_images(images: jax.Array) -> jax.Array:
     """uint8 [B, H, W, C] -> float32 in [-1, 1], the range of the published models.
 
-    Floats come back as they are: the preprocessing has scaled them (`value_range`).
+    Floats are returned unchanged: the preprocessing has scaled them (`value_range`).
     """
     if images.dtype == jnp.uint8:
         return jnp.asarray(images, jnp.float32) / 127.5 - 1.0
@@ -120,7 +120,7 @@ def scale_images(images: jax.Array) -> jax.Array:
 def of_batches(
     function: Callable[[Any, jax.Array], Any], key: str = "image", prefix: str = ""
 ) -> Callable[[Any, Batch], Any]:
-    """A function of parameters and a model's input as one of parameters and a batch."""
+    """Turns a function of (params, model input) into one of (params, batch)."""
 
     def of_batch(params: Any, batch: Batch) -> Any:
         return function(params[prefix] if prefix else params, scale_images(batch[key]))
@@ -136,7 +136,7 @@ def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.sum(optax.sigmoid_binary_cross_entropy(logits, targets), axis=-1)
 
 
-# Of logits and targets, [B, K] each: [B].
+# Logits and targets, [B, K] each, to losses [B].
 LOSSES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "softmax": optax.softmax_cross_entropy,
     "sigmoid": sigmoid_cross_entropy,

@@ -1,12 +1,12 @@
-"""Accelerators as one table: what a chip computes, holds and moves at its best.
+"""A table of accelerators: peak compute, memory and bandwidth of each chip.
 
 Sources:
   TPU: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; v2 and v3 from Jouppi et al., "A
     domain-specific supercomputer for training deep neural networks" (CACM 2020), v4 also from
-    arXiv 2304.01433. Interconnect: half of the "bidirectional" figure; DCN per chip, v4's (not
-    published) as v5e's. Memory: what the compiler of libtpu 0.0.42 offers ("exceeds available HBM
+    arXiv 2304.01433. Interconnect: half of the "bidirectional" figure; DCN per chip; v4's is not
+    published, v5e's is used. Memory: the libtpu 0.0.42 compiler's limit ("exceeds available HBM
     (15.75G)"), which is less than the data sheet's size.
-  GPU: NVIDIA's data sheets, dense figures without sparsity; memory as the driver reports it;
+  GPU: NVIDIA's data sheets, dense figures without sparsity; memory as reported by the driver;
     network of a DGX node of that generation, per GPU.
 """
 
@@ -21,14 +21,14 @@ GIB = 2**30
 class Chip:
     """One accelerator chip. All rates are upper bounds, per chip and not per core."""
 
-    name: str  # as users call it
+    name: str  # as used on the command line
     _: dataclasses.KW_ONLY
-    tflops: float  # dense bfloat16, 1e12 per second (V100: float16, it has no bfloat16)
-    hbm_gib: float  # memory that programs can use
+    tflops: float  # dense bfloat16, 1e12 per second (V100: float16, as it lacks bfloat16)
+    hbm_gib: float  # memory available to programs
     hbm_gb_s: float  # its bandwidth, 1e9 bytes per second
-    link_gb_s: float  # to the other chips of a slice or a node, in one direction
+    link_gb_s: float  # to the other chips of a slice or node, in one direction
     network_gb_s: float = 0.0  # to other slices or nodes
-    devices: int = 1  # of JAX; 2 where each core is one
+    devices: int = 1  # JAX devices; 2 if each core is one
 
     @property
     def device_peak_flops(self) -> float:
@@ -95,6 +95,6 @@ DEVICE_KINDS = {
 
 
 def find_chip(device_kind: str) -> Chip | None:
-    """The chip that JAX calls `device_kind`, as "TPU v5 lite"; None for CPUs and the unknown."""
+    """The chip with this `device_kind`, such as "TPU v5 lite"; None for CPUs and unknown ones."""
     names = {kind.lower(): name for kind, name in DEVICE_KINDS.items()}  # drivers differ in case
     return CHIPS.get(names.get(device_kind.lower(), ""))

@@ -1,4 +1,4 @@
-"""Where each device stands in a mesh: axes that communicate most get the fastest links."""
+"""Device order in a mesh: the axes that communicate most get the fastest links."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from jax.experimental import mesh_utils
 from vit_jax.errors import PassingError, UserError
 
 # Another process still holds the device, or its driver is not up yet.
-_DEVICE_MAY_COME = re.compile(r"(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE): ")
+_RETRYABLE_ERROR = re.compile(r"(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE): ")
 
 
 def all_devices() -> list[Any]:
-    """All devices of the run; the first call starts them.
+    """All devices of the run; the first call initializes them.
 
     Raises:
-      UserError: they do not start, or JAX_PLATFORMS asks for some that are not here.
-      PassingError: the same, but another start may find them.
+      UserError: they cannot be initialized, or JAX_PLATFORMS names a platform that is missing.
+      PassingError: the same, but another attempt may succeed.
     """
     devices: list[Any] = []
     try:
         with contextlib.suppress(AssertionError):  # JAX found no devices
             devices = jax.devices()
     except RuntimeError as error:
-        message = f"The devices do not start: {' '.join(str(error).split())}"
-        kind = PassingError if _DEVICE_MAY_COME.search(message) else UserError
+        message = f"cannot initialize the devices: {' '.join(str(error).split())}"
+        kind = PassingError if _RETRYABLE_ERROR.search(message) else UserError
         raise kind(message) from error
     asked = os.environ.get("JAX_PLATFORMS", "")
     first = asked.partition(",")[0]
-    # Given "cuda,cpu", JAX falls back to the CPU when a GPU has no driver.
+    # With "cuda,cpu", JAX falls back to the CPU if a GPU has no driver.
     if not devices or (first in ("cuda", "gpu") and devices[0].platform != "gpu"):
         raise UserError(
-            f"JAX_PLATFORMS={asked}: there is no such device here. Check the driver (nvidia-smi) "
+            f"JAX_PLATFORMS={asked}: no such device found. Check the driver (nvidia-smi) "
             "and that JAX was installed for it (pip install '.[cuda13]' or '.[cuda12]'), or unset "
             "JAX_PLATFORMS."
         )
@@ -48,14 +48,14 @@ def all_devices() -> list[Any]:
 
 
 def device_groups(devices: Sequence[Any]) -> tuple[str, list[list[Any]]]:
-    """What the fast links join: the slices of TPUs, the hosts of GPUs.
+    """Devices joined by fast links: TPU slices, GPU hosts.
 
-    JAX numbers both as `slice_index`, for any number of hosts in a slice or processes on a host.
-    Devices without that number are grouped by process, except TPUs: only a single slice has
-    none. A mesh cannot be cut along groups of different sizes: they count as one.
+    JAX numbers both as `slice_index`, for any number of hosts per slice or processes per host.
+    Devices without that number are grouped by process, except TPUs: they lack it only in a single
+    slice. Groups of different sizes cannot split a mesh: they count as one.
 
     Returns:
-      `slice` or `host`, and the groups in order, each with its devices in the order given.
+      `slice` or `host`, and the groups in order, each with its devices in the given order.
     """
     numbered = all(getattr(device, "slice_index", None) is not None for device in devices)
     attribute = "slice_index" if numbered else "process_index"
@@ -73,18 +73,18 @@ def device_groups(devices: Sequence[Any]) -> tuple[str, list[list[Any]]]:
 def mesh_sizes(
     data: int, fsdp: int, tensor: int, num_devices: int, group_size: int, kind: str
 ) -> tuple[int, int, int]:
-    """Sizes of the axes with 0 and -1 replaced by numbers, see `sharding.create_mesh`.
+    """Axis sizes with 0 and -1 replaced by numbers, see `sharding.create_mesh`.
 
     Raises:
-      UserError: they do not multiply to `num_devices`.
+      UserError: their product is not `num_devices`.
     """
     sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
     text = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
     if fsdp == 0:
         if tensor < 1 or group_size % tensor:
             raise UserError(
-                f"{text}: mesh.fsdp=0 is what mesh.tensor leaves of the {group_size} devices of "
-                f"one {kind}; mesh.tensor must divide them."
+                f"{text}: with mesh.fsdp=0, mesh.tensor must divide the {group_size} devices of "
+                f"one {kind}."
             )
         sizes["fsdp"] = group_size // tensor
     free = [axis for axis, size in sizes.items() if size == -1]
@@ -98,17 +98,17 @@ def mesh_sizes(
         sizes[free[0]] = num_devices // known
     if math.prod(sizes.values()) != num_devices:
         raise UserError(
-            f"{text} does not fit the {num_devices} devices there are: the sizes must multiply to "
+            f"{text} does not match the {num_devices} devices: the product of the sizes must be "
             f"{num_devices} (-1 for one of them takes the rest)."
         )
     return sizes["data"], sizes["fsdp"], sizes["tensor"]
 
 
 def split_sizes(sizes: tuple[int, ...], group_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes of a mesh -> (between groups, within a group), whose products axis by axis are `sizes`.
+    """Splits mesh sizes into (between groups, within a group), whose products per axis are `sizes`.
 
-    The last axes communicate most and get as much of a group as divides them. The product of the
-    sizes must be a multiple of `group_size`.
+    The last axes communicate most and get the largest part of a group that divides them. The
+    product of the sizes must be a multiple of `group_size`.
     """
     inner: list[int] = []
     for size in reversed(sizes):
@@ -118,10 +118,10 @@ def split_sizes(sizes: tuple[int, ...], group_size: int) -> tuple[tuple[int, ...
 
 
 def arrange_devices(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
-    """Devices as an array of these sizes, of which the last axes lie within groups.
+    """Arranges devices in an array of these sizes whose last axes lie within groups.
 
-    Within a group JAX orders them by its physical topology. `jax.make_mesh` does this for one
-    group and refuses several.
+    Within a group JAX orders them by physical topology. `jax.make_mesh` does this for one
+    group and rejects several.
     """
     _, groups = device_groups(devices)
     outer, inner = split_sizes(sizes, len(groups[0]))

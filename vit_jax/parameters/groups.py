@@ -1,7 +1,7 @@
-"""Which parameters learn, how fast, and how much they decay, decided by their names.
+"""Freezing, layer-wise learning rates and weight decay, selected by parameter names.
 
 Names are those of the loop form (`Transformer/encoderblock_3/...`). A leaf of the scan form, which
-holds one parameter of all L blocks, goes by the L names that it has in the loop form.
+holds one parameter of all L blocks, is matched by its L names in the loop form.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Multipliers = Sequence[tuple[str, float]]  # (regular expression, factor)
 def freeze_parameters(
     tx: optax.GradientTransformation, pattern: str
 ) -> optax.GradientTransformation:
-    """`tx` for the parameters that `pattern` does not match; the others get updates of zero.
+    """Applies `tx` to the parameters that `pattern` does not match; the others are not updated.
 
-    `tx` never sees frozen parameters: it keeps no state for them, and norms leave them out. `init`
+    `tx` never sees frozen parameters: it has no state for them, and norms exclude them. `init`
     raises the errors of `frozen_mask`.
     """
 
@@ -41,13 +41,13 @@ def freeze_parameters(
     def trained(tree: Any) -> Any:
         return jax.tree.map(lambda is_frozen: not is_frozen, frozen(tree))
 
-    # optax.partition would do the same, but puts its labels into the paths of the moments, by
-    # which sharding.state_shardings finds the parameter that a moment belongs to.
+    # optax.partition would do the same, but adds its labels to the paths of the moments, by
+    # which sharding.state_shardings finds the parameter of a moment.
     return optax.chain(optax.masked(tx, trained), optax.masked(optax.set_to_zero(), frozen))
 
 
 def stop_frozen_gradients(params: Any, pattern: str) -> Any:
-    """`params` with zero gradients for the frozen ones; XLA then skips computing them."""
+    """`params` with zero gradients for frozen ones, which XLA then does not compute."""
     frozen = frozen_mask(params, pattern)
     return jax.tree.map(
         lambda leaf, is_frozen: jax.lax.stop_gradient(leaf) if is_frozen else leaf, params, frozen
@@ -55,12 +55,11 @@ def stop_frozen_gradients(params: Any, pattern: str) -> Any:
 
 
 def frozen_mask(tree: Any, pattern: str) -> Any:
-    """A tree like `tree` with True where the whole name matches the regular expression.
+    """A tree like `tree` with True where the regular expression matches the full name.
 
     Raises:
       UserError: `pattern` is not a regular expression; one of its alternatives (`a|b|c`) matches
-        nothing; it matches everything; or only some of the blocks that one leaf of the scan form
-        holds.
+        nothing; it matches everything; or only some of the blocks in one leaf of the scan form.
     """
     names: Names = tuple(
         (path_name(path), tuple(loop_names(path_name(path), leaf)), math.prod(leaf.shape))
@@ -70,15 +69,15 @@ def frozen_mask(tree: Any, pattern: str) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: path_name(path) in frozen, tree)
 
 
-@functools.cache  # the tree is seen several times per run, and should be logged once
+@functools.cache  # called several times per run, but should be logged once
 def _frozen_names(pattern: str, names: Names) -> frozenset[str]:
     every = [each for _, in_blocks, _ in names for each in in_blocks]
     for alternative in _alternatives(pattern):
         if not any(re.fullmatch(alternative, each) for each in every):
             groups = sorted({f"{each.partition('/')[0]}/.*" for each in every if "/" in each})
             raise UserError(
-                f"optimizer.freeze={pattern!r}: {alternative!r} matches no whole parameter name."
-                f"{nearest(alternative, every + groups)} Names are such as {_some(every)}."
+                f"optimizer.freeze={pattern!r}: {alternative!r} matches no full parameter name."
+                f"{nearest(alternative, every + groups)} Examples of names: {_sample_names(every)}."
             )
     frozen: set[str] = set()
     for name, in_blocks, _ in names:
@@ -92,18 +91,18 @@ def _frozen_names(pattern: str, names: Names) -> frozenset[str]:
             frozen.add(name)
     trained = [name for name, _, _ in names if name not in frozen]
     if not trained:
-        raise UserError(f"optimizer.freeze={pattern!r} leaves no parameter to train.")
+        raise UserError(f"optimizer.freeze={pattern!r} matches all parameters; nothing is trained.")
     count = sum(size for name, _, size in names if name in frozen)
     total = sum(size for _, _, size in names)
     logging.info(
         f"optimizer.freeze: {count:,} of {total:,} parameters are frozen; training "
-        f"{_some(trained)}."
+        f"{_sample_names(trained)}."
     )
     return frozenset(frozen)
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """`a|b(c|d)` -> [`a`, `b(c|d)`]: a bar splits where what it leaves on its left is complete."""
+    """`a|b(c|d)` -> [`a`, `b(c|d)`]: splits at a bar if the part before it is complete."""
     found: list[str] = []
     pending = ""
     for piece in pattern.split("|"):
@@ -122,7 +121,7 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 def scale_by_layer(decay: float) -> optax.GradientTransformation:
-    """Multiplies every update by the factor of its layer, see `layer_factors`."""
+    """Multiplies each update by the factor of its layer, see `layer_factors`."""
 
     def scaled(update: jax.Array, _: Any, factor: np.ndarray) -> jax.Array:
         return update * jnp.asarray(factor, update.dtype)
@@ -133,7 +132,7 @@ def scale_by_layer(decay: float) -> optax.GradientTransformation:
 def add_multiplied_decay(
     weight_decay: float, decaying: str, multipliers: Multipliers
 ) -> optax.GradientTransformation:
-    """Adds weight_decay * factor * parameter to every update, see `decay_factors`."""
+    """Adds weight_decay * factor * parameter to each update, see `decay_factors`."""
 
     def decayed(update: jax.Array, param: jax.Array, factor: np.ndarray) -> jax.Array:
         if not np.any(factor):
@@ -146,10 +145,10 @@ def add_multiplied_decay(
 def _update_by_name(
     factors: Callable[[Any], Any], function: Callable[..., jax.Array]
 ) -> optax.GradientTransformation:
-    """Every update becomes function(update, parameter, factor)."""
+    """Replaces each update by function(update, parameter, factor)."""
 
     def init(params: Any) -> optax.EmptyState:
-        factors(params)  # raises its errors before anything is compiled
+        factors(params)  # raises its errors before compilation
         return optax.EmptyState()
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -159,23 +158,23 @@ def _update_by_name(
 
 
 def layer_factors(tree: Any, decay: float) -> Any:
-    """`decay ** (L + 1 - layer)` for every leaf; [L, 1, ...] for a leaf of the scan form.
+    """`decay ** (L + 1 - layer)` for each leaf; [L, 1, ...] for a leaf of the scan form.
 
-    Layer 0 is all that stands before the first of the L blocks, block i is layer i + 1, and L + 1
-    is what comes after the last one, which keeps the full rate. Trees below different prefixes
+    Layer 0 contains all parameters before the first of L blocks, block i is layer i + 1, and layer
+    L + 1 those after the last one, which keep the full rate. Trees below different prefixes
     (`image/...`, `text/...`) are counted separately.
 
     Raises:
       UserError: `decay` is outside (0, 1], or there are no encoder blocks.
     """
     if not 0.0 < decay <= 1.0:
-        raise UserError(f"optimizer.layer_decay={decay} must be above 0 and at most 1 (off).")
+        raise UserError(f"optimizer.layer_decay={decay} must be in (0, 1]; 1 disables it.")
     depths: dict[str, int] = {}
     for found in map(parameter_row, _all_loop_names(tree)):
         if found.block is not None:
             depths[found.prefix] = max(depths.get(found.prefix, 0), found.block + 1)
     if not depths:
-        raise UserError(f"optimizer.layer_decay={decay}: the model has no encoder blocks to count.")
+        raise UserError(f"optimizer.layer_decay={decay}: there are no encoder blocks; set it to 1.")
 
     def factor(name: str) -> float:
         found = parameter_row(name)
@@ -188,14 +187,14 @@ def layer_factors(tree: Any, decay: float) -> Any:
 
 
 def decay_factors(tree: Any, decaying: str, multipliers: Multipliers) -> Any:
-    """The factor of every leaf's decay; [L, 1, ...] for a leaf of the scan form.
+    """The decay factor of each leaf; [L, 1, ...] for a leaf of the scan form.
 
-    It is 0 where `decaying` does not match the whole name; else that of the first of
-    `multipliers` that does; else 1.
+    It is 0 if `decaying` does not match the full name; else that of the first match in
+    `multipliers`; else 1.
 
     Raises:
       UserError: a multiplier that is not a pair of a regular expression and a finite number of at
-        least 0, or that matches nothing that decays.
+        least 0, or that matches no decayed parameter.
     """
     names = [each for each in _all_loop_names(tree) if re.fullmatch(decaying, each)]
     for pair in multipliers:
@@ -205,7 +204,7 @@ def decay_factors(tree: Any, decaying: str, multipliers: Multipliers) -> Any:
             valid = 0.0 <= float(value) < math.inf
         except (TypeError, ValueError, re.error):
             raise UserError(
-                f"optimizer.decay_multipliers={multipliers!r} must hold pairs of a regular "
+                f"optimizer.decay_multipliers={multipliers!r} must be pairs of a regular "
                 "expression and a number, such as (('head/kernel', 100.0),)."
             ) from None
         key = f"optimizer.decay_multipliers: {pattern!r}"
@@ -213,8 +212,8 @@ def decay_factors(tree: Any, decaying: str, multipliers: Multipliers) -> Any:
             raise UserError(f"{key} has the factor {value}; it must be finite and at least 0.")
         if not matches:
             raise UserError(
-                f"{key} matches no whole name of a parameter that decays."
-                f"{nearest(pattern, names)} Names are such as {_some(names)}."
+                f"{key} matches no full name of a decayed parameter."
+                f"{nearest(pattern, names)} Examples of names: {_sample_names(names)}."
             )
 
     def factor(name: str) -> float:
@@ -226,7 +225,7 @@ def decay_factors(tree: Any, decaying: str, multipliers: Multipliers) -> Any:
 
 
 def _map_names(function: Callable[[str], float], tree: Any) -> Any:
-    """`function(name)` for every leaf; [L, 1, ...] for a leaf of the scan form."""
+    """`function(name)` for each leaf; [L, 1, ...] for a leaf of the scan form."""
 
     def values(path: Any, leaf: Any) -> np.ndarray:
         found = np.array([function(name) for name in loop_names(path_name(path), leaf)])
@@ -241,7 +240,7 @@ def _all_loop_names(tree: Any) -> list[str]:
     return [name for path, leaf in leaves for name in loop_names(path_name(path), leaf)]
 
 
-def _some(names: list[str], limit: int = 6) -> str:
-    """A few names from all over the list."""
+def _sample_names(names: list[str], limit: int = 6) -> str:
+    """A few evenly spaced names."""
     shown = names[:: -(-len(names) // limit) or 1]
     return ", ".join(shown) + (" and more" if len(shown) < len(names) else "")

@@ -1,8 +1,8 @@
 """LoRA: low-rank adapters of query and value ("LoRA", Hu et al., 2106.09685, section 4).
 
-A kernel W of an encoder block has `lora_a` [D, r] and `lora_b` [r, ...] beside it, and the model is
-applied with W + alpha / r * A B in its place. So models know nothing of adapters, and a result has
-the parameters of the model alone.
+A kernel W of an encoder block gets `lora_a` [D, r] and `lora_b` [r, ...] next to it, and the model
+is applied with W + alpha / r * A B instead. So models do not know about adapters, and results
+contain only the parameters of the model.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from vit_jax.parameters.names import (
 )
 
 _KERNEL = re.compile(r"(.*/(?:query|value))/kernel")
-# Folded into the key of random parameters for those of adapters.
+# Folded into the key of the random parameters to draw adapters.
 _STREAM = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """Adapters of one rank. A starts with random normal numbers of variance 1 / D, B with zeros."""
+    """Adapters of one rank. A is initialized from N(0, 1 / D), B with zeros."""
 
     rank: int
     alpha: float
@@ -42,10 +42,10 @@ class Lora:
             raise UserError(f"lora.alpha={self.alpha} must be positive.")
 
     def add(self, params: Any, rng: jax.Array) -> Any:
-        """`params`, in either form of the blocks, with adapters; `rng` is theirs too.
+        """`params`, in either form of the blocks, with adapters drawn from `rng`.
 
         Raises:
-          UserError: no encoder block has a query and a value.
+          UserError: no encoder block has query and value.
         """
         flat = flatten_names(params)
         adapted = [match[1] for match in map(_KERNEL.fullmatch, flat) if match]
@@ -57,7 +57,7 @@ class Lora:
         keys = jax.random.split(jax.random.fold_in(rng, _STREAM), len(adapted))
         for name, key in zip(adapted, keys, strict=True):
             shape = flat[f"{name}/kernel"].shape
-            first = int(is_stacked(f"{name}/kernel"))  # after the layers of the scan form
+            first = int(is_stacked(f"{name}/kernel"))  # skips the scan form's layer axis
             layers, width, outputs = shape[:first], shape[first], shape[first + 1 :]
             normal = jax.random.normal(key, (*layers, width, self.rank))
             flat[f"{name}/lora_a"] = normal / math.sqrt(width)
@@ -75,7 +75,7 @@ class Lora:
         return unflatten_names(flat)
 
     def frozen(self, params: Any, trained: Iterable[str], others: str) -> str:
-        """For `optimizer.freeze`: all but adapters, heads and `trained`; and what fits `others`."""
+        """`optimizer.freeze` for all but adapters, heads and `trained`; and for `others`."""
         names = map(re.escape, [*with_role("head", flatten_names(params)), *trained])
         pattern = f"(?!(?:{'|'.join(['.*/lora_[ab]', *names])})$).*"
         return f"{pattern}|{others}" if others else pattern

@@ -1,9 +1,9 @@
-"""Parameters by name: trees, the two forms of the blocks, and what models say of each.
+"""Parameters by name: trees, the two forms of the blocks, and the model's row of each.
 
 A parameter tree is a nested dict of arrays. Its flat form `{"a/b/c": array}` is what `.npz` files
-hold. A Transformer's blocks come as `encoderblock_0 ... encoderblock_{L-1}` (loop form, the one of
+contain. Transformer blocks are stored as `encoderblock_0 ... encoderblock_{L-1}` (loop form, as in
 published files) or as one `encoderblock` whose leaves have a leading axis of length L (scan form);
-those of other models have other names, see `Family.blocks`.
+other models use other names, see `Family.blocks`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from vit_jax.objectives.create import OBJECTIVES
 
 
 def _in_block(name: str, number: str = "") -> re.Match[str] | None:
-    """Matches a name with this expression behind the model's word for a block; "": scan form."""
+    """Matches a name with this expression after the model's name of a block; "": scan form."""
     words = "|".join(sorted({each.block_name for each in MODELS.values() if each.blocks}))
     return re.match(rf"(?P<head>(?:.*/)?(?:{words})){number}/(?P<tail>.*)$", name)
 
 
 def path_name(path: Any) -> str:
-    """A path of JAX's tree functions -> "a/b", from its dict keys alone.
+    """A path of JAX's tree functions -> "a/b", from its dict keys only.
 
-    So a moment in an optimizer's state has the name of its parameter.
+    So a moment in the optimizer state has the name of its parameter.
     """
     keys = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
     return "/".join(str(key) for key in keys)
 
 
 def flatten_names(tree: Any) -> dict[str, Any]:
-    """Nested dict -> `{"a/b": leaf}` in sorted order; `None` leaves are left out."""
+    """Nested dict -> `{"a/b": leaf}` in sorted order; `None` leaves are dropped."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -60,7 +60,7 @@ def unflatten_names(flat: dict[str, Any]) -> dict[str, Any]:
         for parent in parents:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
-                raise UserError(f"{name!r} stands below {parent!r}, which is an array.")
+                raise UserError(f"{name!r} is below {parent!r}, which is an array.")
         if last in node:
             raise UserError(f"{name!r} is both an array and a group of arrays.")
         node[last] = leaf
@@ -81,12 +81,12 @@ def fingerprint(tree: Any) -> str:
 
 
 def is_stacked(name: str) -> bool:
-    """Whether the leaf of that name has a layer axis."""
+    """Whether the leaf with this name has a layer axis."""
     return _in_block(name) is not None
 
 
 def loop_names(name: str, leaf: Any) -> list[str]:
-    """The name, or for a leaf of the scan form its names in every block."""
+    """The name, or for a leaf of the scan form its name in each block."""
     match = _in_block(name)
     if match is None:
         return [name]
@@ -94,17 +94,17 @@ def loop_names(name: str, leaf: Any) -> list[str]:
 
 
 def is_scanned(flat: dict[str, Any]) -> bool:
-    """Whether a flat tree has the scan form."""
+    """Whether a flat tree is in scan form."""
     return any(is_stacked(name) for name in flat)
 
 
 def stack_blocks(tree: Any) -> dict[str, Any]:
-    """Loop form -> scan form: L leaves [...] become one [L, ...]. Scan form comes back as it is.
+    """Loop form -> scan form: L leaves [...] become one [L, ...]. Scan form is returned unchanged.
 
     Raises:
-      UserError: a block lacks a leaf that another has, or a number is missing.
+      UserError: a block lacks a leaf that another has, or a block number is missing.
     """
-    towers: dict[str, dict[str, dict[int, Any]]] = {}  # by what stands before a block's number
+    towers: dict[str, dict[str, dict[int, Any]]] = {}  # by the prefix of a block's number
     flat: dict[str, Any] = {}
     for name, leaf in flatten_names(tree).items():
         match = _in_block(name, r"_(?P<index>\d+)")
@@ -117,7 +117,7 @@ def stack_blocks(tree: Any) -> dict[str, Any]:
         depth = max(max(leaves) + 1 for leaves in groups.values())
         for tail, leaves in groups.items():
             name = f"{head}/{tail}"
-            if len(leaves) < depth:  # a damaged name may ask for any depth: count, do not list
+            if len(leaves) < depth:  # a corrupt name may imply any depth: count, do not list
                 missing = next(i for i in itertools.count() if i not in leaves)
                 raise UserError(f"{name!r} is missing in encoder block {missing} of {depth}.")
             flat[name] = np.stack([np.asarray(leaves[i]) for i in range(depth)])  # [L, ...]
@@ -125,10 +125,10 @@ def stack_blocks(tree: Any) -> dict[str, Any]:
 
 
 def unstack_blocks(tree: Any) -> dict[str, Any]:
-    """Scan form -> loop form, the inverse of `stack_blocks`. Loop form comes back as it is.
+    """Scan form -> loop form, the inverse of `stack_blocks`. Loop form is returned unchanged.
 
     Raises:
-      UserError: a block is there in both forms, or a stacked leaf has no axis of layers.
+      UserError: a block exists in both forms, or a stacked leaf has no layer axis.
     """
     given = flatten_names(tree)
     flat: dict[str, Any] = {}
@@ -138,19 +138,19 @@ def unstack_blocks(tree: Any) -> dict[str, Any]:
             flat[name] = leaf
             continue
         if not leaf.shape:
-            raise UserError(f"{name!r} has no axis of layers.")
+            raise UserError(f"{name!r} has no layer axis.")
         for i in range(leaf.shape[0]):
             single = f"{match['head']}_{i}/{match['tail']}"
             if single in given:
-                raise UserError(f"{name!r} and {single!r} are both there: stacked and single.")
+                raise UserError(f"both {name!r} (stacked) and {single!r} exist; keep one.")
             flat[single] = leaf[i]  # [...]
     return unflatten_names(flat)
 
 
 def abstract_params(model: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
-    """Shapes and types of a model's parameters, for images [H, W, C] or texts [T].
+    """Shapes and dtypes of a model's parameters, for images [H, W, C] or texts [T].
 
-    Blocks are alike: one is traced, as under a scan, instead of all.
+    Blocks are equal: only one is traced, as under a scan.
     """
 
     def init() -> Any:
@@ -164,16 +164,16 @@ def abstract_params(model: Any, input_shape: tuple[int, ...]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A parameter's row, and what its name says besides."""
+    """A parameter's row, and the parts of its name."""
 
     row: Row
-    prefix: str  # "" or what stands before the model's own tree, such as `teacher/`
-    block: int | None  # number of its block
+    prefix: str  # "" or the part before the model's own tree, such as `teacher/`
+    block: int | None  # block number
     general: str  # the name with * for the number of a block or unit
 
 
 def all_rows() -> tuple[Row, ...]:
-    """Of all models and objectives, each once."""
+    """Of all models and objectives, without duplicates."""
     rows = [row for family in MODELS.values() for row in family.rows]
     for kind in OBJECTIVES.values():
         rows += [Row(name, axes, LAST) for name, axes in kind.own_parameters.items()]
@@ -181,9 +181,9 @@ def all_rows() -> tuple[Row, ...]:
 
 
 def parameter_row(name: str) -> Found:
-    """The row of the parameter called `name`, whole or below any prefix (`student/head/kernel`).
+    """The row of the parameter `name`, as it is or below any prefix (`student/head/kernel`).
 
-    An adapter (parameters/lora.py) has the row of its kernel, with its own axes.
+    An adapter (parameters/lora.py) has the row of its kernel, but its own axes.
 
     Raises:
       ValueError: no row, or more than one, matches.
@@ -222,7 +222,7 @@ def _find(name: str, rows: tuple[Row, ...]) -> Found:
 
 
 def role_of(name: str) -> str:
-    """The role of the parameter called `name`; "" if it has none, or is in no model."""
+    """The role of the parameter `name`; "" if it has none, or belongs to no model."""
     try:
         return parameter_row(name).row.role
     except ValueError:
@@ -230,12 +230,12 @@ def role_of(name: str) -> str:
 
 
 def with_role(role: str, names: Iterable[str]) -> list[str]:
-    """Those of `names` that have this role, in the order of the rows."""
+    """The `names` with this role, in the order of the rows."""
     rows = [row for row in all_rows() if row.role == role]
     found = [(parameter_row(name).row, name) for name in names if role_of(name) == role]
     return [name for _, name in sorted(found, key=lambda pair: rows.index(pair[0]))]
 
 
 def image_kernel(names: Iterable[str]) -> str:
-    """Name of the convolution that reads the image; "" where there is none."""
+    """Name of the convolution on the image; "" if there is none."""
     return next(iter(with_role("image", names) or with_role("patches", names)), "")

@@ -1,8 +1,8 @@
-"""Meshes, and how every parameter is sharded.
+"""Meshes, and the sharding of every parameter.
 
-The families of models name the logical axes of their parameters (`Family.rows`), and the one table
-here maps a logical axis to a mesh axis. Models know nothing of meshes. Mesh axes: `data` replicates
-parameters, `fsdp` splits parameters and batch, `tensor` splits heads, MLP width, classes and
+Model families name the logical axes of their parameters (`Family.rows`), and a single table
+here maps logical axes to mesh axes. Models do not know about meshes. Mesh axes: `data` replicates
+parameters, `fsdp` shards parameters and batch, `tensor` shards heads, MLP width, classes and
 vocabularies.
 """
 
@@ -46,15 +46,15 @@ LOGICAL_TO_MESH: dict[str | None, str | None] = {
 def create_mesh(
     *, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """A mesh with axes (data, fsdp, tensor); -1 takes what the others leave.
+    """A mesh with axes (data, fsdp, tensor); -1 takes the remaining devices.
 
-    `fsdp` and `tensor` lie within a slice (TPU) or a host (GPU) as far as they fit, and `data`
-    crosses from one to the other. A warning says where parameters have to cross.
+    `fsdp` and `tensor` stay within a slice (TPU) or a host (GPU) as far as possible, and `data`
+    spans several. A warning is logged if parameters have to cross.
 
     Args:
-      data, fsdp, tensor: devices along each axis. `fsdp=0` takes what `tensor` leaves of one slice
-        or host, so that the same config is hybrid on any number of them.
-      devices: all there are, unless given.
+      data, fsdp, tensor: devices along each axis. `fsdp=0` takes the rest of one slice or host
+        after `tensor`, so that the same config is hybrid on any number of them.
+      devices: default: all.
 
     Raises:
       UserError: see `mesh_sizes` and `all_devices`.
@@ -71,22 +71,22 @@ def create_mesh(
             f"the {len(groups)} of them. mesh.data=-1 with mesh.fsdp=0 keeps them within one, if "
             "the model fits there."
         )
-    # Auto axes: linen's layers do not state the shardings that Explicit axes would ask for.
+    # Auto axes: linen's layers do not declare the shardings that Explicit axes require.
     return Mesh(arrange_devices(devices, sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def compiler_options(mesh: Mesh) -> dict[str, Any]:
-    """XLA's options for `jax.jit` of programs that read sharded parameters."""
+    """XLA options of `jax.jit` for programs that read sharded parameters."""
     if mesh.devices.flat[0].platform != "tpu":
         return {}
-    # XLA would cut a product with a split kernel into one per device ("windowed einsum"), so that
-    # the next shard travels meanwhile. The parts are too small for the matrix unit: B/16 with
-    # fsdp=4 takes 100 Mcycles of a v5e so and 80 with kernels gathered whole, scanned 193 and 108.
+    # XLA would split a product with a sharded kernel into one per device ("windowed einsum"), to
+    # overlap with the transfer of the next shard. These are too small for the matrix unit: B/16 on
+    # fsdp=4 takes 100 Mcycles of a v5e so and 80 with gathered kernels, scanned 193 and 108.
     return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """How a batch [B, ...] lies on the mesh: B is split over `data` and `fsdp`."""
+    """Sharding of a batch [B, ...]: B is split over `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -95,7 +95,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def check_batch_size(key: str, batch_size: int, mesh: Mesh, accumulation_steps: int = 1) -> None:
-    """Raises UserError unless the batch splits evenly over devices and accumulation steps."""
+    """Raises UserError unless devices and accumulation steps divide the batch."""
     shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     for name, value in ((key, batch_size), ("train_step.accumulation_steps", accumulation_steps)):
         if value < 1:
@@ -105,31 +105,31 @@ def check_batch_size(key: str, batch_size: int, mesh: Mesh, accumulation_steps: 
         below = batch_size // unit * unit
         fitting = f"{below} or {below + unit}" if below > 0 else f"{unit}"
         raise UserError(
-            f"{key}={batch_size} does not divide over mesh.data x mesh.fsdp = {shards} devices "
+            f"{key}={batch_size} is not divisible by mesh.data x mesh.fsdp = {shards} devices "
             f"x train_step.accumulation_steps = {accumulation_steps}; use {fitting}."
         )
 
 
 def parameter_axes(name: str, ndim: int) -> tuple[str | None, ...]:
-    """Logical axes of the parameter called `name`, such as `head/kernel` -> ("embed", "classes").
+    """Logical axes of the parameter `name`, such as `head/kernel` -> ("embed", "classes").
 
     Raises:
-      ValueError: no row of the models' families matches, or one of another number of axes.
+      ValueError: no row of the models' families matches, or its number of axes differs.
     """
     axes = parameter_row(name).row.axes
     if is_stacked(name):
         axes = (None, *axes)
     if len(axes) != ndim:
-        raise ValueError(f"parameter {name!r} has {ndim} axes, its row has {axes}.")
+        raise ValueError(f"parameter {name!r} has {ndim} axes, but its row has {axes}.")
     return axes
 
 
 def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """Mesh axis of each dimension; one that does not divide its dimension is dropped.
+    """Mesh axis of each dimension; dropped if it does not divide the dimension.
 
     `fsdp` then moves to the largest free dimension that it divides: which one matters little, as
-    parameters are gathered before use. Never to the layers of the scan form: a step of the loop
-    would need what one device alone holds.
+    parameters are gathered before use. Never to the scan form's layer axis: one iteration would
+    need what only a single device holds.
     """
     axes = [LOGICAL_TO_MESH[logical] for logical in parameter_axes(name, len(shape))]
     spec = [
@@ -146,7 +146,7 @@ def parameter_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSp
 
 
 def parameter_shardings(abstract_params: Any, mesh: Mesh) -> Any:
-    """A NamedSharding per leaf of a parameter tree, by the name of each."""
+    """A NamedSharding for each leaf of a parameter tree, by its name."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: NamedSharding(mesh, parameter_spec(path_name(path), leaf.shape, mesh)),
         abstract_params,
@@ -154,11 +154,11 @@ def parameter_shardings(abstract_params: Any, mesh: Mesh) -> Any:
 
 
 def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
-    """A NamedSharding per leaf of a train state; logs what the mesh cannot split.
+    """A NamedSharding for each leaf of a train state; logs what the mesh cannot shard.
 
     A leaf outside of `params` belongs to the parameter whose name ends its path. Moments and
     averages are sharded like the parameter; factored moments, which lack one dimension, like the
-    other dimensions. The rest (counters) is replicated.
+    remaining dimensions. The rest (counters) is replicated.
     """
     params = {
         name: (leaf.shape, parameter_spec(name, leaf.shape, mesh))
@@ -177,7 +177,7 @@ def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
 def _moment_spec(
     shape: tuple[int, ...], param_shape: tuple[int, ...], spec: PartitionSpec
 ) -> PartitionSpec:
-    """The parameter's spec, for a factored moment without the dimension that was averaged."""
+    """The parameter's spec, for a factored moment without the averaged dimension."""
     if shape == param_shape:
         return spec
     kept = [
@@ -185,12 +185,12 @@ def _moment_spec(
         for i in range(len(param_shape))
         if param_shape[:i] + param_shape[i + 1 :] == shape
     ]
-    # In a square matrix rows and columns look alike: rather split than whole.
+    # In a square matrix rows and columns look the same: prefer to shard.
     return max(kept, key=lambda s: sum(axis is not None for axis in s), default=PartitionSpec())
 
 
 def _log_fallbacks(abstract_params: Any, shardings: Any, mesh: Mesh) -> None:
-    """One line per mesh axis and size that it does not divide; a warning if it costs memory."""
+    """Logs a line per mesh axis and undivided size; a warning if it costs memory."""
     leaves, placed = flatten_names(abstract_params), flatten_names(shardings)
     local = {name: math.prod(placed[name].shard_shape(leaf.shape)) for name, leaf in leaves.items()}
     undivided: dict[tuple[str, int], list[str]] = {}
@@ -215,10 +215,10 @@ def _log_fallbacks(abstract_params: Any, shardings: Any, mesh: Mesh) -> None:
 
 
 def keep_batch_sharding() -> AbstractContextManager[None]:
-    """A context in which the models' logical axes of activations are those of the mesh.
+    """A context that maps the logical axes of the models' activations to the mesh.
 
-    Enter it wherever a model is traced for a mesh. Otherwise the compiler, which finds both the
-    batch and the width of parameters split over `fsdp`, chooses the width in the body of a scan:
+    Use it wherever a model is traced for a mesh. Otherwise the compiler, which sees `fsdp` shard
+    both the batch and the width of parameters, chooses the width in the body of a scan:
     every device then computes on the whole batch, with several times the memory
     (tests/test_layouts.py). No effect without `jax.set_mesh`.
     """
@@ -226,7 +226,7 @@ def keep_batch_sharding() -> AbstractContextManager[None]:
 
 
 def with_shardings(abstract_tree: Any, shardings: Any) -> Any:
-    """Abstract arrays with these shardings."""
+    """Adds shardings to abstract arrays."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         abstract_tree,
@@ -235,9 +235,9 @@ def with_shardings(abstract_tree: Any, shardings: Any) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """Arrays on any sharding and any number of processes -> numpy arrays on every process.
+    """Arrays with any sharding, on any number of processes -> numpy arrays on every process.
 
-    One leaf at a time, so that no device ever holds more than one whole array.
+    One leaf at a time, so that no device holds more than one whole array.
     """
 
     def fetch(leaf: Any) -> np.ndarray:

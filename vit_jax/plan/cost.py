@@ -1,4 +1,4 @@
-"""What one update costs by the compiler, and how long it takes by a model of the hardware."""
+"""Cost of an update according to the compiler, and its time by a model of the hardware."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from vit_jax.plan.program import (
 )
 from vit_jax.plan.topology import Topology
 
-# Seconds instead of minutes; in the pairs that were compared the memory differed by up to 10 %, so
+# Seconds instead of minutes; in the pairs compared, memory differed by up to 10 %, so
 # more than FAST_SHARE of a device is too close to call.
 FAST: dict[str, Any] = (
     {"exec_time_optimization_effort": -1.0}
-    if hasattr(jax.config, "jax_exec_time_optimization_effort")  # gone in JAX 0.12
+    if hasattr(jax.config, "jax_exec_time_optimization_effort")  # removed in JAX 0.12
     else {"optimization_level": "O0"}
 )
 FAST_SHARE = 0.9
 
-# Nothing can be timed where there is no GPU, so no kernel is chosen by trying it.
+# Without a GPU nothing can be timed, so kernels are not autotuned.
 GPU = {
     "xla_gpu_autotune_level": 0,
     "xla_gpu_shard_autotuning": False,
@@ -44,29 +44,29 @@ GPU = {
 
 
 class TooLargeError(Exception):
-    """The compiler found no way to run the program in the memory of a device."""
+    """The compiler could not fit the program into the memory of a device."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """What one update costs; bytes are per device.
+    """Cost of an update; bytes are per device.
 
-    `memory` has `arguments` (state, constants, batch), `outputs`, `aliased` (outputs in the place
-    of arguments), `temporaries`, `peak`, and `total`: with the gaps that allocation leaves.
+    `memory` has `arguments` (state, constants, batch), `outputs`, `aliased` (outputs that reuse
+    arguments), `temporaries`, `peak`, and `total`: including fragmentation.
     """
 
     memory: dict[str, int]
-    executed_flops: float  # in products over all devices, with remat's, without a kernel's padding
+    executed_flops: float  # in products, over all devices, with remat's, without kernel padding
     hbm_bytes: float  # read from and written to the device's memory
-    traffic: dict[str, Traffic]  # collectives by kind
-    cycles: float  # of a device as the TPU compiler expects, without kernels; 0 elsewhere
+    traffic: dict[str, Traffic]  # by kind of collective
+    cycles: float  # of a device by the TPU compiler's estimate, without kernels; 0 elsewhere
     kernel_cycles: float  # see `kernel_cycles`; 0 likewise
 
 
 def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: bool) -> CompiledStep:
-    """Compiles a jitted update for a mesh, whose devices need not be there; may be TooLargeError.
+    """Compiles a jitted update for a mesh of possibly absent devices; may raise TooLargeError.
 
-    `arguments`: see `subject.step_arguments`. `full`: optimized as for training; else fast.
+    `arguments`: see `subject.step_arguments`. `full`: optimize as for training; else fast.
     """
     device = mesh.devices.flat[0]
     platform, chip = device.platform, find_chip(device.device_kind)
@@ -103,12 +103,12 @@ def compile_step(mesh: Mesh, update: Any, arguments: Sequence[Any], *, full: boo
     )
 
 
-CLOCK_HZ = 1.5e9  # in whose cycles times are told: that of v5e
+CLOCK_HZ = 1.5e9  # of v5e; times are given in its cycles
 _ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
 def compiler_cycles(program: Computation) -> float:
-    """Sum of the TPU compiler's estimates over all instructions, loops by their turns."""
+    """Sum of the TPU compiler's estimates over all instructions, times the iterations of loops."""
     return sum(
         times * float(match[1])
         for each, times, fused in executions(program)
@@ -117,16 +117,16 @@ def compiler_cycles(program: Computation) -> float:
 
 
 def kernel_cycles(jaxpr: Jaxpr, chip: Chip) -> float:
-    """Of the kernels in an update, over all devices; the compiler's estimate leaves them out.
+    """Cycles of the kernels in an update, over all devices; the compiler's estimate omits them.
 
-    Their products, with padding, at the chip's peak, plus their bytes at its memory's bandwidth.
+    Their products, with padding, at the chip's peak, plus their bytes at its memory bandwidth.
     """
     flops, num_bytes = (_kernel_costs(jaxpr) * chip.devices).tolist()
     return CLOCK_HZ * (flops / (chip.tflops * 1e12) + num_bytes / (chip.hbm_gb_s * 1e9))
 
 
 def _kernel_costs(jaxpr: Jaxpr) -> np.ndarray:
-    """Operations and bytes; where a kernel does not state its bytes, all blocks in every step."""
+    """Operations and bytes; if a kernel does not state its bytes, all blocks in every grid step."""
     total = np.zeros(2)
     for eqn in jaxpr.eqns:
         name, params, inner = eqn.primitive.name, eqn.params, jaxprs_in_params(eqn.params)
@@ -144,7 +144,7 @@ def _kernel_costs(jaxpr: Jaxpr) -> np.ndarray:
     return total
 
 
-# Share of the peak that training of ViTs reached, and where that was seen.
+# Share of the peak reached in ViT training, and its source.
 V3_SHARE = 0.35
 _V3 = (
     "published ViT trainings on TPUv3 reached 27 % (S/16, 2205.01580), 32 % (H/14), 37 and 43 % "
@@ -153,7 +153,7 @@ _V3 = (
 
 
 def utilization(chip: str) -> tuple[float, str]:
-    """The share of the peak to expect on the chip of this name, and its origin."""
+    """The expected share of the peak for the chip of this name, and its source."""
     if chip.startswith("A100"):
         return 0.44, "NVIDIA's NeMo trains g/14 at 44 % on A100 80GB"
     if chip.startswith(("H100", "H200")):
@@ -164,16 +164,16 @@ def utilization(chip: str) -> tuple[float, str]:
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """Seconds of one update on each device, as if each thing were all it did."""
+    """Seconds of an update on each device, for each resource as if it were the only limit."""
 
-    compute: float  # executed products at the share of the peak that `utilization` names
+    compute: float  # executed products at the share of the peak from `utilization`
     memory: float  # bytes at the full bandwidth
     links: float  # likewise
-    predicted: float  # the longest; no bound, as things never overlap perfectly
+    predicted: float  # the longest; not a bound, as overlap is never perfect
 
 
 def step_time(step: CompiledStep, topology: Topology) -> StepTime | None:
-    """The time of one update; None for virtual devices, of which nothing is known."""
+    """The time of an update; None for virtual devices, whose speed is unknown."""
     chip = topology.chip
     if chip is None:
         return None

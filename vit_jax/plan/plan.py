@@ -1,4 +1,4 @@
-"""`make_plan`: what a training would cost on machines that are not here, and what makes it fit."""
+"""`make_plan`: the cost of a training on machines that are not here, and how to make it fit."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ Changes = dict[str, object]
 
 @dataclasses.dataclass
 class Plan:
-    """Everything that the report and plan.json say."""
+    """The contents of the report and of plan.json."""
 
     topology: Topology
     full_compile: bool  # optimized as for training
     mesh: dict[str, int]
     batch_size: int
-    data: str  # what is trained on, and where its sizes are from
+    data: str  # the training data, and the source of their sizes
     rows: list[Row]
-    available_bytes: int | None  # of a device; None for virtual devices without --hbm_gib
-    step: cost.CompiledStep | None  # None where the compiler found no way to fit it into the memory
-    refusal: str  # the compiler's words then
+    available_bytes: int | None  # per device; None for virtual devices without --hbm_gib
+    step: cost.CompiledStep | None  # None if the compiler could not fit it into the memory
+    refusal: str  # the compiler's error in that case
     model_flops_per_image: float  # products of all forward and backward passes
     time: cost.StepTime | None
     recipe: dict[str, float | None]
-    remedy: Changes | None = None  # what to change so that it fits
+    remedy: Changes | None = None  # changes that make it fit
 
     @property
     def filled(self) -> float:
-        """The share of the memory that it needs; 0 where what there is is unknown."""
+        """The share of the memory that it needs; 0 if the memory is unknown."""
         if self.step is None:
             return math.inf
         return self.step.memory["total"] / (self.available_bytes or math.inf)
 
     @property
     def fits(self) -> bool:
-        """True only where the figures leave no doubt; see `too_close`."""
+        """True only if it is certain; see `too_close`."""
         return self.filled <= 1 and not self.too_close
 
     @property
     def too_close(self) -> bool:
-        """Whether the fast compile for TPUs, about 10 % off at worst, may be wrong about it."""
+        """Whether the fast compile for TPUs, up to about 10 % off, may be wrong about it."""
         fast = self.topology.kind == "tpu" and not self.full_compile
         return fast and cost.FAST_SHARE < self.filled <= 2 - cost.FAST_SHARE
 
@@ -69,16 +69,16 @@ def make_plan(
     try_remedies: bool = True,
     **sizes: int | None,
 ) -> Plan:
-    """Builds and compiles the update of `config` for `topology`, and adds up what it costs.
+    """Builds and compiles the update of `config` for `topology`, and sums its costs.
 
     Args:
       full_compile: optimize as for training: minutes instead of seconds.
-      hbm_gib: memory of a device, if not that of the chip.
-      try_remedies: where it does not fit, compile with changes until it does.
-      **sizes: `num_examples` and `num_classes` of data that are not here.
+      hbm_gib: memory of a device, if not the chip's.
+      try_remedies: if it does not fit, compile with changes until it does.
+      **sizes: `num_examples` and `num_classes` of data that are not available.
 
     Raises:
-      UserError: as training before it compiles, or as `planned_run`.
+      UserError: as in training before compilation, or as in `planned_run`.
     """
     run, origin = planned_run(config, topology, **sizes)
     arguments, flops = step_arguments(run), run.train_flops_per_image()
@@ -110,7 +110,7 @@ def make_plan(
         options: Any = {"hbm_gib": hbm_gib, "try_remedies": False, **sizes}
         try:
             return make_plan(changed(config, changes), topology, **options).fits
-        except UserError:  # what could not be run at all
+        except UserError:  # an invalid combination
             return False
         finally:
             jax.clear_caches()
@@ -121,7 +121,7 @@ def make_plan(
 
 
 def available_bytes(topology: Topology, hbm_gib: float | None = None) -> int | None:
-    """Memory that programs can use on one JAX device; of a GPU the part that JAX takes."""
+    """Memory available to programs on a JAX device; of a GPU the part that JAX allocates."""
     if hbm_gib is not None:
         return round(hbm_gib * GIB)
     share = gpu_share() if topology.kind == "gpu" else 1.0
@@ -129,30 +129,30 @@ def available_bytes(topology: Topology, hbm_gib: float | None = None) -> int | N
 
 
 def gpu_share() -> float:
-    """The part of a GPU's memory that JAX takes when it starts."""
+    """The part of a GPU's memory that JAX allocates at the start."""
     return float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
 
 
 def remedies(config: ConfigDict, topology: Topology) -> Iterator[Changes]:
-    """Changes of config keys, each with those before it; the cheapest first.
+    """Changes of config keys, each including those before it; the cheapest first.
 
-    Those that are in force are left out. Full remat is up to a third more arithmetic; a scan draws
-    other values from the same seed; with `fsdp` parameters are gathered layer by layer, with
-    accumulation in every part of a batch.
+    Settings already in effect are skipped. Full remat adds up to a third of arithmetic; a scan
+    draws other values from the same seed; with `fsdp` parameters are gathered layer by layer, with
+    accumulation in each part of a batch.
     """
     tensor, batch_size = config.mesh.tensor, config.dataset.batch_size
     keys = MODELS[config.model.name].keys
     wanted: Changes = {"model.scan": True, "model.remat": "full"}
     remat: Changes = {key: value for key, value in wanted.items() if key.partition(".")[2] in keys}
-    # Beside an open mesh.tensor mesh.fsdp=0 has no meaning.
+    # With mesh.tensor=-1, mesh.fsdp=0 has no meaning.
     split: Changes = {} if tensor == -1 else {"mesh.data": -1, "mesh.fsdp": 0}
-    rows = batch_size // (topology.num_devices // max(tensor, 1))  # of a device
+    rows = batch_size // (topology.num_devices // max(tensor, 1))  # per device
     parts: list[Changes] = [
         {"train_step.accumulation_steps": steps}
         for steps in (2, 4, 8, 16, 32, 64)
         if rows % steps == 0 and steps > config.train_step.accumulation_steps
     ]
-    # Without blocks that are all alike (a ResNet) accumulation costs less than remat.
+    # If blocks are not all equal (a ResNet), accumulation costs less than remat.
     order: list[Changes] = [remat, split, *parts] if "scan" in keys else [split, *parts, remat]
     changes: Changes = {}
     momentum: Changes = {"optimizer.momentum_dtype": "bfloat16"}
@@ -164,14 +164,14 @@ def remedies(config: ConfigDict, topology: Topology) -> Iterator[Changes]:
 
 
 def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
-    """A copy of the config with other values."""
+    """A copy of the config with changed values."""
     copy = config.copy_and_resolve_references()
     copy.update_from_flattened_dict(changes)
     return copy
 
 
 def flags(changes: Changes) -> str:
-    """As they are given to the scripts."""
+    """As flags of the scripts."""
     return " ".join(f"--config.{key}={value}" for key, value in changes.items())
 
 
@@ -187,9 +187,9 @@ CORE_DAYS: dict[tuple[str, str, int], float] = {
 def whole_recipe(
     run: Run, flops_per_image: float, time: cost.StepTime | None, topology: Topology
 ) -> dict[str, float | None]:
-    """What the whole training costs, without evaluations, checkpoints and interruptions.
+    """Cost of the whole training, without evaluations, checkpoints and interruptions.
 
-    `v3_core_days` are those of the model's products on a TPUv3 core at its published share.
+    `v3_core_days` are for the model's products on a TPUv3 core at its published share of the peak.
     """
     images = run.total_steps * run.batch_size
     flops = images * flops_per_image
@@ -207,7 +207,7 @@ def whole_recipe(
 
 
 def paper_core_days(model: dict[str, Any], dataset: str, epochs: int) -> float | None:
-    """Table 2 for a model's config; None where it has no such row."""
+    """Table 2 for a model's config; None if it has no such row."""
     for (variant, name, length), days in CORE_DAYS.items():
         if (name, length) == (dataset, epochs) and variant_of(model) == variant:
             return days

@@ -1,5 +1,5 @@
-"""What a compiled program does, read from its text: instructions and how often each one runs, bytes
-between memory and cores, and what is sent to other devices.
+"""Analysis of a compiled program's text: its instructions and how often each one runs, bytes
+between memory and cores, and data sent to other devices.
 
 XLA's own cost analysis counts the body of a loop once.
 """
@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 _HEADER = re.compile(r"(?:ENTRY )?%?(\S+) \(.*\{\s*$")
-# Shapes hold no lower-case word before a parenthesis: T(8,128) and S(1) belong to layouts.
+# Shapes have no lower-case word before a parenthesis: T(8,128) and S(1) belong to layouts.
 _LINE = re.compile(
     r"\s+(?P<root>ROOT )?%?(?P<name>\S+) = (?P<shape>.*?) (?P<opcode>[a-z][\w\-]*)\((?P<text>.*)"
 )
 _ARRAY = re.compile(r"(?:pred|[a-z]+(?P<bits>\d+))\w*\[(?P<sizes>[\d,]*)\](?:\{[^}]*\})?")
-# What runs as a part of the program; a reduce calls `to_apply` too, but per element.
+# Computations that run as part of the program; a reduce also has `to_apply`, but per element.
 _CALLING = ("call", "while", "conditional", "fusion", "custom-call", "async-start")
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|\w+_computation|branch_computations)=(\{[^}]*\}|[^\s,)}]+)"
@@ -34,12 +34,12 @@ class Instruction:
 
     opcode: str
     shape: str  # of its result
-    text: str  # behind the opcode's parenthesis: operands and attributes, or a constant's value
+    text: str  # after the opcode's parenthesis: operands and attributes, or a constant's value
     root: bool
-    computation: str  # name of that in which it stands
+    computation: str  # name of its computation
     operands: list[Instruction]
-    called: list[Computation]  # that it runs; of a loop the body
-    trips: int  # how often a loop runs it; 1 for all others
+    called: list[Computation]  # that it runs; for a loop the body
+    trips: int  # iterations of a loop; 1 for all others
     # Of its result, and as which operand.
     users: list[tuple[Instruction, int]] = dataclasses.field(default_factory=list)
 
@@ -51,7 +51,7 @@ class Instruction:
             size = math.prod(int(each) for each in match["sizes"].split(",") if each)
             arrays.append((size * int(match["bits"] or 8) // 8, "S(" not in match[0]))
         if self.opcode.endswith("-start") and len(arrays) > 1:
-            # It names operands, as many targets (a copy's first), and what the device waits for.
+            # It lists operands, their targets (a copy's first), and what the device waits for.
             first = sum(len(each.arrays) for each in self.operands)
             return arrays[:1] if self.opcode == "copy-start" else arrays[first : 2 * first]
         return arrays
@@ -69,7 +69,7 @@ Computation = list[Instruction]
 
 
 def parse_program(text: str) -> Computation:
-    """The entry of `compiled.as_text()`, which is written last; all that it runs hangs from it."""
+    """The entry computation of `compiled.as_text()`, the last one; it refers to all others."""
     computations: dict[str, Computation] = {}
     known: dict[str, Instruction] = {}  # of the current computation
     for line in text.splitlines():
@@ -98,7 +98,7 @@ def parse_program(text: str) -> Computation:
 
 
 def _trips(loop: str, computations: dict[str, Computation]) -> int:
-    """As XLA notes it, or as the condition has it (counter < constant); 1 where neither does."""
+    """From XLA's annotation, or from the condition (counter < constant); 1 if neither is known."""
     if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop):
         return int(noted[1])
     [condition] = re.findall(r"\bcondition=%?([^\s,]+)", loop)
@@ -110,14 +110,14 @@ def _trips(loop: str, computations: dict[str, Computation]) -> int:
 def executions(
     computation: Computation, times: int = 1, fused: bool = False
 ) -> Iterator[tuple[Instruction, int, bool]]:
-    """All instructions that run: (instruction, how often, whether inside a fusion)."""
+    """All executed instructions: (instruction, how often, whether inside a fusion)."""
     for each in computation:
         yield each, times, fused
         for called in each.called:
             yield from executions(called, times * each.trips, fused or each.opcode == "fusion")
 
 
-# Names for what is there already, or control.
+# Aliases of existing arrays, or control flow.
 _FREE = re.compile(
     "parameter|constant|tuple|get-tuple-element|bitcast|while|conditional|call|after-all"
     "|partition-id|replica-id|opt-barrier|domain|async-start|.*-done"
@@ -131,7 +131,7 @@ def hbm_bytes(program: Computation) -> float:
     """Bytes that one execution moves between a device's memory and its cores.
 
     Every instruction outside a fusion reads its operands and writes its result; inside, values stay
-    on the chip. Of a stack of layers a loop reads, or writes, only the slice of this turn.
+    on the chip. Of a stack of layers a loop reads, or writes, only the slice of the iteration.
     """
     total = 0.0
     for each, times, fused in executions(program):
@@ -142,7 +142,7 @@ def hbm_bytes(program: Computation) -> float:
 
 
 def _read(user: Instruction, position: int) -> int:
-    """Bytes that an instruction reads of an operand: all of it, or the slices that it takes."""
+    """Bytes that an instruction reads of an operand: all of it, or the slices that it uses."""
     opcode, num_bytes = user.opcode.removesuffix("-start"), user.operands[position].num_bytes
     if opcode in _SLICES and position == 0:
         return user.num_bytes
@@ -182,7 +182,7 @@ _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="([A-Z_]+)"')
 
 @dataclasses.dataclass
 class Traffic:
-    """Collectives of one kind in one step, per device."""
+    """Collectives of one kind in a step, per device."""
 
     count: int = 0
     num_bytes: float = 0.0  # of the whole arrays
@@ -191,10 +191,10 @@ class Traffic:
 
 
 def collective_traffic(program: Computation, groups_of: Sequence[int]) -> dict[str, Traffic]:
-    """Traffic of one execution of the program, for each kind that occurs.
+    """Traffic of one execution of the program, by kind of collective.
 
-    Slices of TPUs send messages through their hosts; between nodes of GPUs a collective is one
-    instruction, of which each device sends its share. `groups_of`: slice, or node, of every device.
+    TPU slices send messages through their hosts; between GPU nodes a collective is a single
+    instruction, and each device sends its share. `groups_of`: slice, or node, of every device.
     """
     found: dict[str, Traffic] = collections.defaultdict(Traffic)
     for each, times, fused in executions(program):
@@ -210,7 +210,7 @@ def collective_traffic(program: Computation, groups_of: Sequence[int]) -> dict[s
         num_bytes = times * sum(operand.num_bytes for operand in each.operands)
         if kind == "all-gather":
             num_bytes *= size
-        # A TPU writes a reduce-scatter as a fusion of an all-reduce and the cut of its own part.
+        # A TPU writes a reduce-scatter as a fusion of an all-reduce and the slice of its own part.
         if fused and "all-reduce-scatter" in each.computation:
             kind = "reduce-scatter"
         traffic = found[kind]
@@ -230,7 +230,7 @@ def _sent(kind: str, n: int) -> float:
 
 
 def first_group(text: str, num_devices: int) -> list[int]:
-    """Devices of a collective's first group, written in one of three ways; all of a permutation."""
+    """Devices of a collective's first group, in one of three notations; all for a permutation."""
     if match := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
         return [int(device) for device in match[1].split(",")]
     if match := re.search(rf"replica_groups=\[\d+,(?P<size>\d+)\]<={_IDS}", text):
@@ -244,7 +244,7 @@ def first_group(text: str, num_devices: int) -> list[int]:
 
 
 def _device_ids(match: re.Match[str]) -> np.ndarray:
-    """Devices 0, 1, ... laid out in some sizes, transposed, in a row."""
+    """Devices 0, 1, ... reshaped, transposed and flattened."""
     sizes = [int(size) for size in match["ids"].split(",")]
     ids = np.arange(math.prod(sizes)).reshape(sizes)
     order = match["order"] and [int(axis) for axis in match["order"].split(",")]

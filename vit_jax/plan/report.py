@@ -13,7 +13,7 @@ from vit_jax.plan.topology import Topology
 
 
 def report_text(plan: Plan) -> str:
-    """Everything, section by section; the verdict comes last, where it is read first."""
+    """All sections; the verdict is last, where it is read first."""
     per_device = plan.batch_size / (plan.mesh["data"] * plan.mesh["fsdp"])
     sections = {
         "Plan": [
@@ -34,7 +34,7 @@ def report_text(plan: Plan) -> str:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """What `plan.json` holds: the fields of `Plan`, and its `fits` and `too_close`.
+    """Contents of `plan.json`: the fields of `Plan`, and its `fits` and `too_close`.
 
     A plan that is too close for the fast compile does not count as fitting.
     """
@@ -59,9 +59,9 @@ def _flops(plan: Plan) -> list[str]:
     model, executed = per_image * plan.batch_size, plan.step.executed_flops if plan.step else 0.0
     lines = [
         f"model     {model / 1e12:,.4g} TFLOP per step, {per_image / 1e9:,.4g} G per image: "
-        "products of every pass, forward and twice that backward",
-        f"executed  {executed / 1e12:,.4g} TFLOP, {executed / model:.2f} x the model's: with what "
-        "remat repeats, but not what XLA computes again by itself where memory is short",
+        "products of every pass; the backward counts twice the forward",
+        f"executed  {executed / 1e12:,.4g} TFLOP, {executed / model:.2f} x the model's: including "
+        "remat, but not what XLA recomputes by itself if memory is short",
     ]
     return lines if plan.step else lines[:1]
 
@@ -88,13 +88,13 @@ def _collectives(step: CompiledStep) -> list[str]:
 def _time(step: CompiledStep, time: StepTime | None, topology: Topology) -> list[str]:
     moved = f"{step.hbm_bytes / 1e9:.1f} GB of HBM read and written per device"
     if time is None or topology.chip is None:
-        return [moved, "virtual devices: nothing is known of their speed"]
+        return [moved, "virtual devices: their speed is unknown"]
     share, origin = utilization(topology.chip.name)
     basis = {
         "compute": f"executed FLOPs at {share:.0%} of peak: {origin}",
         "memory": f"{moved}, at full bandwidth",
         "links": "collectives, at full bandwidth",
-        "predicted": "the longest of these, as if they overlapped: a model, never measured on "
+        "predicted": "the longest of these, assuming full overlap: a model, never measured on "
         "this chip",
     }
     seconds = dataclasses.asdict(time)
@@ -109,7 +109,7 @@ def _recipe(recipe: dict[str, Any]) -> list[str]:
         lines.append(f"{days}, without evaluations, checkpoints and interruptions")
     paper = recipe["paper_core_days"]
     published = f"paper, table 2: {paper:,}" if paper else "no figure in the paper"
-    v3 = f"{recipe['v3_core_days']:,.3g} TPUv3-core-days at the published share of its peak"
+    v3 = f"{recipe['v3_core_days']:,.3g} TPUv3-core-days at its published share of the peak"
     return [*lines, f"{v3} ({published})"]
 
 
@@ -123,13 +123,13 @@ def _verdict(plan: Plan) -> list[str]:
         return [f"It fits: {needs}."]
     line = f"It does not fit: it needs {needs}."
     if plan.step is None:
-        line = "It does not fit, says the compiler."
+        line = "It does not fit, according to the compiler."
     elif plan.too_close:
         verb = "It seems not to fit" if plan.filled > 1 else "It may fit"
-        line = f"{verb}: {needs}, too close for the fast compile; --full_compile tells."
+        line = f"{verb}: {needs}, too close for the fast compile; use --full_compile."
     if plan.filled <= 1:
         return [line]
     if plan.remedy:
         return [line, f"This fits: {flags(plan.remedy)}"]
     known = "No change of remat, scan, fsdp, accumulation or moment is known to be enough"
-    return [line, f"{known}; take more chips or a smaller dataset.batch_size."]
+    return [line, f"{known}; use more chips or a smaller dataset.batch_size."]

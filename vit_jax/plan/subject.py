@@ -1,4 +1,4 @@
-"""What is planned: the run that training would build, on devices that are not there."""
+"""The subject of a plan: the run that training would build, on devices that are not here."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def planned_run(
     num_examples: int | None = None,
     num_classes: int | None = None,
 ) -> tuple[Run, str]:
-    """The run of a config on a mesh over the whole topology, and where its data are from.
+    """The run of a config on a mesh over the whole topology, and the source of its data.
 
-    Data that are not here, or of which a size is given, are planned by their sizes: those given,
-    else those that the recipes know; a UserError where they are unknown.
+    Data that are not available, or whose size is given, are planned by their sizes: the given ones,
+    else those in the recipes; UserError if they are unknown.
     """
     from configs.pretrain import DATASETS
 
@@ -42,7 +42,7 @@ def planned_run(
 
     def open_dataset(*, name: str, split: str, preprocess: str, **options: Any) -> Dataset:
         nonlocal origin
-        missing = "not looked for, as a size is given."
+        missing = "not opened, as a size is given."
         if not (num_examples or num_classes):
             try:
                 return create_dataset(name=name, split=split, preprocess=preprocess, **options)
@@ -60,13 +60,13 @@ def planned_run(
                 "and --num_classes."
             )
         origin = f"sizes from the flags or configs/pretrain.py ({missing})"
-        # A teacher's classes are found by their names.
+        # A teacher's classes are matched by name.
         named = wordnet_ids(key) if LABELS.get(key) == classes else map(str, range(classes))
         chain = parse(preprocess)
         noise = Noise(count, np.zeros(classes, np.uint8) if several else 0, chain.columns)
         return Dataset(name, split, noise, chain, tuple(named))
 
-    if "class_weights" in config.objective:  # cost nothing, and may ask for all labels
+    if "class_weights" in config.objective:  # costs nothing, and may read all labels
         config = config.copy_and_resolve_references()
         config.objective.class_weights = ""
     mesh = create_mesh(**config.mesh, devices=topology_devices(topology))
@@ -75,7 +75,7 @@ def planned_run(
 
 @dataclasses.dataclass(frozen=True)
 class Noise(Source):
-    """Stands in for stored examples: random pixels in a photo's usual size."""
+    """Replaces stored examples: random pixels in the usual size of a photo."""
 
     num_examples: int
     label: Any  # of every example
@@ -90,7 +90,7 @@ class Noise(Source):
 
 
 def step_arguments(run: Run) -> tuple[Any, Any, dict[str, jax.ShapeDtypeStruct]]:
-    """Shapes of state, constants and batch, with the shardings that training gives them."""
+    """Shapes of state, constants and batch, with the shardings used in training."""
     spec, sharding = batch_spec(run.dataset, run.batch_size), batch_sharding(run.mesh)
     batch = {
         key: jax.ShapeDtypeStruct(spec[key].shape, spec[key].dtype, sharding=sharding)
@@ -101,22 +101,22 @@ def step_arguments(run: Run) -> tuple[Any, Any, dict[str, jax.ShapeDtypeStruct]]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Parameters of one name and shape; those of equal layers in one row."""
+    """Parameters of one name and shape; a row includes those of all equal layers."""
 
-    name: str  # with * for the number of a layer
+    name: str  # with * for the layer number
     shape: tuple[int, ...]
-    spec: str  # mesh axis of each dimension, "-" where it is whole
-    split: int  # over how many devices each of them is split; 1 is whole everywhere
+    spec: str  # mesh axis of each dimension, "-" if it is not split
+    split: int  # number of devices that each is split over; 1: not split
     copies: int  # layers
 
     @property
     def size(self) -> int:
-        """Scalars of all copies together."""
+        """Number of scalars in all copies."""
         return self.copies * math.prod(self.shape)
 
 
 def parameter_rows(params: Any) -> list[Row]:
-    """Rows in the order of the names, of `ShapeDtypeStruct`s with shardings."""
+    """Rows in the order of the names, from `ShapeDtypeStruct`s with shardings."""
     rows: collections.Counter[tuple[str, tuple[int, ...], str, int]] = collections.Counter()
     for name, leaf in flatten_names(params).items():
         spec = ", ".join(axis or "-" for axis in leaf.sharding.spec)

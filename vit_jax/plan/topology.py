@@ -1,4 +1,4 @@
-"""The machines a plan is made for: their names, and devices that the compiler describes.
+"""The machines to plan for: their names, and devices as the compiler describes them.
 
 v5e:16x16  v4:4x4x4  v5p:2x2x4     a TPU slice by generation and shape in chips
 v5e-256  v3-8  v5p-16              the same by its product name
@@ -25,7 +25,7 @@ from vit_jax.parameters.chips import CHIPS, DEVICE_KINDS, Chip
 
 _FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 _CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16"
-# Cores of a chip, which product names count; shapes in chips of the products, from the pages named
+# Cores per chip, which product names count; shapes in chips of the products, from the pages named
 # in parameters/chips.py; the largest shape.
 _SLICES = {
     "v2": (2, "2x2 4x4 8x8 8x16 16x16", "16x16"),
@@ -50,11 +50,11 @@ _TEXT = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """What a plan compiles for."""
+    """The machine to compile for."""
 
     kind: str  # "tpu", "gpu" or "cpu"
     chip: Chip | None  # None for "cpu"
-    shape: tuple[int, ...]  # of one slice, in chips; (GPUs,) of a node; (devices,) of "cpu"
+    shape: tuple[int, ...]  # of a slice, in chips; (GPUs,) of a node; (devices,) of "cpu"
     slices: int = 1  # or nodes of GPUs
 
     @property
@@ -68,7 +68,7 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """As `parse_topology` reads it."""
+        """In the syntax of `parse_topology`."""
         chip, shape = self.chip.name if self.chip else "cpu", "x".join(map(str, self.shape))
         slices = f"{self.slices}x" if self.slices > 1 else ""
         return f"{slices}{chip}:{shape}" if self.kind == "tpu" else f"{chip}:{slices}{shape}"
@@ -80,11 +80,11 @@ class Topology:
 
 
 def parse_topology(text: str) -> Topology:
-    """Reads a name of the module's docstring, in any case; a UserError where it is not made."""
+    """Parses a name as in the module's docstring, ignoring case; UserError if it does not exist."""
     match = _TEXT.fullmatch(text.strip().lower())
     if match is None:
         examples = "v5e:16x16, v4:4x4x4, v5e-256, v3-8, 2xv5e:16x16, H100:8, H100:2x8, cpu:8"
-        raise UserError(f"--topology={text!r} cannot be read; write it as {examples}.")
+        raise UserError(f"--topology={text!r} is invalid; use a name such as {examples}.")
     name = _ALIASES.get(match["name"], match["name"])
     chips = {each.lower(): chip for each, chip in CHIPS.items()}
     check_known(f"--topology={text!r}: the chip", name, [*chips, "cpu"])
@@ -92,7 +92,7 @@ def parse_topology(text: str) -> Topology:
     shape_text = match["shape"] or products.get(int(match["size"]))
     if shape_text is None:
         known = ", ".join(f"{name}-{size}" for size in products) or f"{name}:SHAPE only"
-        raise UserError(f"--topology={text!r} is not made. Known: {known}.")
+        raise UserError(f"--topology={text!r} does not exist. Known: {known}.")
     slices, shape = int(match["slices"] or 1), tuple(map(int, shape_text.split("x")))
     if name == "cpu":
         return Topology("cpu", None, (slices * math.prod(shape),))
@@ -108,14 +108,14 @@ def parse_topology(text: str) -> Topology:
     return Topology("tpu", chips[name], shape, slices)
 
 
-# The TPU compiler asks after a TPU, in vain and loudly where there is none.
+# The TPU compiler queries a TPU, noisily if there is none.
 _NO_TPU = {
-    "TPU_SKIP_MDS_QUERY": "1",  # nobody answers outside of the cloud
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # none is claimed: its lock has no meaning
+    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server outside of the cloud
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is claimed: its lock has no meaning
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
 }
-# What the compiler asks of a GPU beside `Chip`, from NVIDIA's data sheets: a GpuDeviceInfoProto.
+# What the compiler needs of a GPU besides `Chip`, from NVIDIA's data sheets: a GpuDeviceInfoProto.
 _LIMITS = """
   threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
   thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
@@ -142,11 +142,11 @@ _GPUS = {  # by `Chip.name`
 
 
 def topology_devices(topology: Topology) -> list[Any]:
-    """The devices to compile for; a UserError where their compiler is missing or refuses them."""
-    jax.config.update("jax_platforms", "cpu")  # an accelerator that is here is left alone
+    """The devices to compile for; UserError if their compiler is missing or rejects them."""
+    jax.config.update("jax_platforms", "cpu")  # does not touch a local accelerator
     chip, count = topology.chip, topology.num_devices
     if chip is None:
-        with contextlib.suppress(RuntimeError):  # JAX runs already; what there is has to do
+        with contextlib.suppress(RuntimeError):  # JAX is already running; use what it has
             jax.config.update("jax_num_cpu_devices", count)
         return jax.devices()[:count]
     if topology.kind == "gpu":
@@ -171,7 +171,7 @@ def _gpus(topology: Topology, chip: Chip) -> list[Any]:
     if not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
         raise UserError(
             f"--topology={topology.name} needs the GPU compiler, which runs without a GPU: "
-            "in a separate environment (without a driver it makes every other command warn), "
+            "in a separate environment (without a driver it makes every command warn), "
             f"pip install -e . jax=={jax.__version__} && pip install --no-deps "
             f"jax-cuda13-plugin=={jax.__version__} jax-cuda13-pjrt=={jax.__version__}; or plan for "
             f"cpu:{topology.num_devices}."

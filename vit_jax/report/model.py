@@ -1,4 +1,4 @@
-"""The sections that ask the trained model: what it takes for what, and what is inside."""
+"""The report sections computed with the trained model: its mistakes, and its internals."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ MOST_CLASSES = 30  # of a confusion matrix; with more, a list of pairs
 _PAIRS = 20
 _MISTAKES = 12
 _PIXELS = 224  # of an image's height
-_LOOKED_AT = 32  # images of the attention distance
+_ATTENTION_IMAGES = 32  # images for the attention distance
 _BATCH = 8
 # How to read each picture.
 _CAPTIONS = {
-    "Embedding filters": "The first principal components of the filters that embed a patch, each "
-    "scaled to its own range, with the share of the variance that it explains.",
+    "Embedding filters": "The first principal components of the patch embedding filters, each "
+    "scaled to its own range, with its share of the variance.",
     "Position embeddings": "A square per patch, at its row and column: the cosine similarity of "
-    "its embedding to that of every patch. The scale leaves out that to itself, 1.",
-    "Attention distance": "How far each head looks, one point per head: the mean over {images}.",
+    "its embedding to that of every patch. The scale excludes its similarity to itself, 1.",
+    "Attention distance": "How far each head attends, one point per head: the mean over {images}.",
     "Attention rollout": "What the output attends to. Brighter = more attention: the colours run "
     "from {low:.2f} (dark) to {high:.2f} (bright) times the mean of an image.",
 }
@@ -42,7 +42,7 @@ _DRAWINGS = ("filters", "positions", "attention_distance", "rollout")
 
 
 class Sample:
-    """At most so many examples, evenly spread; `names` say where they are, `of` how many exist."""
+    """Up to `count` evenly spaced examples; `names` locate them, `of` is how many exist."""
 
     def __init__(self, data: Any, count: int):
         names = example_names(data.source)
@@ -60,14 +60,14 @@ class Sample:
 
 
 def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
-    """The model, and a dataset with a `Sample` of what it is evaluated on, or a UserError.
+    """The model, and its evaluation dataset with a `Sample`, or a UserError in its place.
 
-    Raises one where there are no parameters yet, or they cannot be read.
+    Raises UserError if there are no parameters yet, or they cannot be read.
     """
     if not (run.folder / PARAMS_FILE).exists():
         raise UserError(f"The run has not finished; {PARAMS_FILE} is written at its end.")
     source, config = str(run.folder), run.config
-    # Others read features, not what the model answers.
+    # Others use features, not the model's predictions.
     own = {key: each for key, each in config["evaluators"].items() if "feature" not in each}
     if not own:
         why = "No evaluator of the config measures this model on images."
@@ -88,7 +88,7 @@ def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
             on_bad_image=data["on_bad_image"],
             needs_label=bool(model.class_names),
         )
-        if opened.on_bad_image == "skip":  # it reads every image
+        if opened.on_bad_image == "skip":  # this reads every image
             opened = opened.check()
     except UserError as error:
         return model, error
@@ -97,7 +97,7 @@ def load_subject(run: Run, max_examples: int) -> tuple[Model, Any]:
 
 
 def predictions(run: Run, model: Model, data: Any) -> list[Html]:
-    """Confusion matrix and surest mistakes; a UserError without examples, or any of one label."""
+    """Confusion matrix and most confident mistakes; UserError without single-label examples."""
     name = run.config["objective"]["name"]
     if not model.class_names or name == "multi_label":
         raise UserError(
@@ -114,7 +114,7 @@ def predictions(run: Run, model: Model, data: Any) -> list[Html]:
     text = f"The model gets {len(wrong):,} of {counted(len(labels), 'example')} wrong: "
     text += f"{share} of {source}."
     if len(labels) < sample.of:
-        text += f" They are spread evenly over all {sample.of:,}."
+        text += f" These are evenly spaced examples of {sample.of:,}."
     return [
         tag("p", text),
         tag("h3", "Confusion matrix"),
@@ -129,7 +129,7 @@ def _confusion(labels: np.ndarray, guesses: np.ndarray, names: tuple[str, ...]) 
     classes = [names[i] for i in found]
     if len(found) > MOST_CLASSES:
         return _pairs(counts, classes)
-    # Roots of shares, or one mistake of thirty would be pale.
+    # Square roots of shares, or one mistake of thirty would be pale.
     shades = np.sqrt(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
 
     def cell(i: int, j: int) -> Html:
@@ -143,11 +143,11 @@ def _confusion(labels: np.ndarray, guesses: np.ndarray, names: tuple[str, ...]) 
 
 
 def _pairs(counts: np.ndarray, classes: list[str]) -> list[Html]:
-    """The most frequent confusions of many classes."""
-    apart = counts * (1 - np.eye(len(counts), dtype=int))
-    order = np.argsort(-apart, axis=None, kind="stable")[:_PAIRS]
-    pairs = [np.unravel_index(i, counts.shape) for i in order if apart.flat[i]]
-    rows = [(classes[i], classes[j], int(apart[i, j]), int(counts[i].sum())) for i, j in pairs]
+    """The most frequent confusions among many classes."""
+    mistakes = counts * (1 - np.eye(len(counts), dtype=int))
+    order = np.argsort(-mistakes, axis=None, kind="stable")[:_PAIRS]
+    pairs = [np.unravel_index(i, counts.shape) for i in order if mistakes.flat[i]]
+    rows = [(classes[i], classes[j], int(mistakes[i, j]), int(counts[i].sum())) for i, j in pairs]
     columns = ["Label", "Predicted", "Times", "Images of this label"]
     text = f"The most frequent mistakes among {len(classes)} classes."
     return [note(text), table(columns, rows, label="Confusions")]
@@ -158,7 +158,7 @@ def _mistakes(
 ) -> list[Html]:
     surest = wrong[np.argsort(-arrays["confidence"][wrong], kind="stable")][:_MISTAKES]
     if not len(surest):
-        return [note("The model made no mistake.")]
+        return [note("The model made no mistakes.")]
     shown = photos(model, [sample[i]["image"] for i in surest])
     figures = []
     for i, pixels in zip(surest, shown, strict=True):
@@ -180,7 +180,7 @@ def _photo(pixels: np.ndarray, *, alt: str, caption: object, class_: str = "pict
 
 
 def _rollouts(photos: np.ndarray, maps: np.ndarray, names: list[str]) -> list[Html]:
-    """Photos [B, H, W, C] in [0, 1], each beside its overlay with a map [B, rows, columns]."""
+    """Photos [B, H, W, C] in [0, 1], each next to its overlay with a map [B, rows, columns]."""
     ends, figures = color_range(maps), []
     for photo, weights, name in zip(photos, maps, names, strict=True):
         shown = np.broadcast_to(photo, (*photo.shape[:2], 3))
@@ -191,14 +191,14 @@ def _rollouts(photos: np.ndarray, maps: np.ndarray, names: list[str]) -> list[Ht
 
 
 def inside(model: Model, data: Any) -> list[Html]:
-    """The pictures that the model has; those of images only where there are examples."""
+    """The figures available for the model; those of images only if there are examples."""
     import_extra("A picture of the model", "matplotlib", "embedded")
     drawings, content, few = of_parameters(model), list[Html](), list[int]()
     if isinstance(data, UserError):
         reason = str(data).rstrip(".")
         drawings |= dict.fromkeys(_DRAWINGS[2:], lambda: reason)
     else:
-        few = spread(range(len(data.source)), _LOOKED_AT)
+        few = spread(range(len(data.source)), _ATTENTION_IMAGES)
         images = [data.source[i]["image"] for i in few]
         names = [data.source.names[i] for i in few]
         drawings |= of_images(model, images, names, _BATCH, draw_rollout=_rollouts)
@@ -210,7 +210,7 @@ def inside(model: Model, data: Any) -> list[Html]:
         elif isinstance(figure, list):
             content += figure
         else:
-            figure.suptitle("")  # the page has it
+            figure.suptitle("")  # the page has a title
             caption = text.format(images=counted(len(few), "image"))
             content.append(chart(figure, alt=f"{title}. {caption}", caption=caption))
     return content

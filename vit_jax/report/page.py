@@ -1,4 +1,4 @@
-"""HTML without a template engine: elements with escaped texts, tables, and the page around them."""
+"""HTML without a template engine: elements with escaped text, tables, and the page around them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 _VOID = ("img", "meta")
 _FONTS = ["DejaVu Sans", "sans-serif"]  # the first is matplotlib's own
-# Of a chart, which cannot read the page's colours.
+# For charts, which cannot use the page's colours.
 _INK = """<style>svg{color:#16191d}text{fill:currentColor}
 @media(prefers-color-scheme:dark){svg{color:#e9ecf0}}</style>"""
 
 
 class Html(str):
-    """Text that is HTML already; every other `str` is escaped where it meets a tag."""
+    """Text that is already HTML; every other `str` is escaped when inserted into an element."""
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:
     """An element: `tag("a", "x < y", href="#b")`.
 
-    Attributes: `class_` is `class`, `aria_label` is `aria-label`.
+    Trailing underscores are dropped: `class_` is `class`, `aria_label` is `aria-label`.
     """
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_escaped(value)}"'
@@ -38,17 +38,17 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 def _escaped(value: object) -> str:
     if isinstance(value, Html):
         return value
-    # Names of files need not be text.
+    # File names need not be valid text.
     return html.escape(re.sub("[\ud800-\udfff]", "\ufffd", str(value)))
 
 
 def table(
     columns: Sequence[object], rows: Iterable[Sequence[object]], *, label: str, kind: str = "text"
 ) -> Html:
-    """A table that scrolls inside its box; the first cell of a row is its header.
+    """A table that scrolls inside its box; the first cell of each row is its header.
 
-    Another cell that is Html is a `td`. A screen reader calls the table by its `label`; `kind` is a
-    CSS class.
+    Other cells that are Html are `td` elements. `label` names the table for screen readers; `kind`
+    is a CSS class.
     """
     head = tag("tr", *(tag("th", each, scope="col") for each in columns))
     body = []
@@ -61,33 +61,33 @@ def table(
 
 
 def note(text: object) -> Html:
-    """A sentence in place of what there is not, or about what there is."""
+    """A sentence of explanation, possibly instead of missing content."""
     return tag("p", text, class_="note")
 
 
 def details(summary: str, *content: object) -> Html:
-    """Content that opens on demand."""
+    """Content that is collapsed at first."""
     return tag("details", tag("summary", summary), *content)
 
 
 def bar(value: float, interval: Sequence[float] = ()) -> Html:
-    """A cell of a table of kind `bars`: a share in [0, 1], and its interval as a whisker."""
+    """A cell of a table of kind `bars`: a share in [0, 1], with its interval as a whisker."""
     ends = zip(("value", "low", "high"), (value, *interval), strict=False)
     style = ";".join(f"--{key}:{end:.2%}" for key, end in ends)
     return tag("td", tag("i", style=style), class_="bar whisker" if interval else "bar")
 
 
 def picture(data: bytes, *, kind: str, alt: str, caption: object, class_: str = "picture") -> Html:
-    """An image of the page itself; `kind` is `svg+xml`, `png` or `jpeg`."""
+    """An image embedded in the page; `kind` is `svg+xml`, `png` or `jpeg`."""
     source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     return tag("figure", tag("img", src=source, alt=alt), tag("figcaption", caption), class_=class_)
 
 
 def chart(figure: Any, *, alt: str, caption: object) -> Html:
-    """A figure of matplotlib as a `picture` whose black is the ink of a light or a dark page."""
+    """A matplotlib figure as a `picture` whose black follows the light or dark page."""
     import matplotlib as mpl
 
-    # Texts stay texts, and ids the same each time.
+    # Text stays text, and ids are reproducible.
     style = {"svg.fonttype": "none", "svg.hashsalt": "page", "font.sans-serif": _FONTS}
     with io.StringIO() as file, mpl.rc_context(style):
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
@@ -99,7 +99,7 @@ def chart(figure: Any, *, alt: str, caption: object) -> Html:
 def page(
     title: str, header: Iterable[object], sections: Sequence[tuple[str, str, Iterable[object]]]
 ) -> str:
-    """The whole document, which asks no host for anything; `sections`: id, title and content."""
+    """The whole document, which loads nothing else; `sections`: id, title and content."""
     style = Html(Path(__file__).with_name("page.css").read_text(encoding="utf-8"))
     head = tag(
         "head",

@@ -1,4 +1,4 @@
-"""Curves of runs in one picture, a panel per metric."""
+"""Curves of runs in one figure, a panel per metric."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from vit_jax.errors import UserError, check_known, import_extra
 from vit_jax.files.paths import full_path
 from vit_jax.report.runs import HOUSEKEEPING, Curve, Run, metric_title, read_run
 
-# Told apart with any kind of colour vision, and on white paper: Okabe and Ito's (2008), without
-# their yellow. After them the same colours come again, dashed.
+# Distinguishable with any kind of colour vision, and on white: Okabe and Ito's (2008), without
+# yellow. Further runs repeat the colours, dashed.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":", "-.")
 MARKERS = "osD^vPX"  # one per evaluator
-_FEW = 25  # values of training, each of which is marked
+_FEW = 25  # up to this many training values get markers
 X_TITLES = {"step": "step", "images": "training images", "hours": "hours"}
 _ABSENT = "(absent)"
 
@@ -36,30 +36,30 @@ def plot_run(
 ) -> Path:
     """Draws the metrics of several runs; returns the file: .png, .pdf or .svg.
 
-    Training metrics are lines, with what was logged faintly behind their moving average;
-    evaluations are marked points, a shape per evaluator; a colour is a run.
+    Training metrics are lines: logged values in a pale colour behind their moving average;
+    evaluations are marked points, with a marker per evaluator; each run has a colour.
 
     Args:
       workdirs: folders of runs, finished or not.
-      metrics: a panel for each; `accuracy` shows those of training and of all evaluators,
-        `test/accuracy` of one. Empty: loss, evaluations, learning rate and speed.
-      x: `step`, `images` (comparable where batch sizes differ) or `hours` (evaluation included).
-      smooth: width of the moving average, as a share of the x axis; 0 shows what was logged.
+      metrics: a panel for each; `accuracy` shows the training's and all evaluators',
+        `test/accuracy` one evaluator's. Empty: loss, evaluations, learning rate and speed.
+      x: `step`, `images` (comparable if batch sizes differ) or `hours` (including evaluation).
+      smooth: width of the moving average, as a share of the x axis; 0 disables it.
 
     Raises:
-      UserError: a folder is no run, nothing is called that, or matplotlib is not installed.
+      UserError: a folder is not a run, an unknown metric, or matplotlib is not installed.
     """
     runs = [read_run(workdir) for workdir in workdirs]
     figure = draw(runs, choose_panels(runs, metrics), x=x, smooth=smooth)
     try:
         figure.savefig(output)
-    except (OSError, ValueError) as error:  # ValueError: of a suffix that is no format
+    except (OSError, ValueError) as error:  # ValueError: unsupported file suffix
         raise UserError(f"--output={output}: {error}") from error
     return Path(output)
 
 
 def choose_panels(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
-    """What to draw: the metrics asked for, or those that most readers look at."""
+    """The panels to draw: the metrics asked for, or the most common ones."""
     names = dict.fromkeys(name for run in runs for name in run.curves)
     metrics = {name: name.rpartition("/")[2] for name in names}
     for panel in asked:
@@ -70,7 +70,7 @@ def choose_panels(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
     chosen = list(dict.fromkeys(asked or [panel for panel in usual if panel in known]))
     if not chosen:
         where = ", ".join(str(run.folder) for run in runs)
-        raise UserError(f"There is no number to draw in the metrics of {where}.")
+        raise UserError(f"no metric to plot in {where}.")
     return chosen
 
 
@@ -83,7 +83,7 @@ def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -
     columns = min(len(panels), 2 if len(panels) <= 4 else 3)
     rows = math.ceil(len(panels) / columns)
     size = (5.4 * columns + 2.1 * (columns == 1), 3.4 * rows + 0.25 * len(runs))
-    # Figure instead of pyplot: nothing stays open, and no display is looked for.
+    # Figure instead of pyplot: nothing stays open, and no display is needed.
     figure = Figure(figsize=size, dpi=110, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flat
     ends = [positions(run, curve, x) for run in runs for curve in run.curves.values()]
@@ -91,7 +91,7 @@ def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -
     names = sorted({"", *(name.rpartition("/")[0] for run in runs for name in run.curves)})
     markers = ["", *itertools.islice(itertools.cycle(MARKERS), len(names))]
     found = zip(names, markers, itertools.cycle(COLORS), strict=False)
-    own = len(runs) == 1  # the colours of several runs tell the runs apart
+    own = len(runs) == 1  # with several runs, colours identify the runs
     sources = {k: {"marker": m, "color": c} if own else {"marker": m} for k, m, c in found}
     looks = itertools.islice(itertools.cycle(itertools.product(LINES, COLORS)), len(runs))
     styles: Any = [{"ls": line, "color": color} for line, color in looks]
@@ -108,12 +108,12 @@ def draw(runs: Sequence[Run], panels: Sequence[str], *, x: str, smooth: float) -
     place: Any = {"loc": "outside upper left", "frameon": False, "handlelength": 3}
     legend = figure.legend(handles, legend_labels(runs), **place)
     for text in legend.get_texts():
-        text.set_parse_math(False)  # a $ is one of a folder's name, or of a regular expression
+        text.set_parse_math(False)  # a $ belongs to a folder name or a regular expression
     return figure
 
 
 def positions(run: Run, curve: Curve, x: str) -> np.ndarray:
-    """Where a curve's values stand on one of the axes of `X_TITLES`, [N]."""
+    """Positions of a curve's values on one of the axes of `X_TITLES`, [N]."""
     if x == "hours":
         return curve.hours
     return curve.steps * (run.config["dataset"]["batch_size"] if x == "images" else 1)
@@ -122,7 +122,7 @@ def positions(run: Run, curve: Curve, x: str) -> np.ndarray:
 def _draw_panel(
     axis: Any, panel: str, runs: Iterable[Any], x: str, width: float, looks: Mapping[str, Any]
 ) -> None:
-    """One metric of runs; training is averaged over `width` of x; `looks` win over runs' styles."""
+    """One metric of all runs; training is averaged over `width` of x; `looks` override styles."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import EngFormatter, FuncFormatter
 
@@ -155,9 +155,9 @@ def _draw_panel(
 
 
 def smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
-    """Mean over the window of `width` around each position; x [N] rising, y [N] -> [N].
+    """Mean over a window of `width` around each position; x [N] increasing, y [N] -> [N].
 
-    At the start, where curves are steep, it shrinks to both sides alike; at the end it is cut off.
+    At the start, where curves are steep, it shrinks symmetrically; at the end it is cut off.
     """
     half = np.minimum(width / 2, x - x[:1])
     first = np.searchsorted(x, x - half, side="left")
@@ -169,7 +169,7 @@ def smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
 def legend_labels(runs: Sequence[Run]) -> list[str]:
     """One label per run: `folder: schedule.learning_rate=0.003  dataset.batch_size=512`.
 
-    Named are three keys that differ, first those with the most values; housekeeping comes last.
+    Shows three keys that differ: those with the most values first, technical settings last.
     """
     names = [full_path(run.folder).name for run in runs]
     if len(set(names)) < len(names):
@@ -179,7 +179,7 @@ def legend_labels(runs: Sequence[Run]) -> list[str]:
     texts = {key: [_value_text(values.get(key, _ABSENT)) for values in flat] for key in keys}
 
     def rank(key: str) -> tuple[bool, int]:
-        new = _ABSENT in texts[key]  # in the code, since the oldest of these runs
+        new = _ABSENT in texts[key]  # added to the code since the oldest of these runs
         return new or key.startswith(HOUSEKEEPING), -len(set(texts[key]))
 
     shown = sorted((key for key in keys if len(set(texts[key])) > 1), key=rank)[:3]

@@ -1,4 +1,4 @@
-"""One page about a training run."""
+"""An HTML page about a training run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vit_jax.report.plot import choose_panels, draw
 from vit_jax.report.runs import HOUSEKEEPING, Run, metric_title, percent, read_run, value_text
 from vit_jax.report.summary import devices_text, duration_text, header, result, results, title
 
-_MOST_ROWS = 300  # of training, in the table of numbers
+_MOST_ROWS = 300  # of training metrics, in the table of numbers
 _KINDS = {"compile": "compilation", "data_wait": "waiting for data", "lost": "lost in crashes"}
 
 
@@ -37,17 +37,17 @@ def write_report(
 ) -> Path:
     """Writes a self-contained HTML page about a run, finished or not; returns the file.
 
-    What the run does not have is said in a sentence in its place.
+    A sentence replaces whatever the run does not have.
 
     Args:
-      workdir: of the run, here or at gs://.
+      workdir: of the run, local or at gs://.
       output: file to write; "" is `WORKDIR/report.html`.
-      max_examples: of the evaluation data that the model is asked about; 0: none.
-      recipe: what the config started from, `configs/x.py:argument`; "" is that of the command.
-      against: accuracies of others on the same examples as the run's main one, by what they are.
+      max_examples: evaluation examples to predict; 0: none.
+      recipe: the recipe to compare with, `configs/x.py:argument`; "" is the one in the command.
+      against: accuracies of other models on the examples of the main evaluation, by name.
 
     Raises:
-      UserError: it is no work directory, or one of another version of the code.
+      UserError: not a work directory, or one from another version of the code.
     """
     run = read_run(workdir)
     subject = functools.cache(lambda: load_subject(run, max_examples))
@@ -70,7 +70,7 @@ def write_report(
         ]
         text = page(": ".join(filter(None, [title(run), result(run)])), header(run), sections)
     except KeyError as error:
-        message = f"{workdir} has no {error}: another version of the code has written it."
+        message = f"{workdir} has no {error}: it is from another version of the code."
         raise UserError(message) from error
     path = to_path(output or f"{workdir}/report.html")
     write_atomically(path, text)
@@ -78,7 +78,7 @@ def write_report(
 
 
 def curves(run: Run) -> list[Html]:
-    """A picture per metric, of training and of all evaluators, and the numbers."""
+    """A figure per metric, of training and of all evaluators, and the numbers."""
     if not run.curves:
         return [note("No numbers have been logged yet.")]
     content = []
@@ -110,7 +110,7 @@ def _numbers(run: Run) -> Html:
 
 
 def time(run: Run) -> list[Html]:
-    """Where the wall time went, and how fast the training was."""
+    """How the wall time was spent, and the speed of training."""
     times = run.time
     if not times:
         return [note("No times have been logged yet.")]
@@ -136,7 +136,7 @@ def time(run: Run) -> list[Html]:
 
 
 def settings(run: Run, recipe: str) -> list[Html]:
-    """What differs from the recipe, or from the defaults; the whole config on demand."""
+    """Differences from the recipe, or from the defaults; the whole config is collapsed."""
     ours = flatten_dict(run.config, sep=".")
     basis, theirs = _basis(run, recipe)
     keys = [key for key in {**ours, **theirs} if _json(ours, key) != _json(theirs, key)]
@@ -151,7 +151,7 @@ def settings(run: Run, recipe: str) -> list[Html]:
 
 
 def provenance(run: Run) -> list[Html]:
-    """Each start of the run: when, from where, with what."""
+    """Each start of the run: when, on what, with which command."""
     if not run.starts:
         return [note("The work directory has no provenance.jsonl.")]
     rows = []
@@ -173,20 +173,20 @@ def provenance(run: Run) -> list[Html]:
 
 
 def _basis(run: Run, recipe: str) -> tuple[str, dict[str, Any]]:
-    """What the config is compared with, and its values by dotted keys."""
+    """What to compare the config with, and its values by dotted keys."""
     command = run.starts[-1]["command"] if run.starts else ""
     words = shlex.split(command.replace("--config ", "--config="))
     spec = next((each for each in words if each.startswith("--config=")), "")
     path, separator, argument = (recipe or spec.removeprefix("--config=")).partition(":")
     recipe = f"configs/{Path(path).name}"
-    # Only recipes of this clone: a command of someone else's is not run.
+    # Only recipes of this clone: never run code from someone else's command.
     if Path(path).parent.name == "configs" and (ROOT / recipe).is_file():
         recipe += separator + argument
-        with contextlib.suppress(UserError):  # of another version, or its data are not here
+        with contextlib.suppress(UserError):  # of another version, or its data are missing
             return recipe, flatten_dict(get_config(f"{ROOT}/{recipe}").to_dict(), sep=".")
     return "the defaults of vit_jax/config.py", flatten_dict(get_config().to_dict(), sep=".")
 
 
 def _json(values: dict[str, Any], key: str) -> str:
-    """A value as config.json spells it, so that tuples are lists."""
+    """A value as in config.json, where tuples are lists."""
     return json.dumps(values[key], ensure_ascii=False) if key in values else "absent"

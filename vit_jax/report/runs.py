@@ -1,4 +1,4 @@
-"""A run as its work directory tells it, in whatever state the run is."""
+"""A run as read from its work directory, in whatever state it is."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from vit_jax.files.paths import read_object, to_path, wrong_keys
 from vit_jax.workdir.description import CONFIG_FILE, PROVENANCE_FILE, RESULTS_FILE
 from vit_jax.workdir.metrics import METRICS_FILE, is_number, read_metrics
 
-# Settings in which runs differ without being better or worse for it.
+# Settings that do not affect the results of a run.
 HOUSEKEEPING = (
     *("checkpoint.", "evaluators.", "loader.", "log.", "processes.", "sweep."),
     "dataset.data_dir",
 )
-# Which metric stands for a run: the first of these that an evaluator has, else any.
+# The main metric of a run: the first of these that an evaluator has, else any.
 _MAIN = ("accuracy", "mAP", "loss")
 
 _WORDS = {
@@ -35,9 +35,9 @@ _WORDS = {
     "num_examples": "examples",
 }
 
-# Of a config's values as JSON has them; keys that not all kinds have may be anything.
+# Types of a config's JSON values; keys that not all kinds have may be anything.
 _KINDS: dict[type, Any] = {bool: bool, int: int | float, float: int | float, str: str, tuple: list}
-# What a line of `provenance.jsonl` has.
+# Required keys of a line of `provenance.jsonl`.
 _START = {
     "time": str,
     "command": str,
@@ -54,10 +54,10 @@ _START = {
 
 
 class Curve(NamedTuple):
-    """Values of one metric in the order of training; all three arrays are [N] float64."""
+    """Values of one metric in training order; all three arrays are [N] float64."""
 
     steps: np.ndarray
-    hours: np.ndarray  # since the start of the run; NaN where the line does not say
+    hours: np.ndarray  # since the start of the run; NaN if not logged
     values: np.ndarray
 
 
@@ -71,7 +71,7 @@ class Run:
 
     @functools.cached_property
     def curves(self) -> dict[str, Curve]:
-        """The metrics by name: `loss`, `test/accuracy`. NaN, which cannot be drawn, is left out."""
+        """The metrics by name: `loss`, `test/accuracy`. NaN cannot be plotted and is dropped."""
         points: dict[str, list[tuple[float, float, float]]] = collections.defaultdict(list)
         for row in self.rows:
             hours = row.get("elapsed_seconds", math.nan) / 3600
@@ -82,7 +82,7 @@ class Run:
 
     @functools.cached_property
     def results(self) -> dict[str, Any]:
-        """Of `results.json`; {} while the run has not ended."""
+        """Contents of `results.json`; {} until the run has finished."""
         path = self.folder / RESULTS_FILE
         if not path.exists():
             return {}
@@ -90,12 +90,12 @@ class Run:
         odd = [key for key, value in found.items() if not is_number(value)]
         odd += [] if 0 < found["seconds"] < math.inf else ["seconds"]
         if odd:
-            raise UserError(f"{path} is damaged, {odd[0]!r} is no number; restore or remove it.")
+            raise UserError(f"{path} is damaged, {odd[0]!r} is not a number; restore or remove it.")
         return found
 
     @functools.cached_property
     def starts(self) -> list[dict[str, Any]]:
-        """The whole lines of `provenance.jsonl`: a killed run may have left part of one."""
+        """The complete lines of `provenance.jsonl`: a killed run may have left part of one."""
         path, found = self.folder / PROVENANCE_FILE, []
         text = path.read_bytes().decode(errors="replace") if path.exists() else ""
         for line in text.splitlines():
@@ -107,19 +107,19 @@ class Run:
         return found
 
     def curves_of(self, panel: str) -> dict[str, Curve]:
-        """What a panel shows, training first: `accuracy` of all, or `test/accuracy` alone."""
+        """The curves of a panel, training first: `accuracy` of all, or only `test/accuracy`."""
         names = [name for name in self.curves if panel in (name, name.rpartition("/")[2])]
         return {name: self.curves[name] for name in sorted(names, key=lambda name: "/" in name)}
 
     @property
     def step(self) -> int:
-        """Finished updates, as far as they are known."""
+        """Completed updates, as far as known."""
         rows = [self.results] if self.results else self.rows
         return max([0, *(int(row["step"]) for row in rows)])
 
     @property
     def length(self) -> str:
-        """How long the run is to be: `250`, or `90 epochs` where only the data could tell."""
+        """Length of the run: `250`, or `90 epochs` if only the data determine the steps."""
         if self.results:
             return f"{self.step:,}"
         duration = self.config["duration"]
@@ -136,7 +136,7 @@ class Run:
 
     @property
     def main_metric(self) -> str:
-        """`NAME/METRIC` of the evaluation that stands for the run; "" without any."""
+        """`NAME/METRIC` of the run's main evaluation; "" if there is none."""
         if best := self.config["checkpoint"]["best_metric"]:
             return str(best)
         names = sorted(self.evaluations, key=lambda name: not name.startswith("test/"))
@@ -146,32 +146,32 @@ class Run:
 
     @property
     def time(self) -> dict[str, float]:
-        """`elapsed_seconds`, `goodput` and seconds by kind; {} where none were logged."""
+        """`elapsed_seconds`, `goodput` and seconds by category; {} if not logged."""
         if self.results:
             return {**self.results, "elapsed_seconds": self.results["seconds"]}
         return next((row for row in reversed(self.rows) if "elapsed_seconds" in row), {})
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """`93.0 %`, which is not broken into two lines."""
+    """`93.0 %`, with a non-breaking space."""
     return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def value_text(name: str, value: float, digits: int = 2) -> str:
-    """A metric's value: `93.00 %`, `0.3143`, `300`."""
+    """A metric's value as text: `93.00 %`, `0.3143`, `300`."""
     if is_share(name):
         return percent(value, digits)
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def metric_words(name: str) -> str:
-    """A metric in a sentence: `top-5 accuracy` for `test/accuracy_top5`."""
+    """A metric's name in a sentence: `top-5 accuracy` for `test/accuracy_top5`."""
     metric = name.rpartition("/")[2]
     return _WORDS.get(metric, metric.replace("_", " "))
 
 
 def metric_title(name: str) -> str:
-    """A metric as a title: `Top-5 accuracy, test` for `test/accuracy_top5`."""
+    """A metric's name as a title: `Top-5 accuracy, test` for `test/accuracy_top5`."""
     text, source = metric_words(name), name.rpartition("/")[0]
     return f"{text[:1].upper()}{text[1:]}" + (f", {source}" if source else "")
 
@@ -183,29 +183,29 @@ def data_title(name: str) -> str:
 
 
 def tail(path: str | Path) -> str:
-    """The end of an absolute path, which says enough; anything else as it is."""
+    """The last parts of an absolute path; other paths are returned unchanged."""
     return "/".join(Path(path).parts[-2:]) if str(path).startswith("/") else str(path)
 
 
 def read_run(workdir: str | Path) -> Run:
-    """Reads a work directory, here or at gs://; a UserError where it is none or damaged."""
+    """Reads a work directory, local or at gs://; UserError if it is not one, or damaged."""
     folder = to_path(workdir)
     if not (folder / METRICS_FILE).is_file():
         below = sorted(path.parent.name for path in folder.glob(f"*/{METRICS_FILE}"))
-        found = f"Runs below it: {', '.join(below[:8])}." if below else "It is no run's --workdir."
+        found = f"Runs below it: {', '.join(below[:8])}." if below else "Not a run's --workdir."
         raise UserError(f"{workdir} holds no {METRICS_FILE}. {found}")
     path = folder / CONFIG_FILE
     config = read_object(path)
     if wrong := _wrong_config(config, get_config().to_dict()):
-        raise UserError(f"{path} is damaged, {wrong!r} is of a wrong kind; restore it.")
+        raise UserError(f"{path} is damaged, {wrong!r} has the wrong type; restore it.")
     return Run(folder, config, read_metrics(folder))
 
 
 def _wrong_config(config: Any, default: dict[str, Any]) -> str:
-    """The first key of another kind than in the defaults; "" without one, or a section's name."""
+    """The first key whose type differs from the default's, or a section's name; "" if none."""
     for key, value in config.items():
         like = default.get(key)
-        if key == "evaluators" and isinstance(value, dict):  # their names are the user's
+        if key == "evaluators" and isinstance(value, dict):  # the user names them
             like = dict.fromkeys(value, default[key]["test"])
         if isinstance(like, dict):
             inner = _wrong_config(value, like) if isinstance(value, dict) else "section"

@@ -1,4 +1,4 @@
-"""What a run is and how good it has become: the top of its page."""
+"""The top of a run's page: what it is and how good it is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def title(run: Run) -> str:
 
 
 def result(run: Run) -> str:
-    """The number that stands for the run: `93.0 %`, `loss 0.31`; "" before any evaluation."""
+    """The main metric as text: `93.0 %`, `loss 0.31`; "" before any evaluation."""
     name, value, _ = _main(run)
     prefix = "" if is_share(name) else f"{metric_words(name)} "
     return prefix + value_text(name, value, digits=1) if name else ""
@@ -53,12 +53,12 @@ def header(run: Run) -> list[Html]:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Their values by name; "" for what does not apply."""
+    """Facts by name; "" for those that do not apply."""
     config, count = run.config, read_parameter_count(run.folder)
     model, data, name = config["model"], config["dataset"], model_name(config["model"])
     size = f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
     parts = [name, *([f"{size} parameters"] if count else ())]
-    if "-" not in name and "num_layers" in model:  # a variant's name says its sizes
+    if "-" not in name and "num_layers" in model:  # variant names imply the sizes
         parts += [counted(model["num_layers"], "layer"), f"hidden size {model['hidden_size']}"]
     length = f"{run.length} steps" if run.length[-1].isdigit() else run.length
     training = [f"{length} of {counted(data['batch_size'], 'example')}"]
@@ -78,13 +78,13 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _weights(run: Run) -> str:
-    """Where the training started from."""
+    """The initial weights of the training."""
     source = run.config["pretrained"]["source"]
     if not source:
         return f"random, seed {run.config['seed']}"
     text = f"fine-tuned from {tail(source)}"
-    with contextlib.suppress(UserError, OSError, KeyError):  # it need not be a run
-        if "://" not in source:  # a page asks no host
+    with contextlib.suppress(UserError, OSError, KeyError):  # the source may not be a run
+        if "://" not in source:  # creating a page accesses no network
             text += f", trained on {data_title(read_run(source).config['dataset']['name'])}"
     return text
 
@@ -110,7 +110,7 @@ def results(run: Run, against: Mapping[str, float]) -> list[Html]:
 
 
 def _comparison(run: Run, against: Mapping[str, float]) -> list[Html]:
-    """Bars of this run's accuracy and of others on the same examples."""
+    """Bars of this run's accuracy and of other models on the same examples."""
     name, value, count = _main(run)
     if not against or not _interval(name, value, count):
         return []
@@ -124,7 +124,7 @@ def _comparison(run: Run, against: Mapping[str, float]) -> list[Html]:
 
 
 def _main(run: Run) -> tuple[str, float, int]:
-    """The run's main metric, its value, over how many examples; ("", 0, 0) before any."""
+    """The run's main metric, its value, and the number of examples; ("", 0, 0) before any."""
     name, found = run.main_metric, run.evaluations
     if name not in found:
         return "", 0.0, 0
@@ -133,7 +133,7 @@ def _main(run: Run) -> tuple[str, float, int]:
 
 
 def _interval(name: str, value: float, count: int) -> tuple[float, ...]:
-    """Of a metric that is a share of `count` examples; () for another."""
+    """Of a metric that is a share of `count` examples; () for others."""
     is_known = "accuracy" in name and count > 0 and 0 <= value <= 1
     return wilson_interval(value, count) if is_known else ()
 
@@ -143,7 +143,7 @@ def _range_text(ends: tuple[float, ...]) -> str:
 
 
 def _data_of(run: Run, key: str) -> str:
-    """What an evaluator measures on: `digits test`."""
+    """The data of an evaluator: `digits test`."""
     data, each = run.config["dataset"], run.config["evaluators"][key]
     return f"{data_title(each['dataset'] or data['name'])} {each['split']}"
 

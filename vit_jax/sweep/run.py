@@ -1,9 +1,9 @@
-"""Choosing the learning rate on held-out data, then training on all of it (paper, B.1.1).
+"""Chooses the learning rate on held-out data, then trains on all of it (paper, B.1.1).
 
 A sweep is a work directory of work directories: `grid/lr_0.01` for each candidate, trained on
-`sweep.train_split` and scored on `sweep.validation_split`; then `final/lr_0.01_seed_0` and so on,
-trained on `dataset.split` at the best rate and scored on the test set. What is finished is read
-back, so a sweep can be killed, continued, and shared out over processes and array jobs.
+`sweep.train_split` and evaluated on `sweep.validation_split`; then `final/lr_0.01_seed_0` and so
+on, trained on `dataset.split` at the best rate and evaluated on the test set. Finished runs are
+reused, so a sweep can be killed, resumed, and split over processes and array jobs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Outcome = dict[str, Any]
 
 
 class SweepRun(NamedTuple):
-    """One training of a sweep: its folder below the sweep's, and what it is scored by."""
+    """One training of a sweep: its folder below the sweep's, and its metric."""
 
     name: str
     config: ConfigDict
@@ -51,25 +51,25 @@ def run_sweep(
     task: int = 0,
     resume: str = "auto",
 ) -> dict[str, Any]:
-    """Does this task's share of the sweep, and reports on all of it (`sweep.json`, `sweep.txt`).
+    """Runs this task's share of the sweep, and reports on all of it (`sweep.json`, `sweep.txt`).
 
-    The final runs start when every candidate has finished or diverged, whoever ran it.
+    The final runs start when every candidate has finished or diverged, whichever task ran it.
 
     Args:
-      config: a recipe with `config.sweep`; with one learning rate there is no grid to run.
+      config: a recipe with `config.sweep`; with a single learning rate there is no grid.
       workdir: folder of the sweep, the same for all tasks.
       train: `train.train_and_evaluate`, which takes `resume`.
       seeds: final runs, from `config.seed` on.
-      num_tasks, task: every num_tasks-th run of each stage is done, from number `task` on.
+      num_tasks, task: this task runs every num_tasks-th run of each stage, starting at `task`.
 
-    Returns what `sweep.json` holds, see `summarize`; a UserError where every rate diverged.
+    Returns the contents of `sweep.json`, see `summarize`; UserError if every rate diverged.
     """
     folder = to_path(workdir)
 
     def read(runs: list[SweepRun]) -> list[Outcome]:
         return run_on_first_process(lambda: [read_outcome(run, folder, resume) for run in runs])
 
-    def complete(runs: list[SweepRun]) -> list[Outcome]:  # of all, with our part done
+    def complete(runs: list[SweepRun]) -> list[Outcome]:  # of all, after our share
         mine = list(zip(runs, read(runs), strict=True))[task::num_tasks]
         left = [run for run, outcome in mine if outcome["state"] == "missing"]
         for number, run in enumerate(left, start=1):
@@ -99,33 +99,33 @@ def run_sweep(
 
 
 def plan_rates(config: ConfigDict) -> list[float]:
-    """The candidates in rising order; a UserError unless they are different positive numbers."""
+    """The candidates in ascending order; UserError unless they are distinct positive numbers."""
     rates = config.sweep.learning_rates
     positive = all(isinstance(rate, int | float) and 0 < rate < math.inf for rate in rates)
     if not rates or not positive or len(set(rates)) < len(rates):
         raise UserError(
-            f"sweep.learning_rates={rates} must be different positive numbers, as in "
+            f"sweep.learning_rates={rates} must be distinct positive numbers, as in "
             "--config.sweep.learning_rates=0.01,0.03."
         )
     return sorted(map(float, rates))
 
 
 def plan_grid(config: ConfigDict) -> list[SweepRun]:
-    """One run per learning rate on a part of train; none where there is no choice."""
+    """A run per learning rate on a part of train; none if there is no choice."""
     rates, sweep = plan_rates(config), config.sweep
     check_known("a sweep reports the evaluator", "test", config.evaluators)
     if len(rates) == 1:
         return []
     if not (sweep.train_split and sweep.validation_split):
         example = "sweep.train_split='train[:90%]' and sweep.validation_split='train[90%:]'"
-        raise UserError(f"choosing a learning rate needs a held-out part of train, as {example}.")
+        raise UserError(f"choosing a learning rate needs a held-out part of train; set {example}.")
     runs = []
     for rate in rates:
         planned = config.copy_and_resolve_references()
         planned.schedule.learning_rate, planned.dataset.split = rate, sweep.train_split
         validation = config.evaluators.test.copy_and_resolve_references()
         validation.update(split=sweep.validation_split, every_steps=0, at_start=False)
-        with planned.unlocked():  # the test set is not looked at before the choice is made
+        with planned.unlocked():  # the test set is not used before the choice is made
             planned.evaluators = ConfigDict({"validation": validation})
         planned.checkpoint.best_metric = ""
         runs.append(SweepRun(f"grid/lr_{rate!r}", planned, f"validation/{metric(config)}"))
@@ -133,11 +133,11 @@ def plan_grid(config: ConfigDict) -> list[SweepRun]:
 
 
 def metric(config: ConfigDict) -> str:
-    """What runs are scored by; a UserError where the evaluator `test` does not measure it."""
+    """The metric of the runs; UserError if the evaluator `test` does not compute it."""
     several = config.objective.name == "multi_label"
     if several != (config.evaluators.test.name == "average_precision"):
         raise UserError(
-            f"evaluators.test.name={config.evaluators.test.name!r} does not score a sweep of "
+            f"evaluators.test.name={config.evaluators.test.name!r} has no metric for a sweep of "
             f"objective.name={config.objective.name!r}; 'average_precision' is for 'multi_label'."
         )
     return "mAP" if several else "accuracy"
@@ -155,7 +155,7 @@ def plan_final(config: ConfigDict, learning_rate: float, seeds: int) -> list[Swe
 
 
 def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:
-    """What its folder says has become of a run; a UserError if that is of another config."""
+    """The outcome of a run from its folder; UserError if it belongs to another config."""
     folder = workdir / run.name
     rate, seed = run.config.schedule.learning_rate, run.config.seed
     outcome = {"run": run.name, "learning_rate": rate, "seed": seed, "state": "missing"}
@@ -178,7 +178,7 @@ def read_outcome(run: SweepRun, workdir: Path, resume: str) -> Outcome:
 
 
 def best_learning_rate(candidates: Iterable[Outcome]) -> float:
-    """Of the most accurate candidate; the smaller rate where two are equal."""
+    """Of the most accurate candidate; the smaller rate in case of a tie."""
     finished = [each for each in candidates if each["state"] == "finished"]
     if not finished:
         raise UserError("every learning rate diverged; try smaller sweep.learning_rates.")
@@ -188,10 +188,10 @@ def best_learning_rate(candidates: Iterable[Outcome]) -> float:
 def summarize(
     config: ConfigDict, grid: list[Outcome], learning_rate: float | None, final: list[Outcome]
 ) -> dict[str, Any]:
-    """Everything about a sweep, finished or not, for JSON.
+    """A summary of a sweep, finished or not, for JSON.
 
-    `learning_rate` is None before the grid is complete. `mean` and `std` (of a sample) are in
-    percent, over the final runs that finished.
+    `learning_rate` is None until the grid is complete. `mean` and `std` (sample) are in
+    percent, over the finished final runs.
     """
     percents = percents_of(final)
     missing = [each["run"] for each in (*grid, *final) if each["state"] == "missing"]
@@ -211,7 +211,7 @@ def summarize(
 
 
 def percents_of(outcomes: Iterable[Outcome]) -> list[float]:
-    """Accuracies of the runs that finished."""
+    """Accuracies of the finished runs."""
     return [100 * each["accuracy"] for each in outcomes if each["state"] == "finished"]
 
 
@@ -235,7 +235,7 @@ def table(summary: Mapping[str, Any]) -> str:
     if summary["published"]:
         lines.append(f"{'published':16}{summary['published']}")
     if missing := ", ".join(summary["missing"]):
-        stage = "" if summary["final"] else "; the final runs come after the grid"
+        stage = "" if summary["final"] else "; the final runs follow the grid"
         lines.append(f"Not complete; missing: {missing}{stage}. The same command resumes.")
     return "\n".join(lines)
 
@@ -249,8 +249,8 @@ def _result(outcome: Outcome) -> str:
 
 
 def task_number(task: int | None, num_tasks: int, environ: Mapping[str, str]) -> int:
-    """--task, or where it is not given the number that Slurm gave this job of its array."""
-    # With one task, an array is one over something else, such as datasets.
+    """--task, or if not given the number of this job in its Slurm array."""
+    # With a single task, the array is over something else, such as datasets.
     found = int(environ.get("SLURM_ARRAY_TASK_ID", "0")) if num_tasks > 1 else 0
     found = found if task is None else task
     if not 0 <= found < num_tasks:

@@ -1,8 +1,8 @@
-"""What a paper reports of a model, in one table: few-shot, classification, fine-tuning.
+"""The evaluations of a paper in one table: few-shot, classification, fine-tuning.
 
-`evaluated_model.json` says which model a folder is about; each task has a file `NAME.json`, or a
-folder `NAME` with the sweep of its fine-tuning. What is finished is read back, so that the same
-command resumes, and several tasks share the work.
+`evaluated_model.json` identifies the model of a folder; each task has a file `NAME.json`, or a
+folder `NAME` with its fine-tuning sweep. Finished tasks are reused, so that the same
+command resumes, and several tasks can share the work.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Row(NamedTuple):
     metric: str = ""
     ours: float | None = None  # percent
     ci95: float | None = None  # half of the 95 % interval
-    of: str = ""  # what the interval is of
+    of: str = ""  # what the interval is over
     published: str = ""
-    state: str = "finished"  # or "missing", "diverged", or why the task cannot be done
+    state: str = "finished"  # or "missing", "diverged", or why the task was skipped
 
 
 def evaluate_suite(
@@ -56,18 +56,18 @@ def evaluate_suite(
     num_tasks: int = 1,
     task: int = 0,
 ) -> list[Row]:
-    """Does every `num_tasks`-th task from number `task` on, and reports on all.
+    """Runs every `num_tasks`-th task from number `task` on, and reports on all.
 
-    A task that cannot be done, mostly as its data are not there, is left out; its row says why.
+    A task that cannot run, usually because its data are missing, is skipped; its row says why.
 
     Args:
-      model: see `load_model`; fine-tuning reads its `source` again.
-      workdir: a local folder of this suite; `suite.md` and `suite.json` go there. A UserError
-        where it is about another model.
+      model: see `load_model`; fine-tuning loads its `source` again.
+      workdir: a local folder of this suite; `suite.md` and `suite.json` go there. UserError
+        if it belongs to another model.
       train: `train.train_and_evaluate`, for fine-tuning.
-      seeds: of fine-tuning, and choices of the images for few-shot.
+      seeds: for fine-tuning, and for the choice of few-shot images.
       data_dir: where TFDS sets are prepared; "" for TFDS's default.
-      batch_size: of `few_shot` and `evaluate`.
+      batch_size: for `few_shot` and `evaluate`.
     """
     if seeds < 1:
         raise UserError(f"--seeds={seeds} must be 1 or more.")
@@ -99,13 +99,13 @@ def evaluate_suite(
                 raise
             except UserError as error:
                 failed[each["name"]] = str(error)
-                logging.info("Left out: %s: %s", each["name"], error)
+                logging.info("Skipped: %s: %s", each["name"], error)
             _report(tasks, folder, seeds, failed, model.source)
     return _report(tasks, folder, seeds, failed, model.source)
 
 
 def _claim(folder: Path, model: Any) -> None:
-    """Notes down which model the folder is about, or raises UserError if it is another one."""
+    """Records the model that the folder belongs to, or raises UserError if it is another one."""
     digest = hashlib.sha256()
     for name, array in sorted(flatten_dict(model.params, sep="/").items()):
         digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
@@ -119,15 +119,15 @@ def _claim(folder: Path, model: Any) -> None:
 
 
 def _path(task: Task, folder: Path) -> Path:
-    """The file with the result, called like the task, whose name may be a path."""
+    """The result file, named after the task, whose name may be a path."""
     name = re.sub(r"[^\w.=-]+", "_", task["name"]).strip("_.")
-    if name != task["name"]:  # `a/b` and `a_b` are two
+    if name != task["name"]:  # `a/b` and `a_b` are different
         name += f"-{hashlib.sha256(task['name'].encode()).hexdigest()[:6]}"
     return folder / name / "sweep.json" if task["kind"] == "fine_tune" else folder / f"{name}.json"
 
 
 def _read(task: Task, folder: Path, seeds: int) -> dict[str, Any] | None:
-    """The result of a task that is finished with these settings."""
+    """The result of a task, if it is finished with these settings."""
     if not (path := _path(task, folder)).exists():
         return None
     if task["kind"] == "fine_tune":  # a sweep checks its config itself
@@ -141,7 +141,7 @@ def _read(task: Task, folder: Path, seeds: int) -> dict[str, Any] | None:
 def _report(
     tasks: Sequence[Task], folder: Path, seeds: int, failed: Mapping[str, str], source: str
 ) -> list[Row]:
-    """The rows, which `suite.md` and `suite.json` then have too."""
+    """The rows, which are also written to `suite.md` and `suite.json`."""
     rows = []
     for task in tasks:
         group, name, published = task["group"], task["name"], task["published"]
@@ -163,7 +163,7 @@ def _report(
 
 
 def _numbers(task: Task, found: Mapping[str, Any]) -> dict[str, tuple[float, float | None, str]]:
-    """By metric: percent, half of the 95 % interval, and of what that is; {} if all diverged."""
+    """By metric: percent, half of the 95 % interval, and its basis; {} if all diverged."""
     if task["kind"] == "fine_tune":
         percents = percents_of(found["final"])
         number = found["mean"], confidence95(percents), f"{len(percents)} seeds"
@@ -203,7 +203,7 @@ def means(rows: Sequence[Row]) -> list[Row]:
 
 
 def markdown(rows: Sequence[Row], source: str) -> str:
-    """The rows as a table."""
+    """The rows as a Markdown table."""
     lines = [
         f"{source}, in percent ± half of the 95 % interval.",
         "",

@@ -1,4 +1,4 @@
-"""How fast a run goes, where its time goes, when it will end, and what is said of an update."""
+"""Speed of a run, where its time goes, when it will end, and the log line of an update."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ import jax
 from vit_jax.console import Progress, format_seconds, numbers_text
 from vit_jax.multihost.watchdog import watchdog
 
-# What wall time is booked as; the rest is training.
+# Categories of wall time; the rest is training.
 KINDS = ("start", "compile", "evaluation", "checkpoint", "profile", "data_wait", "lost")
 FIRST_LINE_SECONDS = 10.0  # after the first update
 
 
 class Clock:
-    """Books the time of a run, estimates its speed, and tells the watchdog what is being done.
+    """Accounts for the time of a run, estimates its speed, and keeps the watchdog informed.
 
-    Images per second count training time only, which includes waiting for data.
+    Images per second count training time only, including waits for data.
 
     Args:
-      start_step: finished updates at the start.
+      start_step: updates completed before the session.
       total_steps: updates in all.
       batch_size: examples per update.
-      began: `time.monotonic()` at which the session began; what has passed is booked as `start`.
-      earlier: what `totals` gave when earlier sessions of this run ended.
-      every_steps, every_seconds: between two lines of the log; no seconds: by steps only.
+      began: `time.monotonic()` at the start of the session; the time since is booked as `start`.
+      earlier: `totals` at the end of this run's earlier sessions.
+      every_steps, every_seconds: between two log lines; seconds 0: by steps only.
       flops_per_image: of forward and backward pass.
       peak_flops: per second, of all devices together; None: no `mfu`.
-      progress: is told of updates and their numbers.
+      progress: is notified of updates and their metrics.
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class Clock:
         self._flops_per_image, self._peak_flops = flops_per_image, peak_flops
         self._earlier, self._start_step = earlier, start_step
         self._every_steps, self._every_seconds = every_steps, every_seconds or math.inf
-        self._line_by = math.inf  # time of the next line, if no step is due before
+        self._line_by = math.inf  # time of the next line, unless a step is due earlier
         self._began, now = began, time.monotonic()
         self._booked = {**dict.fromkeys(KINDS, 0.0), "start": now - began}
-        self._compiled = (start_step, now)  # step and time at which the first update was done
+        self._compiled = (start_step, now)  # step and time at which the first update finished
         self._window = (start_step, 0.0, 0.0)  # step, training and waiting at the last `report`
         self._updates: queue.Queue[Any] = queue.Queue()
-        self._wait = (0.0, 0.0)  # of the host for its last batch: from, to
+        self._wait = (0.0, 0.0)  # of the host for its last batch: start and end
         self._thread = threading.Thread(target=self._follow_devices, daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
     def book(self, kind: str, doing: str, step: int) -> Iterator[None]:
-        """Books the time spent inside as `kind`; `doing` is shown where the run hangs."""
+        """Books the time spent inside as `kind`; `doing` is reported if the run hangs."""
         watchdog.note(doing, step, waits=True)
         start = time.monotonic()
         try:
@@ -80,7 +80,7 @@ class Clock:
 
     @contextlib.contextmanager
     def waiting_for_data(self, step: int) -> Iterator[None]:
-        """Around the host's wait for the batch of update `step`."""
+        """Wraps the host's wait for the batch of update `step`."""
         watchdog.note("reading a batch", step)
         start = time.monotonic()
         yield
@@ -92,12 +92,12 @@ class Clock:
             watchdog.note("updating", step, waits=True)
 
     def dispatched(self, step: int, output: jax.Array) -> None:
-        """Update `step` was started with that batch, `output` is one of its results.
+        """Update `step` was dispatched with that batch; `output` is one of its results.
 
-        The first of the session is waited for: it is booked as compilation. Else this waits for
-        the update before: while one runs, the next is prepared. Without that bound the host would
-        be dozens of updates ahead of a slow device, and what it is asked to do, to stop for one,
-        would come after all of these.
+        Waits for the first of a session, which is booked as compilation. Later it waits for the
+        previous update: while one runs, the next is prepared. Otherwise the host would be dozens
+        of updates ahead of a slow device, and a request to stop, for instance, would take effect
+        only after all of these.
         """
         self._updates.join()
         self._updates.put((*self._wait, output))
@@ -107,17 +107,17 @@ class Clock:
             self._first_step_done(step)
 
     def _follow_devices(self) -> None:
-        """Adds up how long the devices were idle because the next batch was not ready.
+        """Adds up the time that the devices were idle because the next batch was not ready.
 
-        The host may wait for a batch while the devices still compute. So this thread notes when
-        each update is done, and only the part of the host's wait after that counts.
+        The host may wait for a batch while the devices still compute. So this thread records when
+        each update finishes, and only the host's waiting after that counts.
         """
-        done: float | None = None  # when the devices finished the update before
+        done: float | None = None  # when the devices finished the previous update
         while (update := self._updates.get()) is not None:
             wait_start, wait_end, output = update
             if done is not None:
                 self._booked["data_wait"] += max(0.0, wait_end - max(wait_start, done))
-            with contextlib.suppress(Exception):  # the loop meets the error too, and reports it
+            with contextlib.suppress(Exception):  # the loop gets the error too, and reports it
                 output.block_until_ready()
             done = time.monotonic()
             self._updates.task_done()
@@ -127,29 +127,29 @@ class Clock:
         self._thread.join(timeout=5)
 
     def _first_step_done(self, step: int) -> None:
-        """Books the time not booked so far as compilation."""
+        """Books the time not yet booked as compilation."""
         watchdog.note("updating", step, waits=True, started=True)
         seconds = self._training_seconds()
-        logging.info("Compiled in %.1f s, the first step included.", seconds)
+        logging.info("Compiled in %.1f s, including the first step.", seconds)
         self._booked["compile"] += seconds
         self._window = (step, self._training_seconds(), self._booked["data_wait"])
         self._compiled = (step, time.monotonic())
         self._line_by = time.monotonic() + min(FIRST_LINE_SECONDS, self._every_seconds)
 
     def is_line_due(self, step: int) -> bool:
-        """Whether the log is to get a line after update `step`: after the first in any case."""
+        """Whether to log a line after update `step`: always after the first one."""
         is_first = step == self._start_step + 1
         return is_first or step % self._every_steps == 0 or time.monotonic() >= self._line_by
 
     def show(self, step: int, row: Mapping[str, float], eta_seconds: float) -> None:
-        """Shows the numbers of an update; `row` as of `update_text`."""
+        """Shows the metrics of an update; `row` as in `update_text`."""
         self._progress.show(step, update_text(row, eta_seconds))
 
     def totals(self) -> dict[str, float]:
-        """Seconds of this run by kind, `elapsed_seconds`, and `goodput`, the share of training.
+        """Seconds of this run by category, `elapsed_seconds`, and `goodput`, the training share.
 
-        Earlier sessions are included; `lost_seconds` went into updates that a session after a crash
-        had to compute again.
+        Earlier sessions are included; `lost_seconds` is the time of updates that a session had to
+        repeat after a crash.
         """
         totals = {
             f"{kind}_seconds": seconds + self._earlier.get(f"{kind}_seconds", 0.0)
@@ -162,16 +162,16 @@ class Clock:
     def report(self, step: int) -> dict[str, float]:
         """`images_per_second`, `data_wait`, `mfu` since the last call, `eta_seconds`, `totals`.
 
-        No speed is given where nothing but the first step has been done. `data_wait` is the share
-        of the training time in which the devices waited for data. `mfu`, model FLOPs utilisation,
-        is given where the peak of the devices is known.
+        No speed is reported before the second step. `data_wait` is the share
+        of training time in which the devices waited for data. `mfu`, model FLOPs utilization,
+        is reported if the peak of the devices is known.
         """
         self._line_by = time.monotonic() + self._every_seconds
         step_before, training_before, wait_before = self._window
         self._window = (step, self._training_seconds(), self._booked["data_wait"])
         training = max(self._window[1] - training_before, 1e-9)
         first, since = self._compiled
-        pace = (time.monotonic() - since) / max(step - first, 1)  # evaluations included
+        pace = (time.monotonic() - since) / max(step - first, 1)  # including evaluations
         report = {"eta_seconds": (self._total_steps - step) * pace, **self.totals()}
         if step > step_before:
             speed = (step - step_before) * self._batch_size / training
@@ -182,17 +182,17 @@ class Clock:
         return report
 
     def _training_seconds(self) -> float:
-        """Waiting for data included."""
+        """Includes waits for data."""
         booked = sum(seconds for kind, seconds in self._booked.items() if kind != "data_wait")
         return time.monotonic() - self._began - booked
 
 
 def update_text(row: Mapping[str, float], eta_seconds: float) -> str:
-    """What is shown of an update; `metrics.jsonl` has all of it.
+    """The log line of an update; `metrics.jsonl` has all values.
 
     Args:
-      row: `loss`, `learning_rate`, what the objective reports, and the speed if it is known.
-      eta_seconds: until the end.
+      row: `loss`, `learning_rate`, the objective's metrics, and the speed if known.
+      eta_seconds: remaining time.
     """
     speed = ("images_per_second", "mfu", "data_wait")
     left_out = ("loss", "learning_rate", "goodput", "grad_norm", "param_norm", *speed)

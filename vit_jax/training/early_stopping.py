@@ -1,4 +1,4 @@
-"""Whether a run ends before its last step: its metric no longer improves, or a callback asks."""
+"""Ends a run early: its metric no longer improves, or a callback requests it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def create_ending(
     total_steps: int,
     on_evaluation: Callable[[int, dict[str, float]], Any] | None,
 ) -> Callable[[int, Results], dict[str, float]]:
-    """To be called with each evaluated step; gives {} where the run goes on.
+    """Returns a function to call after each evaluation; it returns {} to continue the run.
 
-    Where it ends: `planned_steps`, and `early_stopping_best_step` if the metric is the reason.
+    To end it: `planned_steps`, and `early_stopping_best_step` if the metric is the reason.
 
     Args:
-      metric, patience, min_delta: see `stalled_since`; no metric: the callback alone decides.
-      earlier: values of the metric by step, of earlier sessions: a resumed run decides the same.
+      metric, patience, min_delta: see `stalled_since`; without a metric only the callback decides.
+      earlier: metric by step from earlier sessions, so that a resumed run decides the same.
       total_steps: of the whole run.
       on_evaluation: see `train_and_evaluate`.
     """
@@ -41,9 +41,9 @@ def create_ending(
             best = stalled_since(values, metric=metric, patience=patience, min_delta=min_delta)
         if step == total_steps or not (asked or best is not None):
             return {}
-        reason = "on_evaluation asks for it"
+        reason = "on_evaluation requested it"
         if best is not None:
-            reason = f"{metric} has not improved on {values[best]:.4f} of step {best}"
+            reason = f"{metric} has not improved on {values[best]:.4f} at step {best}"
         logging.info("The run ends at step %d of %d: %s.", step, total_steps, reason)
         found: dict[str, float] = {"planned_steps": total_steps}
         return found if best is None else {**found, "early_stopping_best_step": best}
@@ -54,7 +54,7 @@ def create_ending(
 def stalled_since(
     values: Mapping[int, float], *, metric: str, patience: int, min_delta: float
 ) -> int | None:
-    """The best step, where the last `patience` evaluations have not improved on it; else None.
+    """The best step if the last `patience` evaluations have not improved on it, else None.
 
     Early stopping as in Goodfellow et al., "Deep Learning", algorithm 7.1.
 
@@ -62,7 +62,7 @@ def stalled_since(
       values: of all evaluations, by step.
       metric: `NAME/METRIC`; lower is better for `LOWER_IS_BETTER`.
       patience: number of evaluations, at least 1.
-      min_delta: a gain up to this is no improvement.
+      min_delta: smaller or equal gains do not count as improvement.
     """
     sign = -1.0 if metric.rpartition("/")[2] in LOWER_IS_BETTER else 1.0
     best: int | None = None

@@ -1,7 +1,7 @@
 """Mixup and CutMix: every image is mixed with another one of the same batch, inside the step.
 
-The partner is the row before, in the global batch (big_vision's way; timm takes the reversed
-batch). `repeated_augmentation` keeps draws of one example apart, so partners are other examples.
+The partner is the previous row of the global batch (as in big_vision; timm reverses the
+batch). `repeated_augmentation` separates copies of an example, so partners are other examples.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ def create_mixing(
     cutmix_probability: float = 0.5,
     per_example: bool = False,
 ) -> Mixing | None:
-    """A function (batch, rng) -> mixed batch, or None where both alphas are 0.
+    """A function (batch, rng) -> mixed batch, or None if both alphas are 0.
 
     Mixup (1710.09412): weight * image + (1 - weight) * other, with weight = max(l, 1 - l) and
-    l ~ Beta(alpha, alpha), as AugReg has it, so that the image's own label is the heavier one.
-    CutMix (1905.04899, algorithm A1): pastes a box of the other image with sides sqrt(1 - l) of
-    the image's and its middle anywhere, cropped at the border; the weight is the share of the
-    image that is left.
+    l ~ Beta(alpha, alpha), as in AugReg, so that the image's own label has the larger weight.
+    CutMix (1905.04899, algorithm A1): pastes a box of the other image whose sides are sqrt(1 - l)
+    of the image's and whose centre is any pixel, cropped at the border; the weight is the
+    remaining share of the image.
 
     The function takes `image` [B, H, W, C] (uint8 is scaled to [-1, 1] first, to avoid rounding),
     `label` [B] and `mask` [B]. It returns float images, and adds
       `other_label` [B]: the partner's label,
-      `label_weight` [B] float32: the share of `label`; 1 - label_weight is that of `other_label`.
+      `label_weight` [B] float32: the weight of `label`; `other_label` gets 1 - label_weight.
     A row whose partner is padding (mask 0) is not mixed.
 
     Args:
-      mixup_alpha: of its Beta distribution (AugReg 0.2 to 0.8, DeiT 0.8); 0 is no mixup.
-      cutmix_alpha: of its Beta distribution (1.0 in the paper and in DeiT); 0 is no CutMix.
-      probability: of mixing at all.
-      cutmix_probability: of CutMix in a mix, where both alphas are positive.
-      per_example: every row draws its own coefficient, kind and box; else the batch draws once, as
+      mixup_alpha: of its Beta distribution (AugReg 0.2 to 0.8, DeiT 0.8); 0 disables mixup.
+      cutmix_alpha: of its Beta distribution (1.0 in the paper and in DeiT); 0 disables CutMix.
+      probability: of any mixing.
+      cutmix_probability: of CutMix when mixing, if both alphas are positive.
+      per_example: draw coefficient, kind and box per example; else once per batch, as
         in all three papers.
 
     Raises:
@@ -83,7 +83,7 @@ def create_mixing(
         own = jnp.where(mixes[:, None, None], own, 1.0)[..., None]  # [B, H, W, 1] or [B, 1, 1, 1]
         return {
             **batch,
-            # Raw pixels travel between devices, a quarter of the bytes.
+            # Raw pixels move between devices, a quarter of the bytes.
             "image": own * images + (1.0 - own) * scale_images(_partner(batch["image"])),
             "other_label": _partner(batch["label"]),
             "label_weight": jnp.where(mixes, weight, 1.0),
@@ -99,10 +99,10 @@ def _check(
     cutmix_probability: float,
     per_example: bool,
 ) -> None:
-    """Raises UserError for a value out of range, or without effect."""
+    """Raises UserError for a value out of range or without effect."""
     for key, value in (("mixup_alpha", mixup_alpha), ("cutmix_alpha", cutmix_alpha)):
         if value < 0:
-            raise UserError(f"mix.{key}={value} must not be negative; 0 is off.")
+            raise UserError(f"mix.{key}={value} must not be negative; 0 disables it.")
     for key, value in (("probability", probability), ("cutmix_probability", cutmix_probability)):
         if not 0.0 <= value <= 1.0:
             raise UserError(f"mix.{key}={value} must be in [0, 1].")
@@ -121,8 +121,8 @@ def _check(
 def random_boxes(rng: jax.Array, coefficients: jax.Array, height: int, width: int) -> jax.Array:
     """CutMix's boxes for coefficients [n]: float32 [n, H, W], 1 inside and 0 outside.
 
-    Sides are sqrt(1 - coefficient) of the image's, halved and cut to pixels; the middle is any
-    pixel.
+    Sides are sqrt(1 - coefficient) of the image's, halved and rounded down to pixels; the centre is
+    any pixel.
     """
     ratio = jnp.sqrt(1.0 - coefficients)
 

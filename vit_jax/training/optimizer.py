@@ -1,7 +1,7 @@
 """Optimizers (paper, section 4.1 and tables 3 and 4).
 
 Keyword-only parameters of a row of `OPTIMIZERS` are the keys of that kind in `config.optimizer`,
-besides those that `create_optimizer` reads for all kinds.
+besides those of `create_optimizer`, which all kinds have.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vit_jax.training.preconditioners import (
 from vit_jax.training.schedule import Schedule
 
 DECAY_MASKS = {
-    # Weights of dense layers, attention and convolutions; no biases, norms, cls, positions.
+    # Kernels of dense layers, attention and convolutions; no biases, norms, cls, positions.
     "kernels": r".*/kernel",
     "all": r".*",
 }
@@ -37,7 +37,7 @@ def adamw(
 
     Args:
       b1, b2, eps: of Adam.
-      momentum_dtype: float32, or bfloat16, in which the first moment is stored.
+      momentum_dtype: storage of the first moment: float32 or bfloat16.
     """
     _check_fractions(b1=b1, b2=b2)
     _check_positive(eps=eps)
@@ -48,8 +48,8 @@ def sgd(*, momentum: float = 0.9, momentum_dtype: str = "float32") -> optax.Grad
     """Stochastic gradient descent with momentum.
 
     Args:
-      momentum: decay of the sum of gradients.
-      momentum_dtype: float32, or bfloat16, in which momentum is stored; 0.9 then becomes
+      momentum: decay of the accumulated gradient.
+      momentum_dtype: storage of the momentum: float32 or bfloat16; 0.9 then becomes
         bfloat16(0.9) = 0.8984375, as in the official code.
     """
     _check_fractions(momentum=momentum)
@@ -63,16 +63,16 @@ def adafactor(
     factored_decay: float = 0.8,
     momentum_dtype: str = "float32",
 ) -> optax.GradientTransformation:
-    """ViT-g's (2106.04560, section 3.4; big_vision's `scale_by_adafactor`).
+    """Adafactor as for ViT-g (2106.04560, section 3.4; big_vision's `scale_by_adafactor`).
 
-    A factored second moment, then momentum as an average that starts from 0 uncorrected:
+    A factored second moment, then momentum as a moving average from 0, without bias correction:
     momentum * m + (1 - momentum) * update.
 
     Args:
-      momentum: of that average; 0 keeps none.
-      b2: what the second moment's decay rises to.
-      factored_decay: its exponent: the decay is 1 - t ** -0.8 in update t.
-      momentum_dtype: float32, or bfloat16, in which momentum is stored.
+      momentum: decay of that average; 0 disables it.
+      b2: limit of the second moment's decay.
+      factored_decay: exponent of that decay, which is 1 - t ** -0.8 in update t.
+      momentum_dtype: storage of the momentum: float32 or bfloat16.
     """
     _check_fractions(momentum=momentum, b2=b2)
     _check_positive(factored_decay=factored_decay)
@@ -86,14 +86,14 @@ def adafactor(
 def lion(
     *, b1: float = 0.9, b2: float = 0.99, momentum_dtype: str = "float32"
 ) -> optax.GradientTransformation:
-    """The sign of a momentum (Chen et al., 2302.06675, algorithm 2).
+    """The sign of the momentum (Chen et al., 2302.06675, algorithm 2).
 
-    Its rate is 3 to 10 times smaller than AdamW's, its decay as much larger (section 5).
+    Its learning rate is 3 to 10 times lower than AdamW's, its decay higher by as much (section 5).
 
     Args:
       b1, b2: the update is the sign of b1 * m + (1 - b1) * g, and b2 is the decay of the momentum
         m.
-      momentum_dtype: float32, or bfloat16, in which momentum is stored.
+      momentum_dtype: storage of the momentum: float32 or bfloat16.
     """
     _check_fractions(b1=b1, b2=b2)
     return optax.scale_by_lion(b1, b2, mu_dtype=momentum_dtype)
@@ -104,12 +104,12 @@ def lamb(
 ) -> optax.GradientTransformation:
     """Adam for large batches (You et al., 1904.00962, algorithm 2).
 
-    `create_optimizer` scales the update of each array, after the decay, to the norm of its
+    `create_optimizer` scales the update of each array, after weight decay, to the norm of its
     parameters.
 
     Args:
       b1, b2, eps: of Adam.
-      momentum_dtype: float32, or bfloat16, in which the first moment is stored.
+      momentum_dtype: storage of the first moment: float32 or bfloat16.
     """
     return adamw(b1=b1, b2=b2, eps=eps, momentum_dtype=momentum_dtype)
 
@@ -124,16 +124,16 @@ def muon(
 ) -> optax.GradientTransformation:
     """Orthogonalised momentum for the kernels of blocks, Adam for all other parameters.
 
-    Muon (Jordan et al., https://kellerjordan.github.io/posts/muon) by Newton-Schulz iterations.
-    Updates are scaled by 0.2 * sqrt(max(inputs, outputs)), which gives them the size of AdamW's, so
-    both share its rate and decay (Liu et al., 2502.16982, section 2.2). Patch embedding, stem, head
-    and vectors are Adam's. The heads of an attention are one matrix. `init` raises a UserError
-    where no kernel of a block is trained.
+    Muon (Jordan et al., https://kellerjordan.github.io/posts/muon) with Newton-Schulz iterations.
+    Updates are scaled by 0.2 * sqrt(max(inputs, outputs)) to the size of AdamW's, so that
+    both share learning rate and decay (Liu et al., 2502.16982, section 2.2). Patch embedding, stem,
+    head and vectors use Adam. All heads of an attention layer form one matrix. `init` raises
+    UserError if no kernel of a block is trained.
 
     Args:
-      momentum: of Muon, as Nesterov's.
+      momentum: of Muon, Nesterov's.
       b1, b2, eps: of Adam.
-      momentum_dtype: float32, or bfloat16, in which momentum and first moment are stored.
+      momentum_dtype: storage of momentum and first moment: float32 or bfloat16.
     """
     _check_fractions(momentum=momentum)
 
@@ -145,7 +145,7 @@ def muon(
     def matrices(tree: Any) -> Any:
         found = jax.tree_util.tree_map_with_path(is_matrix, tree)
         if not any(jax.tree.leaves(found)):
-            raise UserError("optimizer.name='muon' finds no kernel of a block; use 'adamw'.")
+            raise UserError("optimizer.name='muon' finds no kernel in a block; use 'adamw'.")
         return found
 
     def others(tree: Any) -> Any:
@@ -153,7 +153,7 @@ def muon(
 
     orthogonal = scale_by_muon(momentum, momentum_dtype)
     adam = adamw(b1=b1, b2=b2, eps=eps, momentum_dtype=momentum_dtype)
-    # optax.contrib.muon would put its labels into the paths of the moments, see freeze_parameters.
+    # optax.contrib.muon would add its labels to the paths of the moments, see freeze_parameters.
     return optax.chain(optax.masked(orthogonal, matrices), optax.masked(adam, others))
 
 
@@ -182,26 +182,26 @@ def create_optimizer(
     """Clip, precondition, decay, scale by the learning rate, in this order.
 
     Weight decay is decoupled and multiplied by the learning rate: each update subtracts
-    `rate * weight_decay * parameter` (the paper's 0.1 is this 0.1; big_vision's is 0.1 * base).
+    `rate * weight_decay * parameter` (the paper's 0.1 is 0.1 here; big_vision's is 0.1 * base).
     `layer_decay` scales this rate too, as in BEiT's AdamW (2106.08254).
 
     Args:
       schedule: from `create_schedule`.
       weight_decay: decoupled, multiplied by the learning rate.
-      decay_parameters: which parameters decay: kernels | all.
-      decay_multipliers: pairs (regular expression, factor). The first pair that matches the whole
-        name of a parameter that decays multiplies its decay (ViT-g: 100 for `head/kernel`,
+      decay_parameters: which parameters to decay: kernels | all.
+      decay_multipliers: pairs (regular expression, factor). The first pair that matches the full
+        name of a decayed parameter multiplies its decay (ViT-g: 100 for `head/kernel`,
         big_vision's `wd_mults`). Names are those of `freeze`.
-      clip_norm: upper bound of the gradient's global norm; None: no clipping.
-      freeze: regular expression on whole parameter names (`embedding/.*|cls|Transformer/.*`). These
-        parameters stay as they are, have no optimizer state, and do not count in the gradient's
+      clip_norm: maximum global norm of the gradient; None: no clipping.
+      freeze: regular expression on full parameter names (`embedding/.*|cls|Transformer/.*`). These
+        parameters are not trained, have no optimizer state, and do not count in the gradient's
         norm. Blocks are named as in the loop form, also under `model.scan`.
       layer_decay: the learning rate of layer l of L is multiplied by layer_decay ** (L + 1 - l):
-        l = 0 for what stands before the first block, i + 1 for block i, L + 1 for what comes after
-        the last one. 1.0 is off.
+        l = 0 for parameters before the first block, i + 1 for block i, L + 1 for those after
+        the last one. 1.0 disables it.
 
     Raises:
-      UserError: unknown name or value; `init` raises those of `freeze`, `decay_multipliers` and
+      UserError: unknown name or value; `init` raises errors of `freeze`, `decay_multipliers` and
         `layer_decay`, see `parameters.groups`.
     """
     check_known("optimizer.name", name, OPTIMIZERS)
@@ -213,7 +213,7 @@ def create_optimizer(
     if clip_norm is not None and clip_norm <= 0:
         raise UserError(f"optimizer.clip_norm={clip_norm} must be positive, or None (off).")
     if decay_multipliers and not weight_decay:
-        raise UserError("optimizer.decay_multipliers multiply optimizer.weight_decay, which is 0.")
+        raise UserError("optimizer.decay_multipliers needs optimizer.weight_decay > 0; it is 0.")
     steps = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
     steps.append(OPTIMIZERS[name](**kwargs))
     if weight_decay:
@@ -225,7 +225,7 @@ def create_optimizer(
     tx = optax.chain(*steps)
     if freeze:
         tx = freeze_parameters(tx, freeze)
-    # Outside the freezing, which hides blocks: all of them count.
+    # Outside of freezing, which hides blocks: all of them count.
     return tx if layer_decay == 1.0 else optax.chain(tx, scale_by_layer(layer_decay))
 
 

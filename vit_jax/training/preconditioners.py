@@ -1,4 +1,4 @@
-"""Parts of optimizers that treat each block of the scan form like one of the loop form.
+"""Parts of optimizers that treat each block of the scan form like a separate array.
 
 Each part of a state is a tree like the parameters, so that a moment's path ends in its parameter's.
 """
@@ -15,20 +15,20 @@ from optax.contrib import MuonDimensionNumbers
 
 from vit_jax.parameters.names import is_stacked, parameter_row, path_name
 
-# Of Adafactor: smaller matrices keep a second moment per entry; big_vision's value.
+# For Adafactor: smaller matrices have an unfactored second moment; big_vision's value.
 MIN_FACTORED_SIZE = 32
 
 
 def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTransformation:
-    """Divides gradients by the root of a second moment that is kept as a row and a column.
+    """Divides gradients by the root of a second moment that is stored as a row and a column.
 
     In update t = 1, 2, ... the moment decays by min(decay_cap, 1 - t ** -decay): the first update
-    has no history, and the cap keeps late ones from freezing the moment (2106.04560, section 3.4).
+    has no history, and the cap keeps later ones from freezing the moment (2106.04560, section 3.4).
     For gradients G with squares S = G^2 + 1e-30, the two largest axes are factored if both are at
     least MIN_FACTORED_SIZE: R and C are the averages of S along each of them, and the update is
     G / sqrt(R C / mean(R)). No relative step sizes, clipping or scaling by the parameter.
 
-    An unused part of the state is one number (per layer).
+    An unused part of the state is a single number (per layer).
     """
 
     def moment_decay(step: jax.Array, exponent: float) -> jax.Array:
@@ -57,7 +57,7 @@ def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTrans
         found = []
         for (path, gradient), *parts in zip(leaves, *moments, strict=True):
             leaf_update = stacked if is_stacked(path_name(path)) else one.update
-            # Of the parameter, only shape and type are asked for: the gradient has them too.
+            # Only shape and dtype of the parameter are used: the gradient has the same.
             leaf_state = optax.FactoredState(state.count, *parts)
             found.append(leaf_update(gradient, leaf_state, gradient))
         new_updates, states = zip(*found, strict=True)
@@ -68,9 +68,9 @@ def scale_by_factored_rms(decay: float, decay_cap: float) -> optax.GradientTrans
 
 
 def scale_by_trust_ratio() -> optax.GradientTransformation:
-    """LAMB's layer-wise rate: every update times ||parameters|| / ||update||.
+    """LAMB's layer-wise rate: multiplies every update by ||parameters|| / ||update||.
 
-    1 where one of them is zero.
+    The factor is 1 if one of them is zero.
     """
     one = optax.scale_by_trust_ratio()
 
@@ -87,12 +87,12 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
 
 
 def scale_by_muon(momentum: float, momentum_dtype: str) -> optax.GradientTransformation:
-    """The momentum of kernels as matrices [inputs, outputs], orthogonalised and scaled: `muon`."""
+    """Orthogonalised and scaled momentum of kernels as matrices [inputs, outputs], see `muon`."""
 
     def matrix_axes(path: Any, leaf: jax.Array) -> MuonDimensionNumbers:
         name = path_name(path)
         axes = range(int(is_stacked(name)), leaf.ndim)
-        # Query, key and value are [D, heads, D / heads]; other kernels end in their one output.
+        # Query, key and value are [D, heads, D / heads]; other kernels have one output axis.
         num_inputs = 1 if parameter_row(name).row.axes[0] == "embed" else len(axes) - 1
         return MuonDimensionNumbers(tuple(axes[:num_inputs]), tuple(axes[num_inputs:]))
 

@@ -1,7 +1,7 @@
-"""Lengths of training, and learning-rate schedules (paper, section 4.1 and tables 3 and 4).
+"""Training length, and learning-rate schedules (paper, section 4.1 and tables 3 and 4).
 
 Keyword-only parameters of a row of `SCHEDULES` are the keys of that kind in `config.schedule`,
-besides those that `create_schedule` reads for all kinds.
+besides those of `create_schedule`, which all kinds have.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def to_steps(
     num_examples: int,
     batch_size: int,
 ) -> int:
-    """The number of updates by the first of `steps`, `examples` and `epochs` that is set.
+    """The number of updates from the first of `steps`, `examples` and `epochs` that is set.
 
     `steps` comes first so that a command line can shorten any recipe. Examples and epochs are
-    rounded to the nearest whole update, as big_vision does.
+    rounded to the nearest update, as in big_vision.
 
     Args:
       steps: updates of `batch_size` examples.
@@ -38,7 +38,7 @@ def to_steps(
       epochs: passes over the `num_examples` of the training split.
 
     Raises:
-      UserError: none is set, or the result is below one step.
+      UserError: none is set, or the result is less than one step.
     """
     given = {"steps": steps, "examples": examples, "epochs": epochs}
     keys = [f"duration.{key}={value}" for key, value in given.items() if value is not None]
@@ -49,23 +49,23 @@ def to_steps(
     elif epochs is not None:
         total_steps = round(epochs * num_examples / batch_size)
     else:
-        raise UserError("give one of duration.steps, duration.examples, duration.epochs.")
+        raise UserError("set one of duration.steps, duration.examples, duration.epochs.")
     if len(keys) > 1:
-        logging.warning(f"{keys[0]} counts; {' and '.join(keys[1:])} is ignored.")
+        logging.warning(f"using {keys[0]}; ignoring {' and '.join(keys[1:])}.")
     if total_steps < 1:
         raise UserError(
-            f"{keys[0]} comes to {total_steps} steps of {batch_size} examples; at least 1 is "
-            "needed."
+            f"{keys[0]} is {total_steps} steps of {batch_size} examples; at least 1 step is "
+            "required."
         )
     return total_steps
 
 
 def fit_warmup(total_steps: int, *, warmup_steps: int, cooldown_steps: int, **_: object) -> int:
-    """`warmup_steps`, or a tenth of the training where a recipe was shortened below them."""
+    """`warmup_steps`, or a tenth of the training if it was shortened to fewer steps."""
     key = f"schedule.warmup_steps={warmup_steps}"
     if total_steps <= warmup_steps and not cooldown_steps:
         short = total_steps // 10
-        logging.info(f"{key} does not fit into {total_steps} steps; warming up over {short}.")
+        logging.info(f"{key} does not fit into {total_steps} steps; using {short}.")
         return short
     if 2 * warmup_steps > total_steps:
         logging.warning(f"{key} is more than half of the {total_steps} steps.")
@@ -73,7 +73,7 @@ def fit_warmup(total_steps: int, *, warmup_steps: int, cooldown_steps: int, **_:
 
 
 class Position(NamedTuple):
-    """A point in the training; float32 scalars."""
+    """A point in training; float32 scalars."""
 
     progress: jax.Array  # p, from 0 at the end of the warm-up to 1 after the last step
     past_warmup: jax.Array  # steps since the end of the warm-up
@@ -85,19 +85,19 @@ def cosine(base: float, at: Position) -> jax.Array:
 
 
 def linear(base: float, at: Position, *, linear_end: float = 1e-5) -> jax.Array:
-    """From base to `linear_end` in p.
+    """From base to `linear_end`, linear in p.
 
     Args:
-      linear_end: the last learning rate.
+      linear_end: the final learning rate.
     """
     return linear_end + (base - linear_end) * (1.0 - at.progress)
 
 
 def rsqrt(base: float, at: Position, *, timescale_steps: int = 10_000) -> jax.Array:
-    """base / sqrt(1 + steps after the warm-up / timescale).
+    """base / sqrt(1 + steps after warm-up / timescale).
 
     Args:
-      timescale_steps: after so many steps the rate has fallen by a factor of sqrt(2).
+      timescale_steps: steps after which the rate has fallen by a factor of sqrt(2).
     """
     return base / jnp.sqrt(1.0 + at.past_warmup / timescale_steps)
 
@@ -124,14 +124,14 @@ def create_schedule(
     cooldown_steps: int = 0,
     **kwargs: Any,
 ) -> Schedule:
-    """A function from the number of finished updates to the learning rate of the next one.
+    """A function from the number of completed updates to the learning rate of the next one.
 
     Args:
       total_steps: updates in all.
-      learning_rate: the peak, after the warm-up.
-      warmup_steps: until then the rate is multiplied by step / warmup_steps; it is 0 in the first
+      learning_rate: the peak, after warm-up.
+      warmup_steps: the rate is multiplied by step / warmup_steps until then; it is 0 in the first
         update, as in the official code.
-      cooldown_steps: over the last updates the rate is multiplied by a line to 0.
+      cooldown_steps: the rate decays linearly to 0 over this many final updates.
 
     Raises:
       UserError: unknown name, a negative or non-finite rate, or warm-up and cool-down do not fit

@@ -1,4 +1,4 @@
-"""The state of a training, and one update of it: pure functions."""
+"""The training state and the training step: pure functions."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from vit_jax.training.mixing import Mixing
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything a restart needs; randomness and data order follow from the seed and `step`."""
+    """Everything needed to resume; randomness and data order follow from the seed and `step`."""
 
-    step: jax.Array  # int32 scalar, number of finished updates
+    step: jax.Array  # int32 scalar, number of completed updates
     params: Any  # nested dict of float32 arrays
     opt_state: Any
     polyak_params: Any = None  # running average of `params` (Polyak averaging), or None
 
     @property
     def eval_params(self) -> Any:
-        """The parameters to evaluate and to export: the average where there is one."""
+        """The parameters to evaluate and to export: the average if there is one."""
         return self.params if self.polyak_params is None else self.polyak_params
 
 
 def create_train_state(
     params: Any, *, tx: optax.GradientTransformation, polyak_decay: float
 ) -> TrainState:
-    """State before the first update; the average starts at the parameters.
+    """State before the first update; the average starts from the parameters.
 
     Raises:
       UserError: `polyak_decay` is outside [0, 1).
@@ -54,14 +54,14 @@ def create_train_state(
 
 
 class Initial(NamedTuple):
-    """Random parameters that are not drawn yet."""
+    """Random parameters that are not yet drawn."""
 
-    program: core.ClosedJaxpr  # a key -> the arrays, in the order of the leaves of `shapes`
+    program: core.ClosedJaxpr  # key -> arrays, in the order of the leaves of `shapes`
     shapes: Any  # nested dict of jax.ShapeDtypeStruct
 
 
 def trace_initial(init: Callable[[jax.Array], Any]) -> Initial:
-    """Traces `init`, from a key to a tree of parameters: the only time that a start does."""
+    """Traces `init`, from a key to a tree of parameters; a run traces it only once."""
     traced = jax.jit(init).trace(jax.eval_shape(lambda: jax.random.key(0)))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), traced.out_info)
     return Initial(traced.jaxpr, shapes)
@@ -82,8 +82,8 @@ def initial_state(
       start_state: parameters -> the state before their first update; pure.
       abstract_state: shapes with shardings.
       seed: of the random parameters.
-      loaded: a tree of host arrays to start from, with shapes or nothing where a random array is
-        wanted (a new head); None: all are random.
+      loaded: a tree of host arrays to start from, with shapes (or missing) where an array is
+        to be random (a new head); None: all are random.
     """
     arrays = flatten_names(initial.shapes) | flatten_names(loaded)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
@@ -97,7 +97,7 @@ def initial_state(
     out_shardings = {name: places[name] for name in new}
     params = jax.jit(draw, out_shardings=out_shardings)(jax.random.key(seed)) if new else {}
     for name in [name for name in arrays if name not in params]:
-        # One at a time: a large model is never whole on both host and devices.
+        # One at a time: a large model is never completely on both host and devices.
         array = arrays.pop(name)
         params[name] = jax.make_array_from_callback(array.shape, places[name], array.__getitem__)
     start = jax.jit(start_state, out_shardings=shardings, donate_argnums=0)
@@ -120,14 +120,14 @@ def plain_gradient(
 
 
 def sam_gradient(*, rho: float = 0.05) -> Gradient:
-    """The gradient at the worst parameters near by ("Sharpness-Aware Minimization", 2010.01412).
+    """The gradient at the worst nearby parameters ("Sharpness-Aware Minimization", 2010.01412).
 
     They are params + rho * g / ||g|| with the gradient g of the whole batch, on any mesh; the
-    authors' runs take that of each device's own images (m-sharpness, section 4.1). Loss and metrics
-    are those of the first pass. Both passes have the same dropout.
+    authors use that of each device's own images (m-sharpness, section 4.1). Loss and metrics
+    are those of the first pass. Both passes use the same dropout.
 
     Args:
-      rho: how far away, in the Euclidean norm over all parameters.
+      rho: distance, in the Euclidean norm over all parameters.
     """
     if not 0.0 <= rho < float("inf"):
         raise UserError(f"gradient.rho={rho} must be a finite number, at least 0.")
@@ -135,7 +135,7 @@ def sam_gradient(*, rho: float = 0.05) -> Gradient:
     def gradient(value_and_grad: Any, params: Any, batch: Batch, rng: jax.Array) -> Result:
         result, grads = value_and_grad(params, batch, rng)
         norm = optax.tree.norm(grads)
-        norm = jnp.where(norm > 0.0, norm, 1.0)  # where nothing learns nothing moves
+        norm = jnp.where(norm > 0.0, norm, 1.0)  # a zero gradient moves nothing
         worst = jax.tree.map(lambda param, grad: param + rho * (grad / norm), params, grads)
         _, grads = value_and_grad(worst, batch, rng)
         return result, grads
@@ -144,8 +144,8 @@ def sam_gradient(*, rho: float = 0.05) -> Gradient:
 
 
 class GradientKind(NamedTuple):
-    create: Callable[..., Gradient]  # its keyword-only parameters are the keys of the kind
-    passes: int  # forward and backward, over the whole batch
+    create: Callable[..., Gradient]  # its keyword-only parameters are config keys
+    passes: int  # forward and backward passes over the whole batch
 
 
 GRADIENTS: dict[str, GradientKind] = {
@@ -181,11 +181,11 @@ def make_train_step(
       objective: has `loss({**params, **constants}, batch, rng) -> (scalar, metrics)`; one that
         `spans_batch` is accumulated by its `embed` and `loss_of`; and `prepare`, for whole batches.
       seed: all randomness of update t is a function of (seed, t).
-      accumulation_steps: parts that the batch is cut into.
-      polyak_decay: d of average = d * average + (1 - d) * params; 0 for no average.
-      freeze: of the optimizer; frozen parameters get no gradient and do not count in `grad_norm`.
-      mixing: from `create_mixing`; applied before the batch is cut into parts.
-      merge: from the parameters of the state to those of the objective, see `Lora.merge`.
+      accumulation_steps: number of parts to split the batch into.
+      polyak_decay: d of average = d * average + (1 - d) * params; 0 disables it.
+      freeze: as in the optimizer; frozen parameters have no gradient and no part in `grad_norm`.
+      mixing: from `create_mixing`; applied before the batch is split.
+      merge: maps the parameters of the state to those of the objective, see `Lora.merge`.
 
     Metrics are float32 scalars: `loss`, `grad_norm` (before clipping), `param_norm` (after the
     update) and the objective's own.
@@ -215,7 +215,7 @@ def make_train_step(
 def _value_and_grad(
     objective: Any, constants: Any, freeze: str, merge: Callable[[Any], Any], *, num_steps: int
 ) -> ValueAndGrad:
-    """Of the loss with respect to the parameters that learn, over `num_steps` parts of a batch."""
+    """Of the loss in the trainable parameters, accumulated over `num_steps` parts of a batch."""
 
     def call(method: Callable[..., Any], params: Any, *args: Any) -> Any:
         if freeze:
@@ -235,10 +235,10 @@ def _value_and_grad(
 def accumulate_gradients(
     value_and_grad: ValueAndGrad, params: Any, batch: Batch, rng: jax.Array, *, num_steps: int
 ) -> Result:
-    """Means of loss, metrics and gradient over parts of the batch, one after the other.
+    """Means of loss, metrics and gradient over parts of the batch, sequentially.
 
-    One gradient is held besides the sum. Part k takes rows k, k + num_steps, ..., so that every
-    device cuts its own rows and nothing moves between devices; its key is `rng` with k folded in.
+    One gradient is in memory besides the sum. Part k takes rows k, k + num_steps, ..., so that
+    devices split their own rows and exchange nothing; its key is `rng` with k folded in.
     """
 
     def body(carry: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
@@ -259,7 +259,7 @@ def accumulate_embeddings(
     """The gradient of the whole batch, although `embed` sees one part at a time (see `Objective`).
 
     As in GradCache (2101.06983): first the embeddings of all parts, then the gradient of the loss
-    with respect to them, then each part again, which passes its rows of that on to the parameters.
+    with respect to them, then each part again to backpropagate its rows to the parameters.
     """
 
     def embed_part(params: Any, part: tuple[Batch, jax.Array]) -> Any:

@@ -1,8 +1,8 @@
-"""What a work directory in a bucket needs: a lock without locks, and files that grow.
+"""Work directories in a bucket: a lock without file locks, and files that grow.
 
-A bucket writes an object, if asked, only where it is of a certain generation: of several processes
-at most one creates the object, and at most one replaces it. Nothing can be appended to it. Who
-waits for a lock does so in the same way on a disk (claim.py).
+A bucket can write an object conditionally on its generation: of several processes
+at most one creates the object, and at most one replaces it. Objects cannot be appended to. A disk
+lock (claim.py) is waited for in the same way.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from vit_jax.multihost.watchdog import watchdog
 
 _LOG = logging.getLogger(__name__)
 LOCK = ".lock"
-LOST_SECONDS = 120.0  # until a silent host counts as lost; NFS 4 gives it up after 90
+LOST_SECONDS = 120.0  # until a silent host counts as lost; NFS 4 gives up after 90
 POLL_SECONDS = 2.0
 RENEW_SECONDS = 20.0
-_TIMEOUT = 15.0  # seconds of one request, repetitions included
-_UPLOAD_SECONDS = 30.0  # for each MB
+_TIMEOUT = 15.0  # seconds per request, including retries
+_UPLOAD_SECONDS = 30.0  # per MB
 
 
 def in_use(folder: Path, holder: str) -> UserError:
@@ -38,7 +38,7 @@ def in_use(folder: Path, holder: str) -> UserError:
 
 
 def start_waiting(folder: Path, holder: str) -> float:
-    """Says so; returns when the waiting ends."""
+    """Logs that it waits; returns the deadline."""
     _LOG.warning(
         f"Workdir {folder} is locked by another host ({holder}): waiting up to "
         f"{LOST_SECONDS:.0f} s, in case it is lost."
@@ -49,12 +49,12 @@ def start_waiting(folder: Path, holder: str) -> float:
 class BucketLock:
     """The object `.lock` of a folder, held from `acquire` to `release`, or until the process ends.
 
-    Its holder renews it; whoever waits sees by his own clock that a killed one does not. `machine`
-    names this machine and its process ids.
+    Its holder renews it; waiting processes notice by their own clock if it stops. `machine`
+    identifies this machine and its process ids.
     """
 
     def __init__(self, folder: Path, machine: str):
-        import tensorstore  # takes a moment
+        import tensorstore  # slow
 
         self._folder, self._machine = folder, machine
         self._token = secrets.token_hex(8)
@@ -67,9 +67,9 @@ class BucketLock:
         self._store = tensorstore.KvStore.open({**spec, **retries}).result()
 
     def acquire(self) -> None:
-        """Waits for a holder that may be lost; a UserError where another run has it.
+        """Waits if the holder may be lost; raises UserError if another run holds it.
 
-        TensorStore raises a ValueError where the bucket refuses, a TimeoutError without an answer.
+        TensorStore raises ValueError if the bucket refuses, TimeoutError if it does not answer.
         """
         awaited, deadline = b"", 0.0
         generation, holder = self._read()
@@ -79,54 +79,54 @@ class BucketLock:
             elif not holder or generation == awaited or self._is_dead(holder):
                 self._write(generation)
             elif awaited or holder.get("machine") == self._machine:
-                raise in_use(self._folder, _who(holder))
+                raise in_use(self._folder, _holder_name(holder))
             else:
-                awaited, deadline = generation, start_waiting(self._folder, _who(holder))
+                awaited, deadline = generation, start_waiting(self._folder, _holder_name(holder))
             generation, holder = self._read()
         self._generation = generation
-        self._renew_once()  # fails in a bucket that keeps what it has (a retention policy)
+        self._renew_once()  # fails if the bucket forbids overwriting (a retention policy)
         self._thread.start()
 
     def release(self) -> None:
-        """Lets others in, if it is still ours."""
+        """Releases the lock, if it is still ours."""
         self._released.set()
         self._thread.join()
         try:
             write = self._store.write(LOCK, None, if_equal=self._generation)
             write.result(timeout=_TIMEOUT)
         except (ValueError, TimeoutError) as error:
-            _LOG.warning("%s/%s stays behind: %s", self._folder, LOCK, one_line(error))
+            _LOG.warning("Could not remove %s/%s: %s", self._folder, LOCK, one_line(error))
 
     def end(self, message: str, exit_code: int) -> None:
-        """Ends this process, and the others of its run: another run has the lock, or soon may."""
+        """Ends all processes of this run: another run has the lock, or soon may."""
         _LOG.error("error: %s", message)
         watchdog.fail(message, exit_code)
         logging.shutdown()
         os._exit(exit_code)
 
     def _is_dead(self, holder: dict[str, Any]) -> bool:
-        """Whether it was a process of this machine that is gone, or whose number is another's."""
+        """Whether it was a process of this machine that is gone, or whose pid has been reused."""
         same = holder.get("machine") == self._machine
         return same and holder.get("started") != _started(holder.get("pid"))
 
     def _read(self) -> tuple[bytes, dict[str, Any]]:
-        """Generation and content; of a missing object what its first write asks for."""
+        """Generation and content; for a missing object, those required to create it."""
         found = self._store.read(LOCK).result(timeout=_TIMEOUT)
         return found.stamp.generation, json.loads(found.value) if found.state == "value" else {}
 
     def _write(self, generation: bytes) -> None:
-        """Writes the object if it is of that generation; only reading it shows whether it was."""
+        """Writes the object if it has that generation; only reading it shows whether it did."""
         pid = os.getpid()
         content = {"pid": pid, "started": _started(pid), "machine": self._machine}
         text = json.dumps({**content, "token": self._token})
         self._store.write(LOCK, text, if_equal=generation).result(timeout=_TIMEOUT)
 
     def _renew_once(self) -> str:
-        """Who has the lock now, if it is no longer ours; else ""."""
+        """The current holder if the lock is no longer ours; else ""."""
         self._write(self._generation)
         generation, holder = self._read()
         if holder.get("token") != self._token:
-            return _who(holder)
+            return _holder_name(holder)
         self._generation = generation
         return ""
 
@@ -137,7 +137,7 @@ class BucketLock:
                 if holder := self._renew_once():
                     self.end(
                         f"Workdir {self._folder} was taken over by another run ({holder}), "
-                        f"because this process did not answer for {LOST_SECONDS:.0f} s.",
+                        f"because this process did not respond for {LOST_SECONDS:.0f} s.",
                         2,
                     )
                     return
@@ -147,39 +147,39 @@ class BucketLock:
                 reason = f"for {seconds:.0f} s: {one_line(error)}"
                 message = f"Workdir {self._folder}: the lock could not be renewed {reason}"
                 _LOG.warning(message)
-                if seconds > LOST_SECONDS / 2:  # the next attempt may end too late
+                if seconds > LOST_SECONDS / 2:  # the next attempt may be too late
                     self.end(message, REQUEUE_EXIT_CODE)
                     return
 
 
 def _started(pid: Any) -> str:
-    """When a process began, in the kernel's ticks; "" if there is none, or no telling."""
+    """Start time of a process, in kernel ticks; "" if there is none, or it is unknown."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
 
 
-def _who(holder: dict[str, Any]) -> str:
+def _holder_name(holder: dict[str, Any]) -> str:
     return f"pid {holder.get('pid', '?')} on {holder.get('machine', 'an unknown host')}"
 
 
 class BucketUpload:
-    """Copies the files in its `folder` to a bucket, every 30 s for each MB and at the end.
+    """Copies the files in `folder` to a bucket, every 30 s per MB and at the end.
 
-    What fails is tried again.
+    Failed copies are retried.
     """
 
     def __init__(self, target: Path):
         self._temporary = tempfile.TemporaryDirectory()
         self.folder, self._target = Path(self._temporary.name), target
-        self._copied: dict[str, int] = {}  # bytes of each file that the bucket has
+        self._copied: dict[str, int] = {}  # bytes of each file that are in the bucket
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._repeat, daemon=True, name="upload")
         self._thread.start()
 
     def copy(self, name: str) -> None:
-        """Returns once the bucket has all of a file; raises where that fails."""
+        """Returns when the whole file is in the bucket; raises if that fails."""
         with self._lock:
             content = (self.folder / name).read_bytes()
             if self._copied.get(name) != len(content):

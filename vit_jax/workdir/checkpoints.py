@@ -1,8 +1,8 @@
-"""Checkpoints: Orbax writes and reads them, checksums say whether to trust them.
+"""Checkpoints: Orbax writes and reads them, checksums verify them.
 
-Orbax is atomic (a step's folder appears by rename once it is complete) but restores flipped bytes
-without an error. So each step carries `state/checksums.json`, written after Orbax's files and
-before the rename: a step without it, or that disagrees with it, is never restored.
+Orbax is atomic (a step's folder is renamed once it is complete) but restores flipped bytes
+without an error. So each step has a `state/checksums.json`, written after Orbax's files and
+before the rename: a step without it, or that does not match it, is never restored.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _LOG = logging.getLogger(__name__)
 class CheckpointManager:
     """Saves, keeps and restores the train state under `workdir/checkpoints/<step>`.
 
-    Every process makes one, with the keys of `config.checkpoint`, and calls every method at the
-    same point. A UserError where an argument is out of range.
+    Every process creates one, with the keys of `config.checkpoint`, and calls every method at the
+    same point. Raises UserError for an argument out of range.
     """
 
     def __init__(
@@ -76,37 +76,37 @@ class CheckpointManager:
         self._saving: Future[None] | None = None
 
     def _prepare_folder(self) -> None:
-        """Makes the folder and removes what killed saves left in it. Runs on process 0."""
+        """Creates the folder and removes remains of killed saves. Runs on process 0."""
         make_folder(self._folder)
         for unfinished in orbax_parts.unfinished_in(self._folder):
             remove(unfinished)
 
     def should_save(self, step: int, total_steps: int, evaluates: bool = False) -> bool:
-        """Whether a checkpoint is due after `step` finished updates, which are evaluated or not.
+        """Whether a checkpoint is due after `step` completed updates, with or without evaluation.
 
-        Raises the UserError of a save under way that has failed on this process.
+        Raises UserError if the save in progress has failed on this process.
         """
         if self._saving is not None and self._saving.done():
             self.wait()
-        is_best = evaluates and bool(self._best_metric)  # maybe
+        is_best = evaluates and bool(self._best_metric)  # possibly
         return step % self._every_steps == 0 or step == total_steps or is_best
 
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Starts to write a checkpoint and returns; the state may be donated right away.
 
-        `step`: finished updates; `state`: pytree of (sharded) jax.Arrays; `metrics`: of this step.
-        A UserError where this or the previous checkpoint could not be written.
+        `step`: completed updates; `state`: pytree of (sharded) jax.Arrays; `metrics`: of this step.
+        Raises UserError if this or the previous checkpoint could not be written.
         """
-        self.wait()  # the handler still needs the metrics of the save under way
+        self.wait()  # the handler still needs the metrics of the save in progress
         self._handler.note = {"step": step, "metrics": metrics or {}}
-        with self._errors_of_saving(step):
+        with self._saving_errors(step):
             args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
             self._orbax.save(self._folder / str(step), args=args)
         self._saving = self._thread.submit(self._finish_save, step)
 
     def _finish_save(self, step: int) -> None:
-        """Waits for Orbax's threads, then deletes the steps that need not be kept."""
-        with self._errors_of_saving(step):
+        """Waits for Orbax's threads, then deletes the steps that are not to be kept."""
+        with self._saving_errors(step):
             self._orbax.wait_until_finished()
             if jax.process_index() == 0:
                 steps = steps_in(self._folder)
@@ -117,13 +117,13 @@ class CheckpointManager:
                     remove(self._folder / str(old))
 
     def _score(self, step: int) -> float:
-        """Of a step on disk; higher is better, NaN is none."""
+        """Score of a step on disk; higher is better, NaN if missing."""
         manifest = read_manifest(self._folder / str(step) / ITEM)
         metrics = manifest["note"].get("metrics", {}) if manifest else {}
         return self._best_sign * float(metrics.get(self._best_metric, math.nan))
 
     def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Gives a step on disk, saved without metrics, those of an evaluation made up for."""
+        """Adds the metrics of a late evaluation to a step that was saved without them."""
 
         def write() -> None:
             item = self._folder / str(step) / ITEM
@@ -135,50 +135,50 @@ class CheckpointManager:
         run_on_first_process(write)
 
     def wait(self) -> None:
-        """Blocks until the save under way is committed; a UserError where that failed."""
+        """Blocks until the save in progress is committed; raises UserError if it failed."""
         if self._saving is not None:
             saving, self._saving = self._saving, None
             saving.result()
 
     def close(self) -> None:
-        """Waits, as `wait`, and frees the threads. The manager cannot be used afterwards."""
+        """Calls `wait`, and frees the threads. The manager cannot be used afterwards."""
         with contextlib.closing(self._orbax), self._thread:
             self.wait()
 
     @contextlib.contextmanager
-    def _errors_of_saving(self, step: int) -> Iterator[None]:
-        """Turns an error that the user can put right into a UserError."""
+    def _saving_errors(self, step: int) -> Iterator[None]:
+        """Turns an error that the user can fix into a UserError."""
         try:
             yield
         except Exception as error:
             if not orbax_parts.is_disk_error(error):
                 raise
             steps = [each for each in steps_in(self._folder) if each != step]
-            kept = f"The last good one is step {steps[0]}" if steps else "There is none before it"
+            kept = f"The last good one is step {steps[0]}" if steps else "There is no earlier one"
             reason = one_line(error)
             is_limit = reason == os.strerror(errno.EMFILE)
-            way_out = "Raise the limit (ulimit -n)" if is_limit else "Make room or use another disk"
+            hint = "Raise the limit (ulimit -n)" if is_limit else "Free space or use another disk"
             raise as_user_error(
                 f"The checkpoint of step {step} could not be written to {self._folder}: "
-                f"{reason}. {kept}. {way_out}, then start again.",
+                f"{reason}. {kept}. {hint}, then start again.",
                 error,
             ) from error
 
     def latest_step(self) -> int | None:
-        """The newest step on disk (not checked against its checksums), or None."""
+        """The newest step on disk (checksums not verified), or None."""
         return max(steps_in(self._folder), default=None)
 
     def restore(self, abstract_state: Any) -> tuple[int, Any] | None:
-        """(step, state) of the newest step that agrees with its checksums; None without any step.
+        """(step, state) of the newest step that matches its checksums; None if there are no steps.
 
-        Newer steps that do not are reported and moved to `workdir/checkpoints_damaged/`.
+        Newer steps that do not match are reported and moved to `workdir/checkpoints_damaged/`.
 
         Args:
           abstract_state: the state with jax.ShapeDtypeStruct leaves that carry the shardings to
             restore to; mesh and process count may differ from those of the save.
 
         Raises:
-          UserError: none is intact, or the newest intact one is of another state.
+          UserError: none is intact, or the newest intact one has a different state.
         """
         self.wait()
         step = run_on_first_process(self._choose_step)
@@ -189,13 +189,13 @@ class CheckpointManager:
         saved = handler.metadata(item).tree
         if differing := orbax_parts.differing_leaves(saved, abstract_state):
             raise UserError(
-                f"Checkpoint {item.parent} is of another model or optimizer: "
+                f"Checkpoint {item.parent} does not fit this model or optimizer: "
                 f"{list_names(differing)}. Use its own config, or another --workdir."
             )
         return step, handler.restore(item, args=ocp.args.StandardRestore(abstract_state))
 
     def _choose_step(self) -> int | None:
-        """The newest intact step; damaged ones are moved aside. Runs on process 0."""
+        """The newest intact step; damaged ones are moved away. Runs on process 0."""
         intact, damaged = newest_intact(self._folder, steps_in(self._folder))
         for step in damaged:
             folder = self._folder.with_name(f"{CHECKPOINTS}_damaged")
@@ -208,10 +208,10 @@ class CheckpointManager:
 
 
 def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
-    """The step that a run has kept as its best by `checkpoint.best_metric`.
+    """The best step of a run by `checkpoint.best_metric`.
 
     Raises:
-      UserError: it keeps none, or has not evaluated yet.
+      UserError: the run does not keep one, or has not been evaluated yet.
     """
     folder = to_path(workdir)
     config = read_object(folder / CONFIG_FILE, checkpoint=dict)["checkpoint"]
@@ -232,14 +232,14 @@ def best_checkpoint(workdir: str | os.PathLike[str]) -> Path:
 
 
 def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The parameters of one of our checkpoints, averaged where the run kept an average: numpy.
+    """The parameters of one of our checkpoints, or their average if the run kept one, as numpy.
 
-    Adapters are merged, by the scale that the run's config states.
+    Adapters are merged, with the scale in the run's config.
 
-    `path` is a workdir, its `checkpoints` folder (the newest intact step is taken) or one step.
+    `path` is a workdir, its `checkpoints` folder (the newest intact step is used) or one step.
 
     Raises:
-      UserError: there is no checkpoint there, or none is intact.
+      UserError: there is no checkpoint, or none is intact.
     """
     folder = full_path(path)
     if folder.name.isdecimal() and (folder / ITEM).is_dir():
@@ -249,19 +249,19 @@ def restore_params(path: str | os.PathLike[str]) -> dict[str, Any]:
         steps = steps_in(folder)
     step, _ = newest_intact(folder, steps)
     if step is None:
-        raise UserError(f"{path} holds no checkpoint: give a workdir, its checkpoints or one step.")
+        raise UserError(f"{path} holds no checkpoint; give a workdir, its checkpoints or one step.")
     item = epath.Path(folder / str(step) / ITEM)
     handler = ocp.PyTreeCheckpointHandler()
     tree = handler.metadata(item).tree
-    name = "polyak_params" if tree.get("polyak_params") else "params"  # there, but maybe None
+    name = "polyak_params" if tree.get("polyak_params") else "params"  # may exist but be None
     if not tree.get(name):
-        raise UserError(f"{item.parent} holds no params, but {', '.join(sorted(tree))}.")
+        raise UserError(f"{item.parent} holds no params, only {', '.join(sorted(tree))}.")
     target = {name: tree[name]}
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
     args = ocp.args.PyTreeRestore(item=target, restore_args=as_numpy, partial_restore=True)
     params = handler.restore(item, args=args)[name]
     if not any(each.endswith("/lora_a") for each in flatten_names(params)):
         return params
-    from vit_jax.parameters.lora import Lora  # needed by few runs
+    from vit_jax.parameters.lora import Lora  # few runs need it
 
     return Lora(**read_object(folder.parent / CONFIG_FILE, lora=dict)["lora"]).merge(params)

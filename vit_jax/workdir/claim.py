@@ -1,7 +1,7 @@
-"""One workdir, one run: nothing in a workdir is overwritten by a different run.
+"""One workdir per run: a different run never overwrites anything in it.
 
-`config.json` and `dataset.json` say whose workdir it is; of the processes of this and other
-machines the one that works in it holds its `.lock`.
+`config.json` and `dataset.json` identify the run; the process that is using the workdir, among
+those of this and other machines, holds its `.lock`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from vit_jax.workdir.description import CHECKPOINTS, CONFIG_FILE, PARAMS_FILE, R
 
 _LOG = logging.getLogger(__name__)
 _DATASET = "dataset.json"
-# What a run leaves behind that another run must not mix with its own.
+# Results of a run that another run must not mix with its own.
 _RESULTS = (CHECKPOINTS, PARAMS_FILE, "metrics.jsonl")
-_HELD: dict[Path, Callable[[], None]] = {}  # locked by this process -> what gives it back
+_HELD: dict[Path, Callable[[], None]] = {}  # folders locked by this process -> release function
 _ABSENT = object()
-# Keys of the config; one that ends in a dot stands for the section. The processes of a run may
-# differ in these: where the data lie, how a host works.
+# Config keys; one that ends in a dot stands for its section. The processes of a run may
+# differ in these: where the data are stored, how a host works.
 LOCAL_KEYS = ("dataset.data_dir", "loader.", "log.")
-# A resumed run may change these too: they say how it runs, not what it computes.
+# A resumed run may also change these: they do not affect its results.
 RUNTIME_KEYS = (
     *LOCAL_KEYS,
     "mesh.",
@@ -66,26 +66,26 @@ def claim_workdir(
     *,
     resume: str,
 ) -> None:
-    """Makes the workdir ours until the process ends or calls `release_workdir`.
+    """Claims the workdir until the process ends or calls `release_workdir`.
 
     Called by every process. Creates the folder, locks it, and compares `config.json` and
-    `dataset.json` in it with this run's; writes them into a new one.
+    `dataset.json` in it with this run's; writes them if they are missing.
 
     Args:
       config: plain nested dict.
-      dataset_fingerprint: what the order and content of the data depend on.
-      resume: `auto` refuses the workdir of another config; `force` keeps its `config.json` as
-        `config.<n>.json`, its finished results likewise, and takes this one.
+      dataset_fingerprint: identifies content and order of the data.
+      resume: `auto` rejects the workdir of another config; `force` renames its `config.json` to
+        `config.<n>.json`, its final results likewise, and writes this run's.
 
     Raises:
-      UserError: the folder cannot be created or written, another process works in it, it belongs
-        to another run, or this process was given another config or other data than process 0.
+      UserError: the folder cannot be created or written, another process uses it, it belongs
+        to another run, or the config or the data of this process differ from those of process 0.
     """
     check_known("--resume", resume, ("auto", "force"))
     folder = full_path(workdir)
 
     def claim() -> None:
-        release_workdir(folder)  # where this process has it: it may have been deleted since
+        release_workdir(folder)  # if this process holds it: it may have been deleted since
         try:
             paths.make_folder(folder)
             _HELD[folder] = _lock_folder(folder)
@@ -105,18 +105,18 @@ def claim_workdir(
         return
     check_same(config, dataset_fingerprint)
     run_on_first_process(claim)
-    # Not touched before it is there: a network file system would remember that it is not.
+    # Not touched until it exists: a network file system would cache its absence.
     check_shared(folder)
 
 
 def release_workdir(workdir: str | os.PathLike[str]) -> None:
-    """Lets other processes work in the workdir; harmless where it was not claimed."""
+    """Lets other processes use the workdir; does nothing if it is not claimed."""
     if release := _HELD.pop(full_path(workdir), None):
         release()
 
 
 def check_same(config: dict[str, Any], fingerprint: dict[str, Any]) -> None:
-    """Raises UserError on a process that was given another config or other data than process 0."""
+    """Raises UserError if config or data of this process differ from those of process 0."""
     mine = {**config, "data": fingerprint}
     if found := _differences(run_on_first_process(lambda: mine), mine, LOCAL_KEYS):
         raise UserError(
@@ -126,7 +126,7 @@ def check_same(config: dict[str, Any], fingerprint: dict[str, Any]) -> None:
 
 
 def check_shared(folder: Path) -> None:
-    """Raises UserError where another process sees another folder under the same name."""
+    """Raises UserError if the path is a different folder on another process."""
     mark = folder / ".session"
 
     def write_mark() -> str:
@@ -134,13 +134,13 @@ def check_shared(folder: Path) -> None:
         return text
 
     written = run_on_first_process(write_mark)
-    for _ in range(20):  # network file systems show new files late
+    for _ in range(20):  # network file systems show new files with a delay
         with contextlib.suppress(OSError):
             if mark.read_text() == written:
                 return
         time.sleep(0.5)
     raise UserError(
-        f"Workdir {folder} on {socket.gethostname()} is not the one that process 0 uses: give "
+        f"Workdir {folder} on {socket.gethostname()} is not the one that process 0 uses: put "
         "--workdir on a file system that all hosts share, at the same path."
     )
 
@@ -148,15 +148,15 @@ def check_shared(folder: Path) -> None:
 def _take_over(
     folder: Path, config: dict[str, Any], fingerprint: dict[str, Any], resume: str
 ) -> None:
-    """Compares what the workdir says it is with this run; writes the files where it may.
+    """Compares the workdir's files with this run and writes them if allowed.
 
-    After a start that failed before its first update, the next may bring another config.
+    After a start that failed before the first update, the config may change.
     """
-    results = [name for name in _RESULTS if _holds_something(folder / name)]
+    results = [name for name in _RESULTS if _is_nonempty(folder / name)]
     known = (folder / CONFIG_FILE).exists()
     if results and not known and resume == "auto":
         raise UserError(
-            f"Workdir {folder} holds {' and '.join(results)} but no {CONFIG_FILE}: it belongs "
+            f"Workdir {folder} contains {' and '.join(results)} but no {CONFIG_FILE}: it belongs "
             "to something else. Choose another --workdir, or --resume=force."
         )
     # config.json is written last: until then the workdir counts as new.
@@ -170,15 +170,15 @@ def _take_over(
         if problem and resume == "auto":
             raise UserError(f"{problem} Choose another --workdir, or --resume=force.")
         if resume == "force" and another_run(path, value, ()):
-            for finished in (RESULTS_FILE, PARAMS_FILE) if problem else ():  # of other values
+            for finished in (RESULTS_FILE, PARAMS_FILE) if problem else ():  # of another config
                 if (old := folder / finished).exists():
                     paths.move(old, kept := paths.free_name(old))
-                    _LOG.warning("%s is of other values: moved to %s.", old, kept.name)
+                    _LOG.warning("%s belongs to another config: moved to %s.", old, kept.name)
             paths.free_name(path).write_bytes(path.read_bytes())
             write_json(path, value)
 
 
-def _holds_something(path: Path) -> bool:
+def _is_nonempty(path: Path) -> bool:
     if is_bucket(path):
         return bool(paths.names_below(path))
     if path.is_dir():
@@ -187,7 +187,7 @@ def _holds_something(path: Path) -> bool:
 
 
 def another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
-    """Says what is wrong with the file of a run that is to have this value; "" if nothing is."""
+    """How a run's file contradicts this value; "" if it does not."""
     try:
         found = _differences(read_object(path), value, may_differ)
     except PassingError:
@@ -199,7 +199,7 @@ def another_run(path: Path, value: dict[str, Any], may_differ: tuple[str, ...]) 
 
 
 def _differences(saved: Any, value: dict[str, Any], may_differ: tuple[str, ...]) -> str:
-    """`key: saved -> new` of the first ten dotted keys in which they differ."""
+    """`key: saved -> new` for the first ten dotted keys that differ."""
     old, new = _flatten(saved), _flatten(value)
     sections = tuple(key for key in may_differ if key.endswith("."))
     found = [
@@ -213,7 +213,7 @@ def _differences(saved: Any, value: dict[str, Any], may_differ: tuple[str, ...])
 
 
 def _flatten(tree: dict[str, Any]) -> dict[str, Any]:
-    """Dotted key -> value as JSON has it; an empty section and a list are values."""
+    """Dotted key -> value as in JSON; empty sections and lists are values."""
     return flatten_dict(json.loads(json.dumps(tree)), sep=".", keep_empty_nodes=True)
 
 
@@ -222,13 +222,13 @@ def _shown(flat: dict[str, Any], key: str) -> str:
 
 
 def _lock_folder(folder: Path) -> Callable[[], None]:
-    """Takes the exclusive lock of a work directory; returns what gives it back.
+    """Locks a work directory; returns the function that releases it.
 
-    On a disk it is a record lock, which the kernel drops when the process dies and a worker that
-    outlives it does not inherit. A holder on another host is waited for, in case that host is lost.
+    On a disk it is a record lock, which the kernel releases when the process dies and which workers
+    that outlive it do not inherit. If the holder is on another host it waits, as that may be lost.
 
     Raises:
-      UserError: another process works in it.
+      UserError: another process holds it.
       OSError, ValueError: the file system or the bucket refuses.
     """
     if is_bucket(folder):
@@ -267,7 +267,7 @@ def _wait_for_lock(lock: int, folder: Path) -> None:
 
 
 def _machine() -> str:
-    """This host since its start (a pod's name goes to its successor) and the container's pids."""
+    """Identifies this host's boot (a new pod may reuse the name) and the container's pids."""
     name = socket.gethostname()
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]

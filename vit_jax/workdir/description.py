@@ -1,4 +1,4 @@
-"""What a work directory says of its run: the model, where it came from, the results."""
+"""Description of a run in its work directory: the model, its provenance, the results."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from vit_jax.models.description import Description, parts_to_json
 from vit_jax.parameters.names import count_parameters, flatten_names, unstack_blocks
 from vit_jax.workdir.metrics import read_metrics
 
-# What a work directory holds.
+# Contents of a work directory.
 CHECKPOINTS = "checkpoints"
 CONFIG_FILE = "config.json"
-MODEL_FILE = "model.json"  # what `parts_to_json` gives
+MODEL_FILE = "model.json"  # see `parts_to_json`
 PARAMETERS_FILE = "parameters.txt"
 PARAMS_FILE = "params.npz"
 RESULTS_FILE = "results.json"
@@ -50,15 +50,15 @@ _PACKAGES += ["tensorflow-datasets", "opencv-python-headless"]
 
 
 def write_params(path: str | os.PathLike[str], params: Any) -> None:
-    """Writes a parameter tree (either form of the blocks) as `.npz`, float32, names as in Flax."""
+    """Writes a parameter tree (either form of the blocks) as `.npz`, float32, with Flax names."""
     flat = flatten_names(unstack_blocks(params))
     write_arrays(path, {name: np.asarray(x, np.float32) for name, x in flat.items()})
 
 
 def write_results(workdir: str, params: Any, results: dict[str, float]) -> dict[str, float]:
-    """Writes `params.npz`, then `results.json`, whose existence means that the run has ended.
+    """Writes `params.npz`, then `results.json`, which marks the run as finished.
 
-    Returns `results` with `images_per_second`, the median of the log. `params`: host arrays.
+    Returns `results` with `images_per_second`, the median from the log. `params`: host arrays.
     """
     rows = read_metrics(workdir)
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
@@ -75,9 +75,9 @@ def write_results(workdir: str, params: Any, results: dict[str, float]) -> dict[
 def closing_lines(
     workdir: str, results: Mapping[str, float], rows: Sequence[Mapping[str, float]]
 ) -> list[str]:
-    """What is said at the end of a run: how long, how good, where the result is, what comes next.
+    """Log lines at the end of a run: duration, metrics, where the result is, what to do next.
 
-    `rows`: of `metrics.jsonl`, for the best evaluation before the last one.
+    `rows`: of `metrics.jsonl`, to find the best evaluation.
     """
     took, share = format_seconds(results["seconds"]), results["goodput"]
     lines = [f"Finished {results['step']:,} steps in {took}, {share:.0%} of it training."]
@@ -98,7 +98,7 @@ def closing_lines(
 
 
 def model_name(model: Mapping[str, Any]) -> str:
-    """What readers call a model of these attributes: `ViT-Ti/16`; `ViT/4` where no variant fits."""
+    """Display name of a model: `ViT-Ti/16`; `ViT/4` if it is not a named variant."""
     family = MODELS[model["name"]]
     plain = {"resnet_layers": None}  # a hybrid has the sizes of its Transformer
     ours = {key: tuple(v) if isinstance(v, list) else v for key, v in {**plain, **model}.items()}
@@ -110,14 +110,14 @@ def model_name(model: Mapping[str, Any]) -> str:
 
 
 def read_parameter_count(folder: Path) -> int:
-    """How many parameters the model of a run has; 0 where `describe` has not been called."""
+    """Number of parameters of a run's model; 0 if `describe` has not been called."""
     path = folder / PARAMETERS_FILE
     found = re.search(r"^Total: ([\d,]+)", path.read_text() if path.exists() else "", re.MULTILINE)
     return int(found[1].replace(",", "")) if found else 0
 
 
 def finished_results(workdir: str, total_steps: int) -> dict[str, float] | None:
-    """What a run of that length wrote when it ended, if early; None if it has not."""
+    """Results of a run of that length, or that ended early; None if it has not finished."""
     folder = to_path(workdir)
     if not (folder / RESULTS_FILE).exists() or not (folder / PARAMS_FILE).exists():
         return None
@@ -134,9 +134,9 @@ def describe(
     total_steps: int,
     batch_size: int,
 ) -> None:
-    """Writes `model.json`, the table of parameters and drawn splits; logs what is to be trained.
+    """Writes `model.json`, the parameter table and random splits; logs what is about to be trained.
 
-    `descriptions`: by prefix; `params`: arrays or shapes; `datasets`: the one that is trained on,
+    `descriptions`: by prefix; `params`: arrays or shapes; `datasets`: the training data,
     then the evaluators'.
     """
     train, description = datasets[0], next(iter(descriptions.values()))
@@ -163,7 +163,7 @@ def describe(
 
 
 def _write_splits(datasets: Sequence[Any], path: Path) -> None:
-    """Which file is in which split, where the folder does not say."""
+    """Lists the split of each file if it is not given by the folders."""
     drawn = [each for each in datasets if getattr(each.source, "drawn", False)]
     if drawn:
         rows = [[each.split, name] for each in drawn for name in each.source.relative_paths()]
@@ -184,10 +184,10 @@ def _write_splits(datasets: Sequence[Any], path: Path) -> None:
 
 
 def write_provenance(workdir: str, *, start_step: int) -> None:
-    """Appends one line to `WORKDIR/provenance.jsonl` for this start of the run; process 0 only."""
+    """Appends a line to `WORKDIR/provenance.jsonl` for this start of the run; process 0 only."""
     if jax.process_index() == 0:
         path = to_path(workdir) / PROVENANCE_FILE
-        # Whatever a disk has made of the lines of earlier starts.
+        # Even if lines of earlier starts are corrupt.
         known = path.read_bytes().decode(errors="replace") if path.exists() else ""
         line = json.dumps({"start_step": start_step, **collect_provenance()})
         write_atomically(path, f"{known}{line}\n")
@@ -203,7 +203,7 @@ def collect_provenance() -> dict[str, Any]:
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": unsigned(shlex.join([sys.executable, *sys.argv])),
-        # An image has no history: the Dockerfile leaves a note.
+        # A Docker image has no git history: the Dockerfile writes the commit to a file.
         "commit": _git("rev-parse", "HEAD") or os.environ.get("VIT_JAX_COMMIT"),
         "uncommitted_changes": None if changed is None else bool(changed),
         "python": platform.python_version(),
@@ -216,7 +216,7 @@ def collect_provenance() -> dict[str, Any]:
 
 
 def _git(*args: str) -> str | None:
-    """Its answer; None without a checkout, or without git on this machine."""
+    """Output of git; None if there is no repository or no git on this machine."""
     command = ["git", "-C", os.path.dirname(__file__), *args]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         output = subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=10)

@@ -1,4 +1,4 @@
-"""Where numbers go, from process 0: `metrics.jsonl`, TensorBoard and W&B; and traces of updates."""
+"""Outputs for metrics, on process 0: `metrics.jsonl`, TensorBoard and W&B; and profiler traces."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ WANDB_FILE = "wandb_run.json"
 
 
 class MetricWriter:
-    """Appends one line of JSON per call to `WORKDIR/metrics.jsonl`, and TensorBoard scalars.
+    """Appends a JSON line per call to `WORKDIR/metrics.jsonl`, and TensorBoard scalars.
 
     Lines look like `{"step": 20, "loss": 1.5, "images_per_second": 900.0}`. A resumed run drops
-    those after its first step, which it writes again. A context: W&B is told how the run has ended.
+    lines that it will write again. A context manager: it reports to W&B how the run ended.
     """
 
     def __init__(
@@ -48,23 +48,23 @@ class MetricWriter:
         wandb_project: str = "",
         config: dict[str, Any] | None = None,
     ):
-        """Must be called by every process.
+        """Must be called in every process.
 
         Args:
-          start_step: finished updates.
-          tensorboard: whether to write event files, into `WORKDIR/tensorboard`.
-          wandb_project: on Weights & Biases; empty: none. A UserError where it does not start.
-          config: of the run; shown by TensorBoard (as text) and W&B.
+          start_step: completed updates.
+          tensorboard: whether to write event files to `WORKDIR/tensorboard`.
+          wandb_project: on Weights & Biases; "": none. UserError if it cannot be started.
+          config: of the run; shown in TensorBoard (as text) and W&B.
         """
         self._start_step = start_step
         self._path = to_path(workdir) / METRICS_FILE
         self._file: Any = None
-        self._upload: Any = None  # of a bucket
+        self._upload: Any = None  # to a bucket
         self._summary: Any = None
         self._wandb: Any = None
 
         def start() -> None:
-            if wandb_project:  # first, for this may fail
+            if wandb_project:  # first, as this may fail
                 self._wandb = _start_wandb(workdir, wandb_project, config or {})
             rows = (row for row in read_metrics(workdir) if row["step"] <= start_step)
             kept = "".join(json.dumps(row) + "\n" for row in rows)
@@ -81,24 +81,24 @@ class MetricWriter:
         run_on_first_process(start)
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Writes scalars by name; UserError where the disk is full, or gone."""
+        """Writes scalars by name; UserError if the disk is full or gone."""
         if self._file is not None:
-            with self._errors_of_writing():
+            with self._writing_errors():
                 self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         if self._summary is not None:
             for name, value in metrics.items():
                 self._summary.add_scalar(name, value, step)
         if self._wandb is not None:
             first = self._wandb.starting_step
-            # Steps that W&B has already are the same, bit for bit. Evaluations that a preempted
-            # run makes up for go to the next step, as their own is closed.
+            # Steps that W&B already has are bit-identical. Late evaluations of a preempted run
+            # go to the next step, as their own is closed.
             if step >= first - (step == self._start_step):
                 self._tell_wandb(lambda run: run.log(dict(metrics), step=max(step, first)))
 
     def flush(self) -> None:
-        """Returns once `metrics.jsonl` has all rows; what a checkpoint follows must not be lost."""
+        """Returns when all rows are in `metrics.jsonl`; called before a checkpoint is written."""
         if self._file is not None:
-            with self._errors_of_writing():
+            with self._writing_errors():
                 self._file.flush()
                 if self._upload is not None:
                     self._upload.copy(METRICS_FILE)
@@ -115,7 +115,7 @@ class MetricWriter:
                 raise
         finally:
             for part in (self._summary, self._file, self._upload):
-                with contextlib.suppress(OSError):  # `flush` has said it
+                with contextlib.suppress(OSError):  # `flush` has reported it
                     if part is not None:
                         part.close()
         exit_code = int(error is not None)
@@ -125,30 +125,30 @@ class MetricWriter:
         self._tell_wandb(lambda run: run.finish(exit_code=exit_code))
 
     @contextlib.contextmanager
-    def _errors_of_writing(self) -> Iterator[None]:
-        """Names the file, as the system's errors of writing to an open one do not."""
+    def _writing_errors(self) -> Iterator[None]:
+        """Adds the file name, which errors of writing to an open file lack."""
         try:
             yield
         except Exception as error:
             if not isinstance(error, OSError) and not is_network_error(error):
                 raise
             message = f"{self._path} could not be written: {one_line(error)}."
-            raise as_user_error(f"{message} Make room, then start again.", error) from error
+            raise as_user_error(f"{message} Free some space, then start again.", error) from error
 
     def _tell_wandb(self, call: Callable[[Any], Any]) -> None:
-        """W&B is a process of its own, which a SIGTERM to the whole job ends: training goes on."""
+        """W&B is a separate process, which a SIGTERM to the job also ends: training continues."""
         try:
             if self._wandb is not None:
                 call(self._wandb)
         except Exception as error:
             self._wandb = None
-            logging.warning("W&B does not answer (%r); this session sends it no more.", error)
+            logging.warning("W&B does not respond (%r); this session stops logging to it.", error)
 
 
 def _summary_writer(folder: Path, start_step: int, config: dict[str, Any] | None) -> Any:
-    """TensorBoard's events; each start of a run also adds its config, as a code block."""
+    """TensorBoard's event writer; each start of a run adds its config, as a code block."""
     hidden = "torch" not in sys.modules
-    if hidden:  # tensorboardX imports PyTorch, where it is installed, for a type: 1.3 s
+    if hidden:  # tensorboardX imports PyTorch, if installed, just for a type: 1.3 s
         sys.modules["torch"] = None  # type: ignore[assignment]
     from tensorboardX import SummaryWriter  # imports protobuf: 0.3 s
 
@@ -162,15 +162,15 @@ def _summary_writer(folder: Path, start_step: int, config: dict[str, Any] | None
 
 
 def check_wandb(project: str) -> Any:
-    """The package wandb, if a project is given; a UserError where it is not installed."""
+    """The package wandb, if a project is given; UserError if it is not installed."""
     return import_extra(f"log.wandb={project!r}", "wandb", "wandb") if project else None
 
 
 def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
-    """The run on Weights & Biases, one and the same for all sessions of a work directory.
+    """The run on Weights & Biases; all sessions of a work directory share one.
 
-    Its id is in `WORKDIR/wandb_run.json`; W&B's own files are in `WORKDIR/wandb`. Everything else
-    (account, server, `WANDB_MODE=offline`) is as W&B's own environment variables say.
+    Its id is in `WORKDIR/wandb_run.json`; W&B's own files are in `WORKDIR/wandb`. Other settings
+    (account, server, `WANDB_MODE=offline`) come from W&B's environment variables.
     """
     wandb = check_wandb(project)
     path = to_path(workdir) / WANDB_FILE
@@ -185,24 +185,24 @@ def _start_wandb(workdir: str, project: str, config: dict[str, Any]) -> Any:
             resume="allow",
             name=paths.full_path(workdir).name,
             dir=None if is_bucket(workdir) else workdir,
-            # Where the network went away, the end of the run must not wait for it: what has
-            # not been sent by then stays in the folder, for `wandb sync`.
+            # Without a network, do not wait for it at the end of the run: what has not been sent
+            # by then stays in the folder, for `wandb sync`.
             settings=wandb.Settings(finish_timeout=30),
         )
-        run.config.update(config, allow_val_change=True)  # a resumed run may bring other keys
-    except Exception as error:  # W&B has no common class for no login, network, permission
-        message = f"log.wandb={project!r}: W&B does not start: {' '.join(str(error).split())}"
+        run.config.update(config, allow_val_change=True)  # a resumed run may have other keys
+    except Exception as error:  # W&B has no common class for login, network, permission errors
+        message = f"log.wandb={project!r}: cannot start W&B: {' '.join(str(error).split())}"
         raise UserError(f"{message} Try `wandb login` or WANDB_MODE=offline.") from error
     return run
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a float, or an int that fits into one."""
+    """Whether a JSON value is a float, or an int that fits into one."""
     return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl`, numbers by name, without lines that a killed run left torn."""
+    """The rows of `metrics.jsonl`, numbers by name, without incomplete lines of a killed run."""
     path = to_path(workdir) / METRICS_FILE
     text = path.read_bytes().decode(errors="replace") if path.exists() else ""
     rows = []
@@ -216,15 +216,15 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def evaluations_of(workdir: str, step: int) -> dict[str, float]:
-    """The evaluations of `step` that an earlier session has written, as `NAME/METRIC`."""
+    """The evaluations of `step` that an earlier session wrote, as `NAME/METRIC`."""
     rows = [row for row in read_metrics(workdir) if row["step"] == step and "loss" not in row]
     return {key: value for row in rows for key, value in row.items() if "/" in key}
 
 
 def earlier_times(workdir: str, start_step: int, kinds: tuple[str, ...]) -> dict[str, float]:
-    """Seconds by kind at the end of the earlier sessions; {} in the first one.
+    """Seconds by category at the end of the earlier sessions; {} if this is the first one.
 
-    What they trained after `start_step`, where this session starts, is lost.
+    Training after `start_step`, where this session starts, counts as lost.
     """
     rows = [row for row in read_metrics(workdir) if "elapsed_seconds" in row]
     if not rows:
@@ -239,9 +239,9 @@ def earlier_times(workdir: str, start_step: int, kinds: tuple[str, ...]) -> dict
 
 
 class Profile:
-    """Records updates first <= step < last of a run into WORKDIR/profile, for TensorBoard or xprof.
+    """Traces updates first <= step < last into WORKDIR/profile, for TensorBoard or xprof.
 
-    Starting and ending it, which takes seconds with many devices, happens inside `book(step)`.
+    Starting and stopping it, which takes seconds with many devices, happens inside `book(step)`.
     """
 
     def __init__(
@@ -260,19 +260,19 @@ class Profile:
             self._first, self._last = max(steps[0], start_step + 1), steps[1]
         if steps[0] < steps[1] and not self._first < min(self._last, total_steps + 1):
             logging.warning(
-                f"log.profile_steps={steps}: no trace, this session makes the updates "
+                f"log.profile_steps={steps}: no trace; this session runs updates "
                 f"{start_step + 1} to {total_steps}."
             )
 
     def before(self, step: int, state: Any) -> None:
-        """To be called before each update, with the state that it starts from."""
+        """Call before each update, with its input state."""
         if step in (self._first, self._last):
             with self._book(step):
                 jax.block_until_ready(state)  # the host is ahead of the devices
                 self._recording.close()
                 if step < self._last:
                     folder = self._folder
-                    if is_bucket(folder):  # which gets a copy at the end
+                    if is_bucket(folder):  # copied there at the end
                         folder = self._recording.enter_context(paths.uploaded(folder))
                     self._recording.enter_context(jax.profiler.trace(str(folder)))
 

@@ -1,4 +1,4 @@
-"""What checkpoints.py adds to Orbax: checksums, which steps are intact, what else may differ."""
+"""Additions to Orbax for checkpoints.py: checksums, intact steps, differences of states."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from vit_jax.files.manifest import damaged_files, read_manifest, write_manifest
 from vit_jax.files.paths import COMMITTED, is_bucket, names_below, to_path
 
 _LOG = logging.getLogger(__name__)
-ITEM = "state"  # folder of a step that holds the train state
+ITEM = "state"  # subfolder of a step with the train state
 _STEP = re.compile("0|[1-9][0-9]*")  # name of a step's folder
-_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax's suffix of a step that is not complete
+_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax's suffix of incomplete steps
 
-# In the ValueErrors that TensorStore makes of errors of the system.
+# In the ValueErrors that TensorStore raises for system errors.
 _DISK_ERROR = re.compile(
     "RESOURCE_EXHAUSTED|PERMISSION_DENIED|UNAUTHENTICATED|os_error_code|ABORTED|DEADLINE_EXCEEDED"
     "|UNAVAILABLE"
 )
 
-# All holders of a replicated array write a part of it; of a smaller one the programs that cut it
-# would cost more than they save.
+# All holders of a replicated array write a part of it; for smaller ones the programs that slice
+# them would cost more than they save.
 _MIN_PART_BYTES = 1 << 20
 
 
@@ -43,20 +43,20 @@ class ChecksummedHandler(ocp.PyTreeCheckpointHandler):
         )
         registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
         super().__init__(type_handler_registry=registry)
-        self.note: dict[str, Any] = {}  # goes with the step that is being saved
+        self.note: dict[str, Any] = {}  # stored with the step in progress
 
     def finalize(self, directory: epath.Path) -> None:
-        """Called on process 0, once every process has written its shards."""
+        """Called on process 0, when all processes have written their shards."""
         super().finalize(directory)
         write_manifest(to_path(directory), self.note)
 
 
 @functools.cache
-def _hush() -> None:
-    """Leaves the error of a save that fails to who is told of it.
+def _silence_duplicate_errors() -> None:
+    """Silences duplicate reports of a failed save.
 
-    Before, Orbax logs it from each of its threads with a traceback, and TensorStore reports every
-    array that it has not written by then: its callback finds Orbax's event loop closed.
+    Otherwise Orbax logs it from each of its threads with a traceback, and TensorStore reports
+    every array not yet written: its callback finds Orbax's event loop closed.
     """
 
     def is_news(record: logging.LogRecord) -> bool:
@@ -74,16 +74,16 @@ def _hush() -> None:
 
 
 def async_checkpointer(handler: ChecksummedHandler) -> ocp.AsyncCheckpointer:
-    """Writes a step in a thread; the step's folder appears by rename once complete.
+    """Writes a step in a thread; the step's folder is renamed once it is complete.
 
-    Not ocp.CheckpointManager: where a save fails on one process, its threads and those of the other
-    processes wait for each other, and the error reaches nobody.
+    Not ocp.CheckpointManager: if a save fails on one process, its threads and those of the other
+    processes wait for each other, and the error is never raised.
     """
-    _hush()
+    _silence_duplicate_errors()
     options = ocp.options.AsyncOptions(
         # Otherwise a save that fails early leaves threads that wait minutes for its folder.
         create_directories_asynchronously=False,
-        # A process that hangs is the watchdog's business.
+        # The watchdog handles processes that hang.
         timeout_secs=7 * 24 * 3600,
     )
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
@@ -95,15 +95,15 @@ def async_checkpointer(handler: ChecksummedHandler) -> ocp.AsyncCheckpointer:
 
 
 def is_disk_error(error: Exception) -> bool:
-    """Whether a save failed for want of room or rights, not because of a bug."""
-    if isinstance(error, TimeoutError):  # an OSError, but of a barrier
+    """Whether a save failed for lack of space or permission, not because of a bug."""
+    if isinstance(error, TimeoutError):  # an OSError too, but from a barrier
         return False
     tensorstore = isinstance(error, ValueError) and _DISK_ERROR.search(str(error)) is not None
     return tensorstore or isinstance(error, OSError) or is_network_error(error)
 
 
 def differing_leaves(saved_tree: Any, abstract_state: Any) -> list[str]:
-    """Leaves of two trees that differ in name, shape or dtype: Orbax casts silently."""
+    """Leaves of two trees that differ in name, shape or dtype, which Orbax would cast silently."""
     saved, wanted = (
         {
             jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}"
@@ -119,19 +119,19 @@ def differing_leaves(saved_tree: Any, abstract_state: Any) -> list[str]:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Steps committed in a folder, newest first."""
+    """Committed steps in a folder, newest first."""
     complete = [name for name, whole in _saves_in(folder).items() if whole]
     return sorted((int(name) for name in complete if _STEP.fullmatch(name)), reverse=True)
 
 
 def unfinished_in(folder: Path) -> list[Path]:
-    """What saves that were killed have left behind."""
+    """Remains of killed saves."""
     return [folder / name for name, whole in _saves_in(folder).items() if not whole]
 
 
 def _saves_in(folder: Path) -> dict[str, bool]:
-    """Names of what is in a folder, and whether it is complete; in a bucket those of steps only."""
-    if is_bucket(folder):  # one listing, which raises without an answer: gcsfs's `isdir` says no
+    """Names in a folder, and whether each is complete; in a bucket, steps only."""
+    if is_bucket(folder):  # one listing, which raises if unanswered: gcsfs's `isdir` returns False
         names = names_below(folder)
         steps = {name.partition("/")[0] for name in names}
         return {step: f"{step}/{COMMITTED}" in names for step in steps if _STEP.fullmatch(step)}
@@ -140,7 +140,7 @@ def _saves_in(folder: Path) -> dict[str, bool]:
 
 
 def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]]:
-    """(the first step that agrees with its checksums, or None without steps; those before it).
+    """(the first step that matches its checksums, or None without steps; the steps before it).
 
     Raises:
       UserError: there are steps, but none is intact.
@@ -156,15 +156,15 @@ def newest_intact(folder: Path, steps: list[int]) -> tuple[int | None, list[int]
         raise UserError(
             f"No checkpoint in {folder} is intact (damaged: "
             f"{'; '.join(f'step {step}: {files}' for step, files in damaged.items())}). "
-            "Bring back a copy, or move them away to start over."
+            "Restore them from a copy, or move them away to start over."
         )
     return None, []
 
 
 def damaged_in(step_dir: Path) -> list[str]:
-    """What is wrong with a step: files that have changed, or that it is another one."""
+    """Problems of a step: changed files, or a different step number."""
     manifest = read_manifest(step_dir / ITEM)
-    step = manifest["note"].get("step") if manifest else None  # older ones do not say
+    step = manifest["note"].get("step") if manifest else None  # missing in older ones
     if step is not None and step != int(step_dir.name):
         return [f"it is step {step}"]
     return [f"{ITEM}/{name}" for name in damaged_files(step_dir / ITEM)]

@@ -1,6 +1,6 @@
-"""Which implementation computes the attention: a table, and the fastest for a platform.
+"""The implementations of attention: a table, and the fastest one for each platform.
 
-All of them have the same parameters and, within the rounding of the dtype, the same numbers:
+All have the same parameters and, up to rounding in the dtype, the same results:
 softmax(q k^T / sqrt(d)) v, three times [B, N, H, d] -> [B, N, H, d].
 """
 
@@ -34,8 +34,8 @@ def reference(
     """Equations 6 and 7 for all heads: three times [B, N, H, d] -> [B, N, H, d].
 
     Equation 5 (queries, keys and values) and equation 8 (the product with all heads) are the dense
-    layers of Flax's `MultiHeadDotProductAttention` around it. Scores and softmax are float32, as in
-    the official code, with its bits.
+    layers of Flax's `MultiHeadDotProductAttention` around it. Scores and softmax are float32 and
+    match the official code bit for bit.
 
     Args:
       module: sows the weights [B, H, N, N] as the intermediate `attention_weights`.
@@ -60,14 +60,14 @@ def pallas(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     _, num_tokens, num_heads, head_dim = query.shape
     if not tpu.fits(num_tokens, num_heads, head_dim, query.dtype.itemsize):
         raise UserError(
-            f"model.attention='pallas' has no room for {num_tokens} tokens with heads of "
+            f"model.attention='pallas' does not fit {num_tokens} tokens with heads of "
             f"{head_dim}; use 'splash' or 'xla'."
         )
     return _on_each_device(tpu.attention, query, key, value)
 
 
 def splash(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """JAX's TPU kernel for long sequences, which goes over the keys in blocks."""
+    """JAX's TPU kernel for long sequences, which iterates over the keys in blocks."""
     from vit_jax.models.attention import splash
 
     return _on_each_device(splash.attention, query, key, value)
@@ -85,7 +85,7 @@ NAMES = ("auto", *ATTENTIONS)
 
 
 def attention_fn(name: str, *, train: bool) -> Callable[..., jax.Array]:
-    """What Flax's `MultiHeadDotProductAttention` takes as `attention_fn`.
+    """An `attention_fn` for Flax's `MultiHeadDotProductAttention`.
 
     Args:
       name: one of `NAMES`.
@@ -114,7 +114,7 @@ def _attend(
         alone = train and jax.sharding.get_abstract_mesh().size <= 1
         name = fastest(*device_of_program(), *sizes, alone)
     if name in ("chunked", "pallas", "splash") and key.shape != query.shape:
-        name = "xla"  # one query, as of a MAP head: there is nothing to gain
+        name = "xla"  # a single query, as in a MAP head: nothing to gain
     if name == "reference":
         options = {"module": module, "dropout_rng": dropout_rng, "dropout_rate": dropout_rate}
         return saved(reference(query, key, value, **options), "attention")
@@ -124,9 +124,9 @@ def _attend(
 def _on_each_device(
     kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array
 ) -> jax.Array:
-    """A kernel on the images and heads of each device: XLA cannot split it.
+    """Runs a kernel on the images and heads of each device: XLA cannot partition it.
 
-    Heads stay beside each other, [B, N, H * d], as products with weights leave them. Without a TPU
+    Heads stay adjacent, [B, N, H * d], as the matrix products leave them. Without a TPU
     Pallas interprets the kernel, for tests.
     """
     batch_size, num_tokens, num_heads, head_dim = query.shape
@@ -140,17 +140,17 @@ def _on_each_device(
         sizes = {"batch": batch_size, "heads": num_heads}
         batch, heads = (_mesh_axes(axis, size, mesh) for axis, size in sizes.items())
         spec = PartitionSpec(batch, None, heads)
-        # The kernel's own outputs do not say over which axes they vary.
+        # The kernel does not declare over which axes its outputs vary.
         call = jax.shard_map(call, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
     query = query / math.sqrt(head_dim)
     qkv = (jnp.reshape(x, (batch_size, num_tokens, -1)) for x in (query, key, value))
-    # As the kernel reads them: with remat, adding the biases again would write them again.
+    # As the kernel reads them: otherwise remat would add the biases and write them again.
     qkv = (saved(x, "dense") for x in qkv)
     return jnp.reshape(call(*qkv), query.shape)
 
 
 def _mesh_axes(logical: str, size: int, mesh: Any) -> tuple[str, ...] | None:
-    """The mesh axes that split a logical axis; None where they do not divide its size."""
+    """The mesh axes that shard a logical axis; None if they do not divide its size."""
     spec: Any = nn.logical_to_mesh_axes((logical,))
     axes = (spec[0],) if isinstance(spec[0], str) else spec[0] or ()
     shards = math.prod(mesh.shape[axis] for axis in axes)
@@ -158,7 +158,7 @@ def _mesh_axes(logical: str, size: int, mesh: Any) -> tuple[str, ...] | None:
 
 
 def device_of_program() -> tuple[str, str]:
-    """Platform and kind of what the program is compiled for: the mesh, else the default device."""
+    """Platform and kind of the device to compile for: the mesh's, else the default device."""
     mesh = jax.sharding.get_abstract_mesh()
     default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]  # or a platform
     if not mesh.empty:
@@ -180,9 +180,9 @@ def fastest(
     itemsize: int,
     alone: bool,
 ) -> str:
-    """The implementation to take on a kind of device; a line of the log says which and why.
+    """The implementation to use on a kind of device; the log says which and why.
 
-    `alone`: whether one device trains, without others.
+    `alone`: whether training runs on a single device.
     """
     if platform == "tpu":
         from vit_jax.models.attention import tpu
@@ -192,12 +192,12 @@ def fastest(
         elif tpu.fits(num_tokens, num_heads, head_dim, itemsize):
             name, why = "pallas", "scores stay on the chip"
         else:
-            name, why = "splash", "more tokens than fit on the chip, so block by block"
+            name, why = "splash", "too many tokens for the chip's memory: block by block"
     elif platform == "cpu" and itemsize == 4:
-        name, why = "reference", "bit for bit the official code's"
+        name, why = "reference", "bit for bit as the official code"
     elif platform == "cpu" and alone:
         name, why = "chunked", "scores stay in the cache"
     else:
-        name, why = "xla", "the only one that was tried there"
+        name, why = "xla", "the only one tested there"
     logging.debug("Attention on %s, %d tokens: %s (%s).", kind, num_tokens, name, why)
     return name

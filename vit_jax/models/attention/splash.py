@@ -1,7 +1,7 @@
-"""Attention for long sequences on TPUs: JAX's splash kernel, which goes over the keys in blocks.
+"""Attention for long sequences on TPUs: JAX's splash kernel, which iterates over blocks of keys.
 
-It sums up the softmax block by block, so that scores [N, N] exist nowhere, however large N is. For
-sequences that `tpu` has no room for: with patches of 16, images of 544 pixels and more.
+It computes the softmax block by block, so that the scores [N, N] never exist, however large N is.
+For sequences too long for `tpu`: with patches of 16, images of 544 pixels and more.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 _LANES = 128
-_MAX_BLOCK = 512  # tokens: larger blocks leave the backward pass no room
+_MAX_BLOCK = 512  # tokens: larger blocks leave no room for the backward pass
 
 
 def attention(
     query: jax.Array, key: jax.Array, value: jax.Array, head_dim: int, interpret: bool = False
 ) -> jax.Array:
-    """As `tpu.attention`: three times [B, N, H * d], the queries divided by sqrt(d)."""
+    """Like `tpu.attention`: three times [B, N, H * d], the queries divided by sqrt(d)."""
     batch_size, num_tokens, width = query.shape
-    # The most tokens that pad the sequence by less than a tenth, if any do.
+    # The largest block that pads the sequence by less than a tenth, if any.
     blocks = range(_MAX_BLOCK, _LANES, -_LANES)
     block = next((b for b in blocks if -num_tokens % b < num_tokens / 10), _LANES)
     rows = -(-num_tokens // block) * block
@@ -43,7 +43,7 @@ def attention(
         residual_checkpoint_name="attention",
         interpret=interpret,
     )
-    # Tokens see those of their own segment alone; the padding is another one.
+    # Tokens attend only within their segment; the padding is another one.
     segment = (jnp.arange(rows) >= num_tokens).astype(jnp.int32)
     see = splash.SegmentIds(segment, segment)
     out = jax.vmap(lambda q, k, v: kernel(q, k, v, see))(*map(by_head, (query, key, value)))

@@ -1,14 +1,14 @@
-"""Attention as one TPU kernel, for sequences of which whole rows of keys fit into VMEM.
+"""Attention as one TPU kernel, for sequences whose rows of keys fit into VMEM as a whole.
 
 XLA writes the scores [B, H, N, N] to memory and reads them back, several times per layer; here they
-never leave the chip, and the backward pass computes them anew from queries and keys. A program of
-the kernel has all heads of one image. The arrays stay [B, N, H * d], as the products with weights
+never leave the chip, and the backward pass recomputes them from queries and keys. A program of
+the kernel handles all heads of one image. The arrays stay [B, N, H * d], as the matrix products
 leave them, and a head is a mask over lanes: a product over 64 lanes takes the matrix unit as long
-as one over 128. Scores lie transposed, [keys, queries]: the softmax then reduces over sublanes,
-which is cheap, and no [N, N] array has to be transposed.
+as one over 128. Scores are stored transposed, [keys, queries]: the softmax then reduces over
+sublanes, which is cheap, and no [N, N] array has to be transposed.
 
-Rows are padded to whole tiles. What stands in the padding is undefined (in Pallas' interpreter NaN,
-so that the tests see every leak).
+Rows are padded to whole tiles. The contents of the padding are undefined (NaN in Pallas'
+interpreter, so that tests notice every leak).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 _LANES = 128
 _SUBLANES = 16  # of a tile of bfloat16
-# What is held in VMEM at a time (16 MiB are sure on every TPU): scores, of which there are some
-# five copies in float32, and the blocks of all arrays, two of each.
+# What VMEM holds at a time (every TPU has at least 16 MiB): scores, about five copies of them in
+# float32, and two blocks of each array.
 _MAX_SCORES = 384 * 384
 _MAX_BLOCK_BYTES = 8 * 2**20
 _ARRAYS = 14  # two blocks of each of seven, in the backward pass
@@ -35,7 +35,7 @@ _ARRAYS = 14  # two blocks of each of seven, in the backward pass
 
 @dataclasses.dataclass(frozen=True)
 class _Heads:
-    """Heads of one image in blocks [rows, width], of which the first `num_tokens` rows count."""
+    """Heads of one image in blocks [rows, width], whose first `num_tokens` rows are valid."""
 
     num_tokens: int
     head_dim: int
@@ -52,19 +52,19 @@ class _Heads:
 
     @property
     def tile(self) -> int:
-        """Queries at a time."""
+        """Queries per iteration."""
         parts = range(1, self.rows // _LANES + 1)
         tiles = [self.rows // n for n in parts if self.rows % (n * _LANES) == 0]
         return next((t for t in tiles if self.rows * t <= _MAX_SCORES), _LANES)
 
     @property
     def group(self) -> int:
-        """The fewest lanes at whose end both a head and a vector end."""
+        """The fewest lanes that are both whole heads and whole vectors."""
         return _lanes_of_whole_heads(self.head_dim, self.width)
 
     @property
     def spans(self) -> list[tuple[int, int, slice]]:
-        """Per head of a group: from which lane to which its vectors go, and its own among them."""
+        """Per head of a group: the first and last lane of its vectors, and its lanes in these."""
         found = []
         for first in range(0, self.group, self.head_dim):
             last = first + self.head_dim
@@ -84,7 +84,7 @@ class _Heads:
         jax.lax.fori_loop(0, self.width // self.group, turn, None)
 
     def load(self, ref: Any, rows: Any, lanes: Any) -> jax.Array:
-        """Rows of a few lanes; zeros where there is no token."""
+        """Rows of some lanes; zeros where there is no token."""
         x = ref[rows, lanes]
         row = jax.lax.broadcasted_iota(jnp.int32, (x.shape[0], 1), 0) + rows.start
         return _masked(x, row < self.num_tokens)
@@ -114,10 +114,10 @@ def _is_own(own: slice, num_lanes: int) -> jax.Array:
     return (lane >= own.start) & (lane < own.stop)
 
 
-def _of_rows(x: jax.Array, weights: jax.Array, own: slice) -> jax.Array:
+def _weighted_rows(x: jax.Array, weights: jax.Array, own: slice) -> jax.Array:
     """x^T weights, transposed: [rows, lanes], [keys, queries] -> float32 [queries, lanes].
 
-    Only a head's own lanes are multiplied, where they are whole tiles. Rows without keys count 0.
+    Only a head's own lanes are multiplied if they are whole tiles. Rows without keys count as 0.
     """
     num_lanes = x.shape[1]
     x = x.T
@@ -130,7 +130,7 @@ def _of_rows(x: jax.Array, weights: jax.Array, own: slice) -> jax.Array:
 
 
 def _with_zeros(x: jax.Array, before: int, after: int) -> jax.Array:
-    """Rows of zeros before and after those of x."""
+    """x with rows of zeros before and after."""
     parts = [jnp.zeros((n, x.shape[1]), x.dtype) for n in (before, after)]
     return jnp.concatenate([each for each in (parts[0], x, parts[1]) if len(each)], axis=0)
 
@@ -154,7 +154,7 @@ def _attention_forward(heads: _Heads, q_ref: Any, k_ref: Any, v_ref: Any, o_ref:
             queries = _masked(heads.load(q_ref, rows, lanes), _is_own(own, lanes.size))
             exp, total = heads.exp_scores(keys, queries)
             weights = (exp * (1.0 / total)).astype(values.dtype)
-            _store(o_ref, rows, lanes, own, _of_rows(values, weights, own))
+            _store(o_ref, rows, lanes, own, _weighted_rows(values, weights, own))
             return carry
 
         jax.lax.fori_loop(0, heads.rows // heads.tile, tile, None)
@@ -188,7 +188,7 @@ def _attention_backward(
             change = weights * d_weights
             d_scores = change - weights * jnp.sum(change, axis=0, keepdims=True)
             d_scores = d_scores.astype(keys.dtype)
-            _store(dq_ref, rows, lanes, own, _of_rows(keys, d_scores, own))
+            _store(dq_ref, rows, lanes, own, _weighted_rows(keys, d_scores, own))
             dk = _product(d_scores, queries, 1, 0)
             dv = _product(weights.astype(d_out.dtype), d_out, 1, 0)
             return carry[0] + dk, carry[1] + dv
@@ -202,7 +202,7 @@ def _attention_backward(
 
 
 def _lanes_of_whole_heads(head_dim: int, width: int) -> int:
-    """The fewest lanes at whose end both a head and a vector end; else all."""
+    """The fewest lanes that are both whole heads and whole vectors; else all."""
     lanes = math.lcm(head_dim, _LANES)
     return lanes if width % lanes == 0 else width
 
@@ -215,7 +215,7 @@ def _block_width(rows: int, head_dim: int, width: int, bytes_per_lane: int) -> i
 
 
 def fits(num_tokens: int, num_heads: int, head_dim: int, itemsize: int) -> bool:
-    """Whether the blocks of the backward pass fit into VMEM: to some 1,100 tokens with d = 64."""
+    """Whether the backward pass fits into VMEM: up to about 1,100 tokens for d = 64."""
     lanes = _lanes_of_whole_heads(head_dim, num_heads * head_dim)
     return _padded(num_tokens) * lanes * _ARRAYS * itemsize <= _MAX_BLOCK_BYTES
 
@@ -225,7 +225,7 @@ def _padded(num_tokens: int) -> int:
 
 
 def _cost(x: jax.Array, head_dim: int, num_arrays: int) -> pl.CostEstimate:
-    """Of the products in equations 5 to 8 and their gradients, without padding and repetition."""
+    """Of the products of equations 5 to 8 and of their gradients, without padding."""
     batch_size, num_tokens, width = x.shape
     num_products = 2 if num_arrays == 4 else 4
     return pl.CostEstimate(
@@ -269,7 +269,7 @@ def attention(
       query: divided by sqrt(d).
       key, value: of the same shape.
       head_dim: d.
-      interpret: run by Pallas' interpreter, on any platform.
+      interpret: run in Pallas' interpreter, on any platform.
     """
     call = functools.partial(_call, head_dim=head_dim, interpret=interpret)
     [out] = call(_attention_forward, query, key, value, num_outputs=1)

@@ -1,4 +1,4 @@
-"""Attention as operations that XLA compiles, in forms that are faster than the reference."""
+"""Attention as XLA operations, in forms that are faster than the reference."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def xla(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def chunked(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """As `xla`, a few heads after the other: their scores stay in the cache of a CPU.
+    """Like `xla`, a few heads at a time: their scores stay in the cache of a CPU.
 
-    The backward pass computes them again. On a mesh each device would compute the heads of all.
+    The backward pass recomputes them. On a mesh each device would compute the heads of all.
     """
     batch, num_queries, num_heads, width = query.shape
     num_products = batch * num_heads
@@ -43,7 +43,7 @@ def chunked(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         return None, product("hqk,hkd->hqd", weights, value).astype(value.dtype)
 
     query = query / math.sqrt(width)
-    # Two at a time: the softmax of one beside the products of the other.
+    # Two at a time: the softmax of one overlaps with the products of the other.
     _, out = jax.lax.scan(heads, None, (chunks(query), chunks(key), chunks(value)), unroll=2)
     return jnp.swapaxes(jnp.reshape(out, (batch, num_heads, num_queries, width)), 1, 2)
 
@@ -51,7 +51,7 @@ def chunked(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
 def cudnn(
     query: jax.Array, key: jax.Array, value: jax.Array, implementation: Any = "cudnn"
 ) -> jax.Array:
-    """cuDNN's fused attention; tokens are padded to a multiple of 8, which its kernels want."""
+    """cuDNN's fused attention; tokens are padded to a multiple of 8, as its kernels require."""
     num_queries, num_keys = query.shape[1], key.shape[1]
 
     def padded(x: jax.Array) -> jax.Array:
