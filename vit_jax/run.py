@@ -459,7 +459,7 @@ def _with_classes(class_names: tuple[str, ...], key: str, dataset: Dataset) -> D
 
     way_out = "classes of an evaluator must be among those of the training"
     try:
-        outputs = match_classes(dataset.class_names, class_names, len(class_names), way_out=way_out)
+        outputs = match_classes(dataset.class_names, class_names, len(class_names), hint=way_out)
     except UserError as error:
         raise as_user_error(f"evaluators.{key}: {error}", error) from error
     return relabel(dataset, outputs, len(class_names))

@@ -215,7 +215,7 @@ def test_damaged_images_are_found_before_the_work(
     for arguments, message in (
         ({"images": ["cifar10"]}, "cifar10: no such file or folder; a dataset needs a --split"),
         ({"images": ["a", "b"], "split": "train"}, "goes with one dataset, not with 2 names"),
-        ({"images": images, "output": "f.txt"}, "name a file that ends in .npz"),
+        ({"images": images, "output": "f.txt"}, "must be a file name ending in .npz"),
         ({"images": images, "features": ["clss"]}, "Did you mean 'cls'"),
     ):
         with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""`check_prepared`: whether a prepared set is still what was written."""
+"""`check_prepared`: verifies that a prepared dataset is unchanged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from vit_jax.files.manifest import MANIFEST, digest, read_manifest
 
 
 def check_prepared(directory: str, *, full: bool = False) -> list[tuple[str, str]]:
-    """Each damaged file of a prepared `.../NAME/VERSION`, and what is wrong with it.
+    """Lists the damaged files of a prepared `.../NAME/VERSION`, and what is wrong with each.
 
-    `full` decodes every image too. UserError where there are no intact checksums.
+    `full` also decodes every image. UserError if there are no intact checksums.
     """
     folder = Path(os.path.expanduser(directory)).absolute()
     if (manifest := read_manifest(folder)) is None:
-        what = f"holds no {MANIFEST} that is intact"
-        raise UserError(f"{folder}: {what}; give .../NAME/VERSION that we prepared.")
+        what = f"has no intact {MANIFEST}"
+        raise UserError(f"{folder}: {what}; give a .../NAME/VERSION prepared by vit_jax.")
     files, shards = manifest["files"], manifest["note"]["records"]
     image_key = ""
     if full and not _changed(folder / tfds_reader.INFO_FILE, *files[tfds_reader.INFO_FILE]):
