@@ -13,14 +13,14 @@ from typing import Any
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL: the same command resumes the run
 # Disk or network errors that may be temporary.
-_PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
+_TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
 # In the ValueErrors of TensorStore.
 _OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")
-_PASSING_STATUS = re.compile(r"\b(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE)\b")
+_TRANSIENT_STATUS = re.compile(r"\b(ABORTED|DEADLINE_EXCEEDED|UNAVAILABLE)\b")
 _NETWORK = ("aiohttp", "gcsfs", "google", "requests")  # their errors have no common class
-_REFUSALS = (400, 401, 403, 404)
+_CLIENT_ERRORS = (400, 401, 403, 404)
 # Prefixes of XLA errors that may be caused by the loss of another process.
-_OF_PEERS = re.compile(
+_PEER_ERRORS = re.compile(
     "(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE"
     "|UNKNOWN): "
 )
@@ -32,7 +32,7 @@ _SIGNATURE = re.compile(
 )
 
 # Characters that change or reset the text direction.
-_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 class UserError(ValueError):
@@ -50,14 +50,14 @@ class PassingError(UserError):
 def may_pass(error: BaseException) -> bool:
     """Whether it is a disk or network error that may be temporary."""
     if is_network_error(error):
-        return getattr(error, "code", None) not in _REFUSALS
+        return getattr(error, "code", None) not in _CLIENT_ERRORS
     if isinstance(error, OSError):
-        return error.errno in _PASSING or isinstance(error, TimeoutError)
+        return error.errno in _TRANSIENT or isinstance(error, TimeoutError)
     if isinstance(error, UserError):
         return isinstance(error, PassingError)
     code = _OS_ERROR_CODE.search(str(error))
-    status = isinstance(error, ValueError) and _PASSING_STATUS.search(str(error))
-    return bool(status) or (code is not None and int(code[1]) in _PASSING)
+    status = isinstance(error, ValueError) and _TRANSIENT_STATUS.search(str(error))
+    return bool(status) or (code is not None and int(code[1]) in _TRANSIENT)
 
 
 def may_be_caused_by_peer(error: BaseException) -> bool:
@@ -65,7 +65,7 @@ def may_be_caused_by_peer(error: BaseException) -> bool:
 
     By the text, because JAX raises the same error as JaxRuntimeError or as ValueError.
     """
-    return type(error).__name__ == "JaxRuntimeError" or _OF_PEERS.match(str(error)) is not None
+    return type(error).__name__ == "JaxRuntimeError" or _PEER_ERRORS.match(str(error)) is not None
 
 
 def one_line(error: BaseException) -> str:
@@ -97,7 +97,7 @@ def escaped(text: str, kept: str = "") -> str:
         return text
 
     def is_harmless(c: str) -> bool:
-        is_control = unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TURNS
+        is_control = unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _BIDI_CONTROLS
         return c in kept or not is_control
 
     return "".join(c if is_harmless(c) else c.encode("unicode_escape").decode() for c in text)

@@ -51,8 +51,8 @@ class ArrowSource(Parts):
             folder = os.path.dirname(self._files[split][0])
             image = Path(os.path.join(folder, stored["path"])).read_bytes()
         labels = {name: each[index] for name, each in self.columns.items()}
-        told = {name: table[name][row].as_py() or "" for name in self._texts}
-        return {"image": image, **labels, **told}
+        texts = {name: table[name][row].as_py() or "" for name in self._texts}
+        return {"image": image, **labels, **texts}
 
     def identity(self) -> Iterable[str]:
         """Split, name and size of every file."""
@@ -110,8 +110,8 @@ def open_saved(
     split = known_split(name, split, files)
     tables = {each: _table(tuple(names)) for each, names in files.items()}
     schema = next(iter(tables.values())).schema
-    told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = told.get("info", {}).get("features", {})
+    metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = metadata.get("info", {}).get("features", {})
     images = [key for key, each in features.items() if each.get("_type") == "Image"]
     if not images:
         listed = ", ".join(schema.names)
@@ -141,9 +141,9 @@ def _label_key(where: str, features: Mapping[str, Any], label_key: str) -> str:
     usual = [label_key] if label_key else ["label", *(known if len(known) == 1 else [])]
     chosen = next((key for key in usual if key in (*known, *simple)), "")
     if not chosen:
-        asked = f"dataset.label_key={label_key!r} is not a label" if label_key else "no label found"
+        found = f"dataset.label_key={label_key!r} is not a label" if label_key else "no label found"
         hint = f"set dataset.label_key to one of {', '.join([*known, *simple]) or 'none'}"
-        raise UserError(f"{where}: {asked}; {hint}.")
+        raise UserError(f"{where}: {found}; {hint}.")
     return chosen
 
 

@@ -95,7 +95,7 @@ def equalized(histogram: np.ndarray) -> np.ndarray:
 
 def rotate(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
     """Rotates about the centre by +-30 degrees times the strength."""
-    angle = math.radians(_either_sign(30.0 * strength, rng))
+    angle = math.radians(_random_sign(30.0 * strength, rng))
     cos, sin = math.cos(angle), math.sin(angle)
     x, y = (image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2
     offset = x - cos * x + sin * y, y - sin * x - cos * y
@@ -154,7 +154,7 @@ def moving(row: int, column: int, unit: float) -> AugmentOp:
 
     def op(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
         matrix = np.eye(2, 3)
-        matrix[row, column] = _either_sign(unit * strength, rng)
+        matrix[row, column] = _random_sign(unit * strength, rng)
         return _warp(image, matrix)
 
     return op
@@ -189,7 +189,7 @@ AUGMENT_OPS: dict[str, AugmentOp] = {
 }
 
 
-def _either_sign(value: float, rng: np.random.Generator) -> float:
+def _random_sign(value: float, rng: np.random.Generator) -> float:
     return value if rng.random() < 0.5 else -value
 
 

@@ -34,7 +34,7 @@ from vit_jax.errors import (
     missing_package,
 )
 
-_OF_ARROW = ("state.json", "dataset_dict.json")  # of a folder saved by `datasets`
+_ARROW_FILES = ("state.json", "dataset_dict.json")  # of a folder saved by `datasets`
 DIGITS = tuple("0123456789")  # the classes of `digit_splits`
 
 
@@ -193,7 +193,7 @@ def _open(
         raise UserError("dataset.name is empty; set it to a dataset or an image folder's path.")
     path = os.path.expanduser(name)
     is_embedded = name.partition("(")[0].strip() in ("digits", "glyphs")
-    if any(os.path.isfile(os.path.join(path, file)) for file in _OF_ARROW):
+    if any(os.path.isfile(os.path.join(path, file)) for file in _ARROW_FILES):
         from vit_jax.data.arrow import open_saved
 
         return open_saved(path, split, label_key, needs_label=needs_label, columns=columns)

@@ -30,7 +30,7 @@ cv2.setNumThreads(1)
 _PNG = b"\x89PNG\r\n\x1a\n"
 # PNG chunks to strip: a gamma makes libpng convert colours to a different grey, and some colour
 # profiles make it warn on stderr, one line per image and epoch.
-_REMARKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
+_STRIPPED_CHUNKS = frozenset(b"iCCP sRGB gAMA cHRM sBIT bKGD tIME tEXt zTXt iTXt".split())
 
 Method = Literal["bilinear", "area", "bicubic", "nearest", "pillow_bilinear", "pillow_bicubic"]
 
@@ -62,7 +62,7 @@ def decode_image(image: bytes | np.ndarray, *, channels: int, exif: bool) -> np.
     if _is_for_pillow(image):
         return _with_channels(_read_by_pillow(image, exif=exif), channels)
     flags = _COLOR[channels] | (0 if exif else cv2.IMREAD_IGNORE_ORIENTATION)
-    if reason := _refused_samples(_deep_pixels(image)):
+    if reason := _unsupported_samples(_deep_pixels(image)):
         raise ValueError(reason)
     if (pixels := _imdecode(image, flags)) is None:
         found = f"{len(image)} bytes: {image[:8]!r}..."
@@ -147,7 +147,7 @@ def _deep_pixels(data: bytes) -> np.ndarray | None:
     return _imdecode(data, cv2.IMREAD_UNCHANGED)
 
 
-def _refused_samples(deep: np.ndarray | None) -> str:
+def _unsupported_samples(deep: np.ndarray | None) -> str:
     if deep is None or deep.dtype in (np.uint8, np.uint16):
         return ""
     return f"its samples are {deep.dtype}, with no known scale to 8 bits; convert it to uint8"
@@ -156,7 +156,7 @@ def _refused_samples(deep: np.ndarray | None) -> str:
 def doubts(data: bytes) -> str:
     """Warning about samples that cannot be converted, or use fewer than 16 bits; else ""."""
     deep = _deep_pixels(data)
-    if (refused := _refused_samples(deep)) or deep is None or deep.dtype != np.uint16:
+    if (refused := _unsupported_samples(deep)) or deep is None or deep.dtype != np.uint16:
         return refused
     if not 0 < (bits := int(deep.max()).bit_length()) < 15:
         return ""
@@ -177,24 +177,24 @@ def decodes(data: bytes) -> bool:
             return False
     # For other formats OpenCV rejects this if a side is below 8 pixels.
     flags = cv2.IMREAD_REDUCED_COLOR_8 if data.startswith(b"\xff\xd8") else cv2.IMREAD_COLOR
-    return not _refused_samples(_deep_pixels(data)) and _imdecode(data, flags) is not None
+    return not _unsupported_samples(_deep_pixels(data)) and _imdecode(data, flags) is not None
 
 
 def _imdecode(data: bytes, flags: int) -> np.ndarray | None:
     if data.startswith(_PNG):
-        data = _without_remarks(data)
+        data = _strip_chunks(data)
     try:
         return cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error:  # an empty file, an image larger than OpenCV accepts
         return None
 
 
-def _without_remarks(png: bytes) -> bytes:
-    """The file without the chunks in `_REMARKS` that precede its pixels."""
+def _strip_chunks(png: bytes) -> bytes:
+    """The file without the chunks in `_STRIPPED_CHUNKS` that precede its pixels."""
     kept, position = [_PNG], len(_PNG)
     while (kind := png[position + 4 : position + 8]) != b"IDAT" and len(kind) == 4:
         end = position + 12 + int.from_bytes(png[position : position + 4])  # length, kind, CRC
-        if kind not in _REMARKS:
+        if kind not in _STRIPPED_CHUNKS:
             kept.append(png[position:end])
         position = end
     return b"".join([*kept, png[position:]])

@@ -222,7 +222,7 @@ def find_below(folder: str) -> tuple[list[str], collections.Counter[str]]:
     return images, others
 
 
-def say_others(where: str, others: Mapping[str, int]) -> None:
+def warn_unused(where: str, others: Mapping[str, int]) -> None:
     """Warns of files that are not used, by extension."""
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items())[:5])
@@ -239,13 +239,13 @@ def _list_files(root: str, folders: Sequence[str], numbers: Mapping[str, int]) -
         images, others = find_below(f"{root}/{folder}")
         ignored.update(others)
         if not images:
-            say_others(root, ignored)
+            warn_unused(root, ignored)
             found = f"no images in {folder!r} or below (but {others.total()} other files)"
             raise UserError(f"dataset.name={root!r}: {found}; supported: {', '.join(EXTENSIONS)}.")
         label = numbers.get(os.path.basename(folder), 0)
         prefix = f"{folder}/".removeprefix("./")
         groups.append([(os.fsencode(prefix + name), label) for name in images])
-    say_others(root, ignored)
+    warn_unused(root, ignored)
     return groups
 
 
@@ -279,16 +279,16 @@ class _Verdict(NamedTuple):
 
 def _decode_block(paths: Sequence[str]) -> list[_Verdict]:
     """Whether each file decodes, and what the decoder printed about it (it names no file)."""
-    with remarks() as said:
+    with remarks() as output:
         verdicts = list(map_threads(_decodes_file, paths))
-    if not said:
+    if not output:
         return verdicts
     for i, path in enumerate(paths):
-        with remarks() as said:
+        with remarks() as output:
             verdicts[i] = _decodes_file(path)
-        if said and verdicts[i].usable:
+        if output and verdicts[i].usable:
             is_jpeg = path.lower().endswith((".jpg", ".jpeg", ".jpe"))  # usable, maybe half grey
-            verdicts[i] = _Verdict(is_jpeg, said[0])
+            verdicts[i] = _Verdict(is_jpeg, output[0])
     return verdicts
 
 

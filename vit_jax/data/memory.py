@@ -29,7 +29,7 @@ from vit_jax.data.sources import (
 )
 from vit_jax.errors import UserError, check_known, list_names
 
-_MOST_CLASSES = 1_000_000
+_MAX_CLASSES = 1_000_000
 FORMS = "(images, labels), or an object with len(), [i] -> (image, label) and .classes"
 
 
@@ -51,7 +51,7 @@ def open_given(splits: Mapping[str, Any], name: str) -> Callable[..., Dataset]:
     splits = {split: _read_split(split, data) for split, data in splits.items()}
     classes = _class_names(splits)
     check_classes("dataset", classes, len(splits.get("train", next(iter(splits.values())))))
-    _say_shared(splits)
+    _warn_of_shared(splits)
 
     def open_dataset(**kwargs: Any) -> Dataset:
         if kwargs["name"] != name:
@@ -120,9 +120,9 @@ def _class_names(splits: Mapping[str, Any]) -> tuple[str, ...]:
         if unknown := sorted(map(str, each - known if are_names else ())):
             found = list_names(unknown)
             raise UserError(f"split {name!r} has classes that are not in 'train': {found}.")
-        if not are_names and not 0 <= min(each, default=0) <= max(each, default=0) < _MOST_CLASSES:
+        if not are_names and not 0 <= min(each, default=0) <= max(each, default=0) < _MAX_CLASSES:
             found = f"split {name!r} has labels from {min(each)} to {max(each)}"
-            raise UserError(f"{found}; use 0, 1, ... below {_MOST_CLASSES:,}, or names.")
+            raise UserError(f"{found}; use 0, 1, ... below {_MAX_CLASSES:,}, or names.")
         if not are_names and max(each, default=0) > max(known, default=0):
             found = f"split {name!r} has label {max(each)}, 'train' only up to {max(known)}"
             raise UserError(f"{found}; if intended, pass an object with .classes.")
@@ -131,7 +131,7 @@ def _class_names(splits: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, range(1 + max(known, default=0))))
 
 
-def _say_shared(splits: Mapping[str, Any]) -> None:
+def _warn_of_shared(splits: Mapping[str, Any]) -> None:
     """Warns of files that are in two splits."""
     seen: dict[str, str] = {}
     for split, data in splits.items():

@@ -119,7 +119,7 @@ class ResizeSmall(ImageOp):
         return resize(image, height, width, self.method)
 
 
-def _spare(image: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
+def _margins(image: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
     """How many rows and columns a crop leaves over; ValueError if the image is too small."""
     (rows, columns), (height, width) = image.shape[:2], shape
     if rows < height or columns < width:
@@ -128,7 +128,7 @@ def _spare(image: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
     return rows - height, columns - width
 
 
-def _cut(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+def _crop(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
     return image[top : top + height, left : left + width]  # [height, width, C]
 
 
@@ -139,8 +139,8 @@ class CentralCrop(SizedOp):
     rounding: Rounding = "down"  # of the corner; as big_vision; torchvision: nearest, half to even
 
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
-        top, left = (_ROUND[self.rounding](spare / 2) for spare in _spare(image, self.shape))
-        return _cut(image, top, left, *self.shape)
+        top, left = (_ROUND[self.rounding](spare / 2) for spare in _margins(image, self.shape))
+        return _crop(image, top, left, *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +148,8 @@ class CornerCrop(SizedOp):
     """Crops height x width from the top left, e.g. to whole patches."""
 
     def apply(self, image: np.ndarray, _rng: np.random.Generator) -> np.ndarray:
-        _spare(image, self.shape)
-        return _cut(image, 0, 0, *self.shape)
+        _margins(image, self.shape)
+        return _crop(image, 0, 0, *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +157,9 @@ class RandomCrop(SizedOp):
     """Crops height x width at a random position."""
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        spare = _spare(image, self.shape)
+        spare = _margins(image, self.shape)
         top, left = (int(rng.integers(0, each, endpoint=True)) for each in spare)
-        return _cut(image, top, left, *self.shape)
+        return _crop(image, top, left, *self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ class InceptionCrop(ImageOp):
         check_range("ratio", self.ratio)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        box = _cut(image, *self.sample_box(rng, *image.shape[:2]))
+        box = _crop(image, *self.sample_box(rng, *image.shape[:2]))
         return resize(box, *pair(self.size), "bilinear")
 
     def sample_box(

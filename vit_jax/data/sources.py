@@ -116,12 +116,12 @@ def resolve_split(split: str, known: Iterable[str], length: Callable[[str], int]
     import tensorflow_datasets as tfds
 
     names, spec = list(known), "".join(split.split())
-    asked = [term.partition("[")[0] for term in spec.split("+")]
-    for name in asked:
+    requested = [term.partition("[")[0] for term in spec.split("+")]
+    for name in requested:
         if re.fullmatch(r"[\w-]+", name) and name not in [*names, "all"]:
             known_splits = f"known splits: {', '.join(names)}.{nearest(name, names)}"
             raise UserError(f"dataset.split={split!r}: unknown split {name!r}; {known_splits}")
-    counts = {name: length(name) for name in names if name in asked or "all" in asked}
+    counts = {name: length(name) for name in names if name in requested or "all" in requested}
     infos = {
         name: tfds.core.SplitInfo(name=name, shard_lengths=[count], num_bytes=0)
         for name, count in counts.items()

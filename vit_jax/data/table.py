@@ -32,8 +32,8 @@ class TableSource(FolderSource):
         """Path, size and column values of every file, in order."""
         for index, line in enumerate(super().identity()):
             values = (each[index] for each in self.columns.values())
-            told = (np.flatnonzero(value) if np.ndim(value) else value for value in values)
-            yield " ".join(map(str, [line, *told]))
+            cells = (np.flatnonzero(value) if np.ndim(value) else value for value in values)
+            yield " ".join(map(str, [line, *cells]))
 
 
 def open_table(
@@ -54,18 +54,18 @@ def open_table(
         reads = f"preprocess reads the column {min(clash)!r}, which examples do not have as text"
         raise UserError(f"{where}: {reads}; copy it under another name.")
     folder = os.path.dirname(path)
-    files = [os.fsencode(name) for name in _filled(where, names, cells, *_PATHS)]
+    files = [os.fsencode(name) for name in _column(where, names, cells, *_PATHS)]
     # `a.jpg`, `./a.jpg` and the absolute path are the same file.
     inside = os.fsencode(os.path.join(folder, ""))
     places = [os.path.normpath(inside + f if f[:1] != b"/" else f) for f in files]
     places = [place.removeprefix(inside) for place in places]
-    told = {name: np.array(_filled(where, names, cells, name), object) for name in columns}
-    keys = list(zip(places, *told.values(), strict=True))
+    known = {name: np.array(_column(where, names, cells, name), object) for name in columns}
+    keys = list(zip(places, *known.values(), strict=True))
     drawn = "split" not in cells
     rows: dict[str, list[int]] = {name: list(range(len(files))) for name in ("train", "test")}
     if not drawn:
         rows = {}
-        for row, name in enumerate(_filled(where, names, cells, "split")):
+        for row, name in enumerate(_column(where, names, cells, "split")):
             rows.setdefault(name, []).append(row)
     for name, members in rows.items():
         counts = Counter(keys[row] for row in members)
@@ -82,11 +82,11 @@ def open_table(
     labels = np.zeros(len(files), np.int32)
     if needs_label:
         if not (several := "labels" in cells):
-            _filled(where, names, cells, "label", "labels")
+            _column(where, names, cells, "label", "labels")
         given = cells["labels" if several else "label"]
         naming = rows["train"] if "train" in rows else range(len(files))
         classes, labels = number_labels(where, given, naming, multi_label=several)
-        told["label"] = labels
+        known["label"] = labels
     check_classes(where, classes, len(files))
     split = known_split(path, split, rows)
 
@@ -98,11 +98,11 @@ def open_table(
         return order_files(groups.values(), name if drawn else "")
 
     picked = select(split, rows, ordered)
-    kept = {name: each[picked["number"]] for name, each in told.items()}
+    kept = {name: each[picked["number"]] for name, each in known.items()}
     return TableSource(folder, picked["path"], kept, drawn), classes
 
 
-def _filled(
+def _column(
     where: str, names: Sequence[str], cells: Mapping[str, list[list[str]]], *known: str
 ) -> list[str]:
     """The first column of `known` that exists; UserError unless every row has a value."""

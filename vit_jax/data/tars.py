@@ -52,9 +52,9 @@ class TarSource(Source):
         return len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        told = {name: self._text(name, places[index]) for name, places in self.texts.items()}
+        columns = {name: self._text(name, places[index]) for name, places in self.texts.items()}
         labels = {name: each[index] for name, each in self.columns.items()}
-        return {"image": self._read(self.images[index]), **labels, **told}
+        return {"image": self._read(self.images[index]), **labels, **columns}
 
     def _read(self, place: Any) -> bytes:
         with open(self.tars[place["tar"]], "rb") as file:

@@ -219,10 +219,10 @@ def _label(info: Any, label_key: str) -> Label:
     usual = [label_key] if label_key else [_supervised(info)[1], "label", "original_label"]
     chosen = next((key for key in usual if key in labels and features[key].num_classes), "")
     if not chosen:
-        asked = f"dataset.label_key={label_key!r} is not a ClassLabel" if label_key else "no label"
+        found = f"dataset.label_key={label_key!r} is not a ClassLabel" if label_key else "no label"
         offered = [key for key, each in COMPUTED_LABELS.items() if each.dataset == info.name]
         alternative = f", or to one of {', '.join(offered)}" if offered else ""
         hint = f"set dataset.label_key to a ClassLabel of its features: {_listing(info)}"
-        raise UserError(f"{where}: {asked}; {hint}{alternative}.")
+        raise UserError(f"{where}: {found}; {hint}{alternative}.")
     compute = functools.partial(computed_labels.stored, key=chosen)
     return Label(tuple(features[chosen].names), compute)

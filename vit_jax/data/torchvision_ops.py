@@ -123,11 +123,11 @@ class ColorJitter(PillowOp):
             if i < 3 and amounts[i]:
                 picture = kinds[i](picture).enhance(factors[i])
             elif i == 3 and self.hue and picture.mode == "RGB":  # the HSV round trip changes pixels
-                picture = _turn_hue(picture, turn)
+                picture = _shift_hue(picture, turn)
         return picture
 
 
-def _turn_hue(picture: Any, turn: float) -> Any:
+def _shift_hue(picture: Any, turn: float) -> Any:
     from PIL import Image
 
     bands = np.array(picture.convert("HSV"))

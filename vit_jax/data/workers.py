@@ -77,10 +77,10 @@ def _receive(batch: dict[str, Any]) -> Batch:
 def _start_worker(folder: str, parent: int, _index: int, _count: int) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group: the trainer decides
         signal.signal(each, signal.SIG_IGN)
-    threading.Thread(target=_follow_parent, args=(folder, parent), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(folder, parent), daemon=True).start()
 
 
-def _follow_parent(folder: str, parent: int) -> None:
+def _exit_with_parent(folder: str, parent: int) -> None:
     """Ends this process soon after its parent, even if that gets a SIGKILL."""
     while os.getppid() == parent:
         time.sleep(0.5)

@@ -28,11 +28,11 @@ def check_prepared(directory: str, *, full: bool = False) -> list[tuple[str, str
         raise UserError(f"{folder}: {what}; give a .../NAME/VERSION prepared by vit_jax.")
     files, shards = manifest["files"], manifest["note"]["records"]
     image_key = ""
-    if full and not _changed(folder / tfds_reader.INFO_FILE, *files[tfds_reader.INFO_FILE]):
+    if full and not _difference(folder / tfds_reader.INFO_FILE, *files[tfds_reader.INFO_FILE]):
         image_key = tfds_reader.image_key(tfds.builder_from_directory(str(folder)).info)
 
     def reason(name: str) -> str:
-        changed = _changed(folder / name, *files[name])
+        changed = _difference(folder / name, *files[name])
         if not changed and image_key and name in shards:
             return _undecodable(folder / name, image_key)
         return changed
@@ -42,7 +42,7 @@ def check_prepared(directory: str, *, full: bool = False) -> list[tuple[str, str
     return sorted((name, why) for name, why in zip(files, reasons, strict=True) if why)
 
 
-def _changed(path: Path, size: int, sha256: str) -> str:
+def _difference(path: Path, size: int, sha256: str) -> str:
     """How a file differs from its checksum; "" if it does not."""
     try:
         found = digest(path)

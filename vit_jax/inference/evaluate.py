@@ -151,7 +151,7 @@ def evaluate(
     return results
 
 
-class _OfSomeClasses(Classification):
+class _SubsetClassification(Classification):
     """Arg-max, probabilities and loss over a subset of the model's outputs."""
 
     def __init__(self, task: Task, outputs: np.ndarray, **kwargs: Any):
@@ -193,6 +193,6 @@ def measure_examples(
     if several:
         task = dataclasses.replace(task, class_names=data.class_names)
         return AveragePrecisionEvaluator(MultiLabel(task), reader).examples(model.placed_params)
-    objective = _OfSomeClasses(task, kept, loss=loss or model.description.probabilities_by)
+    objective = _SubsetClassification(task, kept, loss=loss or model.description.probabilities_by)
     arrays = ClassificationEvaluator(objective, reader).examples(model.placed_params)
     return arrays | {name: kept[arrays[name]] for name in ("label", "prediction")}

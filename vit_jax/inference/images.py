@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.decode import decode_image, doubts, pillow_pixels
-from vit_jax.data.folder import EXTENSIONS, find_below, say_others
+from vit_jax.data.folder import EXTENSIONS, find_below, warn_unused
 from vit_jax.data.ops import (
     CentralCrop,
     CornerCrop,
@@ -127,7 +127,7 @@ def find_images(arguments: Iterable[str]) -> list[str]:
             found.append(argument)
             continue
         images, others = find_below(argument)
-        say_others(argument, others)
+        warn_unused(argument, others)
         below = sorted((os.path.join(argument, name) for name in images), key=Path)
         if not below:
             raise UserError(

@@ -10,7 +10,7 @@ import numpy as np
 
 _WIDTH = 7.0  # inches, a page's
 _DARKEST = 0.6  # of attention colours, over black pixels
-_MOST_PLACES = 7  # per side, whose similarities are drawn
+_MAX_POSITIONS = 7  # per side, whose similarities are drawn
 
 
 def _sheet(rows: int, columns: int, height: float, title: str = "") -> tuple[Any, Any]:
@@ -55,7 +55,7 @@ def draw_positions(similarity: np.ndarray) -> Any:
     The colours end at the highest similarity of two positions: each has 1 with itself.
     """
     rows, columns = (
-        np.unique(np.linspace(0, size - 1, min(size, _MOST_PLACES)).round().astype(int))
+        np.unique(np.linspace(0, size - 1, min(size, _MAX_POSITIONS)).round().astype(int))
         for size in similarity.shape[:2]
     )
     cell = (_WIDTH - 1) / len(columns) * similarity.shape[2] / similarity.shape[3]
@@ -105,7 +105,7 @@ def draw_rollout(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> 
     pairs = 1 if len(images) == 1 else 2
     rows = -(-len(images) // pairs)
     aspect = images.shape[1] / images.shape[2]
-    captions = [_wrapped(name, pairs * 2) for name in names]
+    captions = [_wrap(name, pairs * 2) for name in names]
     lines = max(caption.count("\n") + 1 for caption in captions)
     height = rows * (0.85 * _WIDTH / (2 * pairs) * aspect + 0.15 * lines + 0.1) + 0.5
     figure, axes = _sheet(rows, 2 * pairs, height, "Attention rollout: what the output attends to")
@@ -126,7 +126,7 @@ def draw_heads(images: np.ndarray, maps: np.ndarray, names: Sequence[str]) -> An
     columns = min(shown, 6) + 1
     lines = -(-shown // (columns - 1))
     aspect = images.shape[1] / images.shape[2]
-    captions = [_wrapped(name, columns) for name in names]
+    captions = [_wrap(name, columns) for name in names]
     room = 0.15 * (1 if lines > 1 else max(caption.count("\n") + 2 for caption in captions))
     height = len(images) * lines * (0.85 * _WIDTH / columns * aspect + room) + 0.5
     of = f"{shown} of {maps.shape[1]} heads" if shown < maps.shape[1] else f"{shown} heads"
@@ -184,7 +184,7 @@ def _add_scale(figure: Any, axes: Any, ends: tuple[float, float], label: str) ->
     bar.ax.tick_params(labelsize=8)
 
 
-def _wrapped(name: str, columns: int) -> str:
+def _wrap(name: str, columns: int) -> str:
     """A name wrapped to fit below one of so many pictures."""
     return "\n".join(textwrap.wrap(name, int(0.85 * _WIDTH / columns / 0.08)))
 

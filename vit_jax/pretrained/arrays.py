@@ -30,7 +30,7 @@ _MAX_EXPANSION = 20
 _FREE_EXPANSION_BYTES = 512 << 20
 _BFLOAT16 = ("<V2", "|V2")  # numpy has no bfloat16: it writes untyped bytes
 # First bytes (lower-cased) of other kinds of file, and what they are.
-_OTHERS = {
+_OTHER_FORMATS = {
     b"version https://git-lfs": "a Git LFS pointer; fetch the file itself with git lfs pull",
     b"<": "an HTML or XML page, usually a failed download; download the file again",
     b"\x93numpy": "a single numpy array (.npy) without a name",
@@ -65,7 +65,7 @@ def read_arrays(path: str | os.PathLike[str], entry: str = "") -> Arrays:
                 raise UserError(f"array {name!r:.80} has non-numeric type {array.dtype}")
         return arrays
     except UserError as error:
-        text = f"cannot read {path}: {str(error).rstrip('.')}{_of_cache(path)}."
+        text = f"cannot read {path}: {str(error).rstrip('.')}{_cache_hint(path)}."
         raise as_user_error(text, error) from error
     except OSError as error:
         raise as_user_error(f"cannot read {path}: {error.strerror or error}.", error) from error
@@ -73,11 +73,11 @@ def read_arrays(path: str | os.PathLike[str], entry: str = "") -> Arrays:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(
             f"cannot read {path}: it is incomplete or damaged, download it again ({reason!r:.90})"
-            f"{_of_cache(path)}."
+            f"{_cache_hint(path)}."
         ) from error
 
 
-def _of_cache(path: Path) -> str:
+def _cache_hint(path: Path) -> str:
     is_ours = path.absolute().is_relative_to(cache_dir().absolute())
     return "; it is in the cache: delete it to download it again" if is_ours else ""
 
@@ -116,7 +116,7 @@ def _read_file(path: Path, entry: str) -> Arrays:
         with safe_open(path, framework="np", backend="pread") as tensors:
             return {name: tensors.get_tensor(name) for name in tensors.offset_keys()}
     kind = f"of an unknown format, or damaged; it starts with {head[:40]!r}" if head else "empty"
-    for magic, text in _OTHERS.items():
+    for magic, text in _OTHER_FORMATS.items():
         kind = text if head.lstrip().lower().startswith(magic) else kind
     raise UserError(
         f"it is {kind}; .npz, .safetensors and PyTorch's .pth/.pt/.bin files and the "

@@ -55,8 +55,8 @@ def infer_model(params: Shapes, conventions: Mapping[str, Any]) -> dict[str, Any
     heads = [name.rpartition("/")[0] for name in with_role("head", params)]
     num_classes = (layer_width(params, heads[0]) if heads else None) or 0
     known = MODELS[sizes["name"]].keys
-    told = {key: value for key, value in conventions.items() if key in known}
-    return {**sizes, "num_classes": num_classes, **told}
+    kept = {key: value for key, value in conventions.items() if key in known}
+    return {**sizes, "num_classes": num_classes, **kept}
 
 
 def grid_of_images(params: Shapes, image_size: tuple[int, int] | None) -> tuple[int, int] | None:

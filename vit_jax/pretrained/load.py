@@ -162,7 +162,7 @@ def _is_ours(names: Iterable[str], part: str) -> bool:
         return False
 
 
-def _take_part(stored: Stored, arrays: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+def _select_part(stored: Stored, arrays: Mapping[str, Any], part: str) -> Mapping[str, Any]:
     """Returns the parameters of a part under its model's names; notes the others as dropped."""
     if not part:
         return arrays
@@ -179,7 +179,7 @@ def _take_part(stored: Stored, arrays: Mapping[str, Any], part: str) -> Mapping[
 def _read_own(path: Path, arrays: Arrays, part: str) -> Stored:
     stored = Stored("npz")
     try:
-        arrays = dict(_take_part(stored, arrays, part))
+        arrays = dict(_select_part(stored, arrays, part))
         for name, array in flatten_names(unstack_blocks(unflatten_names(arrays))).items():
             stored.add(name, array)
     except UserError as error:
@@ -204,7 +204,7 @@ def _read_checkpoint(path: Path, part: str) -> Stored:
     description, part = _description_of(workdir / PARAMS_FILE, part)
     stored = Stored("orbax", description=description)
     try:
-        params = _take_part(stored, flat, part)
+        params = _select_part(stored, flat, part)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     stored.params = {name: np.asarray(array, np.float32) for name, array in params.items()}

@@ -99,7 +99,7 @@ def _read_tensors(
     state_dict = _find_state_dict(root)
     if state_dict is None:
         raise UserError(
-            "it holds no state dict, that is, no dict of tensors (code in pickles is never run); "
+            "it has no state dict, i.e. no dict of tensors (code in pickles is never run); "
             "torch.save(model.state_dict(), PATH) writes one"
         )
     arrays = {}
@@ -146,7 +146,7 @@ def _has_tensors(value: Any) -> bool:
     return isinstance(value, dict) and any(isinstance(x, Tensor) for x in value.values())
 
 
-class _Inert:
+class _Placeholder:
     """A placeholder for any irrelevant object; accepts and ignores all state."""
 
     def __init__(self, *arguments: Any) -> None: ...
@@ -198,12 +198,12 @@ class _Unpickler(pickle._Unpickler):
         symbol = f"{module}.{name}"
         if symbol not in _GLOBALS and symbol.startswith("torch.") and "rebuild" in name:
             raise UserError(f"its pickle has tensors of {symbol!r:.80}, which are not supported")
-        return _GLOBALS.get(symbol, _Inert)
+        return _GLOBALS.get(symbol, _Placeholder)
 
     def persistent_load(self, pid: Any) -> Any:
         """A tensor's data, which PyTorch stores outside the pickle."""
         if pid[0] != "storage":
-            return _Inert  # a class with its source code
+            return _Placeholder  # a class with its source code
         _, dtype, key, _location, num_elements, *view = pid
         if not isinstance(key, str) or not isinstance(dtype, np.dtype) or any(view):
             raise UserError("its pickle has tensors of an unsupported type")

@@ -210,8 +210,8 @@ def describe_mismatch(arrays: Shapes, like: Shapes, original: Shapes) -> str:
     if not parts:
         return ""
     hints = _option_hints(arrays, like)
-    said = " ".join(hints)
-    hints += [each for each in _size_hints(arrays, like) if each.partition("=")[0] not in said]
+    given = " ".join(hints)
+    hints += [each for each in _size_hints(arrays, like) if each.partition("=")[0] not in given]
     hints = hints or ["check that the file is complete and matches the model (model.*)"]
     return (
         f"the pre-trained parameters do not fit the model: {', '.join(parts)}. "

@@ -136,10 +136,10 @@ def _place_posemb(stored: Stored, name: str, grid: tuple[int, int] | None) -> No
 
 def to_published(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Renames our flat names to those of the published files."""
-    return {_rename_blocks(n, _LINEN): array for n, array in _with_long_norms(params).items()}
+    return {_rename_blocks(n, _LINEN): array for n, array in _with_4d_norms(params).items()}
 
 
-def _with_long_norms(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _with_4d_norms(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Reshapes group norms to [1, 1, 1, C]."""
     return {
         name: array.reshape(1, 1, 1, -1) if _GROUP_NORM.fullmatch(name) else array
@@ -158,7 +158,7 @@ def to_big_vision(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
                 params["cls"] = params["cls"] + row
         params["pos_embedding"] = posemb
     if bit.STEM in params:  # whose norms have that shape there
-        params = _with_long_norms(params)
+        params = _with_4d_norms(params)
     return {f"params/{name}": array for name, array in params.items()}
 
 

@@ -36,12 +36,14 @@ class Format(NamedTuple):
         kind = model["name"]
         found = _own(model) if self.kinds is None else self.kinds.get(kind)
         if found is None:
-            raise UserError(f"this format cannot store model.name={kind!r}; use {_able(model)}.")
+            raise UserError(
+                f"this format cannot store model.name={kind!r}; use {_formats_for(model)}."
+            )
         for key, values in found.values.items():
             if model[key] not in values:
                 raise UserError(
                     f"this format cannot store model.{key}={model[key]!r}, only "
-                    f"{', '.join(map(repr, values))}; use {_able(model)}."
+                    f"{', '.join(map(repr, values))}; use {_formats_for(model)}."
                 )
         return found
 
@@ -74,7 +76,7 @@ def _own(model: Mapping[str, Any]) -> Holds:
     return Holds(dict, assumed={key: assumed[key] for key in assumed if key in model})
 
 
-def _able(model: Mapping[str, Any]) -> str:
+def _formats_for(model: Mapping[str, Any]) -> str:
     """The formats that can store a model."""
     able = []
     for name, row in FORMATS.items():
@@ -111,8 +113,8 @@ def read_weights(
     files = (path.parent / file for file in ("config.json", "preprocessor_config.json"))
     settings, preprocessor = (read_object(f) if in_folder and f.is_file() else {} for f in files)
     try:
-        _refuse_quantised(arrays)
-        arrays, others = _unwrapped(arrays, part)
+        _reject_quantised(arrays)
+        arrays, others = _unwrap(arrays, part)
         if google.find_prefix(arrays, part) is not None:
             stored = google.read_google(arrays, grid=grid, part=part)
         elif any(name.startswith("resnet/root_block/") for name in arrays):
@@ -141,7 +143,7 @@ def read_weights(
             raise UserError(f"config.json has {stated} blocks, but the file has {found}.")
         stored.dropped |= others
         if not settings and stored.format in ("timm", "huggingface"):
-            _say_guesses(path, stored, "" if num_heads or heads == 1 else f"num_heads={heads}")
+            _log_guesses(path, stored, "" if num_heads or heads == 1 else f"num_heads={heads}")
     except UserError as error:
         if str(path) in str(error):
             raise
@@ -159,7 +161,7 @@ def _is_known(names: Collection[str], part: str = "") -> bool:
     return is_bit or timm.is_timm(names) or found != (None, None)
 
 
-def _unwrapped(arrays: Params, part: str) -> tuple[Params, dict[str, str]]:
+def _unwrap(arrays: Params, part: str) -> tuple[Params, dict[str, str]]:
     """The arrays of a wrapped model, under its own names; and notes on the others.
 
     A wrapper's prefix is common to all names, or the only one of `_WRAPPERS` with a known model.
@@ -181,22 +183,22 @@ def _unwrapped(arrays: Params, part: str) -> tuple[Params, dict[str, str]]:
     return rest, {n: "outside the model" for n in arrays if not n.startswith(prefix)}
 
 
-_OF_QUANTISED = re.compile(
+_QUANTISED = re.compile(
     r".*\.(SCB|absmax|quant_map|q(weight|zeros)|weight_(scale|zero_point|packed).*|weight\.quant_.*)"
 )
 
 
-def _refuse_quantised(arrays: Params) -> None:
+def _reject_quantised(arrays: Params) -> None:
     for name, array in arrays.items():
         is_small = array.dtype.itemsize == 1 and name.endswith((".weight", "/kernel"))
-        if is_small or _OF_QUANTISED.fullmatch(name):
+        if is_small or _QUANTISED.fullmatch(name):
             raise UserError(
                 f"its weights are quantised ({name}, {array.dtype}), which is not supported; save "
                 "them as float16, bfloat16 or float32."
             )
 
 
-def _say_guesses(path: Path, stored: Stored, heads: str) -> None:
+def _log_guesses(path: Path, stored: Stored, heads: str) -> None:
     """Logs one line with what names and shapes do not show, without a config.json."""
     known = [f"{key}={value}" for key, value in stored.conventions.items()]
     pooling = ["pooling by the class token"] if "cls" in stored.params else []

@@ -45,7 +45,7 @@ _TANH = re.compile(
     r"vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*|vit_large_patch16_siglip_(gap_)?512"
 )
 # Parts of some timm models that ours do not have.
-_FOREIGN = {
+_UNSUPPORTED = {
     r"blocks\.\d+\.ls[12]\.gamma": "LayerScale",
     r"blocks\.\d+\.attn\.[qk]_norm\..*": "normalised queries and keys",
     r"reg_token": "register tokens",
@@ -127,7 +127,7 @@ def is_timm(names: Collection[str]) -> bool:
 
 def check_names(arrays: Mapping[str, np.ndarray]) -> None:
     """UserError for a part that our models lack, before anything is guessed."""
-    parts = list(_FOREIGN.items())
+    parts = list(_UNSUPPORTED.items())
     for each, part in _WITHOUT_BIAS.items():
         if not any(re.fullmatch(rf"{each}\.bias", name) for name in arrays):
             parts.append((rf"{each}\.weight", part))

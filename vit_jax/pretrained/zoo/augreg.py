@@ -59,14 +59,14 @@ def select(
             f"resolution={resolution} selects among fine-tunings: add adapt_ds, one of "
             f"{', '.join(ADAPTATION)}."
         )
-    rows = _where(index, "name", augreg_names.MODELS.get(name, name))
-    best = max(_where(rows, "ds", ds), key=lambda row: row["final_val"])
+    rows = _filter(index, "name", augreg_names.MODELS.get(name, name))
+    best = max(_filter(rows, "ds", ds), key=lambda row: row["final_val"])
     if not adapt_ds:
         dataset, column = ("imagenet2012", "final_test") if ds == "i1k" else (ds, "final_val")
         return _with_accuracy(best["filename"], dataset, best, column)
-    rows = _where(_where(rows, "filename", best["filename"]), "adapt_ds", adapt_ds)
+    rows = _filter(_filter(rows, "filename", best["filename"]), "adapt_ds", adapt_ds)
     if resolution is not None:
-        rows = _where(rows, "adapt_resolution", str(resolution))
+        rows = _filter(rows, "adapt_resolution", str(resolution))
     best = max(rows, key=lambda row: row["adapt_final_val"])
     return _with_accuracy(best["adapt_filename"], adapt_ds, best, "adapt_final_test")
 
@@ -84,7 +84,7 @@ def parse_choice(text: str) -> dict[str, Any]:
     return arguments
 
 
-def _where(rows: list[Row], column: str, value: str) -> list[Row]:
+def _filter(rows: list[Row], column: str, value: str) -> list[Row]:
     check_known(f"AugReg index: {column}", value, sorted({row[column] for row in rows}))
     return [row for row in rows if row[column] == value]
 

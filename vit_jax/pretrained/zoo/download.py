@@ -46,11 +46,11 @@ def download(
     try:
         if destination.is_file() and low <= destination.stat().st_size <= high:
             return destination
-        logging.info("Downloading %s to %s.", _shown(url), destination)
+        logging.info("Downloading %s to %s.", _bare_url(url), destination)
         destination.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".part-") as folder:
             path = Path(folder) / destination.name
-            _fetch_patiently(url, path, low, high, sha256.lower())
+            _fetch_with_retries(url, path, low, high, sha256.lower())
             sync(path)
             path.replace(destination)
     except OSError as error:
@@ -59,17 +59,17 @@ def download(
     return destination
 
 
-def _shown(url: str) -> str:
+def _bare_url(url: str) -> str:
     """Without the query, which may hold a signature."""
     return url.partition("?")[0]
 
 
-def _fetch_patiently(url: str, *arguments: Any) -> None:
+def _fetch_with_retries(url: str, *arguments: Any) -> None:
     """Calls `_fetch`, several times if needed; UserError if all attempts fail."""
     import aiohttp
     from fsspec.asyn import get_loop
 
-    shown = _shown(url)
+    shown = _bare_url(url)
     hint = "copy the file another way (`gcloud storage cp`) and use its path."
     for attempt in range(1, ATTEMPTS + 1):
         # On fsspec's thread: a notebook already runs a loop on this one.
@@ -112,7 +112,7 @@ async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None
     async with session, session.get(url) as response:
         total = response.content_length
         if total is not None and not low <= total <= high:
-            raise UserError(f"{_shown(url)} has {total:,} bytes instead of {low:,} to {high:,}.")
+            raise UserError(f"{_bare_url(url)} has {total:,} bytes instead of {low:,} to {high:,}.")
         # disable=None: on terminals only.
         bar = tqdm(total=total, unit="B", unit_scale=True, disable=None)
         with bar, open(path, "wb") as file:
@@ -121,7 +121,7 @@ async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None
                 for digest in digests.values():
                     digest.update(chunk)
                 if file.tell() > high:
-                    raise UserError(f"{_shown(url)} has more than {high:,} bytes; discarded.")
+                    raise UserError(f"{_bare_url(url)} has more than {high:,} bytes; discarded.")
             wrong = "" if file.tell() >= low else "it is too short"
     hashes = ",".join(response.headers.getall("x-goog-hash", []))
     md5 = re.search(r"md5=([A-Za-z0-9+/]{22}==)", hashes)
@@ -135,4 +135,4 @@ async def _fetch(url: str, path: Path, low: int, high: int, sha256: str) -> None
         if file.read(512).lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
             wrong = "it is a web page"
     if wrong:
-        raise UserError(f"{_shown(url)}: {wrong}; discarded.")
+        raise UserError(f"{_bare_url(url)}: {wrong}; discarded.")
