@@ -317,5 +317,5 @@ def test_remarks_of_decoders_name_their_file(tmp_path, caplog, capfd):
     dataset = create_dataset(name=str(root), split="train", preprocess="decode")
     with pytest.raises(UserError, match="1 of 6 images cannot be read: .*broken.tif"):
         dataset.check()
-    assert "broken.tif is taken for damaged" in caplog.text
+    assert "broken.tif is treated as damaged" in caplog.text
     assert capfd.readouterr().err == ""

@@ -99,7 +99,7 @@ def test_a_run_resumes_bit_for_bit_where_requests_fail(
     reached = iter([False] * 5 + [True])
     with monkeypatch.context() as patch:
         patch.setattr(PreemptionNotice, "reached", lambda _: next(reached))
-        with pytest.raises(PreemptedError, match="after step 5"):
+        with pytest.raises(PreemptedError, match="at step 5"):
             train(workdir)
     train(workdir)
     assert arrays(workdir) == arrays(on_disk)

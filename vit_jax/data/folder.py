@@ -77,7 +77,7 @@ class FolderSource(Source):
         blocks = [paths[start : start + _BLOCK] for start in range(0, len(paths), _BLOCK)]
         verdicts = [verdict for block in blocks for verdict in _decode_block(block)]
         doubtful = [
-            f"{path} is {'used' if verdict.usable else 'taken for damaged'}: {verdict.remark}"
+            f"{path} is {'used' if verdict.usable else 'treated as damaged'}: {verdict.remark}"
             for path, verdict in zip(paths, verdicts, strict=True)
             if verdict.remark
         ]
