@@ -75,7 +75,7 @@ def uniform_distance(grid: tuple[int, int], pixels: tuple[int, int]) -> float:
 
 
 def rollout(attention: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Share of each position in the output (Abnar & Zuidema, 2005.00928): [B, rows, columns].
+    """Contribution of positions to the output (Abnar & Zuidema, 2005.00928): [B, rows, columns].
 
     Attention rollout, as in figure 6 (D.8): weights are averaged over heads, half of each row is
     the residual connection, and the blocks are multiplied. Taken from the first token if it is not
